@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import requests
 from prometheus_api_client import PrometheusConnect
+from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
 
 from extender.errors import PrometheusUnreadable
 
@@ -27,6 +30,8 @@ BAD_FORMAT = "its answer is not in the format of Prometheus"
 #: Limit of one answer.
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
+#: Results of queries of one moment and of a range.
+_RESULTS = ("vector", "matrix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,13 @@ class Series(msgspec.Struct):
 
     metric: dict[str, str]
     value: tuple[float, str]
+
+
+class RangeSeries(msgspec.Struct):
+    """A series with its times and values."""
+
+    metric: dict[str, str]
+    values: list[tuple[float, str]]
 
 
 class _Data(msgspec.Struct):
@@ -149,7 +161,7 @@ def examine(status: int, body: bytes) -> list[str]:
         raise PrometheusUnreadable(f"it answers {status}{_error_text(envelope)}")
     if envelope.status != "success":
         raise PrometheusUnreadable(f"it answers with an error{_error_text(envelope)}")
-    if envelope.data is None or envelope.data.result_type != "vector":
+    if envelope.data is None or envelope.data.result_type not in _RESULTS:
         raise PrometheusUnreadable(BAD_FORMAT)
     return envelope.warnings
 
@@ -165,3 +177,20 @@ def series(result: object) -> list[Series]:
         return msgspec.convert(result, list[Series])
     except ValueError as err:
         raise PrometheusUnreadable(BAD_FORMAT) from err
+
+
+def read_range(
+    connection: Connection, promql: str, begin_s: float, end_s: float, step_s: float
+) -> list[RangeSeries]:
+    """Return the series of a query between two Unix times, a value for each step.
+
+    Raise ``PrometheusUnreadable``.
+    """
+    begin, end = (datetime.fromtimestamp(at_s, UTC) for at_s in (begin_s, end_s))
+    try:
+        found = connection.client.custom_query_range(promql, begin, end, f"{step_s:g}")
+        return msgspec.convert(found, list[RangeSeries])
+    except ValueError as err:
+        raise PrometheusUnreadable(BAD_FORMAT) from err
+    except (PrometheusApiClientException, requests.RequestException, HTTPError) as err:
+        raise PrometheusUnreadable(f"{type(err).__name__}: {err}"[:_MAX_QUOTED]) from err

@@ -9,6 +9,7 @@ from extender.app.memory_policy import collect_garbage
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
+from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessMonitor, SettingsView
 from extender.console.view_context import Context, no_quotas
 from extender.kube.profiles import Profiles
@@ -131,6 +132,7 @@ class ClusterView:
             lambda: self.settings.gpu_hour_price,
             profiles=self.profiles,
             history=recorder.history if recorder else History(),
+            ranges=ranges_of(self.settings),
             growing=lambda: recorder.growing if recorder else {},
         )
 
@@ -159,3 +161,12 @@ class ClusterView:
     async def _collect(self) -> None:
         await self.begun.wait()
         await collect_garbage()
+
+
+def ranges_of(settings: Settings) -> PrometheusRanges | None:
+    """Return the reader of history from Prometheus, None without setting prometheus_url."""
+    if settings.prometheus_url is None:
+        return None
+    return PrometheusRanges(
+        settings.prometheus_url, settings.prometheus_token_file, settings.prometheus_ca
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 from pydantic import BaseModel
 
 from contract.reasons import Reason
@@ -67,11 +68,12 @@ def _inputs(context: Context) -> Iterator[BrokenView]:
 
 
 def _nodes(context: Context, snap: Snapshot) -> Iterator[BrokenView]:
-    now_s = context.monotonic_s()
     closed: dict[Reason, list[str]] = {}
-    for node in snap.nodes:
-        reason = node.reason or (None if node.fresh_until_s >= now_s else Reason.STALE_REPORT)
-        if reason is not None and reason not in _PASSING and node.equipped:
+    stale = snap.fresh_until_s < context.monotonic_s()
+    for row in np.flatnonzero((snap.node_reason > 0) | stale).tolist():
+        node = snap.nodes[row]
+        reason = node.reason or Reason.STALE_REPORT
+        if reason not in _PASSING and node.equipped:
             closed.setdefault(reason, []).append(node.name)
     for reason, names in sorted(closed.items(), key=lambda each: -len(each[1])):
         named = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
@@ -84,15 +86,18 @@ def _nodes(context: Context, snap: Snapshot) -> Iterator[BrokenView]:
 
 
 def _devices(snap: Snapshot) -> Iterator[BrokenView]:
-    for node in snap.nodes:
-        for terms in node.devices:
-            if terms.unhealthy is not None:
-                what = terms.health_detail or terms.unhealthy.sentence
-                yield BrokenView(
-                    kind="device",
-                    message=f"GPU {terms.device.index} of {node.name} is unhealthy: {what}",
-                    fix=f"kubectl headroom cordon {node.name} {terms.device.index} --evict, then "
-                    "reset or replace the GPU",
-                    node=node.name,
-                    index=terms.device.index,
-                )
+    columns = snap.columns
+    rows, slots = np.nonzero((columns.health_issue > 0) & (columns.replicas >= 0))
+    for row, slot in zip(rows.tolist(), slots.tolist(), strict=True):
+        node = snap.nodes[row]
+        terms = node.devices[slot]
+        if terms.unhealthy is not None:
+            what = terms.health_detail or terms.unhealthy.sentence
+            yield BrokenView(
+                kind="device",
+                message=f"GPU {terms.device.index} of {node.name} is unhealthy: {what}",
+                fix=f"kubectl headroom cordon {node.name} {terms.device.index} --evict, then "
+                "reset or replace the GPU",
+                node=node.name,
+                index=terms.device.index,
+            )

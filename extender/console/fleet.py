@@ -1,11 +1,12 @@
 """Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 
 import numpy as np
 from fastapi import APIRouter
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 from contract.reasons import Reason
@@ -21,7 +22,7 @@ from extender.console.responses import (
 )
 from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.snapshot import REASONS, Snapshot
+from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.state.overuse import first_of_each_memory
 
 
@@ -53,15 +54,19 @@ class FleetBody(Body):
     #: The largest first.
     models: list[ModelView]
     overcommitted_bytes: int
+    pending_pods: int
 
 
+#: Attribute of ``app.state`` with the sums of the nodes, which all readers share.
+_SUMS = "model_sums"
 routes = APIRouter()
 
 
 @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
-def fleet(context: InContext, snap: Newest, etag: IfNoneMatch = None) -> Response:
+def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch = None) -> Response:
     """Return totals over all devices by GPU model, and the nodes that take no pods."""
-    tag = context.tag(snap)
+    pending_pods = len(context.cluster.unbound())
+    tag = context.tag(snap, pending_pods)
     if is_current(etag, tag):
         return unchanged(tag)
     now_s = context.monotonic_s()
@@ -71,53 +76,80 @@ def fleet(context: InContext, snap: Newest, etag: IfNoneMatch = None) -> Respons
         closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
         models=[],
         overcommitted_bytes=context.overcommitted_bytes(),
+        pending_pods=pending_pods,
     )
-    return listed(body, "models", _models(snap, now_s), tag)
+    state = request.app.state
+    if not hasattr(state, _SUMS):
+        setattr(state, _SUMS, ModelSums())
+    return listed(body, "models", getattr(state, _SUMS).of(snap, now_s), tag)
 
 
-@dataclass(slots=True)
-class _Sums:
-    devices: int = 0
-    allocatable_bytes: int = 0
-    reservation_bytes: int = 0
-    unattributed_bytes: int = 0
-    used_bytes: int = 0
-    unhealthy: int = 0
-    cordoned: int = 0
-    overcommitted: int = 0
-    #: Only devices that take pods.
-    headroom_bytes: int = 0
-    replicas_free: int = 0
-
-    def count(self, terms: DeviceTerms, is_open: bool) -> None:
-        """Count a device, without its memory."""
-        self.devices += 1
-        self.unhealthy += terms.unhealthy is not None
-        self.cordoned += terms.cordoned
-        self.overcommitted += terms.headroom_bytes < 0
-        if is_open and terms.health_issue is None:
-            self.replicas_free += terms.device.replicas.free
-
-    def add_memory(self, terms: DeviceTerms) -> None:
-        self.allocatable_bytes += terms.allocatable_bytes
-        self.reservation_bytes += terms.reservation_bytes + terms.unconfirmed_bytes
-        self.unattributed_bytes += terms.unattributed_bytes + terms.unreserved_pods_bytes
-        self.used_bytes += max(0, terms.device.used_bytes)
+#: Fields of ``ModelView`` after ``model``, and of the sums.
+_FIELDS = tuple(ModelView.model_fields)[1:]
+#: Model -> its sums on one node, in the order of ``_FIELDS``.
+_NodeSums = Mapping[str, list[int]]
 
 
-def _models(snap: Snapshot, now_s: float) -> list[ModelView]:
-    sums = defaultdict[str, _Sums](_Sums)
-    are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
-    for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
-        for terms in node.devices:
-            sums[terms.device.model].count(terms, is_open)
-        for terms in first_of_each_memory(node.devices):
-            sums[terms.device.model].add_memory(terms)
-        taking_pods = [each for each in node.devices if is_open and each.health_issue is None]
-        for terms in first_of_each_memory(taking_pods):
-            sums[terms.device.model].headroom_bytes += max(0, terms.headroom_bytes)
-    models = [ModelView(model=model, **asdict(each)) for model, each in sums.items()]
-    return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+class ModelSums:
+    """Sums over all devices by model.
+
+    The sums of a node are kept until the node changes, because a large fleet has tens of thousands
+    of devices, of which few change between two calls. May be used by several threads.
+    """
+
+    def __init__(self) -> None:
+        #: Node -> its terms, whether it takes pods, and its sums.
+        self._nodes: dict[str, tuple[NodeTerms, bool, _NodeSums]] = {}
+
+    def of(self, snap: Snapshot, now_s: float) -> list[ModelView]:
+        are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
+        of_models: dict[str, list[list[int]]] = {}
+        for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
+            known = self._nodes.get(node.name)
+            if known is None or known[0] is not node or known[1] != is_open:
+                known = self._nodes[node.name] = node, is_open, _sums(node, is_open)
+            for model, sums in known[2].items():
+                of_models.setdefault(model, []).append(sums)
+        if len(self._nodes) > len(snap.nodes):
+            self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
+        models = [
+            ModelView(
+                model=model,
+                **dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True)),
+            )
+            for model, sums in of_models.items()
+        ]
+        return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+
+
+def _sums(node: NodeTerms, is_open: bool) -> _NodeSums:
+    """Return the sums of a node. Memory that devices share counts once, for the first of them."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for terms in node.devices:
+        found[terms.device.model] += _counts(terms, is_open)
+    for terms in first_of_each_memory(node.devices):
+        found[terms.device.model].update(
+            allocatable_bytes=terms.allocatable_bytes,
+            reservation_bytes=terms.reservation_bytes + terms.unconfirmed_bytes,
+            unattributed_bytes=terms.unattributed_bytes + terms.unreserved_pods_bytes,
+            used_bytes=max(0, terms.device.used_bytes),
+        )
+    taking_pods = [each for each in node.devices if is_open and each.health_issue is None]
+    for terms in first_of_each_memory(taking_pods):
+        found[terms.device.model]["headroom_bytes"] += max(0, terms.headroom_bytes)
+    return {model: [sums[name] for name in _FIELDS] for model, sums in found.items()}
+
+
+def _counts(terms: DeviceTerms, is_open: bool) -> Counter[str]:
+    """Count a device, without its memory."""
+    takes_pods = is_open and terms.health_issue is None
+    return Counter(
+        devices=1,
+        replicas_free=terms.device.replicas.free if takes_pods else 0,
+        unhealthy=terms.unhealthy is not None,
+        cordoned=terms.cordoned,
+        overcommitted=terms.headroom_bytes < 0,
+    )
 
 
 def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:

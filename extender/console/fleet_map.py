@@ -107,14 +107,16 @@ def fleet_map(
     if not complete:
         rows = np.flatnonzero(snap.changed_in > int(generation)).tolist()
         nodes = [snap.nodes[row] for row in rows]
+    devices = [each for node in nodes for each in node.devices]
+    levels = risk_levels(context, snap)
     body = {
         "apiVersion": "headroom.gpu/v1",
         **context.head(snap),
         "version": f"{base}{snap.generation}",
         "complete": complete,
         **_of_nodes(context, nodes, label),
-        **_of_devices([each for node in nodes for each in node.devices]),
-        "risk": list(risk_levels(context, nodes)),
+        **_of_devices(devices),
+        "risk": [levels.get(each.device.uuid, 0) for each in devices],
         **_flagged(context, snap),
     }
     return compressed(msgspec.json.encode(body), encoding)

@@ -1,23 +1,30 @@
 """The last hour of a device, a pod and the fleet, and the stream that another console reads."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from extender.console.decisions import moment_s
 from extender.console.devices import NodeName, Uuid
 from extender.console.events import TimedStream
 from extender.console.explain import Namespace, PodName
+from extender.console.history_ranges import Query as RangeQuery
+from extender.console.history_ranges import Range, of_device, of_fleet, of_pod
 from extender.console.responses import UNKNOWN as NOT_KNOWN
 from extender.console.responses import Body, encoded, unknown_node
-from extender.console.view_context import InContext, Newest
+from extender.console.view_context import Context, InContext, Newest
+from extender.errors import PrometheusUnreadable
 from extender.observability.history_handover import head_line, node_line
+from extender.placement.snapshot import Snapshot
 from extender.state.history import (
     DEVICE_COLUMNS,
+    KEPT_S,
     RESERVED,
     RESOLUTION_S,
     SM,
@@ -57,7 +64,7 @@ class SeriesView(BaseModel):
 
 
 class HistoryBody(Body):
-    #: "console": recorded by this console, or taken over from another one.
+    #: "console": recorded by this console, or taken over from another one; or "prometheus".
     source: str
     #: Shortest time between two values. Memory is rounded to ``resolution_bytes``.
     resolution_s: float
@@ -68,12 +75,29 @@ class HistoryBody(Body):
     series: list[SeriesView]
 
 
+Since = Annotated[
+    str | None,
+    Query(
+        description="A time, or an age such as 6h; more than an hour is read from Prometheus "
+        "(setting prometheus_url).",
+        examples=["6h"],
+    ),
+]
+_UNANSWERED: dict[int | str, dict[str, Any]] = {
+    503: {"description": "Prometheus does not answer, or the setting prometheus_url is missing"}
+}
+#: The longest range: a year.
+MOST_S = 366 * 86_400.0
+
 routes = APIRouter()
 
 
-@routes.get("/v1/history/fleet", response_model=HistoryBody)
-async def fleet(context: InContext, snap: Newest) -> Response:
-    """Return an hour of the sums over all devices, and of the number of pending pods."""
+@routes.get("/v1/history/fleet", response_model=HistoryBody, responses=_UNANSWERED)
+async def fleet(context: InContext, snap: Newest, since: Since = None) -> Response:
+    """Return the sums over all devices and the number of pending pods, of the last hour or since a
+    time."""
+    if within := _range(context, since):
+        return await _from_prometheus(context, snap, of_fleet(), within)
     found = context.history.totals()
     series = [
         SeriesView(kind=kind, unit=unit, values=[getattr(each, field) for each in found])
@@ -93,11 +117,17 @@ _FLEET_BYTES = tuple(
 
 
 @routes.get(
-    "/v1/history/nodes/{name}/devices/{uuid}", response_model=HistoryBody, responses=NOT_KNOWN
+    "/v1/history/nodes/{name}/devices/{uuid}",
+    response_model=HistoryBody,
+    responses=NOT_KNOWN | _UNANSWERED,
 )
-async def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Response:
-    """Return an hour of a device: memory reserved and in use, SM activity, and the use of each pod
-    on it, also of pods that have left."""
+async def device(
+    context: InContext, name: NodeName, uuid: Uuid, snap: Newest, since: Since = None
+) -> Response:
+    """Return the history of a device, of the last hour or since a time: memory reserved and in use,
+    SM activity, and the use of each pod on it, also of pods that have left."""
+    if within := _range(context, since):
+        return await _from_prometheus(context, snap, of_device(uuid), within, uuid)
     history = context.history
     if name not in snap.row_of and history.layout(name) is None:
         raise unknown_node(name)
@@ -115,10 +145,18 @@ async def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -
 _KINDS = (("reserved", RESERVED), ("used", USED), ("sm", SM))
 
 
-@routes.get("/v1/history/pods/{namespace}/{name}", response_model=HistoryBody, responses=NOT_KNOWN)
-async def pod(context: InContext, namespace: Namespace, name: PodName, snap: Newest) -> Response:
-    """Return an hour of a pod: its use of each of its devices. Readable by each caller that may
-    ``get`` the pod."""
+@routes.get(
+    "/v1/history/pods/{namespace}/{name}",
+    response_model=HistoryBody,
+    responses=NOT_KNOWN | _UNANSWERED,
+)
+async def pod(
+    context: InContext, namespace: Namespace, name: PodName, snap: Newest, since: Since = None
+) -> Response:
+    """Return the history of a pod, of the last hour or since a time: its use of each of its
+    devices. Readable by each caller that may ``get`` the pod."""
+    if within := _range(context, since):
+        return await _from_prometheus(context, snap, of_pod(namespace, name), within)
     history, known = context.history, context.cluster.pod_named(namespace, name)
     nodes = [known.node] if known is not None and known.node else history.nodes()
     for node in nodes:
@@ -159,6 +197,61 @@ async def stream(context: InContext, request: Request) -> Response:
             yield node_line(name, history.blocks(name))
 
     return TimedStream(lines(), closed, NDJSON)
+
+
+def _range(context: Context, since: str | None) -> Range | None:
+    """Return the range to read from Prometheus; None if the console has it."""
+    if since is None:
+        return None
+    now_s = context.wall_s()
+    begin_s = moment_s(since, now_s)
+    if now_s - begin_s <= KEPT_S:
+        return None
+    if context.ranges is None:
+        raise HTTPException(
+            503,
+            "the console has the last hour; for a longer range set prometheus_url. "
+            "Example: prometheus_url: http://prometheus.monitoring:9090",
+        )
+    return Range(max(begin_s, now_s - MOST_S), now_s)
+
+
+async def _from_prometheus(
+    context: Context,
+    snap: Snapshot,
+    queries: Sequence[RangeQuery],
+    within: Range,
+    device: str | None = None,
+) -> Response:
+    """Return the series of the queries; ``device``: to which they belong, if not to their label."""
+    assert context.ranges is not None
+    try:
+        found = await run_in_threadpool(context.ranges.read, queries, within)
+    except PrometheusUnreadable as err:
+        raise HTTPException(503, f"Prometheus cannot be read: {err}") from err
+    series = [
+        SeriesView(
+            kind=each.kind,
+            unit=each.unit,
+            device=device or each.labels.get("UUID"),
+            namespace=each.labels.get("namespace"),
+            name=each.labels.get("pod"),
+            uid=each.labels.get("pod_uid"),
+            values=each.values,
+        )
+        for each in found
+    ]
+    return encoded(
+        HistoryBody(
+            **context.head(snap),
+            source="prometheus",
+            resolution_s=within.step_s,
+            resolution_bytes=1,
+            from_s=within.begin_s,
+            at_s=within.times(),
+            series=series,
+        )
+    )
 
 
 def _body(

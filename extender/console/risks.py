@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
+import numpy as np
 from pydantic import BaseModel
 
 from contract.quantity import gib
@@ -55,17 +56,42 @@ class RiskView(BaseModel):
 
 def risks(context: Context, snap: Snapshot) -> list[RiskView]:
     """Return all devices at risk, the most urgent first."""
-    growing, overuses = context.growing(), overuse_by_device(context.cluster.overuses.lasting)
+    growing, overuses = context.growing(), _overuse_by_device(context.cluster.overuses.lasting)
     found = [
-        each
-        for node in snap.nodes
-        for terms in node.devices
-        if (each := _risk(node, terms, growing.get(node.name, ()), overuses)) is not None
+        _risk(node, terms, risk, growing.get(node.name, ()), overuses.get(terms.device.uuid, ()))
+        for node, terms, risk in _at_risk(context, snap)
     ]
     return [view for _, view in sorted(found, key=lambda each: each[0])]
 
 
-def overuse_by_device(lasting: Sequence[Overuse]) -> Mapping[str, list[Overuse]]:
+def risk_levels(context: Context, snap: Snapshot) -> Mapping[str, Risk]:
+    """Return the risk of each device at risk, by UUID."""
+    return {terms.device.uuid: risk for _, terms, risk in _at_risk(context, snap)}
+
+
+def _at_risk(context: Context, snap: Snapshot) -> Iterator[tuple[NodeTerms, DeviceTerms, Risk]]:
+    """Yield the devices at risk. Of a large fleet most are not, so columns select them first."""
+    columns = snap.columns
+    suspects = (columns.headroom_bytes < 0) | (columns.health_issue > 0)
+    rows, slots = np.nonzero(suspects & (columns.replicas >= 0))
+    found = set(zip(rows.tolist(), slots.tolist(), strict=True))
+    growing = {each.device for there in context.growing().values() for each in there}
+    overused = {each.device for each in context.cluster.overuses.lasting}
+    nodes = {*context.growing(), *(each.node for each in context.cluster.overuses.lasting)}
+    for name in nodes & snap.row_of.keys():
+        row = snap.row_of[name]
+        for slot, terms in enumerate(snap.nodes[row].devices):
+            if terms.device.uuid in growing or terms.device.uuid in overused:
+                found.add((row, slot))
+    for row, slot in found:
+        node = snap.nodes[row]
+        terms = node.devices[slot]
+        uuid = terms.device.uuid
+        if risk := _level(terms, uuid in growing, uuid in overused):
+            yield node, terms, risk
+
+
+def _overuse_by_device(lasting: Sequence[Overuse]) -> Mapping[str, list[Overuse]]:
     """Return the overuse on each device, the largest first."""
     found: dict[str, list[Overuse]] = {}
     for each in sorted(lasting, key=lambda each: -each.excess_bytes):
@@ -73,7 +99,7 @@ def overuse_by_device(lasting: Sequence[Overuse]) -> Mapping[str, list[Overuse]]
     return found
 
 
-def level(terms: DeviceTerms, growing: bool, overused: bool) -> Risk:
+def _level(terms: DeviceTerms, growing: bool, overused: bool) -> Risk:
     """Return the most urgent risk of a device."""
     if terms.headroom_bytes < 0 and terms.believed:
         return Risk.OVERCOMMITTED
@@ -87,16 +113,13 @@ def level(terms: DeviceTerms, growing: bool, overused: bool) -> Risk:
 def _risk(
     node: NodeTerms,
     terms: DeviceTerms,
+    risk: Risk,
     growing: Sequence[Growing],
-    overuses: Mapping[str, list[Overuse]],
-) -> tuple[tuple[float, ...], RiskView] | None:
-    """Return the risk of a device, and a key that sorts the most urgent first."""
+    overused: Sequence[Overuse],
+) -> tuple[tuple[float | str, ...], RiskView]:
+    """Return a key that sorts the most urgent first, and the view of a device at risk."""
     device = terms.device
     grows = next((each for each in growing if each.device == device.uuid), None)
-    overused = overuses.get(device.uuid, [])
-    risk = level(terms, grows is not None, bool(overused))
-    if risk is Risk.NONE:
-        return None
     holders = sorted(terms.holders, key=lambda each: -each.charged_bytes)
     pods = [PodName(namespace=each.namespace, name=each.name) for each in holders[:MOST_PODS]]
     view = RiskView(
@@ -136,7 +159,7 @@ def _risk(
             f"{gib(first.requested_bytes)}"
         )
         urgency = -view.excess_bytes
-    return (-risk, urgency), view
+    return (-risk, urgency, node.name, device.index), view
 
 
 def _minutes(seconds: float) -> str:
@@ -144,14 +167,3 @@ def _minutes(seconds: float) -> str:
     if minutes < 1:
         return "less than a minute"
     return "1 minute" if minutes == 1 else f"{minutes} minutes"
-
-
-def risk_levels(context: Context, nodes: Sequence[NodeTerms]) -> Iterator[int]:
-    """Yield the risk of every device of the nodes, in their order."""
-    growing = context.growing()
-    growing_devices = {each.device for found in growing.values() for each in found}
-    overused = overuse_by_device(context.cluster.overuses.lasting)
-    for node in nodes:
-        for terms in node.devices:
-            uuid = terms.device.uuid
-            yield level(terms, uuid in growing_devices, uuid in overused)

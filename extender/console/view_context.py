@@ -10,6 +10,7 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from extender.console.auth import Guard, Sees, everything, visible_to
+from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from extender.console.responses import stamp
 from extender.kube.profiles import Profiles
@@ -63,6 +64,8 @@ class Context:
     profiles: Profiles = field(default_factory=Profiles)
     #: The last hour of devices and pods; only its own thread, the event loop, may read it.
     history: History = field(default_factory=History)
+    #: Reads history of any range; None without setting prometheus_url.
+    ranges: PrometheusRanges | None = None
     #: Returns the devices whose use grows, by node.
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
 

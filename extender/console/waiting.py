@@ -20,8 +20,10 @@ from extender.placement.snapshot import Snapshot
 from extender.state.heartbeats import age
 from extender.state.idle_pods import owner_of
 
-#: Seconds for which an explanation is used for the same pods.
+#: Seconds for which explanations are used for the same pods, at least; and how many times as long
+#: as they took, so that they take a small part of the time.
 SHARED_S = 5.0
+SHARED_TIMES = 50
 #: Number of groups that are explained; the others are counted only.
 MOST_EXPLAINED = 10
 
@@ -65,7 +67,8 @@ class WaitingGroups:
             grouped = sorted(_grouped(pods, context), key=_oldest)
             found = [_view(each, context, snap) for each in grouped[:MOST_EXPLAINED]]
             self.key, self.groups, self.total = key, found, len(grouped)
-            self.until_s = now_s + SHARED_S
+            took_s = context.monotonic_s() - now_s
+            self.until_s = now_s + max(SHARED_S, SHARED_TIMES * took_s)
         return self.groups, self.total
 
 

@@ -448,7 +448,7 @@ def test_the_idle_page_shows_who_holds_what(readings: Looked) -> None:
         "1 pod held 1.00 GPU days without using them. "
         "Not checked: 3 devices without a measurement of SM activity."
     )
-    assert asked[0].endswith("/v1/idle?hours=24&held=8Gi")
+    assert asked[-1].endswith("/v1/idle?hours=24&held=8Gi")
     for name, cells in (
         ("By namespace", ["team-a", "1", "12.0 GiB", "0.50", "1.00", "60.00"]),
         ("By owner", ["team-a", "StatefulSet notebook", "1", "12.0 GiB", "0.50", "1.00", "60.00"]),

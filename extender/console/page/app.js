@@ -52,9 +52,9 @@ async function refresh() {
   try {
     await shown.refresh();
     if (Date.now() - totalsAt >= TOTALS_EVERY_MS) {
-      const [totals, waiting, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/pending", {limit: 1}), ask("v1/inputs")]);
+      const [totals, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/inputs")]);
       totalsAt = Date.now();
-      facts(totals, waiting.matching);
+      facts(totals, totals.pending_pods);
       ages(inputs);
     }
     upToDateAt = new Date();

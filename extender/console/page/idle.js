@@ -11,13 +11,14 @@ export function idle(view) {
   const form = el("form", {}, el("label", {for: "hours"}, "Idle for at least ", hours, " hours"), " ",
     el("label", {for: "held"}, "and holding at least ", held), " ", el("button", {}, "Show"));
   const status = el("p", {role: "status"}), rows = el("div");
-  form.addEventListener("submit", event => { event.preventDefault(); load(); });
+  let limits = {hours: hours.value, held: held.value};  // as submitted: a refresh must not use a half-typed value
+  form.addEventListener("submit", event => { event.preventDefault(); limits = {hours: hours.value, held: held.value}; load(); });
   view.append(el("h2", {}, "Idle"), el("p", {}, "Pods that hold memory of a GPU and use none of its SMs. Headroom does not evict them."), form, status, rows);
 
   let loads = 0;
   async function load() {
     const ownLoad = ++loads;
-    const body = await ask("v1/idle", {hours: hours.value, held: held.value});
+    const body = await ask("v1/idle", limits);
     if (ownLoad !== loads) return;  // another load has started
     const costs = body.gpu_hour_price !== null;
     const sums = each => [gib(each.held_bytes), (each.gpu_ratio ?? each.gpus_ratio).toFixed(2), each.gpu_days.toFixed(2), ...(costs ? [each.cost.toFixed(2)] : [])];

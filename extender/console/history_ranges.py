@@ -1,0 +1,132 @@
+"""The history of any range from Prometheus, in the form in which the console records the last hour.
+
+The agents export the use and SM activity of devices and the use of pods, the console the
+reservations (setting ``device_series`` limits those of devices) and the sums over the fleet.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from extender.errors import PrometheusUnreadable
+
+#: Maximum number of values of a series, and shortest time between two: the usual scrape interval.
+MOST_VALUES = 360
+LEAST_STEP_S = 15.0
+#: Seconds in which all queries must be answered.
+WITHIN_S = 10.0
+#: Fields of ``/v1/history/fleet`` -> unit and metric.
+FLEET = {
+    "allocatable": ("bytes", "headroom_fleet_allocatable_bytes"),
+    "reserved": ("bytes", "headroom_fleet_reserved_bytes + headroom_fleet_unconfirmed_bytes"),
+    "used": ("bytes", "headroom_fleet_used_bytes"),
+    "unattributed": ("bytes", "headroom_fleet_unattributed_bytes"),
+    "headroom": ("bytes", "headroom_fleet_headroom_bytes"),
+    "overcommitted_devices": ("count", "count by (instance) (headroom_overcommitted_bytes > 0)"),
+    "pending_pods": ("count", "sum by (instance) (headroom_pending_pods)"),
+}
+
+
+class Query(NamedTuple):
+    """A query whose series become series of the history."""
+
+    kind: str
+    unit: str
+    promql: str
+
+
+class Found(NamedTuple):
+    """One series, with a value for each time of the range; None where there is none."""
+
+    kind: str
+    unit: str
+    labels: dict[str, str]
+    values: list[float | None]
+
+
+class Range(NamedTuple):
+    begin_s: float
+    end_s: float
+
+    @property
+    def step_s(self) -> float:
+        least_s = math.ceil((self.end_s - self.begin_s) / MOST_VALUES)
+        return max(LEAST_STEP_S, float(least_s))
+
+    def times(self) -> list[float]:
+        """Return the times of all values, the last not before the end."""
+        count = math.ceil((self.end_s - self.begin_s) / self.step_s)
+        return [self.begin_s + number * self.step_s for number in range(count + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusRanges:
+    """Reads ranges from one Prometheus. ``url`` may contain a user and a password."""
+
+    url: str
+    token_file: Path | None = None
+    ca: Path | None = None
+
+    def read(self, queries: Sequence[Query], within: Range) -> list[Found]:
+        """Return the series of all queries. Blocks; raise ``PrometheusUnreadable``."""
+        # The client of Prometheus is slow to import, and few readers ask for long ranges.
+        from extender.prometheus import connected, read_range
+
+        times = within.times()
+        found: list[Found] = []
+        with connected(self.url, WITHIN_S, self.token_file, self.ca) as connection:
+            for query in queries:
+                for each in read_range(
+                    connection, query.promql, times[0], times[-1], within.step_s
+                ):
+                    values = list(_on(times, within.step_s, each.values))
+                    found.append(Found(query.kind, query.unit, each.metric, values))
+        return found
+
+
+def _on(
+    times: Sequence[float], step_s: float, values: Sequence[tuple[float, str]]
+) -> Iterator[float | None]:
+    """Yield the value at each time, None where Prometheus has none."""
+    known: dict[int, float] = {}
+    for at_s, text in values:
+        try:
+            figure = float(text)
+        except ValueError as err:
+            raise PrometheusUnreadable(f"{text[:40]!r} is not a number") from err
+        if math.isfinite(figure):
+            known[round((at_s - times[0]) / step_s)] = figure
+    for number in range(len(times)):
+        yield known.get(number)
+
+
+def of_device(uuid: str) -> list[Query]:
+    """Return the queries about a device."""
+    of = f"{{UUID={_quoted(uuid)}}}"
+    reserved = f"headroom_ledger_device_reserved_bytes{{device={_quoted(uuid)}}}"
+    pods = f"sum by (namespace, pod, pod_uid) (headroom_pod_used_bytes{of})"
+    return [
+        Query("reserved", "bytes", f"max({reserved})"),
+        Query("used", "bytes", f"max(headroom_device_used_bytes{of})"),
+        Query("sm", "ratio", f"max(headroom_device_sm_activity_ratio{of})"),
+        Query("pod", "bytes", pods),
+    ]
+
+
+def of_pod(namespace: str, name: str) -> list[Query]:
+    """Return the query about a pod, whose series are its devices."""
+    of = f"{{namespace={_quoted(namespace)}, pod={_quoted(name)}}}"
+    by = "sum by (namespace, pod, pod_uid, UUID)"
+    return [Query("pod", "bytes", f"{by} (headroom_pod_used_bytes{of})")]
+
+
+def of_fleet() -> list[Query]:
+    """Return the queries about the fleet. Each console exports the sums: the highest counts."""
+    return [Query(kind, unit, f"max({promql})") for kind, (unit, promql) in FLEET.items()]
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -1,0 +1,105 @@
+"""Ranges of more than an hour come from a real Prometheus, in the form of the last hour."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from extender.console.history_ranges import PrometheusRanges, Range, of_device
+from tests.console.asking import Asked
+from tests.debian import Unavailable
+from tests.history.server import prometheus
+from tests.processes import free_ports, starts_processes
+
+HOUR_S = 3600.0
+DEVICE = '{gpu="0",UUID="GPU-\\"0",Hostname="n"}'
+POD = '{gpu="0",UUID="GPU-\\"0",Hostname="n",namespace="ml",pod="a",container="main",pod_uid="u"}'
+
+
+def sample(name: str, values: list[float], first_s: float) -> list[str]:
+    """A value every 10 minutes, as Prometheus keeps it."""
+    each = (f"{name} {value} {first_s + 600 * i:.3f}" for i, value in enumerate(values))
+    return [f"# TYPE {name.partition('{')[0]} gauge", *each]
+
+
+def asking(ranges: PrometheusRanges | None) -> Asked:
+    asked = Asked(now_s=0.0)
+    object.__setattr__(asked.context, "ranges", ranges)
+    object.__setattr__(asked.context, "wall_s", time.time)
+    return asked
+
+
+def test_a_range_has_at_most_361_times_and_no_step_below_the_scrape_interval() -> None:
+    day = Range(1e9, 1e9 + 24 * HOUR_S)
+    assert (day.step_s, len(day.times()), day.times()[-1]) == (240.0, 361, day.end_s)
+    short = Range(1e9, 1e9 + 1.5 * HOUR_S)
+    assert (short.step_s, len(short.times())) == (15.0, 361)
+    odd = Range(1e9, 1e9 + 100_000.0)
+    assert odd.step_s == 278.0
+    assert odd.end_s <= odd.times()[-1] < odd.end_s + odd.step_s
+
+
+@pytest.mark.slow
+@starts_processes
+def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
+    first_s = time.time() - 6 * HOUR_S
+    try:
+        with prometheus() as server:
+            server.configure([])
+            lines = [
+                *sample(
+                    f"headroom_device_used_bytes{DEVICE}", [float(n) for n in range(36)], first_s
+                ),
+                *sample(f"headroom_device_sm_activity_ratio{DEVICE}", [0.5] * 36, first_s),
+                *sample(f"headroom_pod_used_bytes{POD}", [7.0] * 18, first_s),
+                *sample('headroom_fleet_used_bytes{instance="a"}', [40.0] * 36, first_s),
+            ]
+            server.remember(lines)
+            server.run()
+            asked = asking(PrometheusRanges(f"http://127.0.0.1:{server.port}"))
+            asked.add_node("n")
+
+            def read(path: str) -> dict[str, Any]:
+                answer = asked.get(f"/v1/history/{path}?since=6h")
+                assert answer.status_code == 200, answer.text
+                body: dict[str, Any] = answer.json()
+                assert body["source"] == "prometheus"
+                assert body["resolution_s"] == 60.0
+                assert len(body["at_s"]) == 361
+                return body
+
+            device = read("nodes/n/devices/GPU-%220")
+            series = {each["kind"]: each for each in device["series"]}
+            assert series.keys() == {"used", "sm", "pod"}
+            used = [each for each in series["used"]["values"] if each is not None]
+            assert (used[0], used[-1]) == (0.0, 35.0)
+            assert set(series["sm"]["values"]) - {None} == {0.5}
+            assert (series["pod"]["namespace"], series["pod"]["name"]) == ("ml", "a")
+            assert series["pod"]["device"] == 'GPU-"0'
+            assert series["pod"]["values"][-1] is None  # it left after three hours
+            (of_pod,) = read("pods/ml/a")["series"]
+            assert (of_pod["device"], of_pod["uid"]) == ('GPU-"0', "u")
+            fleet = {each["kind"]: each["values"] for each in read("fleet")["series"]}
+            assert set(fleet["used"]) - {None} == {40.0}
+    except Unavailable as err:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"no Prometheus can be had here: {err}")
+
+
+def test_without_an_answer_the_reason_is_given() -> None:
+    asked = asking(None)
+    answer = asked.get("/v1/history/fleet?since=2h")
+    assert answer.status_code == 503
+    assert "for a longer range set prometheus_url" in answer.json()["detail"]
+    asked = asking(PrometheusRanges(f"http://127.0.0.1:{free_ports(1)[0]}"))
+    answer = asked.get("/v1/history/fleet?since=2h")
+    assert answer.status_code == 503
+    assert "Prometheus cannot be read" in answer.json()["detail"]
+    assert asked.get("/v1/history/fleet?since=30m").json()["source"] == "console"
+
+
+def test_labels_are_quoted_in_queries() -> None:
+    used = next(each.promql for each in of_device('a"b\\c') if each.kind == "used")
+    assert used == 'max(headroom_device_used_bytes{UUID="a\\"b\\\\c"})'
