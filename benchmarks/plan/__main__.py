@@ -1,6 +1,7 @@
-"""Writes the history of a made-up cluster, for `headroom plan`.
+"""Writes the history of a made-up cluster, for `headroom plan`, and tests the stated ranges.
 
 python -m benchmarks.plan generate cluster --days 14 --nodes 16
+python -m benchmarks.plan backtest
 """
 
 import os
@@ -11,9 +12,14 @@ import typer
 
 from benchmarks.packing.__main__ import machine_line
 from benchmarks.plan import backtest, generated
-from benchmarks.plan.backtest import Cluster
+from benchmarks.plan.backtest import Cluster, Week
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+SCALES, DRIFTS = (0.3, 1.0, 4.0), (0.0, 0.05)
+#: Clusters from this seed on are those on which constants are chosen.
+_CHOSEN = 1000
+#: In the published trace few pods run before this day.
+_FIRST_DAY = 113
 
 
 @app.command()
@@ -33,28 +39,47 @@ def generate(
 
 @app.command("backtest")
 def ranges(
-    clusters: Annotated[int, typer.Option(help="Generated clusters.")] = 10,
+    clusters: Annotated[int, typer.Option(help="Generated clusters for each row.")] = 30,
     weeks: Annotated[int, typer.Option(help="Weeks of each; all but the first are held out.")] = 4,
-    scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 0.3,
-    drift: Annotated[
-        list[float] | None, typer.Option(help="Growth of the number of pods a week.")
+    scale: Annotated[
+        list[float] | None, typer.Option(help="Multiplies the number of pods. Can be repeated.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Replays for each range.")] = 5,
-    by_demand: Annotated[
-        bool, typer.Option("--demand", help="Compare the largest demands, without a replay.")
+    replayed: Annotated[
+        bool, typer.Option("--replayed", help="Replay the weeks; else their largest demands.")
     ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Folder of the published trace: pods.csv and nodes.csv.")
+    ] = None,
 ) -> None:
     """Print the table of docs/plan.md: coverage and width of the stated ranges."""
     cores = len(os.sched_getaffinity(0))
-    columns = "weeks | mean need | covered | width | last week: covered | width"
-    what = "demands" if by_demand else "replays"
-    typer.echo(f"{machine_line()}; scale {scale:g}, {seeds} {what} for each range\n")
-    typer.echo(f"| drift a week | {columns} |\n{'|---' * 7}|")
-    for growth in drift or (0.0, 0.05):
-        played = [
-            Cluster(seed, weeks, scale, growth, seeds, not by_demand) for seed in range(clusters)
+    kinds = [(size, drift) for size in scale or SCALES for drift in DRIFTS]
+
+    def played(first: int, replayed: bool, kinds: list[tuple[float, float]]) -> list[Week]:
+        each = [
+            Cluster(first + number, weeks, size, drift, seeds, replayed)
+            for size, drift in kinds
+            for number in range(clusters)
         ]
-        typer.echo(backtest.table(f"{100 * growth:g} %", backtest.run(played, cores)))
+        return backtest.run(each, cores)
+
+    chosen = played(_CHOSEN, False, [(size, drift) for size in SCALES for drift in DRIFTS])
+    factor = backtest.rival_factor(chosen)
+    typer.echo(f"{machine_line()}; last week: ± {100 * factor:.0f} %\n")
+    columns = "held-out weeks | mean need | covered | width | last week: covered | width"
+    typer.echo(f"| weeks | {columns} |\n{'|---' * 7}|")
+    typer.echo(backtest.table("on which constants were chosen", chosen, factor))
+    found: list[Week] = []
+    for kind in kinds:
+        some = played(0, replayed, [kind])
+        found += some
+        name = f"scale {kind[0]:g}, drift {100 * kind[1]:g} %"
+        typer.echo(backtest.table(name, some, factor))
+    typer.echo(backtest.table("all of these", found, factor))
+    if trace is not None:
+        some = backtest.trace_weeks(trace / "pods.csv", trace / "nodes.csv", _FIRST_DAY, seeds)
+        typer.echo(backtest.table("published trace", some, factor))
 
 
 if __name__ == "__main__":

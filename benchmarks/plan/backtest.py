@@ -1,22 +1,25 @@
 """Compares the range that a plan states from one week with what the next week really needs.
 
-The need is the fewest GPUs for the same waiting time, shared with 4 replicas and steered. Nodes
-have one GPU each, so that needs are exact to one GPU. To test many weeks in little time, the need
-can also be the most GPUs that the pods use at once if none waits, packed without loss.
+The need is the fewest GPUs for the same waiting time, shared with 4 replicas and steered. Nodes of
+generated clusters have one GPU each, so that needs are exact to one GPU. To test many weeks in
+little time, the need can also be the most GPUs that the pods use at once if none waits, packed
+without loss.
 
-The rival repeats the need of the last week, in a range whose ends are factors of it: the 5 % and
-the 95 % quantile of the change from week to week, over all weeks of the test. So the rival gets in
-advance how far weeks differ.
+The rival repeats the need of the last week, plus and minus a part of it: the least that contains
+90 % of the needs of the weeks on which the constants of the plan were chosen.
 """
 
 import math
 import multiprocessing
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from benchmarks.plan import generated
-from extender.plan.intervals import interval
+from extender.plan.csv_source import read_history
+from extender.plan.demand import demand, mean_gpu_bytes, spread_ratio
+from extender.plan.intervals import need_interval
 from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
@@ -24,16 +27,19 @@ from extender.plan.scenarios import (
     Baseline,
     Configuration,
     answer,
-    demand,
     exclusive_pool,
     split,
 )
+from extender.plan.wording import outward
 
 MIB = 1 << 20
-VRAM = Vram("peaks", 0.1)
-CONFIGURATION = Configuration("steered", 4, VRAM)
-#: More GPUs than any week of a test needs.
-_MANY = 120
+WEEK_S = 7 * DAY_S
+PEAKS = Vram("peaks", 0.1)
+REPLICAS = 4
+#: More GPUs than a week of a test needs, for each unit of its scale.
+_MANY = 250
+#: A range should contain this part of the needs.
+COVERED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +59,10 @@ class Cluster:
 class Week:
     """A held-out week: the range stated from the week before, and the needs of both weeks."""
 
-    low: float
-    high: float
+    low: int
+    high: int
     before: int
     need: int
-
-    @property
-    def covered(self) -> bool:
-        return self.low <= self.need <= self.high
 
 
 def play(cluster: Cluster) -> list[Week]:
@@ -72,20 +74,27 @@ def play(cluster: Cluster) -> list[Week]:
         )
         if row.gpus == 1
     ]
-    need = replayed_need if cluster.replayed else largest_demand
-    histories = [history_of(rows, week) for week in range(cluster.weeks)]
-    needs = [need(history, history.lives, 0) for history in histories]
+    histories = [history_of(rows, week, cluster.scale) for week in range(cluster.weeks)]
+    return held_out(histories, PEAKS, cluster.seeds, cluster.replayed)
+
+
+def held_out(
+    histories: Sequence[History], vram: Vram, seeds: int, replayed: bool = False
+) -> list[Week]:
+    """Return the weeks after the first, each with the range stated from the one before."""
+    need = replayed_need if replayed else largest_demand
+    needs = [need(history, history.lives, vram, 0) for history in histories]
     found = []
-    for week in range(1, cluster.weeks):
-        before = histories[week - 1]
-        drawn = [need(before, resampled(before, s), s) for s in range(1, cluster.seeds)]
-        low, high = interval([needs[week - 1], *drawn])
-        found.append(Week(low, high, needs[week - 1], needs[week]))
+    for week, before in enumerate(histories[:-1]):
+        drawn = [need(before, resampled(before, seed), vram, seed) for seed in range(1, seeds)]
+        spread = spread_ratio(before, REPLICAS, vram)
+        low, high = outward(*need_interval([needs[week], *drawn], spread))
+        found.append(Week(low, high, needs[week], needs[week + 1]))
     return found
 
 
-def history_of(rows: Sequence[generated.Row], week: int) -> History:
-    start_s = week * 7 * DAY_S
+def history_of(rows: Sequence[generated.Row], week: int, scale: float) -> History:
+    start_s = week * WEEK_S
     lives = [
         Life(
             row.name,
@@ -97,51 +106,78 @@ def history_of(rows: Sequence[generated.Row], week: int) -> History:
             row.peak_mib * MIB,
         )
         for row in rows
-        if start_s <= row.created_s < start_s + 7 * DAY_S
+        if start_s <= row.created_s < start_s + WEEK_S
     ]
-    machines = [Machine(f"n{at}", "L40S", 1, generated.GPU_MIB * MIB) for at in range(_MANY)]
+    many = math.ceil(_MANY * scale)
+    machines = [Machine(f"n{at}", "L40S", 1, generated.GPU_MIB * MIB) for at in range(many)]
     return History(tuple(machines), tuple(lives), ())
 
 
-def largest_demand(history: History, lives: Sequence[Life], seed: int) -> int:
+def trace_weeks(pods: Path, nodes: Path, first_day: int, seeds: int) -> list[Week]:
+    """Return all weeks of a trace that begin on a day from ``first_day`` on and have a week before
+    them. Pods that run at the beginning or at the end of a week count for the time in it."""
+    whole, vram = read_history(pods, nodes), Vram("requests")
+    days = range(first_day, int(whole.span_s // DAY_S) - 6)
+    week = {day: _cut(whole, day * DAY_S) for day in days}
+    pairs = [(week[day], week[day + 7]) for day in days if day + 7 in week]
+    return [found for pair in pairs for found in held_out(pair, vram, seeds)]
+
+
+def _cut(whole: History, since_s: float) -> History:
+    lives = []
+    for life in whole.lives:
+        begin_s = max(life.created_s, since_s)
+        end_s = min(life.created_s + life.run_s, since_s + WEEK_S)
+        if begin_s < end_s:
+            lives.append(replace(life, created_s=begin_s - since_s, run_s=end_s - begin_s))
+    return replace(whole, lives=tuple(sorted(lives, key=lambda life: life.created_s)))
+
+
+def largest_demand(history: History, lives: Sequence[Life], vram: Vram, seed: int) -> int:
     """Return the most GPUs that the pods use at once if none waits, packed without loss."""
-    stay, share = split(lives, history.machines[:1], VRAM)
-    size = history.machines[0].memory_bytes
-    most = demand(stay, 1, VRAM, size)[0] + demand(share, CONFIGURATION.replicas, VRAM, size)[0]
-    return math.ceil(most)
+    stay, share = split(lives, history.machines, vram)
+    size = mean_gpu_bytes(history.machines)
+    return math.ceil(demand(stay, 1, vram, size)[0] + demand(share, REPLICAS, vram, size)[0])
 
 
-def replayed_need(history: History, lives: Sequence[Life], seed: int) -> int:
+def replayed_need(history: History, lives: Sequence[Life], vram: Vram, seed: int) -> int:
     """Return the fewest GPUs with which nothing waits longer than on the whole cluster."""
     today = Baseline(0.0, NO_WAIT_S, 0)
-    exclusive = exclusive_pool(history, lives, VRAM, seed, today)
-    found = answer(history, lives, CONFIGURATION, seed, today, exclusive)
+    exclusive = exclusive_pool(history, lives, vram, seed, today)
+    configuration = Configuration("steered", REPLICAS, vram)
+    found = answer(history, lives, configuration, seed, today, exclusive)
     assert found.gpus is not None
     return found.gpus
 
 
 def run(clusters: Sequence[Cluster], processes: int) -> list[Week]:
-    with multiprocessing.Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         return [week for weeks in pool.map(play, clusters, chunksize=1) for week in weeks]
 
 
-def table(name: str, weeks: Sequence[Week]) -> str:
+def rival_factor(weeks: Sequence[Week]) -> float:
+    """Return the least part, in percent steps, by which the last week's need must be widened."""
+    for percent in range(1, 100):
+        if _covered([rival(week, percent / 100) for week in weeks], weeks) >= COVERED:
+            return percent / 100
+    return 1.0
+
+
+def rival(week: Week, factor: float) -> tuple[int, int]:
+    """Return the range that repeats the need of the last week."""
+    return outward(week.before * (1 - factor), week.before * (1 + factor))
+
+
+def table(name: str, weeks: Sequence[Week], factor: float) -> str:
     """Return a row: weeks, mean need, coverage and mean width of both ranges."""
-    changes = sorted(week.need / week.before for week in weeks)
-    low, high = _quantile(changes, 0.05), _quantile(changes, 0.95)
-    rival = [(low * week.before, high * week.before) for week in weeks]
-    covered = sum(a <= week.need <= b for week, (a, b) in zip(weeks, rival, strict=True))
-    cells = [
-        name,
-        str(len(weeks)),
-        f"{statistics.mean(week.need for week in weeks):.1f}",
-        f"{100 * sum(week.covered for week in weeks) / len(weeks):.0f} %",
-        f"{statistics.mean(week.high - week.low for week in weeks):.1f}",
-        f"{100 * covered / len(weeks):.0f} %",
-        f"{statistics.mean(b - a for a, b in rival):.1f}",
-    ]
+    cells = [name, str(len(weeks)), f"{statistics.mean(week.need for week in weeks):.1f}"]
+    stated = [(week.low, week.high) for week in weeks]
+    for ranges in (stated, [rival(week, factor) for week in weeks]):
+        cells.append(f"{100 * _covered(ranges, weeks):.0f} %")
+        cells.append(f"{statistics.mean(high - low for low, high in ranges):.1f}")
     return f"| {' | '.join(cells)} |"
 
 
-def _quantile(ordered: Sequence[float], part: float) -> float:
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+def _covered(ranges: Sequence[tuple[int, int]], weeks: Sequence[Week]) -> float:
+    inside = [low <= each.need <= high for (low, high), each in zip(ranges, weeks, strict=True)]
+    return sum(inside) / len(inside)

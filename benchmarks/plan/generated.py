@@ -6,11 +6,11 @@ real cluster.
 """
 
 import csv
-import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 HOUR_S, DAY_S = 3600, 86_400
 MODEL, GPU_MIB, GPUS_OF_NODE = "L40S", 46_068, 4
@@ -64,7 +64,7 @@ def rows(days: int, seed: int, scale: float = 1.0, drift_a_week: float = 0.0) ->
     ``scale`` multiplies the number of pods; ``drift_a_week`` is what it grows by each week, as a
     part of it.
     """
-    lots = random.Random(seed)
+    lots = np.random.default_rng(seed)
     found = [
         Row(f"{kind.name}-{number}", kind.name, kind.gpus, *each)
         for kind in KINDS
@@ -74,32 +74,19 @@ def rows(days: int, seed: int, scale: float = 1.0, drift_a_week: float = 0.0) ->
 
 
 def _pods(
-    kind: Kind, days: int, scale: float, drift_a_week: float, lots: random.Random
+    kind: Kind, days: int, scale: float, drift_a_week: float, lots: np.random.Generator
 ) -> Iterator[tuple[int, float, int, int]]:
     for day in range(days):
         weekend = kind.weekend if day % 7 >= 5 else 1.0
         grown = (1 + drift_a_week) ** (day / 7)
         # Days differ by more than chance alone.
-        busy = lots.lognormvariate(0.0, 0.12)
-        for _ in range(_poisson(kind.a_day * weekend * scale * grown * busy, lots)):
-            hour = lots.triangular(7, 20, 10.5) if kind.office else lots.triangular(0, 24, 14)
+        busy = float(lots.lognormal(0.0, 0.12))
+        for _ in range(lots.poisson(kind.a_day * weekend * scale * grown * busy)):
+            hour = lots.triangular(7, 10.5, 20) if kind.office else lots.triangular(0, 14, 24)
             created_s = day * DAY_S + int(hour * HOUR_S)
-            life_s = max(60, int(lots.gammavariate(2.0, kind.mean_h / 2) * HOUR_S))
-            peak_mib = lots.randint(*kind.peak_mib)
-            yield peak_mib, round(lots.uniform(*kind.sm), 3), created_s, created_s + life_s
-
-
-def _poisson(mean: float, lots: random.Random) -> int:
-    """Knuth's method, in parts so that the exponential does not underflow."""
-    total = 0
-    while mean > 0:
-        part = min(mean, 50.0)
-        mean -= part
-        limit, product = math.exp(-part), lots.random()
-        while product > limit:
-            total += 1
-            product *= lots.random()
-    return total
+            life_s = max(60, int(lots.gamma(2.0, kind.mean_h / 2) * HOUR_S))
+            peak_mib = int(lots.integers(*kind.peak_mib, endpoint=True))
+            yield peak_mib, round(float(lots.uniform(*kind.sm)), 3), created_s, created_s + life_s
 
 
 def write(folder: Path, found: list[Row], nodes: int) -> tuple[Path, Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
-from extender.plan.intervals import interval
+from extender.plan.intervals import need_interval
 from extender.plan.report import next_step_lines, table, table_rows
 from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Study
@@ -65,15 +65,15 @@ def _text_of(steps: Sequence[str]) -> str:
 
 
 def _pictures(study: Study) -> Iterator[str]:
-    waits = [each.today_wait_s for _, figures in table_rows(study) for each in figures]
-    yield _picture(study, "GPUs for the same waiting time", lambda each: each.gpus, "")
+    waits = [each.today_wait_s for row in table_rows(study) for each in row.figures]
+    yield _picture(study, "GPUs for the same waiting time", lambda each: each.gpus, "", need=True)
     yield _picture(
         study,
         "GPU memory in use on these GPUs, mean over time",
         lambda each: 100 * each.memory_ratio if each.gpus else None,
         " %",
     )
-    if any(each.out_of_memory for _, figures in study.rows for each in figures):
+    if any(each.out_of_memory for row in study.rows for each in row.figures):
         yield _picture(study, "Pods that run out of memory", lambda each: each.out_of_memory, "")
     if any(wait_s is not None and wait_s >= 1 for wait_s in waits):
         yield _picture(
@@ -81,9 +81,19 @@ def _pictures(study: Study) -> Iterator[str]:
         )
 
 
-def _picture(study: Study, caption: str, of: Callable[[Figures], float | None], unit: str) -> str:
-    """Return a figure with a bar for each configuration, up to its lowest value, and its range."""
-    rows = [(name, _known(figures, of)) for name, figures in table_rows(study)]
+def _picture(
+    study: Study,
+    caption: str,
+    of: Callable[[Figures], float | None],
+    unit: str,
+    need: bool = False,
+) -> str:
+    """Return a figure with a bar for each configuration, up to its lowest value, and its range;
+    ``need``: the values are needs, so the range is that of another history."""
+    rows = [
+        (row.configuration.text, _known(row.figures, of, row.spread_ratio if need else 0.0))
+        for row in table_rows(study)
+    ]
     largest = max((high for _, ends in rows if ends for high in ends), default=0.0) or 1.0
     height = _ROW * len(rows) + 8
     width = _LEFT + _LABEL + _RIGHT
@@ -111,12 +121,12 @@ def _picture(study: Study, caption: str, of: Callable[[Figures], float | None], 
 
 
 def _known(
-    figures: Sequence[Figures], of: Callable[[Figures], float | None]
+    figures: Sequence[Figures], of: Callable[[Figures], float | None], spread_ratio: float
 ) -> tuple[float, float] | None:
     found = [value for each in figures if (value := of(each)) is not None]
     if len(found) < len(figures):
         return None
-    low, high = interval(found)
+    low, high = need_interval(found, spread_ratio)
     return max(0.0, low), high
 
 

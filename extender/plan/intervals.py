@@ -3,6 +3,10 @@
 The figures of replays of drawn histories are a sample. The range is made to contain the figure of
 another history with probability 90 %, as if figures were normally distributed: mean ± t · s · √2.
 The factor √2 is because both histories vary, the given one and the other.
+
+The range of a *need* (GPUs and nodes) uses more: the spread of the largest demand over many drawn
+histories, which costs little. Its constants were chosen with ``benchmarks.plan`` so that the range
+contains the need of the next week in 90 % of weeks (docs/plan.md).
 """
 
 import math
@@ -18,6 +22,12 @@ _T95 = (
 _NORMAL95 = 1.645
 #: With fewer figures the interval would be wider than it is useful.
 LEAST = 4
+#: Half of the range of a need, as a part of it: ``CHANCE`` times the spread of drawn histories,
+#: for chance within the history, and ``SEASON``, for what differs from week to week; their squares
+#: are added.
+CHANCE, SEASON = 0.9, 0.13
+#: Growth from one history to the next, as a part of the need.
+GROWTH = 0.03
 
 
 def interval(figures: Sequence[float]) -> tuple[float, float]:
@@ -32,3 +42,18 @@ def interval(figures: Sequence[float]) -> tuple[float, float]:
     half = t * statistics.stdev(figures) * math.sqrt(2)
     mean = statistics.mean(figures)
     return mean - half, mean + half
+
+
+def need_interval(needs: Sequence[float], spread_ratio: float) -> tuple[float, float]:
+    """Return the range of the need of another history.
+
+    ``needs``: those of the replays, at least one; the first is that of the history as it was.
+    ``spread_ratio``: standard deviation of the largest demand over drawn histories, as a part of
+    its mean; if it is 0 because the history is too short, the range is that of ``interval``.
+    """
+    if not spread_ratio:
+        return interval(needs)
+    # Days drawn in another order hide growth within the history, so its own need counts more.
+    centre = (needs[0] + statistics.mean(needs)) / 2 * (1 + GROWTH)
+    half = centre * math.hypot(CHANCE * spread_ratio, SEASON)
+    return centre - half, centre + half

@@ -1,15 +1,15 @@
 """The report of a plan: text for a terminal, the rows of its table, and plain data."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from extender.plan.lives import GIB
 from extender.plan.next_steps import candidates, namespace_defaults, plugin_config
 from extender.plan.prices import monthly
 from extender.plan.sentences import assumptions, exclusive_workloads, sentences
-from extender.plan.study import Figures, Study, best_row, models_of
-from extender.plan.wording import number_range, percent_range, wait_range
+from extender.plan.study import Figures, Row, Study, best_row, models_of
+from extender.plan.wording import need_ends, need_range, number_range, percent_range, wait_range
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
@@ -23,14 +23,15 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
     heading = ["configuration", "GPUs", "nodes", "wait today", "memory", "SM", "competing"]
     heading.append("out of memory")
     rows = [heading + (["a month"] if prices else [])]
-    for text, figures in table_rows(study):
+    for row in table_rows(study):
+        figures = row.figures
         sm = any(life.sm_ratio is not None for life in study.history.lives)
         active = [each.sm_ratio for each in figures if each.gpus]
         competing = [each.contention.competing_ratio for each in figures if each.gpus]
         cells = [
-            text,
-            number_range([each.gpus for each in figures]) or "no number suffices",
-            number_range([each.nodes for each in figures]) or "-",
+            row.configuration.text,
+            need_range(row.gpus, row.spread_ratio) or "no number suffices",
+            need_range([each.nodes for each in figures], row.spread_ratio) or "-",
             wait_range([each.today_wait_s for each in figures]),
             percent_range([each.memory_ratio for each in figures if each.gpus]),
             percent_range(active) if sm else "unknown",
@@ -44,9 +45,9 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
     return rows
 
 
-def table_rows(study: Study) -> list[tuple[str, list[Figures]]]:
-    """Return the name and the figures of each configuration, unshared GPUs first."""
-    return [("unshared", study.unshared), *((c.text, found) for c, found in study.rows)]
+def table_rows(study: Study) -> list[Row]:
+    """Return the rows of all configurations, unshared GPUs first."""
+    return [study.unshared, *study.rows]
 
 
 def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
@@ -68,10 +69,10 @@ def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
 def next_step_lines(study: Study) -> list[str]:
     """Return what to do next, as lines of text; none if sharing saves no GPU."""
     best = best_row(study.rows)
-    if best is None or not saves(study, best[1]):
+    if best is None or not saves(study, best):
         return []
     lines = ["", "Next steps:", "1. Configure the device plugin of the nodes to share:", ""]
-    lines += [f"     {line}" for line in plugin_config(best[0]).splitlines()]
+    lines += [f"     {line}" for line in plugin_config(best.configuration).splitlines()]
     found = candidates(study.history, study.vram)
     if found:
         lines += ["", "2. Annotate the pods that leave the most memory to others:", ""]
@@ -88,11 +89,11 @@ def next_step_lines(study: Study) -> list[str]:
     return lines
 
 
-def saves(study: Study, figures: Sequence[Figures]) -> bool:
+def saves(study: Study, row: Row) -> bool:
     """Return whether a configuration needs fewer GPUs than unshared ones in each replay."""
     return all(
-        each.gpus is not None and (unshared.gpus is None or each.gpus < unshared.gpus)
-        for each, unshared in zip(figures, study.unshared, strict=True)
+        gpus is not None and (unshared is None or gpus < unshared)
+        for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
     )
 
 
@@ -120,10 +121,11 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
         "next_steps": _next_steps_data(study),
         "configurations": [
             {
-                "configuration": text,
-                "replays": [_figures_data(each, prices) for each in figures],
+                "configuration": row.configuration.text,
+                "gpus_range": need_ends(row.gpus, row.spread_ratio),
+                "replays": [_figures_data(each, prices) for each in row.figures],
             }
-            for text, figures in table_rows(study)
+            for row in table_rows(study)
         ],
     }
 
@@ -131,7 +133,7 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
 def _next_steps_data(study: Study) -> dict[str, Any]:
     best, found = best_row(study.rows), candidates(study.history, study.vram)
     return {
-        "plugin_config": plugin_config(best[0]) if best and saves(study, best[1]) else None,
+        "plugin_config": plugin_config(best.configuration) if best and saves(study, best) else None,
         "annotate": [
             {
                 "workload": each.workload,

@@ -4,14 +4,15 @@ Each day of a drawn history is one of the given days, drawn with replacement. Bu
 (working days and weekends) are kept apart: a day is quiet if it has less than half the pods of the
 median day. The number of pods of a drawn day varies as that of independent arrivals: some of its
 pods are left out, or repeated at another minute. So a drawn history can need more than any of the
-given days.
+given days. Pods that are created at the very start, because they ran before it, stay as they are.
 """
 
-import math
-import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from extender.plan.lives import DAY_S, History, Life
 
@@ -19,56 +20,72 @@ from extender.plan.lives import DAY_S, History, Life
 _SHIFT_S = 3600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One drawn history, in any order."""
+
+    #: Positions of the pods in ``History.lives``; repeated pods occur several times.
+    indices: NDArray[np.int64]
+    #: When each of them is created.
+    created_s: NDArray[np.float64]
+
+
+class Days:
+    """The pods of a history by day, to draw from."""
+
+    def __init__(self, history: History) -> None:
+        self._created_s = np.array([life.created_s for life in history.lives])
+        day = np.where(self._created_s > 0, self._created_s // DAY_S, -1).astype(np.int64)
+        self._standing = np.flatnonzero(day < 0)
+        self._by_day = [np.flatnonzero(day == each) for each in range(history.days)]
+        self._quiet = quiet_days([len(pods) for pods in self._by_day])
+        self._alike = {
+            kind: [each for each, quiet in enumerate(self._quiet) if quiet is kind]
+            for kind in (False, True)
+        }
+
+    def draw(self, seed: int) -> Draw:
+        """Return a history of as many days. A drawn pod keeps its time of day."""
+        lots = np.random.default_rng(seed)
+        indices = [self._standing]
+        created_s = [self._created_s[self._standing]]
+        for day, kind in enumerate(self._quiet):
+            drawn = int(lots.choice(self._alike[kind]))
+            pods, moved_s = _varied(self._by_day[drawn], lots)
+            first_s = day * DAY_S
+            at_s = self._created_s[pods] + first_s - drawn * DAY_S + moved_s
+            indices.append(pods)
+            created_s.append(np.clip(at_s, first_s, first_s + DAY_S - 1))
+        return Draw(np.concatenate(indices), np.concatenate(created_s))
+
+
 def resampled(history: History, seed: int) -> Sequence[Life]:
-    """Return the lives of a history of as many days.
+    """Return the lives of a history of as many days, in the order of their creation.
 
     Seed 0, and a history of a single day, return the lives as they were. A drawn pod keeps its time
     of day, its life and its request.
     """
     if not seed or history.days < 2:
         return history.lives
-    by_day: list[list[Life]] = [[] for _ in range(history.days)]
-    for life in history.lives:
-        by_day[int(life.created_s // DAY_S)].append(life)
-    quiet = quiet_days([len(day) for day in by_day])
-    alike = {
-        kind: [day for day, is_quiet in enumerate(quiet) if is_quiet is kind]
-        for kind in (False, True)
-    }
-    lots = random.Random(seed)
-    found: list[Life] = []
-    for day, kind in enumerate(quiet):
-        drawn = lots.choice(alike[kind])
-        shift_s = (day - drawn) * DAY_S
-        moved = [replace(life, created_s=life.created_s + shift_s) for life in by_day[drawn]]
-        found += _varied(moved, day, lots)
+    drawn = Days(history).draw(seed)
+    found = [
+        replace(history.lives[index], created_s=created_s)
+        for index, created_s in zip(drawn.indices.tolist(), drawn.created_s.tolist(), strict=True)
+    ]
     return sorted(found, key=lambda life: life.created_s) or history.lives
 
 
-def _varied(lives: Sequence[Life], day: int, lots: random.Random) -> list[Life]:
-    """Return another number of these pods of a day: some are left out, or repeated."""
-    count = _poisson(len(lives), lots)
-    if count <= len(lives):
-        return lots.sample(lives, count)
-    first_s, last_s = day * DAY_S, (day + 1) * DAY_S - 1
-    repeated = []
-    for life in lots.choices(lives, k=count - len(lives)):
-        created_s = life.created_s + lots.uniform(-_SHIFT_S, _SHIFT_S)
-        repeated.append(replace(life, created_s=min(max(created_s, first_s), last_s)))
-    return [*lives, *repeated]
-
-
-def _poisson(mean: float, lots: random.Random) -> int:
-    """Return the number of independent arrivals: Knuth's method, in parts against underflow."""
-    total = 0
-    while mean > 0:
-        part = min(mean, 50.0)
-        mean -= part
-        limit, product = math.exp(-part), lots.random()
-        while product > limit:
-            total += 1
-            product *= lots.random()
-    return total
+def _varied(
+    pods: NDArray[np.int64], lots: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return another number of these pods: some are left out, or repeated; and how much later than
+    its original each is created."""
+    count = int(lots.poisson(len(pods)))
+    if count <= len(pods):
+        return lots.choice(pods, count, replace=False), np.zeros(count)
+    more = count - len(pods)
+    moved_s = np.concatenate([np.zeros(len(pods)), lots.uniform(-_SHIFT_S, _SHIFT_S, more)])
+    return np.concatenate([pods, lots.choice(pods, more)]), moved_s
 
 
 def quiet_days(counts: Sequence[int]) -> list[bool]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from extender.plan.contention import NONE, Contention
+from extender.plan.demand import demand, mean_gpu_bytes
 from extender.plan.fleet import Sharing
 from extender.plan.lives import (
     History,
@@ -270,8 +271,7 @@ def _fewest(
     if not lives:
         return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
     size = sum(machine.gpus for machine in ordered) / len(ordered)
-    mean_bytes = sum(m.gpus * m.memory_bytes for m in ordered) / (size * len(ordered))
-    most, mean = demand(lives, replicas, vram, mean_bytes)
+    most, mean = demand(lives, replicas, vram, mean_gpu_bytes(ordered))
     widest, found = _widest(lives, vram), dict[int, Outcome]()
 
     def suffices(count: int) -> bool:
@@ -309,28 +309,3 @@ def _widest(lives: Sequence[Life], vram: Vram) -> list[Life]:
         if key not in found or found[key][0] < need:
             found[key] = need, life
     return [life for _, life in found.values()]
-
-
-def demand(
-    lives: Sequence[Life], replicas: int, vram: Vram, mean_bytes: float
-) -> tuple[float, float]:
-    """Return the most GPUs that the pods use at once if none waits, and the mean of it over time,
-    as if they were packed without loss."""
-    if not lives:
-        return 0.0, 0.0
-    changes: list[tuple[float, float]] = []
-    used_s = 0.0
-    for life in lives:
-        need_bytes = vram.need_bytes(life)
-        gpus = float(life.gpus)
-        if replicas > 1 and need_bytes is not None:
-            gpus = max(1 / replicas, need_bytes / mean_bytes)
-        changes += [(life.created_s, gpus), (life.created_s + life.run_s, -gpus)]
-        used_s += life.run_s * gpus
-    changes.sort()
-    most = now = 0.0
-    for _, gpus in changes:
-        now += gpus
-        most = max(most, now)
-    span_s = max(1.0, max(life.created_s + life.run_s for life in lives) - lives[0].created_s)
-    return most, min(used_s / span_s, most)

@@ -1,16 +1,17 @@
 """The answer of a plan in plain sentences, and its assumptions."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from contract.annotations import MAX_SM
-from extender.plan.intervals import LEAST, interval
+from extender.plan.demand import DRAWS, LEAST_DAYS
+from extender.plan.intervals import GROWTH, LEAST, SEASON, interval
 from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
 from extender.plan.prices import monthly
-from extender.plan.scenarios import NO_WAIT_S, Configuration
-from extender.plan.study import COMPETING, Figures, Row, Study, best_row
+from extender.plan.scenarios import NO_WAIT_S
+from extender.plan.study import COMPETING, Row, Study, best_row
 from extender.plan.wording import (
-    number_range,
+    need_range,
     percent_range,
     plural,
     seconds_text,
@@ -25,14 +26,14 @@ _MOST_LISTED = 10
 def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     """Return the answer in plain sentences, the most important first."""
     history, found = study.history, [_scope(study)]
-    unshared = number_range([each.gpus for each in study.unshared])
+    unshared = need_range(study.unshared.gpus, study.unshared.spread_ratio)
     days = plural(history.days, "day")
     if unshared is None:
         found.append(
             f"Unshared, no number of nodes gives the waiting time of today's {history.gpus:,} GPUs."
         )
     else:
-        wait = seconds_text(study.unshared[0].today_wait_s or 0.0)
+        wait = seconds_text(study.unshared.figures[0].today_wait_s or 0.0)
         found.append(
             f"Unshared, the work of these {days} needs {unshared} of today's {history.gpus:,} GPUs "
             f"for the same mean waiting time ({wait})."
@@ -41,9 +42,9 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     if best is None:
         found.append("No configuration with shared GPUs gives the same waiting time.")
     else:
-        found.append(_best_sentence(study, *best))
+        found.append(_best_sentence(study, best))
         if prices is not None:
-            found += _money(study, best[1], prices)
+            found += _money(study, best, prices)
     found += _counting(study, best)
     found += _interference(study, best)
     found += _exclusive(study)
@@ -66,16 +67,16 @@ def _scope(study: Study) -> str:
     return text + "."
 
 
-def _best_sentence(study: Study, best: Configuration, figures: Sequence[Figures]) -> str:
-    needed = number_range([each.gpus for each in figures])
+def _best_sentence(study: Study, row: Row) -> str:
+    best, needed = row.configuration, need_range(row.gpus, row.spread_ratio)
     text = (
         f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
         f"(vram from {best.vram.text}), the same work needs {needed} GPUs"
     )
     saved = [
-        100 * (1 - each.gpus / unshared.gpus)
-        for each, unshared in zip(figures, study.unshared, strict=True)
-        if each.gpus is not None and unshared.gpus
+        100 * (1 - gpus / unshared)
+        for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
+        if gpus is not None and unshared
     ]
     if saved:
         low, high = (round(each) for each in interval(saved))
@@ -88,10 +89,10 @@ def _best_sentence(study: Study, best: Configuration, figures: Sequence[Figures]
     return text + "."
 
 
-def _money(study: Study, figures: Sequence[Figures], prices: Mapping[str, float]) -> Iterator[str]:
+def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]:
     saved = [
         monthly(unshared.models, prices) - monthly(each.models, prices)
-        for each, unshared in zip(figures, study.unshared, strict=True)
+        for each, unshared in zip(row.figures, study.unshared.figures, strict=True)
         if each.gpus is not None and unshared.gpus is not None
     ]
     if saved:
@@ -101,17 +102,18 @@ def _money(study: Study, figures: Sequence[Figures], prices: Mapping[str, float]
         )
 
 
-def _counting(study: Study, best: tuple[Configuration, list[Figures]] | None) -> Iterator[str]:
-    rows = [row for row in study.rows if row[0].mode == "counting"]
-    same = [row for row in rows if best is not None and row[0].replicas == best[0].replicas]
-    for configuration, figures in same or rows[:1]:
-        lost = [each.out_of_memory for each in figures if each.gpus is not None]
+def _counting(study: Study, best: Row | None) -> Iterator[str]:
+    rows = [row for row in study.rows if row.configuration.mode == "counting"]
+    replicas = best.configuration.replicas if best else 0
+    same = [row for row in rows if row.configuration.replicas == replicas]
+    for row in same or rows[:1]:
+        lost = [each.out_of_memory for each in row.figures if each.gpus is not None]
         if lost:
             low, high = whole(lost)
             part = 100 * high / max(1, len(study.history.lives))
             pods = f"{span(low, high)} pods (up to {part:.1f} % of all)"
             yield (
-                f"With the same {configuration.replicas} replicas but without Headroom, "
+                f"With the same {row.configuration.replicas} replicas but without Headroom, "
                 f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
                 "counts replicas only."
             )
@@ -126,7 +128,7 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
             "each other down."
         )
         return
-    figures = best[1]
+    figures = best.figures
     worst = max(each.contention.competing_ratio for each in figures)
     if worst <= COMPETING:
         yield (
@@ -142,14 +144,14 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
         f"Pods on one GPU would compete for its SMs for {competing} of their running time{often}, "
         f"and lose {lost} of it."
     )
-    for configuration, limited in study.rows:
-        if configuration.max_sm is not None:
-            needed = number_range([each.gpus for each in limited])
-            found = [each.contention.competing_ratio for each in limited if each.gpus]
+    for row in study.rows:
+        if row.configuration.max_sm is not None:
+            needed = need_range(row.gpus, row.spread_ratio)
+            found = [each.contention.competing_ratio for each in row.figures if each.gpus]
             price = f"and the work needs {needed} GPUs" if needed else "but no number suffices"
             yield (
-                f"With {MAX_SM}: {configuration.max_sm}% on all pods that share, they compete for "
-                f"{percent_range(found)}, {price}."
+                f"With {MAX_SM}: {row.configuration.max_sm}% on all pods that share, they compete "
+                f"for {percent_range(found)}, {price}."
             )
 
 
@@ -191,6 +193,18 @@ def exclusive_workloads(study: Study) -> list[tuple[str, str]]:
     return [(name, reasons[name]) for name in sorted(stay, key=lambda n: (-counts[n][0], n))]
 
 
+def _need_assumption(study: Study) -> Iterator[str]:
+    if study.unshared.spread_ratio:
+        yield (
+            "Ranges of GPUs and nodes should contain the need of another such week with "
+            f"probability 90 %: they follow from how the largest demand of {DRAWS} drawn histories "
+            f"varies, from {100 * SEASON:.0f} % for what differs from week to week, and from "
+            f"{100 * GROWTH:.0f} % of growth."
+        )
+    else:
+        yield f"Ranges of needs from less than {LEAST_DAYS} days are too narrow."
+
+
 def assumptions(study: Study) -> list[str]:
     """Return everything that the figures assume."""
     history = study.history
@@ -198,7 +212,7 @@ def assumptions(study: Study) -> list[str]:
     if study.left_out:
         found.append(f"{study.left_out:,} pods fit on no node of the cluster and are left out.")
     if study.seeds == 1:
-        ranges = "The only replay is that of the history as it was, so no figure has a range."
+        ranges = "The only replay is that of the history as it was: its figures have no ranges."
     else:
         kind = "the lowest and the highest figure of"
         if study.seeds >= LEAST:
@@ -209,6 +223,7 @@ def assumptions(study: Study) -> list[str]:
         )
     found += [
         ranges,
+        *_need_assumption(study),
         f"A mean waiting time below {NO_WAIT_S:.0f} s counts as none.",
         "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
         "long as it did: a pod that shares a GPU is not slowed down.",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from extender.plan.contention import NONE, Contention
+from extender.plan.demand import spread_ratio
 from extender.plan.lives import History, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
@@ -51,17 +52,28 @@ class Figures:
     contention: Contention = NONE
 
 
-Row = tuple[Configuration, list[Figures]]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one configuration, in the order of the seeds."""
+
+    configuration: Configuration
+    figures: list[Figures]
+    #: Standard deviation of the need over drawn histories, as a part of it; 0 if unknown.
+    spread_ratio: float
+
+    @property
+    def gpus(self) -> list[int | None]:
+        return [each.gpus for each in self.figures]
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The figures of all configurations; lists are in the order of the seeds."""
+    """The figures of all configurations."""
 
     history: History
     vram: Vram
     seeds: int
-    unshared: list[Figures]
+    unshared: Row
     rows: list[Row]
     left_out: int
 
@@ -93,12 +105,12 @@ def run_study(
         rows = _rows(
             workers, [Configuration("exclusive", 1, vram), *configurations], bases, progress
         )
-        (_, unshared), *rows = rows
+        unshared, *rows = rows
         best = best_row(rows)
         if best is not None and any(
-            each.contention.competing_ratio > COMPETING for each in best[1]
+            each.contention.competing_ratio > COMPETING for each in best.figures
         ):
-            limited = [replace(best[0], max_sm=max_sm) for max_sm in LIMITS]
+            limited = [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
             rows += _rows(workers, limited, bases, progress)
     return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
 
@@ -114,9 +126,12 @@ def _rows(
     for found in workers.each(_play, tasks):
         figures.append(found)
         progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
+    kinds = list(dict.fromkeys((each.replicas, each.vram) for each in configurations))
+    spreads = dict(zip(kinds, workers.each(_spread, kinds), strict=True))
+    size = len(bases)
     return [
-        (configuration, figures[at * len(bases) : (at + 1) * len(bases)])
-        for at, configuration in enumerate(configurations)
+        Row(each, figures[at * size : (at + 1) * size], spreads[each.replicas, each.vram])
+        for at, each in enumerate(configurations)
     ]
 
 
@@ -126,13 +141,13 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     known = [
         row
         for row in rows
-        if row[0].mode not in ("counting", "exclusive")
-        and row[0].max_sm is None
-        and all(each.gpus is not None for each in row[1])
+        if row.configuration.mode not in ("counting", "exclusive")
+        and row.configuration.max_sm is None
+        and all(gpus is not None for gpus in row.gpus)
     ]
     return min(
         known,
-        key=lambda row: (max(each.gpus or 0 for each in row[1]), row[0].replicas),
+        key=lambda row: (max(gpus or 0 for gpus in row.gpus), row.configuration.replicas),
         default=None,
     )
 
@@ -186,6 +201,11 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
         return _unshared(base.today, pool)
     found = answer(history, lives, configuration, base.seed, base.today, base.exclusive)
     return _figures(found)
+
+
+def _spread(task: tuple[int, Vram]) -> float:
+    (history,) = _history
+    return spread_ratio(history, *task)
 
 
 def _figures(found: Answer) -> Figures:

@@ -3,7 +3,21 @@
 import math
 from collections.abc import Sequence
 
-from extender.plan.intervals import interval
+from extender.plan.intervals import interval, need_interval
+
+
+def need_range(figures: Sequence[int | None], spread_ratio: float) -> str | None:
+    """Return the range of what another history needs, as text; None if a figure is missing."""
+    ends = need_ends(figures, spread_ratio)
+    return span(*ends) if ends else None
+
+
+def need_ends(figures: Sequence[int | None], spread_ratio: float) -> tuple[int, int] | None:
+    """Return the range of what another history needs; None if a figure is missing."""
+    known = [each for each in figures if each is not None]
+    if len(known) < len(figures) or not known:
+        return None
+    return outward(*need_interval(known, spread_ratio))
 
 
 def number_range(figures: Sequence[int | None]) -> str | None:
@@ -14,7 +28,11 @@ def number_range(figures: Sequence[int | None]) -> str | None:
 
 def whole(figures: Sequence[float]) -> tuple[int, int]:
     """Return the range of figures that are not negative, in whole numbers."""
-    low, high = interval(figures)
+    return outward(*interval(figures))
+
+
+def outward(low: float, high: float) -> tuple[int, int]:
+    """Return the smallest range of whole numbers, from 0 on, that contains this range."""
     return max(0, math.floor(low)), math.ceil(high)
 
 

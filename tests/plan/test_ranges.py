@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from extender.plan.intervals import interval
-from extender.plan.lives import DAY_S, History, Life, Machine
+from extender.plan.demand import demand, spread_ratio
+from extender.plan.intervals import interval, need_interval
+from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import quiet_days, resampled
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
@@ -72,3 +73,42 @@ def test_the_interval_is_that_of_another_history() -> None:
     assert interval([5]) == (5, 5)
     wide = interval([float(n % 2) for n in range(100)])
     assert wide[1] == pytest.approx(0.5 + 1.645 * 0.50252 * math.sqrt(2), abs=1e-3)
+
+
+def test_pods_that_ran_before_the_history_stay_in_each_drawn_one() -> None:
+    standing = [Life(f"old-{n}", "w", 0.0, 5 * DAY_S, 1, None) for n in range(20)]
+    given = replace(history(), lives=(*standing, *history().lives[1:]))
+    for seed in range(1, 9):
+        found = [life for life in resampled(given, seed) if life.created_s == 0.0]
+        assert sorted(life.name for life in found) == sorted(life.name for life in standing)
+
+
+def test_the_range_of_a_need_is_wider_for_histories_that_vary() -> None:
+    # The centre is (100 + 96) / 2, plus 3 % of growth; half of the range is 13 % of it.
+    low, high = need_interval([100, 90, 98], 1e-9)
+    assert (low, high) == (pytest.approx(100.94 * 0.87), pytest.approx(100.94 * 1.13))
+    # With a spread of 10 %: the root of 0.13² + 0.09².
+    low, high = need_interval([100], 0.1)
+    assert (low, high) == (pytest.approx(103 * 0.841886), pytest.approx(103 * 1.158114))
+    assert need_interval([4, 7], 0.0) == (4, 7)  # too short a history
+
+
+def test_the_demand_is_that_of_pods_that_run_at_once() -> None:
+    lives = [Life(str(at), "w", at, 100.0, 1, None, 4 << 30) for at in (0.0, 50.0, 100.0)]
+    peaks = Vram("peaks")
+    # At 100 s the first ends before the third starts.
+    assert demand(lives, 1, peaks, 16 << 30) == (2.0, 1.5)
+    assert demand(lives, 8, peaks, 16 << 30) == (0.5, 0.375)
+    assert demand(lives, 2, peaks, 16 << 30) == (1.0, 0.75)  # a replica is half of a GPU
+
+
+def test_the_spread_is_that_of_the_busiest_day() -> None:
+    lives = [
+        Life(f"d{day}-{n}", "w", day * DAY_S + 1 + 9 * 3600, 4 * 3600.0, 1, None)
+        for day in range(14)
+        for n in range(100)
+    ]
+    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
+    # The largest of 14 numbers with mean 100 and standard deviation 10: 117, varying by 5.6.
+    assert spread_ratio(given, 1, Vram("requests")) == pytest.approx(0.048, abs=0.012)
+    assert spread_ratio(replace(given, lives=tuple(lives[:500])), 1, Vram("requests")) == 0.0

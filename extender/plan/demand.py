@@ -1,0 +1,92 @@
+"""Computes how many GPUs pods use at once if none waits, packed without loss.
+
+This takes a small part of the time of a replay. It tells the search where to begin, and shows by
+how much the need varies between histories that are alike.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extender.plan.lives import History, Life, Machine, Vram, largest_bytes, stays_exclusive
+from extender.plan.resampling import Days
+
+#: Number of drawn histories from which the spread is computed.
+DRAWS = 40
+#: The ranges of needs were tested for weeks.
+LEAST_DAYS = 7
+
+
+def mean_gpu_bytes(machines: Sequence[Machine]) -> float:
+    """Return the mean memory of a GPU of these machines."""
+    gpus = sum(machine.gpus for machine in machines)
+    return sum(machine.gpus * machine.memory_bytes for machine in machines) / gpus
+
+
+def demand(
+    lives: Sequence[Life], replicas: int, vram: Vram, mean_bytes: float
+) -> tuple[float, float]:
+    """Return the most GPUs that the pods use at once if none waits, and the mean of it over time,
+    as if they were packed without loss.
+
+    ``mean_bytes``: the mean memory of a GPU.
+    """
+    if not lives:
+        return 0.0, 0.0
+    created_s = np.array([life.created_s for life in lives])
+    run_s = np.array([life.run_s for life in lives])
+    gpus = np.array([_gpus(life, vram, replicas, mean_bytes) for life in lives])
+    most = _most_at_once(created_s, run_s, gpus)
+    span_s = max(1.0, float((created_s + run_s).max() - created_s[0]))
+    return most, min(float(run_s @ gpus) / span_s, most)
+
+
+def spread_ratio(history: History, replicas: int, vram: Vram) -> float:
+    """Return the standard deviation of the most GPUs at once over ``DRAWS`` drawn histories, as a
+    part of their mean. 0 if the history is shorter than ``LEAST_DAYS``.
+
+    With 1 replica all pods keep whole GPUs.
+    """
+    if history.days < LEAST_DAYS:
+        return 0.0
+    sizes, mean_bytes = largest_bytes(history.machines), mean_gpu_bytes(history.machines)
+    share = np.array(
+        [
+            replicas > 1 and not stays_exclusive(life, vram.need_bytes(life), sizes)
+            for life in history.lives
+        ]
+    )
+    gpus = np.array(
+        [
+            _gpus(life, vram, replicas if shares else 1, mean_bytes)
+            for life, shares in zip(history.lives, share.tolist(), strict=True)
+        ]
+    )
+    run_s = np.array([life.run_s for life in history.lives])
+    days, found = Days(history), []
+    for seed in range(1, DRAWS + 1):
+        drawn = days.draw(seed)
+        found.append(0.0)
+        for pool in (share, ~share):
+            there = pool[drawn.indices]
+            of = drawn.indices[there]
+            found[-1] += _most_at_once(drawn.created_s[there], run_s[of], gpus[of])
+    mean = float(np.mean(found))
+    return float(np.std(found, ddof=1)) / mean if mean else 0.0
+
+
+def _gpus(life: Life, vram: Vram, replicas: int, mean_bytes: float) -> float:
+    need_bytes = vram.need_bytes(life)
+    if replicas == 1 or need_bytes is None:
+        return float(life.gpus)
+    return max(1 / replicas, need_bytes / mean_bytes)
+
+
+def _most_at_once(
+    created_s: NDArray[np.float64], run_s: NDArray[np.float64], gpus: NDArray[np.float64]
+) -> float:
+    times = np.concatenate([created_s, created_s + run_s])
+    changes = np.concatenate([gpus, -gpus])
+    # At one time, ends come before starts.
+    return float(np.cumsum(changes[np.lexsort((changes, times))]).max(initial=0.0))
