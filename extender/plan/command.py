@@ -16,6 +16,7 @@ from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
 from extender.plan.lives import History, Vram, with_more
 from extender.plan.prices import read_prices
+from extender.plan.recommended import with_recommendations
 from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
 from extender.plan.study import models_of, run_study
@@ -51,7 +52,11 @@ def plan(
         list[int] | None, typer.Option(help="Replicas of each GPU. Can be repeated.")
     ] = None,
     vram: Annotated[
-        str | None, typer.Option(help="requests, or peaks (the default if there are any).")
+        list[str] | None,
+        typer.Option(
+            help="requests, peaks or recommendations. Can be repeated: with the others, the best "
+            "configuration is replayed again."
+        ),
     ] = None,
     margin: Annotated[float, typer.Option(help="Added to peaks, in percent of them.")] = 10.0,
     prices: Annotated[
@@ -79,15 +84,16 @@ def plan(
         history = _history(pods, machines, prometheus, _days(window), labels)
         for each in added:
             history = _bought(history, each)
-        source = _vram(history, vram, margin)
-        configurations = _configurations(mode, replicas, source)
+        history = with_recommendations(history)
+        sources = _vrams(history, vram, margin)
+        configurations = _configurations(mode, replicas, sources[0])
         if not 1 <= seeds <= _MOST_SEEDS:
             raise BadSettings(f"--seeds {seeds} is not from 1 to {_MOST_SEEDS}. Example: --seeds 5")
         costs = None
         if prices is not None:
             costs = read_prices(prices, models_of(history.machines))
         cores = processes if processes is not None else len(os.sched_getaffinity(0))
-        study = run_study(history, configurations, source, seeds, max(1, cores), _report_progress)
+        study = run_study(history, configurations, sources, seeds, max(1, cores), _report_progress)
         if html is not None:
             html.write_text(as_html(study, costs, "Would sharing save GPUs?"), encoding="utf-8")
     except (BadSettings, OSError) as err:
@@ -173,18 +179,34 @@ def _labels(selector: str) -> dict[str, str]:
     return found
 
 
-def _vram(history: History, given: str | None, margin: float) -> Vram:
-    measured = any(life.peak_bytes is not None for life in history.lives)
-    source = given or ("peaks" if measured else "requests")
-    if source not in ("requests", "peaks"):
-        raise BadSettings(f"--vram {source} is not requests or peaks. Example: --vram peaks")
-    if source == "peaks" and not measured:
-        raise BadSettings(
-            "--vram peaks: no pod of the history has a measured peak. Example: --vram requests"
-        )
+def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vram]:
+    """Return the sources of requests, the first for all configurations.
+
+    By default these are all that the history has: peaks, recommendations, requests.
+    """
     if not 0 <= margin <= 1000:
         raise BadSettings(f"--margin {margin:g} is not from 0 to 1000. Example: --margin 10")
-    return Vram(source, margin / 100 if source == "peaks" else 0.0)
+    lives = history.lives
+    known = {
+        "peaks": any(life.peak_bytes is not None for life in lives),
+        "recommendations": any(life.recommended_bytes is not None for life in lives),
+        "requests": any(life.request_bytes is not None for life in lives),
+    }
+    for source in given or ():
+        if source not in known:
+            raise BadSettings(
+                f"--vram {source} is not one of: {', '.join(known)}. Example: --vram peaks"
+            )
+        if source != "requests" and not known[source]:
+            why = "a measured peak" if source == "peaks" else "three lives of its workload before"
+            raise BadSettings(
+                f"--vram {source}: no pod of the history has {why}. Example: --vram requests"
+            )
+    default = [source for source, has in known.items() if has] or ["requests"]
+    return [
+        Vram(source, margin / 100 if source == "peaks" else 0.0)
+        for source in dict.fromkeys(given or default)
+    ]
 
 
 def _configurations(

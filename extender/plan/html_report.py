@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 from extender.plan.intervals import need_interval
-from extender.plan.report import next_step_lines, table, table_rows
+from extender.plan.report import next_step_lines, row_name, table, table_rows
 from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Study
 
@@ -91,7 +91,7 @@ def _picture(
     """Return a figure with a bar for each configuration, up to its lowest value, and its range;
     ``need``: the values are needs, so the range is that of another history."""
     rows = [
-        (row.configuration.text, _known(row.figures, of, row.spread_ratio if need else 0.0))
+        (row_name(study, row), _known(row.figures, of, row.spread_ratio if need else 0.0))
         for row in table_rows(study)
     ]
     largest = max((high for _, ends in rows if ends for high in ends), default=0.0) or 1.0

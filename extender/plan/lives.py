@@ -43,6 +43,8 @@ class Life:
     peak_bytes: int | None = None
     #: Its mean SM activity, 0..1; None if unknown.
     sm_ratio: float | None = None
+    #: The request that Headroom would have recommended for it; None if too little was known.
+    recommended_bytes: int | None = None
     cpu_milli: int = 0
     host_bytes: int = 0
     #: GPU models that it may use; empty: any.
@@ -83,13 +85,15 @@ class History:
 class Vram:
     """The source of the GPU memory that pods request in a plan."""
 
-    #: "requests" or "peaks".
+    #: "requests", "peaks" or "recommendations".
     source: str
     #: Added to a peak, as a part of it.
     margin_ratio: float = 0.0
 
     def need_bytes(self, life: Life) -> int | None:
         """Return the GPU memory to request for the pod; None: all of a GPU."""
+        if self.source == "recommendations":
+            return life.request_bytes if life.recommended_bytes is None else life.recommended_bytes
         if self.source == "requests" or life.peak_bytes is None:
             return life.request_bytes
         need_bytes = int(life.peak_bytes * (1 + self.margin_ratio))
@@ -97,8 +101,8 @@ class Vram:
 
     @property
     def text(self) -> str:
-        if self.source == "requests":
-            return "requests"
+        if self.source != "peaks":
+            return self.source
         return f"peaks + {100 * self.margin_ratio:.0f} %"
 
 

@@ -49,10 +49,13 @@ class Spot:
 
 
 class Placer(Protocol):
-    def place(self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0) -> Spot | None:
+    def place(
+        self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0, used_bytes: int = 0
+    ) -> Spot | None:
         """Place a pod on one of these machines (indices); None if it fits on none of them.
 
-        ``sm_ratio``: the SM activity that the pod adds to each of its devices.
+        ``sm_ratio`` and ``used_bytes``: the SM activity and the memory that the pod then uses of
+        each of its devices.
         """
 
     def end(self, uid: str, spot: Spot) -> None:
@@ -96,7 +99,9 @@ class ByHeadroom:
         self._sm_ratio: dict[str, float] = {}
         self._kinds: dict[tuple[int, int | None, int | None], tuple[VramRequest, Pod]] = {}
 
-    def place(self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0) -> Spot | None:
+    def place(
+        self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0, used_bytes: int = 0
+    ) -> Spot | None:
         kind, pod = self._kind(request.gpus, request.need_bytes, request.max_sm)
         asked = replace(kind, uid=uid, name=uid)
         usual = self._cluster.usual
@@ -114,7 +119,9 @@ class ByHeadroom:
         spot = Spot(machine, devices)
         self._plugins.take(spot)
         held = Counter(device_uuid(self._machines[machine], device) for device in devices)
-        self._simulation.observe(uid, at.node, held)
+        # Use below the request changes nothing; all of a GPU cannot be exceeded.
+        beyond = request.need_bytes is not None and used_bytes > request.need_bytes
+        self._simulation.observe(uid, at.node, held, used_bytes if beyond else 0)
         if sm_ratio:
             self._sm_ratio[uid] = sm_ratio
             self._measure(spot, sm_ratio)
@@ -167,7 +174,9 @@ class ByCounting:
         self._plugins = _Plugins(machines, sharing.replicas, seed)
         self._free = np.array([machine.gpus * sharing.replicas for machine in machines], np.int64)
 
-    def place(self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0) -> Spot | None:
+    def place(
+        self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0, used_bytes: int = 0
+    ) -> Spot | None:
         free = self._free[rows]
         most = int(free.max(initial=0))
         if most < request.gpus:

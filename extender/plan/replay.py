@@ -191,9 +191,11 @@ class Replay:
         return True
 
     def _place(self, index: int, request: Request) -> Spot | None:
-        rows = self._filters.rows(request)
-        sm_ratio = self._lives[index].sm_ratio or 0.0
-        return self._placer.place(f"p{index}", request, rows, sm_ratio) if len(rows) else None
+        rows, life = self._filters.rows(request), self._lives[index]
+        if not len(rows):
+            return None
+        sm_ratio, used_bytes = life.sm_ratio or 0.0, life.known_bytes or 0
+        return self._placer.place(f"p{index}", request, rows, sm_ratio, used_bytes)
 
     def _use(self, life: Life, spot: Spot) -> int:
         """Let the pod take its peak on each device; return it, or 0 if a device has less."""

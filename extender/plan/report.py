@@ -29,7 +29,7 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
         active = [each.sm_ratio for each in figures if each.gpus]
         competing = [each.contention.competing_ratio for each in figures if each.gpus]
         cells = [
-            row.configuration.text,
+            row_name(study, row),
             need_range(row.gpus, row.spread_ratio) or "no number suffices",
             need_range([each.nodes for each in figures], row.spread_ratio) or "-",
             wait_range([each.today_wait_s for each in figures]),
@@ -48,6 +48,13 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
 def table_rows(study: Study) -> list[Row]:
     """Return the rows of all configurations, unshared GPUs first."""
     return [study.unshared, *study.rows]
+
+
+def row_name(study: Study, row: Row) -> str:
+    """Return the name of a configuration in the report."""
+    vram = row.configuration.vram
+    other = "" if vram == study.vram else f", vram from {vram.text}"
+    return row.configuration.text + other
 
 
 def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
@@ -121,7 +128,8 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
         "next_steps": _next_steps_data(study),
         "configurations": [
             {
-                "configuration": row.configuration.text,
+                "configuration": row_name(study, row),
+                "vram": row.configuration.vram.text,
                 "gpus_range": need_ends(row.gpus, row.spread_ratio),
                 "replays": [_figures_data(each, prices) for each in row.figures],
             }

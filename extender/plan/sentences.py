@@ -1,5 +1,6 @@
 """The answer of a plan in plain sentences, and its assumptions."""
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 
@@ -45,6 +46,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
         found.append(_best_sentence(study, best))
         if prices is not None:
             found += _money(study, best, prices)
+    found += _other_vram(study)
     found += _counting(study, best)
     found += _interference(study, best)
     found += _exclusive(study)
@@ -89,6 +91,20 @@ def _best_sentence(study: Study, row: Row) -> str:
     return text + "."
 
 
+def _other_vram(study: Study) -> Iterator[str]:
+    for row in study.rows:
+        vram = row.configuration.vram
+        if vram != study.vram:
+            needed = need_range(row.gpus, row.spread_ratio)
+            text = f"With vram from {vram.text} it needs {needed} GPUs"
+            if not needed:
+                text = f"With vram from {vram.text} no number of nodes suffices"
+            elif max(row.out_of_memory):
+                lost = span(*whole(row.out_of_memory))
+                text += f", and {lost} pods that use more than they request run out of memory"
+            yield text + "."
+
+
 def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]:
     saved = [
         monthly(unshared.models, prices) - monthly(each.models, prices)
@@ -107,7 +123,7 @@ def _counting(study: Study, best: Row | None) -> Iterator[str]:
     replicas = best.configuration.replicas if best else 0
     same = [row for row in rows if row.configuration.replicas == replicas]
     for row in same or rows[:1]:
-        lost = [each.out_of_memory for each in row.figures if each.gpus is not None]
+        lost = row.out_of_memory
         if lost:
             low, high = whole(lost)
             part = 100 * high / max(1, len(study.history.lives))
@@ -205,6 +221,18 @@ def _need_assumption(study: Study) -> Iterator[str]:
         yield f"Ranges of needs from less than {LEAST_DAYS} days are too narrow."
 
 
+def _recommendations(study: Study) -> str:
+    lives = study.history.lives
+    without = sum(life.recommended_bytes is None for life in lives)
+    below = sum((life.recommended_bytes or math.inf) < (life.peak_bytes or 0) for life in lives)
+    return (
+        "Recommendations are those of Headroom's recorder from the lives that ended before, all "
+        "pods of a workload taken as one program that ended well. "
+        f"{without:,} of {plural(len(lives), 'pod')} came before there was one, and keep their "
+        f"request; {below:,} used more than was recommended."
+    )
+
+
 def assumptions(study: Study) -> list[str]:
     """Return everything that the figures assume."""
     history = study.history
@@ -235,6 +263,9 @@ def assumptions(study: Study) -> list[str]:
         "The device plugin takes a GPU with the fewest replicas in use, at random between equals.",
         "Replica counting spreads pods over the nodes with the most free replicas.",
     ]
+    sources = [study.vram.source, *(row.configuration.vram.source for row in study.rows)]
+    if "recommendations" in sources:
+        found.append(_recommendations(study))
     if study.vram.source == "peaks":
         found.append(
             f"Pods request their measured peak plus {100 * study.vram.margin_ratio:.0f} %, rounded "

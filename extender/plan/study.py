@@ -65,6 +65,10 @@ class Row:
     def gpus(self) -> list[int | None]:
         return [each.gpus for each in self.figures]
 
+    @property
+    def out_of_memory(self) -> list[int]:
+        return [each.out_of_memory for each in self.figures if each.gpus is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class Study:
@@ -84,21 +88,26 @@ class _Seed:
 
     seed: int
     today: Baseline
-    exclusive: Pool | None
+    #: The pods that keep unshared nodes, by the source of their requests.
+    exclusive: Mapping[Vram, Pool | None]
 
 
 def run_study(
     history: History,
     configurations: Sequence[Configuration],
-    vram: Vram,
+    vrams: Sequence[Vram],
     seeds: int,
     processes: int,
     progress: Callable[[str], None],
 ) -> Study:
-    """Replay each configuration with each seed; report each finished step to ``progress``."""
+    """Replay each configuration with each seed; report each finished step to ``progress``.
+
+    ``vrams``: the source of the requests, and others with which the best configuration is replayed.
+    """
+    vram, *others = vrams
     with _Workers(history, processes) as workers:
         bases: list[_Seed] = []
-        for base in workers.each(_prepare, [(vram, seed) for seed in range(seeds)]):
+        for base in workers.each(_prepare, [(vrams, seed) for seed in range(seeds)]):
             bases.append(base)
             progress(f"today, {len(bases)} of {seeds} replays")
         # The search for unshared GPUs takes longest, so it is first.
@@ -107,11 +116,11 @@ def run_study(
         )
         unshared, *rows = rows
         best = best_row(rows)
-        if best is not None and any(
-            each.contention.competing_ratio > COMPETING for each in best.figures
-        ):
-            limited = [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
-            rows += _rows(workers, limited, bases, progress)
+        if best is not None:
+            more = [replace(best.configuration, vram=other) for other in others]
+            if any(each.contention.competing_ratio > COMPETING for each in best.figures):
+                more += [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
+            rows += _rows(workers, more, bases, progress)
     return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
 
 
@@ -137,12 +146,14 @@ def _rows(
 
 def best_row(rows: Sequence[Row]) -> Row | None:
     """Return the configuration of Headroom that needs the fewest GPUs in its worst replay; of equal
-    ones the one with fewer replicas. Configurations with a limit of SM activity do not count."""
+    ones the one with fewer replicas. Configurations with a limit of SM activity, or with another
+    source of requests than the first one, do not count."""
     known = [
         row
         for row in rows
         if row.configuration.mode not in ("counting", "exclusive")
         and row.configuration.max_sm is None
+        and row.configuration.vram == rows[0].configuration.vram
         and all(gpus is not None for gpus in row.gpus)
     ]
     return min(
@@ -184,12 +195,13 @@ def _remember(history: History) -> None:
     _history[:] = [history]
 
 
-def _prepare(task: tuple[Vram, int]) -> _Seed:
-    vram, seed = task
+def _prepare(task: tuple[Sequence[Vram], int]) -> _Seed:
+    vrams, seed = task
     (history,) = _history
     lives = resampled(history, seed)
     today = baseline(history, lives, seed)
-    return _Seed(seed, today, exclusive_pool(history, lives, vram, seed, today))
+    pools = {vram: exclusive_pool(history, lives, vram, seed, today) for vram in vrams}
+    return _Seed(seed, today, pools)
 
 
 def _play(task: tuple[Configuration, _Seed]) -> Figures:
@@ -199,7 +211,8 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     if configuration.mode == "exclusive":
         pool = unshared_pool(history, lives, base.seed, base.today)
         return _unshared(base.today, pool)
-    found = answer(history, lives, configuration, base.seed, base.today, base.exclusive)
+    exclusive = base.exclusive[configuration.vram]
+    found = answer(history, lives, configuration, base.seed, base.today, exclusive)
     return _figures(found)
 
 

@@ -273,15 +273,16 @@ class Simulation:
         if count_of:
             self.observe(uid, at.node, count_of)
 
-    def observe(self, uid: str, name: str, count_of: Mapping[str, int]) -> None:
-        """Let the node report that a placed pod holds these devices (uuid -> replicas).
+    def observe(self, uid: str, name: str, count_of: Mapping[str, int], used: int = 0) -> None:
+        """Let the node report that a placed pod holds these devices (uuid -> replicas), and uses
+        ``used`` bytes of each.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
         held, status = self._reported(name)
         devices = [allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
         rows = [
-            PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=0)
+            PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=used)
             for device, count in count_of.items()
             for n in range(count)
         ]

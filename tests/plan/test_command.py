@@ -310,7 +310,7 @@ def test_errors_name_file_line_and_column(
         (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
         (["--prometheus", "http://p"], "--prometheus and --pods are two sources: use one of them"),
         (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
-        (["--vram", "half"], "--vram half is not requests or peaks"),
+        (["--vram", "half"], "--vram half is not one of: peaks, recommendations, requests"),
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
     ],
 )
@@ -342,3 +342,28 @@ def test_peaks_without_any_measured_peak_are_an_error(files: tuple[Path, Path]) 
     code, _, error = run(files, "--vram", "peaks")
     assert code == 2
     assert "--vram peaks: no pod of the history has a measured peak" in error
+
+
+def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> None:
+    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
+    data = json.loads(run(files, *few, "--vram", "peaks", "--vram", "recommendations")[1])
+    found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
+    assert list(found)[:3] == [
+        "unshared",
+        "4 replicas, steered",
+        "4 replicas, steered, vram from recommendations",
+    ]
+    # The first four pods have no recommendation and keep whole GPUs, as the trainer beside them:
+    # three nodes. The others share a node.
+    recommended = found["4 replicas, steered, vram from recommendations"]
+    assert (recommended["gpus"], recommended["out_of_memory_pods"]) == (8, 0)
+    assert "With vram from recommendations it needs 8 GPUs." in data["sentences"]
+    (note,) = [each for each in data["assumptions"] if each.startswith("Recommendations are")]
+    # Both trainers come too early as well.
+    assert "6 of 50 pods came before there was one, and keep their request; 0 used more" in note
+    default = json.loads(run(files, *few)[1])
+    assert [each["vram"] for each in default["configurations"]] == [
+        "peaks + 10 %",
+        "peaks + 10 %",
+        "recommendations",
+    ]

@@ -97,3 +97,15 @@ def test_a_replay_ends_early_once_the_wait_exceeds_the_limit() -> None:
     allowed = Replay(lives, requests, one(), ByHeadroom(one(), Sharing(), 1)).run(1e6)
     assert allowed is not None
     assert allowed.pods == 50
+
+
+def test_use_above_the_request_keeps_later_pods_out() -> None:
+    lives = [life(0, 100, 14), life(10, 50, 12), life(120, 100, 12), life(130, 50, 14)]
+    requests = [Request(1, gib * GIB, frozenset(), 0, 0) for gib in (4, 12, 12, 4)]
+    placer = ByHeadroom(one(), Sharing(4, steered=True), 1)
+    found = Replay(lives, requests, one(), placer).run()
+    assert found is not None
+    # The second waits for the first, which uses 14 of 24 GiB although it requests 4. The fourth
+    # waits for the second; by its request it then fits, but it uses more than the free 12 GiB.
+    assert list(found.waited_s) == [0, 90, 0, 20]
+    assert found.out_of_memory == 1
