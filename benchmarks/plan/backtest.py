@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.plan import generated
 from extender.plan.csv_source import read_history
-from extender.plan.demand import demand, mean_gpu_bytes, spread_ratio
+from extender.plan.demand import demand, mean_gpu_bytes
 from extender.plan.intervals import need_interval
 from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import resampled
@@ -29,6 +29,7 @@ from extender.plan.scenarios import (
     answer,
     exclusive_pool,
     split,
+    spread_of,
 )
 from extender.plan.wording import outward
 
@@ -87,7 +88,7 @@ def held_out(
     found = []
     for week, before in enumerate(histories[:-1]):
         drawn = [need(before, resampled(before, seed), vram, seed) for seed in range(1, seeds)]
-        spread = spread_ratio(before, REPLICAS, vram)
+        spread = spread_of(before, Configuration("steered", REPLICAS, vram))
         low, high = outward(*need_interval([needs[week], *drawn], spread))
         found.append(Week(low, high, needs[week], needs[week + 1]))
     return found
@@ -135,7 +136,7 @@ def _cut(whole: History, since_s: float) -> History:
 
 def largest_demand(history: History, lives: Sequence[Life], vram: Vram, seed: int) -> int:
     """Return the most GPUs that the pods use at once if none waits, packed without loss."""
-    stay, share = split(lives, history.machines, vram)
+    stay, share = split(lives, history.machines, Configuration("steered", REPLICAS, vram))
     size = mean_gpu_bytes(history.machines)
     return math.ceil(demand(stay, 1, vram, size)[0] + demand(share, REPLICAS, vram, size)[0])
 
@@ -143,8 +144,8 @@ def largest_demand(history: History, lives: Sequence[Life], vram: Vram, seed: in
 def replayed_need(history: History, lives: Sequence[Life], vram: Vram, seed: int) -> int:
     """Return the fewest GPUs with which nothing waits longer than on the whole cluster."""
     today = Baseline(0.0, NO_WAIT_S, 0)
-    exclusive = exclusive_pool(history, lives, vram, seed, today)
     configuration = Configuration("steered", REPLICAS, vram)
+    exclusive = exclusive_pool(history, lives, configuration, seed, today)
     found = answer(history, lives, configuration, seed, today, exclusive)
     assert found.gpus is not None
     return found.gpus

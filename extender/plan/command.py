@@ -15,13 +15,14 @@ from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
 from extender.plan.lives import History, Vram, with_more
+from extender.plan.mig import PROFILES, split_by_mig
 from extender.plan.prices import read_prices
 from extender.plan.recommended import with_recommendations
 from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
 from extender.plan.study import models_of, run_study
 
-MODES = ("counting", "predicted", "steered")
+MODES = ("counting", "predicted", "steered", "mig")
 #: With more replicas the plugin's choice matters little, and each costs a search.
 REPLICAS = (2, 3, 4, 6, 8)
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
@@ -86,7 +87,7 @@ def plan(
             history = _bought(history, each)
         history = with_recommendations(history)
         sources = _vrams(history, vram, margin)
-        configurations = _configurations(mode, replicas, sources[0])
+        configurations = _configurations(mode, replicas, sources[0], history)
         if not 1 <= seeds <= _MOST_SEEDS:
             raise BadSettings(f"--seeds {seeds} is not from 1 to {_MOST_SEEDS}. Example: --seeds 5")
         costs = None
@@ -210,7 +211,7 @@ def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vra
 
 
 def _configurations(
-    modes: list[str] | None, replicas: list[int] | None, vram: Vram
+    modes: list[str] | None, replicas: list[int] | None, vram: Vram, history: History
 ) -> list[Configuration]:
     for mode in modes or ():
         if mode not in MODES:
@@ -221,11 +222,21 @@ def _configurations(
                 f"--replicas {count} is not from 2 to {_MOST_REPLICAS}; unshared GPUs are always "
                 "in the report. Example: --replicas 4"
             )
-    return [
+    found = [
         Configuration(mode, count, vram)
         for mode in dict.fromkeys(modes or MODES)
         for count in dict.fromkeys(replicas or REPLICAS)
+        if mode != "mig"
     ]
+    if "mig" in (modes or MODES):
+        profiles = [each for each in PROFILES if split_by_mig(history.machines, each)]
+        if modes and not profiles:
+            raise BadSettings(
+                "--mode mig: no GPU of the cluster supports MIG. Its models: "
+                f"{', '.join(models_of(history.machines))}. Example: --mode steered"
+            )
+        found += [Configuration("mig", 1, vram, profile) for profile in profiles]
+    return found
 
 
 def _report_progress(step: str) -> None:

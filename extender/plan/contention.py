@@ -1,10 +1,12 @@
 """Finds pods that compete for the SMs of a GPU, from their mean SM activity.
 
 Pods on one GPU *compete* while their SM activities add up to more than 1. They are then assumed to
-be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed.
+be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. A MIG
+instance has a part of the SMs, and slows its pod down if that has been more active.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -41,7 +43,9 @@ NONE = Contention(0.0, 0.0, 0.0, ())
 class Contentions:
     """Counts the contention during a replay."""
 
-    def __init__(self) -> None:
+    def __init__(self, sm_shares: Sequence[float]) -> None:
+        """``sm_shares``: for each machine, the part of a GPU's SMs that each device has."""
+        self._sm_shares = sm_shares
         #: Machine and device -> pods there: index, workload, SM activity; and since when.
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)
         self._since_s: dict[tuple[int, int], float] = {}
@@ -71,7 +75,8 @@ class Contentions:
         if not there or not elapsed_s:
             return
         self._run_s += elapsed_s * len(there)
-        if (total := sum(sm_ratio for _, sm_ratio in there)) <= 1.0:
+        total = sum(sm_ratio for _, sm_ratio in there) / self._sm_shares[place[0]]
+        if total <= 1.0:
             return
         self._competing_s += elapsed_s * len(there)
         self._lost_s += elapsed_s * len(there) * (1 - 1 / total)

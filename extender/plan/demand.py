@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from extender.plan.lives import History, Life, Machine, Vram, largest_bytes, stays_exclusive
+from extender.plan.lives import History, Life, Machine, Vram
 from extender.plan.resampling import Days
 
 #: Number of drawn histories from which the spread is computed.
@@ -36,47 +36,36 @@ def demand(
         return 0.0, 0.0
     created_s = np.array([life.created_s for life in lives])
     run_s = np.array([life.run_s for life in lives])
-    gpus = np.array([_gpus(life, vram, replicas, mean_bytes) for life in lives])
+    gpus = np.array([gpus_of(life, vram, replicas, mean_bytes) for life in lives])
     most = _most_at_once(created_s, run_s, gpus)
     span_s = max(1.0, float((created_s + run_s).max() - created_s[0]))
     return most, min(float(run_s @ gpus) / span_s, most)
 
 
-def spread_ratio(history: History, replicas: int, vram: Vram) -> float:
+def spread_ratio(history: History, gpus: Sequence[float], share: Sequence[bool]) -> float:
     """Return the standard deviation of the most GPUs at once over ``DRAWS`` drawn histories, as a
-    part of their mean. 0 if the history is shorter than ``LEAST_DAYS``.
+    part of their mean; 0 if the history is shorter than ``LEAST_DAYS``.
 
-    With 1 replica all pods keep whole GPUs.
+    ``gpus`` and ``share``: for each pod, the GPUs that it takes, and in which of two pools.
     """
     if history.days < LEAST_DAYS:
         return 0.0
-    sizes, mean_bytes = largest_bytes(history.machines), mean_gpu_bytes(history.machines)
-    share = np.array(
-        [
-            replicas > 1 and not stays_exclusive(life, vram.need_bytes(life), sizes)
-            for life in history.lives
-        ]
-    )
-    gpus = np.array(
-        [
-            _gpus(life, vram, replicas if shares else 1, mean_bytes)
-            for life, shares in zip(history.lives, share.tolist(), strict=True)
-        ]
-    )
+    taken, shared = np.array(gpus), np.array(share)
     run_s = np.array([life.run_s for life in history.lives])
     days, found = Days(history), []
     for seed in range(1, DRAWS + 1):
         drawn = days.draw(seed)
         found.append(0.0)
-        for pool in (share, ~share):
+        for pool in (shared, ~shared):
             there = pool[drawn.indices]
             of = drawn.indices[there]
-            found[-1] += _most_at_once(drawn.created_s[there], run_s[of], gpus[of])
+            found[-1] += _most_at_once(drawn.created_s[there], run_s[of], taken[of])
     mean = float(np.mean(found))
     return float(np.std(found, ddof=1)) / mean if mean else 0.0
 
 
-def _gpus(life: Life, vram: Vram, replicas: int, mean_bytes: float) -> float:
+def gpus_of(life: Life, vram: Vram, replicas: int, mean_bytes: float) -> float:
+    """Return the GPUs that a pod takes: of a shared GPU at least a replica."""
     need_bytes = vram.need_bytes(life)
     if replicas == 1 or need_bytes is None:
         return float(life.gpus)

@@ -60,17 +60,20 @@ def _node(machine: Machine, sharing: Sharing) -> Node:
         metadata=ObjectMeta(
             name=machine.name, uid=machine.name, annotations={DEVICE_CHOICE: choice.value}
         ),
-        status=NodeStatus(allocatable={GPU: str(machine.gpus * sharing.replicas)}),
+        status=NodeStatus(allocatable={GPU: str(machine.devices * sharing.replicas)}),
     )
 
 
 def _gpunode(machine: Machine, sharing: Sharing) -> GPUNode:
-    shared = sharing.replicas > 1
+    shared, mig = sharing.replicas > 1, machine.instances > 1
     devices = [
         Device(
             uuid=device_uuid(machine, index),
             index=index,
             model=machine.model,
+            kind="mig" if mig else "gpu",
+            parent=f"{machine.name}/gpu-{index // machine.instances}" if mig else None,
+            gpu_instance=index % machine.instances if mig else None,
             memory_bytes=machine.memory_bytes,
             reserved_bytes=0,
             used_bytes=0,
@@ -80,7 +83,7 @@ def _gpunode(machine: Machine, sharing: Sharing) -> GPUNode:
             resource=GPU,
             replicas=Replicas(free=sharing.replicas),
         )
-        for index in range(machine.gpus)
+        for index in range(machine.devices)
     ]
     plugin = Plugin(
         allocation_policy="distributed",

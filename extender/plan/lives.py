@@ -18,11 +18,19 @@ class Machine:
     name: str
     model: str
     gpus: int
-    #: Memory of each GPU that pods can use.
+    #: Memory of each device that pods can use.
     memory_bytes: int
     #: Amounts that pods can request of the node; None if unknown, which then limits nothing.
     cpu_milli: int | None = None
     host_bytes: int | None = None
+    #: MIG instances of each GPU; 1 without MIG. A device is an instance, or a whole GPU.
+    instances: int = 1
+    #: The part of a GPU's SMs that a device has.
+    sm_share: float = 1.0
+
+    @property
+    def devices(self) -> int:
+        return self.gpus * self.instances
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ def mixed_order(machines: Sequence[Machine]) -> list[Machine]:
     """Return the machines in an order in which each prefix has about the same mix of shapes."""
     by_shape: dict[tuple[object, ...], list[Machine]] = {}
     for machine in machines:
-        shape = machine.model, machine.gpus, machine.memory_bytes, machine.cpu_milli
+        shape = (machine.model, machine.gpus, machine.memory_bytes, machine.cpu_milli)
         by_shape.setdefault(shape, []).append(machine)
     placed = [
         ((rank + 0.5) / len(alike), number, machine)

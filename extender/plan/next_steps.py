@@ -32,7 +32,7 @@ def candidates(history: History, vram: Vram) -> list[Candidate]:
 
     Empty if the history has no names of workloads: then each pod is a workload of its own.
     """
-    _, share = split(history.lives, history.machines, vram)
+    _, share = split(history.lives, history.machines, Configuration("predicted", 2, vram))
     by_workload: dict[str, list[Life]] = {}
     for life in share:
         by_workload.setdefault(life.workload, []).append(life)

@@ -68,7 +68,7 @@ class _Plugins:
     def __init__(self, machines: Sequence[Machine], replicas: int, seed: int) -> None:
         self._lots = random.Random(seed)
         self._replicas = replicas
-        self._taken = [[0] * machine.gpus for machine in machines]
+        self._taken = [[0] * machine.devices for machine in machines]
 
     def choose(self, machine: int, count: int) -> tuple[int, ...]:
         """Return the devices of ``count`` replicas, one after another."""
@@ -172,7 +172,7 @@ class ByCounting:
     def __init__(self, machines: Sequence[Machine], sharing: Sharing, seed: int) -> None:
         self._lots = random.Random(seed)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
-        self._free = np.array([machine.gpus * sharing.replicas for machine in machines], np.int64)
+        self._free = np.array([each.devices * sharing.replicas for each in machines], np.int64)
 
     def place(
         self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0, used_bytes: int = 0

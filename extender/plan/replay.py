@@ -106,7 +106,7 @@ class Replay:
         self._lives, self._requests, self._placer = lives, requests, placer
         self._filters = _Filters(machines)
         self._machines = machines
-        self._free_bytes = [[machine.memory_bytes] * machine.gpus for machine in machines]
+        self._free_bytes = [[machine.memory_bytes] * machine.devices for machine in machines]
         self._running: dict[int, _Running] = {}
         #: Ends to come: time, index of the life.
         self._ends: list[tuple[float, int]] = []
@@ -119,7 +119,7 @@ class Replay:
         self._never = self._out_of_memory = self._most_running = 0
         self._now_s = self._until_s = 0.0
         self._used_bytes, self._used_sm = 0, 0.0
-        self._contentions = Contentions()
+        self._contentions = Contentions([machine.sm_share for machine in machines])
         self._byte_s = self._sm_s = 0.0
 
     def run(self, most_wait_s: float | None = None) -> Outcome | None:
@@ -230,7 +230,7 @@ class Replay:
         self._now_s = now_s
 
     def _outcome(self) -> Outcome:
-        all_bytes = sum(machine.gpus * machine.memory_bytes for machine in self._machines)
+        all_bytes = sum(machine.devices * machine.memory_bytes for machine in self._machines)
         gpus = sum(machine.gpus for machine in self._machines)
         span_s = self._until_s - self._lives[0].created_s if self._lives else 0.0
         return Outcome(

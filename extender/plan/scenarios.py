@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.demand import demand, mean_gpu_bytes
+from extender.plan.demand import demand, gpus_of, mean_gpu_bytes, spread_ratio
 from extender.plan.fleet import Sharing
 from extender.plan.lives import (
     History,
@@ -24,6 +24,7 @@ from extender.plan.lives import (
     mixed_order,
     stays_exclusive,
 )
+from extender.plan.mig import split_by_mig
 from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
 from extender.plan.replay import Outcome, Replay
 
@@ -39,10 +40,12 @@ _MOST_TIMES = 4
 class Configuration:
     """One way to run the cluster."""
 
-    #: exclusive, counting, predicted or steered.
+    #: exclusive, counting, predicted, steered or mig.
     mode: str
     replicas: int
     vram: Vram
+    #: With MIG, the profile of all instances, such as 1g.
+    profile: str | None = None
     #: Limit of the SM activity of a GPU that takes another pod, in percent; None: no limit.
     max_sm: int | None = None
 
@@ -51,6 +54,8 @@ class Configuration:
         match self.mode:
             case "exclusive":
                 return "unshared"
+            case "mig":
+                return f"MIG {self.profile}"
             case "counting":
                 return f"{self.replicas} replicas, counted only"
             case _:
@@ -110,7 +115,7 @@ class Answer:
     @property
     def memory_ratio(self) -> float:
         """Used part of the GPU memory, 0..1."""
-        return self.ratio(lambda o: o.memory_ratio, lambda m: m.gpus * m.memory_bytes)
+        return self.ratio(lambda o: o.memory_ratio, lambda m: m.devices * m.memory_bytes)
 
     @property
     def sm_ratio(self) -> float:
@@ -152,11 +157,15 @@ def unshared_pool(
 
 
 def exclusive_pool(
-    history: History, lives: Sequence[Life], vram: Vram, seed: int, today: Baseline
+    history: History,
+    lives: Sequence[Life],
+    configuration: Configuration,
+    seed: int,
+    today: Baseline,
 ) -> Pool | None:
-    """Return the fewest unshared nodes for the pods that stay exclusive with this ``vram``."""
+    """Return the fewest unshared nodes for the pods that stay exclusive in this configuration."""
     machines = mixed_order(history.machines)
-    stay, _ = split(lives, machines, vram)
+    stay, _ = split(lives, machines, configuration)
     return _fewest_exclusive(stay, machines, seed, today.target_s)
 
 
@@ -169,9 +178,10 @@ def answer(
     exclusive: Pool | None,
 ) -> Answer:
     """Return the answer of a configuration with shared GPUs; ``exclusive`` is its other pool."""
-    machines = mixed_order(history.machines)
+    today_machines = mixed_order(history.machines)
+    machines = shared_machines(today_machines, configuration)
     vram = configuration.vram
-    _, share = split(lives, machines, vram)
+    _, share = split(lives, today_machines, configuration)
     sharing = Sharing(configuration.replicas, configuration.mode == "steered")
     by = ByCounting if configuration.mode == "counting" else ByHeadroom
     requests = [_request(life, vram.need_bytes(life), configuration.max_sm) for life in share]
@@ -184,9 +194,10 @@ def answer(
     if exclusive is not None:
         pool = _fewest(replay, share, machines, sharing.replicas, vram, today.target_s)
     kept = 0 if exclusive is None else len(exclusive.machines)
+    left = shared_machines(today_machines[kept:], configuration)
     wait_s, lost = None, 0
-    if exclusive is not None and (kept < len(machines) or not share):
-        rest = replay(machines[kept:]).run() if share else None
+    if exclusive is not None and (left or not share):
+        rest = replay(left).run() if share else None
         waits = [(exclusive.outcome.pods, exclusive.outcome.mean_wait_s)]
         if rest is not None:
             waits.append((rest.pods, rest.mean_wait_s))
@@ -196,22 +207,62 @@ def answer(
     return Answer(needed, wait_s, lost, today.left_out)
 
 
+def shared_machines(machines: Sequence[Machine], configuration: Configuration) -> list[Machine]:
+    """Return the machines as the shared pool has them: with MIG, those that support it, split."""
+    if configuration.profile is None:
+        return list(machines)
+    return split_by_mig(machines, configuration.profile)
+
+
+class Pools:
+    """Decides for each pod whether it shares GPUs in a configuration."""
+
+    def __init__(self, machines: Sequence[Machine], configuration: Configuration) -> None:
+        self._vram, self._mig = configuration.vram, configuration.profile is not None
+        self._sizes, self._shapes = largest_bytes(machines), shapes_of(machines)
+        self._shared = shapes_of(shared_machines(machines, configuration))
+
+    def shares(self, life: Life) -> bool | None:
+        """Return whether the pod shares GPUs; None if it is too large for every machine."""
+        need_bytes = self._vram.need_bytes(life)
+        if self._mig:
+            stays = life.gpus > 1 or need_bytes is None
+            stays = stays or not _has_machine(life, need_bytes, self._shared)
+        else:
+            stays = stays_exclusive(life, need_bytes, self._sizes)
+        if stays:
+            return False if _has_machine(life, None, self._shapes) else None
+        return True if _has_machine(life, need_bytes, self._shared) else None
+
+
 def split(
-    lives: Sequence[Life], machines: Sequence[Machine], vram: Vram
+    lives: Sequence[Life], machines: Sequence[Machine], configuration: Configuration
 ) -> tuple[list[Life], list[Life]]:
     """Return the pods that keep GPUs of their own, and the pods that share; without those that are
     too large for every machine."""
-    sizes, shapes = largest_bytes(machines), shapes_of(machines)
-    stay: list[Life] = []
-    share: list[Life] = []
-    for life in lives:
-        need_bytes = vram.need_bytes(life)
-        if stays_exclusive(life, need_bytes, sizes):
-            if _has_machine(life, None, shapes):
-                stay.append(life)
-        elif _has_machine(life, need_bytes, shapes):
-            share.append(life)
-    return stay, share
+    pools = Pools(machines, configuration)
+    found = [(life, pools.shares(life)) for life in lives]
+    return [life for life, shares in found if shares is False], [life for life, s in found if s]
+
+
+def spread_of(history: History, configuration: Configuration) -> float:
+    """Return the spread of the need between histories like this one, as a part of it."""
+    pools = Pools(history.machines, configuration)
+    shared = shared_machines(history.machines, configuration)
+    mean_bytes = mean_gpu_bytes(history.machines)
+    instances = sum(each.devices for each in shared) / max(1, sum(each.gpus for each in shared))
+    gpus: list[float] = []
+    share: list[bool] = []
+    for life in history.lives:
+        shares = pools.shares(life)
+        share.append(bool(shares))
+        if not shares:
+            gpus.append(0.0 if shares is None else float(life.gpus))
+        elif configuration.profile is not None:
+            gpus.append(1 / instances)
+        else:
+            gpus.append(gpus_of(life, configuration.vram, configuration.replicas, mean_bytes))
+    return spread_ratio(history, gpus, share)
 
 
 def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> Request:
@@ -270,7 +321,8 @@ def _fewest(
     on average; None if no number of machines suffices."""
     if not lives:
         return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
-    size = sum(machine.gpus for machine in ordered) / len(ordered)
+    # In devices: with MIG an instance takes one pod.
+    size = sum(machine.devices for machine in ordered) / len(ordered)
     most, mean = demand(lives, replicas, vram, mean_gpu_bytes(ordered))
     widest, found = _widest(lives, vram), dict[int, Outcome]()
 

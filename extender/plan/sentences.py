@@ -8,9 +8,10 @@ from contract.annotations import MAX_SM
 from extender.plan.demand import DRAWS, LEAST_DAYS
 from extender.plan.intervals import GROWTH, LEAST, SEASON, interval
 from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
+from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.prices import monthly
 from extender.plan.scenarios import NO_WAIT_S
-from extender.plan.study import COMPETING, Row, Study, best_row
+from extender.plan.study import COMPETING, Row, Study, best_row, models_of
 from extender.plan.wording import (
     need_range,
     percent_range,
@@ -47,6 +48,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
         if prices is not None:
             found += _money(study, best, prices)
     found += _other_vram(study)
+    found += _mig(study)
     found += _counting(study, best)
     found += _interference(study, best)
     found += _exclusive(study)
@@ -103,6 +105,23 @@ def _other_vram(study: Study) -> Iterator[str]:
                 lost = span(*whole(row.out_of_memory))
                 text += f", and {lost} pods that use more than they request run out of memory"
             yield text + "."
+
+
+def _mig(study: Study) -> Iterator[str]:
+    rows = [row for row in study.rows if row.configuration.profile is not None]
+    known = [row for row in rows if None not in row.gpus]
+    best = min(known, key=lambda row: max(gpus or 0 for gpus in row.gpus), default=None)
+    if best is None:
+        if rows:
+            yield "No MIG layout gives the same waiting time with any number of nodes."
+        return
+    needed = need_range(best.gpus, best.spread_ratio)
+    lost = percent_range([each.contention.lost_ratio for each in best.figures])
+    yield (
+        f"With all shared GPUs split into MIG instances {best.configuration.profile}, which keep "
+        f"pods apart, it needs {needed} GPUs, and pods lose {lost} of their running time because "
+        "an instance has only a part of the SMs."
+    )
 
 
 def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]:
@@ -233,6 +252,21 @@ def _recommendations(study: Study) -> str:
     )
 
 
+def _mig_assumptions(study: Study) -> Iterator[str]:
+    models = models_of(study.history.machines)
+    without = [each for each in models if not any(profile_of(each, name) for name in PROFILES)]
+    if len(without) < len(models):
+        yield (
+            f"A MIG instance has its part of the GPU's SMs, and {100 * USABLE:.0f} % of its part "
+            "of the memory. Pods that fit on no instance keep unshared nodes."
+        )
+    if without:
+        yield (
+            f"MIG is not compared for {', '.join(without)}: NVIDIA's list of GPUs with MIG does "
+            "not have such models."
+        )
+
+
 def assumptions(study: Study) -> list[str]:
     """Return everything that the figures assume."""
     history = study.history
@@ -262,6 +296,7 @@ def assumptions(study: Study) -> list[str]:
         "Unshared nodes are packed as Headroom packs them; a scheduler that spreads needs more.",
         "The device plugin takes a GPU with the fewest replicas in use, at random between equals.",
         "Replica counting spreads pods over the nodes with the most free replicas.",
+        *_mig_assumptions(study),
     ]
     sources = [study.vram.source, *(row.configuration.vram.source for row in study.rows)]
     if "recommendations" in sources:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.demand import spread_ratio
 from extender.plan.lives import History, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
@@ -19,6 +18,7 @@ from extender.plan.scenarios import (
     answer,
     baseline,
     exclusive_pool,
+    spread_of,
     unshared_pool,
 )
 
@@ -88,8 +88,8 @@ class _Seed:
 
     seed: int
     today: Baseline
-    #: The pods that keep unshared nodes, by the source of their requests.
-    exclusive: Mapping[Vram, Pool | None]
+    #: The nodes of the pods that keep unshared ones, by ``_exclusive_of`` of the configuration.
+    exclusive: Mapping[Configuration, Pool | None]
 
 
 def run_study(
@@ -105,9 +105,11 @@ def run_study(
     ``vrams``: the source of the requests, and others with which the best configuration is replayed.
     """
     vram, *others = vrams
+    kinds = [*configurations, *(replace(configurations[0], vram=other) for other in others)]
+    exclusive = list(dict.fromkeys(map(_exclusive_of, kinds)))
     with _Workers(history, processes) as workers:
         bases: list[_Seed] = []
-        for base in workers.each(_prepare, [(vrams, seed) for seed in range(seeds)]):
+        for base in workers.each(_prepare, [(exclusive, seed) for seed in range(seeds)]):
             bases.append(base)
             progress(f"today, {len(bases)} of {seeds} replays")
         # The search for unshared GPUs takes longest, so it is first.
@@ -135,11 +137,11 @@ def _rows(
     for found in workers.each(_play, tasks):
         figures.append(found)
         progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
-    kinds = list(dict.fromkeys((each.replicas, each.vram) for each in configurations))
+    kinds = list(dict.fromkeys(map(_spread_of, configurations)))
     spreads = dict(zip(kinds, workers.each(_spread, kinds), strict=True))
     size = len(bases)
     return [
-        Row(each, figures[at * size : (at + 1) * size], spreads[each.replicas, each.vram])
+        Row(each, figures[at * size : (at + 1) * size], spreads[_spread_of(each)])
         for at, each in enumerate(configurations)
     ]
 
@@ -151,7 +153,7 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     known = [
         row
         for row in rows
-        if row.configuration.mode not in ("counting", "exclusive")
+        if row.configuration.mode in ("predicted", "steered")
         and row.configuration.max_sm is None
         and row.configuration.vram == rows[0].configuration.vram
         and all(gpus is not None for gpus in row.gpus)
@@ -195,12 +197,22 @@ def _remember(history: History) -> None:
     _history[:] = [history]
 
 
-def _prepare(task: tuple[Sequence[Vram], int]) -> _Seed:
-    vrams, seed = task
+def _exclusive_of(configuration: Configuration) -> Configuration:
+    """Return the configuration with the parts by which pods are kept on unshared nodes."""
+    return replace(configuration, mode="exclusive", replicas=1, max_sm=None)
+
+
+def _spread_of(configuration: Configuration) -> Configuration:
+    """Return the configuration with the parts by which pods take GPUs."""
+    return replace(configuration, mode="", max_sm=None)
+
+
+def _prepare(task: tuple[Sequence[Configuration], int]) -> _Seed:
+    exclusive, seed = task
     (history,) = _history
     lives = resampled(history, seed)
     today = baseline(history, lives, seed)
-    pools = {vram: exclusive_pool(history, lives, vram, seed, today) for vram in vrams}
+    pools = {each: exclusive_pool(history, lives, each, seed, today) for each in exclusive}
     return _Seed(seed, today, pools)
 
 
@@ -211,14 +223,14 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     if configuration.mode == "exclusive":
         pool = unshared_pool(history, lives, base.seed, base.today)
         return _unshared(base.today, pool)
-    exclusive = base.exclusive[configuration.vram]
+    exclusive = base.exclusive[_exclusive_of(configuration)]
     found = answer(history, lives, configuration, base.seed, base.today, exclusive)
     return _figures(found)
 
 
-def _spread(task: tuple[int, Vram]) -> float:
+def _spread(configuration: Configuration) -> float:
     (history,) = _history
-    return spread_ratio(history, *task)
+    return spread_of(history, configuration)
 
 
 def _figures(found: Answer) -> Figures:

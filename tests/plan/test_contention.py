@@ -16,7 +16,7 @@ def life(workload: str, sm_ratio: float | None) -> Life:
 
 
 def test_time_above_the_whole_gpu_is_competing_and_partly_lost() -> None:
-    found, here, there = Contentions(), Spot(0, (0,)), Spot(0, (1,))
+    found, here, there = Contentions([1.0]), Spot(0, (0,)), Spot(0, (1,))
     found.start(0, life("train", 0.9), here, 0.0)
     found.start(1, life("serve", 0.6), here, 10.0)
     found.start(2, life("serve", 0.9), there, 10.0)

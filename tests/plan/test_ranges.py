@@ -110,5 +110,6 @@ def test_the_spread_is_that_of_the_busiest_day() -> None:
     ]
     given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
     # The largest of 14 numbers with mean 100 and standard deviation 10: 117, varying by 5.6.
-    assert spread_ratio(given, 1, Vram("requests")) == pytest.approx(0.048, abs=0.012)
-    assert spread_ratio(replace(given, lives=tuple(lives[:500])), 1, Vram("requests")) == 0.0
+    assert spread_ratio(given, [1.0] * 1400, [False] * 1400) == pytest.approx(0.048, abs=0.012)
+    short = replace(given, lives=tuple(lives[:500]))
+    assert spread_ratio(short, [1.0] * 500, [False] * 500) == 0.0

@@ -37,6 +37,9 @@ def test_only_lives_of_the_workload_that_ended_count() -> None:
     assert recommended(*others[:3], *(life(100.0 * n, 8) for n in range(3)))[-1] is None
     still_running = [life(100.0 * n, 8, run_s=1e6) for n in range(3)]
     assert recommended(*still_running, life(300, 8))[-1] is None
+    ended = [life(100.0 * n, 8) for n in range(3)]
+    young = life(290, 14, run_s=1e6)  # its peak is not known yet
+    assert recommended(*ended, young, life(300, 8))[-1] == recommended(*ended, life(300, 8))[-1]
     # After a day, running lives count too.
     assert recommended(*still_running, life(DAY_S + 300, 8))[-1] is not None
     unmeasured = [life(100.0 * n, None) for n in range(5)]
