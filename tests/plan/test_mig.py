@@ -27,6 +27,7 @@ H100_MIB = 81_559
         ("NVIDIA GB200", {"1g": 7, "2g": 3, "3g": 2}),
         ("NVIDIA A30", {"1g": 4, "2g": 2, "3g": None}),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", {"1g": 4, "2g": 2, "3g": None}),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", {"1g": 4}),
         ("NVIDIA L40S", {"1g": None, "2g": None, "3g": None}),
         ("NVIDIA A10", {"1g": None}),
         ("Tesla T4", {"1g": None}),
