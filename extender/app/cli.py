@@ -21,7 +21,7 @@ from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.doctor.command import doctor
 from extender.errors import BadSettings
-from extender.plan.command import plan
+from extender.plan.command import app as plan
 
 app = typer.Typer(
     add_completion=False,
@@ -256,7 +256,7 @@ def convert(
 
 
 app.command()(doctor)
-app.command()(plan)
+app.add_typer(plan, name="plan")
 app.command()(certs)
 app.command()(copy_certs)
 

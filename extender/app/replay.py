@@ -14,7 +14,7 @@ from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable
 from extender.state.cluster_state import ClusterState
-from extender.state.dump import FORMAT, Inputs, state_of
+from extender.state.dump import Inputs, inputs_of, state_of
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -33,17 +33,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
 def load(path: Path) -> Inputs:
     """Return the inputs in a snapshot file; raise ``BadSettings`` if it cannot be used."""
-    try:
-        inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise BadSettings(
-            f"{path}: {err}; use the answer of GET /v1/snapshot of the debug API"
-        ) from err
-    if inputs.head.format != FORMAT:
-        raise BadSettings(
-            f"{path}: its format is {inputs.head.format!r}, but this version reads {FORMAT!r}"
-        )
-    return inputs
+    return inputs_of(path.read_bytes(), str(path))
 
 
 def replay(inputs: Inputs, named: str | None, vram: str | None) -> Iterator[Replayed]:

@@ -18,9 +18,11 @@ from extender.plan.lives import History, Vram, with_more
 from extender.plan.mig import PROFILES, split_by_mig
 from extender.plan.prices import read_prices
 from extender.plan.recommended import with_recommendations
+from extender.plan.recording import history_of, history_of_snapshot, read_recording
 from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
 from extender.plan.study import models_of, run_study
+from extender.state.dump import inputs_of
 
 MODES = ("counting", "predicted", "steered", "mig")
 #: With more replicas the plugin's choice matters little, and each costs a search.
@@ -28,8 +30,12 @@ REPLICAS = (2, 3, 4, 6, 8)
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
 
+app = typer.Typer(invoke_without_command=True)
 
+
+@app.callback()
 def plan(
+    command: typer.Context,
     pods: Annotated[
         Path | None, typer.Option(help="CSV of pods: the columns of docs/plan.md.")
     ] = None,
@@ -37,6 +43,12 @@ def plan(
     prometheus: Annotated[
         str | None,
         typer.Option(help="URL of a Prometheus with kube-state-metrics and dcgm-exporter."),
+    ] = None,
+    recording: Annotated[
+        Path | None, typer.Option(help="File of `headroom plan record FILE`.")
+    ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="File of `kubectl headroom snapshot`: one moment.")
     ] = None,
     window: Annotated[str, typer.Option(help="Days to read from Prometheus.")] = "14d",
     nodes: Annotated[
@@ -78,11 +90,14 @@ def plan(
 
     Replays the lives of pods through Headroom's own placement. Needs no cluster and no GPU.
     """
+    if command.invoked_subcommand is not None:
+        return
     try:
         added = [each for each in nodes or () if each.startswith("+")]
         selectors = [each for each in nodes or () if not each.startswith("+")]
         labels = {key: value for each in selectors for key, value in _labels(each).items()}
-        history = _history(pods, machines, prometheus, _days(window), labels)
+        files = {"--pods": pods, "--recording": recording, "--snapshot": snapshot}
+        history = _history(files, machines, prometheus, _days(window), labels)
         for each in added:
             history = _bought(history, each)
         history = with_recommendations(history)
@@ -106,15 +121,40 @@ def plan(
         typer.echo(as_text(study, costs))
 
 
+@app.command()
+def record(
+    file: Annotated[Path, typer.Argument(help="File of the recording; continued if it exists.")],
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="Kubeconfig; default: $KUBECONFIG, or in a pod its account.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+) -> None:
+    """Record pods with a GPU and nodes until it is stopped, for `headroom plan --recording FILE`.
+
+    Needs to list and watch pods, nodes and, if they exist, gpunodes.headroom.gpu.
+    """
+    try:
+        try:  # its packages are optional
+            from extender.plan.recorder import record_to
+        except ImportError as err:
+            raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
+        record_to(file, kubeconfig, context)
+    except (BadSettings, OSError) as err:
+        typer.echo(f"headroom: {err}", err=True)
+        raise typer.Exit(2) from err
+
+
 def _history(
-    pods: Path | None,
+    files: Mapping[str, Path | None],
     machines: Path | None,
     prometheus: str | None,
     days: int,
     labels: Mapping[str, str],
 ) -> History:
-    if prometheus is not None and (pods or machines):
-        raise BadSettings("--prometheus and --pods are two sources: use one of them")
+    given = [option for option, file in files.items() if file is not None]
+    given += ["--prometheus"] if prometheus is not None else []
+    if len(given) > 1:
+        raise BadSettings(f"{' and '.join(given)} are {len(given)} sources: use one of them")
     if prometheus is not None:
         if urlsplit(prometheus).scheme not in ("http", "https"):
             raise BadSettings(
@@ -124,12 +164,25 @@ def _history(
         return _from_prometheus(prometheus, days, labels)
     if labels:
         raise BadSettings("--nodes selects nodes of --prometheus, and the source is a file")
+    for option, file in files.items():
+        if file is not None and option != "--pods":
+            return _from_file(option, file)
+    pods = files["--pods"]
     if pods is None or machines is None:
         raise BadSettings(
             "a source of the history is missing. Example: headroom plan --pods pods.csv "
             "--machines nodes.csv; or headroom plan --prometheus http://prometheus:9090"
         )
     return read_history(pods, machines)
+
+
+def _from_file(option: str, file: Path) -> History:
+    try:
+        if option == "--snapshot":
+            return history_of_snapshot(inputs_of(file.read_bytes(), str(file)))
+        return history_of(read_recording(file))
+    except BadSettings as err:
+        raise BadSettings(f"{option} {file}: {str(err).removeprefix(f'{file}: ')}") from err
 
 
 def _from_prometheus(url: str, days: int, labels: Mapping[str, str]) -> History:

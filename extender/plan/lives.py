@@ -1,5 +1,6 @@
 """Values of a plan: the machines of a cluster, the lives of its pods, and what they need."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ STEP_BYTES = 256 << 20
 #: A pod that needs more than this part of the largest GPU that it may use keeps a GPU of its own.
 EXCLUSIVE_ABOVE = 0.8
 DAY_S = 86_400.0
+_HASHES = re.compile(r"-[0-9a-f]{6,10}$|-\d{5,}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,12 @@ class Vram:
         if self.source != "peaks":
             return self.source
         return f"peaks + {100 * self.margin_ratio:.0f} %"
+
+
+def workload_name(namespace: str, controller: str) -> str:
+    """Return the name that all pods of a workload share, from that of their controller: without the
+    hash of a ReplicaSet or the time of a Job."""
+    return f"{namespace}/{_HASHES.sub('', controller)}"
 
 
 def largest_bytes(machines: Sequence[Machine]) -> Mapping[str, int]:

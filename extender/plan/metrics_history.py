@@ -7,13 +7,12 @@ lists the assumptions that replace missing metrics.
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from extender.errors import BadSettings
-from extender.plan.lives import History, Life, Machine
+from extender.plan.lives import History, Life, Machine, workload_name
 
 _REQUESTS = 'kube_pod_container_resource_requests{resource="nvidia_com_gpu"}'
 #: The pods whose other metrics matter: those that requested a GPU on that day.
@@ -46,7 +45,6 @@ AT_END: Mapping[str, str] = {
     "node_labels": "kube_node_labels",
     "fb_total": "DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE",
 }
-_HASHES = re.compile(r"-[0-9a-f]{6,10}$|-\d{5,}$")
 #: A pod whose last sample is older than this has ended.
 _GONE_AFTER_S = 300.0
 _SHORTEST_S = 1.0
@@ -190,6 +188,12 @@ class _Lives:
                 yield self._life(pod, counts)
         self._notes += _notes(counts)
 
+    def _owner_name(self, pod: _Pod) -> str:
+        """Return the name of the pod's controller, else its own."""
+        owner = self._owner.get(pod)
+        name = owner.labels.get("owner_name", "") if owner else ""
+        return pod[1] if name in ("", "<none>") else name
+
     def _life(self, pod: _Pod, counts: dict[str, int]) -> Life:
         namespace, name, _ = pod
         created_s = self._created.get(pod)
@@ -214,7 +218,7 @@ class _Lives:
         counts["on shared"] += used_bytes is None and node in self._shared
         return Life(
             name=f"{namespace}/{name}",
-            workload=f"{namespace}/{_workload(name, self._owner.get(pod))}",
+            workload=workload_name(namespace, self._owner_name(pod)),
             created_s=created_s,
             run_s=max(_SHORTEST_S, ended_s - started_s),
             gpus=max(1, sum(self._gpus[pod].values())),
@@ -300,13 +304,6 @@ def _means(samples: Iterable[Sample]) -> dict[tuple[str, str], float]:
         if key[1] and 0 <= sample.value <= 1:
             found[key].append(sample.value)
     return {key: sum(values) / len(values) for key, values in found.items()}
-
-
-def _workload(name: str, owner: Sample | None) -> str:
-    """Return the name of the controller, without the hash of a ReplicaSet or the time of a Job."""
-    if owner is None or owner.labels.get("owner_name") in (None, "", "<none>"):
-        return name
-    return _HASHES.sub("", owner.labels["owner_name"])
 
 
 def _selector(labels: Mapping[str, str]) -> str:

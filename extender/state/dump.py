@@ -30,6 +30,7 @@ from contract.kube import (
     ResourceSliceSpec,
 )
 from contract.reasons import Reason
+from extender.errors import BadSettings
 from extender.placement.demand_pricing import Market
 from extender.placement.device_reading import HISTORY, Activity
 from extender.placement.policy import Rules
@@ -231,6 +232,21 @@ def _without_value(variable: EnvVar) -> EnvVar:
 
 
 # Rebuilding a state.
+
+
+def inputs_of(body: bytes, name: str) -> Inputs:
+    """Decode a dump; raise ``BadSettings`` with the file's ``name`` if it is none."""
+    try:
+        inputs = msgspec.json.decode(body, type=Inputs)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise BadSettings(
+            f"{name}: {err}; use the answer of GET /v1/snapshot of the debug API"
+        ) from err
+    if inputs.head.format != FORMAT:
+        raise BadSettings(
+            f"{name}: its format is {inputs.head.format!r}, but this version reads {FORMAT!r}"
+        )
+    return inputs
 
 
 def state_of(inputs: Inputs) -> ClusterWriter:

@@ -1,0 +1,111 @@
+"""Reads what a plan needs from objects of the API server: pods, nodes and agents' reports."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from contract.annotations import Bytes
+from contract.errors import BadQuantity
+from contract.gpunode import GPUNodeStatus
+from contract.kube import Node, Pod
+from contract.quantity import parse_bytes
+from contract.vramprofile import seconds
+from extender.placement.policy import Rules
+from extender.placement.request import Unreadable, asks_for_gpu, replicas_requested, understand
+from extender.plan.lives import Machine, workload_name
+from extender.state.label_inventory import believed
+
+RULES = Rules()
+
+
+def gpu_pod(pod: Pod, now_s: float) -> dict[str, Any] | None:
+    """Return the fields of ``RecordedPod``; None for a pod without a GPU.
+
+    A pod without a start time counts as started at ``now_s``.
+    """
+    if not asks_for_gpu(pod, RULES):
+        return None
+    metadata, status = pod.metadata, pod.status
+    owners = [each.name for each in metadata.owner_references or () if each.controller]
+    created_s = seconds(metadata.creation_timestamp or "") or now_s
+    started_s = seconds((status.start_time if status else None) or "") or now_s
+    request = understand(pod, None, RULES, enforce_limits=False)
+    asks = () if isinstance(request, Unreadable) else request.containers
+    sizes = [each.amount.count_bytes for each in asks if isinstance(each.amount, Bytes)]
+    resources = [each.resources for each in pod.spec.containers or ()]
+    requests = [each.requests or {} for each in resources if each]
+    return {
+        "name": f"{metadata.namespace}/{metadata.name}",
+        "workload": workload_name(metadata.namespace, owners[0] if owners else metadata.name),
+        "node": pod.node,
+        "created_s": created_s,
+        "started_s": max(created_s, started_s),
+        "gpus": max(1, sum(replicas_requested(pod, RULES).values())),
+        "request_bytes": max(sizes, default=None),
+        "cpu_milli": sum(cpu_milli(each.get("cpu")) or 0 for each in requests),
+        "host_bytes": sum(count_of(each.get("memory")) or 0 for each in requests),
+    }
+
+
+def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
+    """Return the GPUs of a node, from its report or else from labels; None without known GPUs.
+
+    If the GPUs differ, they count as equal ones of the first model with the smallest memory. GPUs
+    that are split by MIG are left out.
+    """
+    status = status or believed(node, RULES)
+    devices = [
+        each for each in (status.devices if status else ()) if each.kind == "gpu" and each.model
+    ]
+    sizes = [each.memory_bytes - each.reserved_bytes for each in devices]
+    if not sizes or min(sizes) <= 0:
+        return None
+    allocatable = (node.status.allocatable if node.status else None) or {}
+    return Machine(
+        name=node.metadata.name,
+        model=devices[0].model,
+        gpus=len(devices),
+        memory_bytes=min(sizes),
+        cpu_milli=cpu_milli(allocatable.get("cpu")),
+        host_bytes=count_of(allocatable.get("memory")),
+    )
+
+
+def uses_of(status: GPUNodeStatus) -> Mapping[str, tuple[int | None, float | None]]:
+    """Return uid -> the most memory that the pod used on one device, and the mean SM activity of
+    its devices; None if unknown. SM activity is that of the pod only on devices without others."""
+    peaks: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    holders: dict[str, set[str]] = defaultdict(set)
+    for row in status.pods:
+        peak_bytes = row.peak_bytes if row.peak_bytes is not None else row.used_bytes
+        holders[row.device].add(row.uid)
+        peaks[row.uid]  # known, even without a figure
+        if peak_bytes is not None and peak_bytes >= 0:
+            peaks[row.uid][row.device] += peak_bytes
+    active: dict[str, list[float]] = defaultdict(list)
+    for device in status.devices:
+        if device.sm_activity is not None and len(holders[device.uuid]) == 1:
+            (uid,) = holders[device.uuid]
+            active[uid].append(device.sm_activity.ratio)
+    return {
+        uid: (
+            max(by_device.values(), default=None),
+            sum(active[uid]) / len(active[uid]) if active[uid] else None,
+        )
+        for uid, by_device in peaks.items()
+    }
+
+
+def cpu_milli(quantity: str | int | None) -> int | None:
+    """Return a CPU quantity in thousandths of a core; None if it is missing or not one."""
+    text = str(quantity or "")
+    # With "k" at its end, a number is read in thousandths.
+    return count_of(text.removesuffix("m") if text.endswith("m") else f"{text}k")
+
+
+def count_of(quantity: str | int | None) -> int | None:
+    """Return a quantity as a whole number, such as bytes; None if it is missing or not one."""
+    try:
+        return parse_bytes(str(quantity or ""))
+    except BadQuantity:
+        return None

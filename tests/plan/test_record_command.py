@@ -1,0 +1,126 @@
+"""`headroom plan record` against a scripted API server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extender.plan.recording import history_of, read_recording
+from tests.scripted import Exchange, scripted_server
+from tests.waiting import until
+
+GPU = "nvidia.com/gpu"
+
+
+def gpu_pod(name: str, gpus: str = "1") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": "ml", "uid": name, "resourceVersion": "1"},
+        "spec": {
+            "nodeName": "n",
+            "containers": [{"name": "main", "resources": {"limits": {GPU: gpus}}}],
+        },
+        "status": {"phase": "Running"},
+    }
+
+
+NODE = {
+    "metadata": {
+        "name": "n",
+        "uid": "n",
+        "resourceVersion": "1",
+        "labels": {
+            "nvidia.com/gpu.count": "1",
+            "nvidia.com/gpu.replicas": "1",
+            "nvidia.com/gpu.sharing-strategy": "none",
+            "nvidia.com/gpu.memory": "23034",
+            "nvidia.com/gpu.product": "NVIDIA-L4",
+        },
+    },
+    "status": {"allocatable": {GPU: "1", "cpu": "8"}},
+}
+
+
+def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
+    listed = [gpu_pod("a"), gpu_pod("b")]
+    watched = threading.Event()
+
+    def route(exchange: Exchange) -> None:
+        if exchange.path.endswith("/gpunodes"):
+            exchange.reply(404, {"code": 404, "message": "not found"})
+        elif "watch" not in exchange.query:
+            items = listed if exchange.path.endswith("/pods") else [NODE]
+            exchange.reply(200, {"metadata": {"resourceVersion": "5"}, "items": items})
+        else:
+            exchange.begin_stream()
+            if exchange.path.endswith("/pods"):
+                exchange.chunk({"type": "DELETED", "object": listed[0]})
+                watched.set()
+            exchange.hang()
+
+    file, kubeconfig = tmp_path / "cluster.json", tmp_path / "kubeconfig"
+    with scripted_server(*[route] * 60) as server:
+        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}
+        context = {"name": "c", "context": {"cluster": "c", "user": ""}}
+        kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [cluster],
+                    "contexts": [context],
+                    "current-context": "c",
+                }
+            )
+        )
+        command = [sys.executable, "-m", "extender", "plan", "record", str(file)]
+        command += ["--kubeconfig", str(kubeconfig)]
+
+        def recorded(*more: str) -> None:
+            watched.clear()
+            process = subprocess.Popen([*command, *more], env=os.environ, stderr=subprocess.PIPE)
+            try:
+                assert watched.wait(30.0)
+                until(file.exists, "the file is written")
+                other = subprocess.run(
+                    command, capture_output=True, text=True, check=False, timeout=30
+                )
+                assert other.returncode == 2
+                assert "another process records to it" in other.stderr
+            finally:
+                process.send_signal(signal.SIGTERM)
+                _, error = process.communicate(timeout=30)
+            assert process.returncode == 0, error.decode()
+
+        recorded()
+        first = read_recording(file)
+        assert {uid: pod.ended_s is None for uid, pod in first.pods.items()} == {
+            "a": False,
+            "b": True,
+        }
+        assert first.nodes["n"].cpu_milli == 8000
+        assert first.gaps == []
+
+        # An hour later pod b is gone, and pod c is new.
+        body = json.loads(file.read_text())
+        for key in ("started_s", "until_s"):
+            body[key] -= 3600
+        for each in body["pods"].values():
+            each["created_s"] -= 3600
+            each["started_s"] -= 3600
+        file.write_text(json.dumps(body))
+        listed[:] = [gpu_pod("c")]
+        recorded()
+    second = read_recording(file)
+    (gap,) = second.gaps
+    assert 3590 < gap.until_s - gap.from_s < 3700
+    assert second.pods["b"].ended_s == gap.from_s
+    assert second.pods["c"].ended_s is not None
+    history = history_of(second)
+    assert len(history.lives) == 3
+    assert "Nothing was recorded in 1 gaps of together 1.0 h" in " ".join(history.assumptions)
