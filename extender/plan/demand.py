@@ -1,6 +1,6 @@
 """Computes how many GPUs pods use at once if none waits, packed without loss.
 
-This takes a small part of the time of a replay. It tells the search where to begin, and shows by
+This takes a small part of the time of a replay. The search begins there, and it shows by
 how much the need varies between histories that are alike.
 """
 

@@ -308,7 +308,7 @@ def test_errors_name_file_line_and_column(
         (["--nodes", "+0xL4"], "--nodes +0xL4 is not a number of nodes and a GPU model. Example: "),
         (["--nodes", "+2xH100"], "no node has GPU model H100, so the size of such a node is"),
         (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
-        (["--prometheus", "http://p"], "--prometheus and --pods are two sources: use one of them"),
+        (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
         (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
         (["--vram", "half"], "--vram half is not one of: peaks, recommendations, requests"),
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
