@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")
 
 #: Words that a docstring must not start with: it starts with a verb or a noun.
 OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
+_OPENING_COMMENT = re.compile(rf"#[#: ]*{OPENING.pattern}")
 #: Patterns of words to avoid -> what to write.
 WORDS = {
     r"promis\w*": "reserve, reservation",
@@ -58,6 +59,8 @@ WORDS = {
     r"whence|lest|thereof|therein|heed\w*": "from where, or else, respect",
 }
 _WORDS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): use for pattern, use in WORDS.items()}
+#: Matches wherever one of these patterns does.
+_ANY_WORD = re.compile("|".join(pattern.pattern for pattern in _WORDS), re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,9 @@ def findings(path: Path) -> Iterator[Finding]:
         for line, text in enumerate(source.splitlines(), 1):
             yield from _unwanted_words(name, line, text)
         return
-    tree = ast.parse(source)
-    docstrings = set(_docstrings(tree))
-    for line, text in sorted({*docstrings, *_comments(source), *_messages(tree, docstrings)}):
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = set(_docstrings(nodes))
+    for line, text in sorted({*docstrings, *_comments(source), *_messages(nodes, docstrings)}):
         documents = (line, text) in docstrings or text.startswith("#:")
         if documents and OPENING.match(text.lstrip("#: ")):
             yield Finding(name, line, "starts with a pronoun", text.split("\n")[0])
@@ -89,6 +92,8 @@ def findings(path: Path) -> Iterator[Finding]:
 
 
 def _unwanted_words(name: str, line: int, text: str) -> Iterator[Finding]:
+    if not _ANY_WORD.search(text):
+        return
     for pattern, use in _WORDS.items():
         for match in pattern.finditer(text):
             at = line + text[: match.start()].count("\n")
@@ -107,25 +112,32 @@ def product() -> list[Path]:
     return [ROOT / name for name in listed.stdout.splitlines()]
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(tree):
+def _docstrings(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in nodes:
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             yield node.body[0].lineno, text
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
+    if not any(map(_may_have_finding, source.splitlines())):
+        return  # The tokenizer is slow.
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
+def _may_have_finding(line: str) -> bool:
+    """Return whether a comment of the line may have one."""
+    return "#" in line and bool(_OPENING_COMMENT.search(line) or _ANY_WORD.search(line))
+
+
 def _messages(
-    tree: ast.Module, docstrings: Collection[tuple[int, str]]
+    nodes: Sequence[ast.AST], docstrings: Collection[tuple[int, str]]
 ) -> Iterator[tuple[int, str]]:
     """Yield strings of at least three words, except docstrings. Of f-strings: the fixed parts."""
     lines = {line for line, _ in docstrings}
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         if node.lineno not in lines and len(node.value.split()) >= 3:
