@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | gpu | docs |
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | overuse | gpu | docs |
 # images | containers | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend gpu \
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend overuse gpu \
 	docs images containers samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
@@ -84,6 +84,9 @@ bench-weights: $(VENV)/test.stamp  ## which of kube-scheduler's own scores Headr
 
 bench-packing: $(VENV)/test.stamp  ## how much GPU memory each placement policy can reserve
 	$(RUN) -m benchmarks.packing $(ARGS)
+
+overuse: $(VENV)/test.stamp  ## as root: evictions of leaking pods on real kubelets: ARGS="--runs 100 --nodes 6 --seed 1"
+	@$(RUN) -m benchmarks.overuse_kubelets $(ARGS)
 
 bench-preemption: $(VENV)/test.stamp  ## preemption: victims, duration and number of filter calls
 	$(RUN) -m benchmarks.preemption $(ARGS)

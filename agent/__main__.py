@@ -39,7 +39,7 @@ from contract.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService
-    from agent.probes.node_probe import ChoiceWatch, NodeApi
+    from agent.probes.node_probe import GPUNodeWatch, NodeApi
     from agent.status_writer import StatusWriter
     from agent.steering.preferred_allocation import PreferredAllocation
 
@@ -138,7 +138,7 @@ class _Cluster:
     status_writer: "StatusWriter"
     gate_service: "GateService"
     node_api: "NodeApi"
-    choices: "ChoiceWatch"
+    gpunode_watch: "GPUNodeWatch"
     allocation: "PreferredAllocation"
 
 
@@ -148,7 +148,8 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
         from agent.api_server import NoCluster, connect
         from agent.gate_service import GateService
         from agent.kube_publisher import KubernetesPublisher
-        from agent.probes.node_probe import ChoiceWatch, NodeApi
+        from agent.overuse import overuse
+        from agent.probes.node_probe import GPUNodeWatch, NodeApi
         from agent.status_writer import StatusWriter
         from agent.steering.preferred_allocation import PreferredAllocation
     except ImportError as err:
@@ -161,12 +162,12 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
         raise _CannotStart(str(err)) from err
     publisher = KubernetesPublisher(server, settings.node, settings.namespace, settings.heartbeat_s)
     node_api = NodeApi(server, settings.node)
-    choices = ChoiceWatch(server, settings.node, requeue.set)
+    gpunode_watch = GPUNodeWatch(server, settings.node, requeue.set)
 
     def mode() -> DeviceChoice | None:
         # The GPUNode is watched, but the Node is read only once a minute. Until the watch has
         # returned a GPUNode, the Node's annotation counts.
-        choice = choices.device_choice
+        choice = gpunode_watch.device_choice
         choice = node_api.device_choice if choice is None else choice
         if choice is None:
             return None
@@ -179,10 +180,11 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
             time.monotonic,
             lambda: datetime.now(UTC),
             random.Random(),
+            lambda status: overuse(status, gpunode_watch.ledger),
         ),
         GateService(publisher, lambda: board.fresh, lambda: node_api.reserve_bytes, time.monotonic),
         node_api,
-        choices,
+        gpunode_watch,
         PreferredAllocation(
             settings.checkpoint,
             settings.pod_resources,
@@ -228,7 +230,7 @@ def _run(
         ports = {"port": server.port, "local_port": server.local_port}
         _log.info("started", node=settings.node, **ports, pid=os.getpid())
     if cluster is not None:
-        cluster.choices.start()
+        cluster.gpunode_watch.start()
     try:
         with watched(settings.checkpoint, requeue.set):
             _loop(settings, sampler, cluster, board, stop, requeue)
@@ -237,7 +239,7 @@ def _run(
         return GIVEN_UP_STATUS
     finally:
         if cluster is not None:
-            cluster.choices.stop()
+            cluster.gpunode_watch.stop()
             _leave(cluster, sampler, board)
         if server is not None:
             server.stop()

@@ -10,13 +10,17 @@ node becomes stale and does not seem alive with old figures.
 
 A status is written at most once a second, and for SM activity or peaks alone at most once a minute.
 The end of a container's start counts as more than a peak: another pod may wait for it.
+
+If a pod uses more than it reserved, extenders may have to evict it within seconds. So any growth is
+written on its devices, and every sample is confirmed while the ledger has a decision to evict it.
 """
 
 import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
@@ -46,6 +50,19 @@ ALONE_EVERY_S = 60.0
 _ABSENT = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Overuse:
+    """The pods of the node that use more than they reserved, according to a sample."""
+
+    #: Uuids of their devices.
+    devices: frozenset[str] = frozenset()
+    #: Whether the ledger has a decision to evict one of them.
+    decided: bool = False
+
+
+NO_OVERUSE = Overuse()
+
+
 class StatusWriter:
     """Writes the newest status and the heartbeats when they are due, and retries failed writes."""
 
@@ -56,12 +73,14 @@ class StatusWriter:
         monotonic: Callable[[], float],
         now: Callable[[], datetime],
         chance: random.Random,
+        overuse: Callable[[GPUNodeStatus], Overuse] = lambda _: NO_OVERUSE,
     ) -> None:
         self._publisher = publisher
         self._heartbeat_s = heartbeat_s
         self._monotonic = monotonic
         self._now = now
         self._chance = chance
+        self._overuse = overuse
         #: The last accepted status, the version of the GPUNode that has it, and when it was
         #: written. The status is None if it is not known what the API server has.
         self._written: GPUNodeStatus | None = None
@@ -86,8 +105,9 @@ class StatusWriter:
         at_s = self._monotonic()
         if self._failures and at_s < self._not_before_s:
             return self._not_before_s - at_s
+        overuse = self._overuse(status)
         try:
-            self._deliver(status, sampled_at_s, at_s)
+            self._deliver(status, sampled_at_s, at_s, overuse)
         except NotDelivered as err:
             self._failures += 1
             wait_s = max(self._back_off_s(), err.retry_after_s)
@@ -96,22 +116,26 @@ class StatusWriter:
             _log.warning(event, reason=str(err), failures=self._failures, retry_s=round(wait_s, 1))
             return wait_s
         self._failures = 0
-        return self._postponed_s(status, at_s - self._written_at_s)
+        return self._postponed_s(status, at_s - self._written_at_s, overuse.devices)
 
-    def _deliver(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
+    def _deliver(
+        self, status: GPUNodeStatus, sampled_at_s: float, at_s: float, overuse: Overuse
+    ) -> None:
         """Write what is due at ``at_s``. Before a heartbeat, check the status at the API server.
 
         Raises ``NotDelivered``.
         """
-        beat = self._beat_at_s is None or at_s - self._beat_at_s >= self._heartbeat_s
+        every_s = min(self._heartbeat_s, GROWN_EVERY_S) if overuse.decided else self._heartbeat_s
+        beat = self._beat_at_s is None or at_s - self._beat_at_s >= every_s
         if beat and self._written is not None and not self._still_holds(self._written):
             self._written = None
         since_s = at_s - self._written_at_s
         if self._written is None or (
-            since_s >= FREED_EVERY_S and worth_writing(self._written, status, since_s)
+            since_s >= FREED_EVERY_S
+            and worth_writing(self._written, status, since_s, overuse.devices)
         ):
             self._report(status, at_s)
-        if beat and self._postponed_s(status, 0.0) == math.inf:
+        if beat and self._postponed_s(status, 0.0, overuse.devices) == math.inf:
             self._beat(status, sampled_at_s, at_s)
 
     def _still_holds(self, written: GPUNodeStatus) -> bool:
@@ -163,14 +187,16 @@ class StatusWriter:
             raise
         self.writes[what, "accepted"] += 1
 
-    def _postponed_s(self, status: GPUNodeStatus, since_s: float) -> float:
+    def _postponed_s(
+        self, status: GPUNodeStatus, since_s: float, overused: Collection[str]
+    ) -> float:
         """Return the seconds until ``status`` may be written; infinity if it need not be.
 
         It need not be if only SM activity and peaks differ. ``since_s`` are the seconds since the
         last write.
         """
         for gap_s in (FREED_EVERY_S, GROWN_EVERY_S):
-            if worth_writing(self._written, status, gap_s):
+            if worth_writing(self._written, status, gap_s, overused):
                 return max(0.0, gap_s - since_s)
         return math.inf
 
@@ -184,12 +210,16 @@ class StatusWriter:
 
 
 def worth_writing(
-    before: GPUNodeStatus | None, after: GPUNodeStatus, since_last_write_s: float
+    before: GPUNodeStatus | None,
+    after: GPUNodeStatus,
+    since_last_write_s: float,
+    overused: Collection[str] = (),
 ) -> bool:
     """Return whether ``after`` differs enough from ``before`` to be written now.
 
     ``before`` is the last written status, not the last sample, so slow growth adds up. None: it is
-    not known what the API server has.
+    not known what the API server has. ``overused`` are the uuids of devices on which a pod uses
+    more than it reserved.
     """
     if before is None or _structure(before) != _structure(after):
         return True
@@ -199,8 +229,9 @@ def worth_writing(
     figures = list(zip(_figures(before), _figures(after), strict=True))
     if since_last_write_s >= FREED_EVERY_S and any(new < old for (old, _), (new, _) in figures):
         return True
+    least_bytes = _least_growths(after, overused)
     if since_last_write_s >= GROWN_EVERY_S and any(
-        _has_grown(old, new, memory) for (old, _), (new, memory) in figures
+        new - old >= least_bytes[device] for (old, _), (new, device) in figures
     ):
         return True
     if since_last_write_s < ALONE_EVERY_S:
@@ -208,9 +239,8 @@ def worth_writing(
     devices = zip(before.devices, after.devices, strict=True)
     if any(_sm_moved(old.sm_activity, new.sm_activity) for old, new in devices):
         return True
-    memory = {device.uuid: device.memory_bytes for device in after.devices}
     return any(
-        _peak_moved(old, new, memory.get(new.device, 0))
+        _peak_moved(old, new, least_bytes[new.device])
         for old, new in zip(before.pods, after.pods, strict=True)
     )
 
@@ -251,16 +281,15 @@ def _presence(figure: int | None) -> int:
     return _ABSENT if figure is None or figure < 0 else 0
 
 
-def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
-    """Return (used bytes, bytes of the device's memory) of all devices and pods.
+def _figures(status: GPUNodeStatus) -> list[tuple[int, str]]:
+    """Return (used bytes, uuid of the device) of all devices and pods.
 
     The order depends only on ``_structure``, so figures of two statuses can be compared.
     """
-    memory = {device.uuid: device.memory_bytes for device in status.devices}
     return [
-        *((device.used_bytes, device.memory_bytes) for device in status.devices),
-        *((device.unattributed_bytes or 0, device.memory_bytes) for device in status.devices),
-        *((pod.used_bytes or 0, memory.get(pod.device, 0)) for pod in status.pods),
+        *((device.used_bytes, device.uuid) for device in status.devices),
+        *((device.unattributed_bytes or 0, device.uuid) for device in status.devices),
+        *((pod.used_bytes or 0, pod.device) for pod in status.pods),
     ]
 
 
@@ -269,20 +298,24 @@ def _has_settled(old: PodUse, new: PodUse) -> bool:
     return bool(new.settled_at) and new.settled_at != old.settled_at
 
 
-def _peak_moved(old: PodUse, new: PodUse, memory_bytes: int) -> bool:
-    """Return whether a peak differs as much as growth that is written, or a field beside it."""
+def _least_growths(status: GPUNodeStatus, overused: Collection[str]) -> Mapping[str, int]:
+    """Return uuid -> the growth in bytes from which on it is written; 1 for unknown devices."""
+    found = defaultdict(lambda: 1)
+    for device in status.devices:
+        if device.uuid not in overused:
+            found[device.uuid] = max(1, min(GROWN_BYTES, -(-device.memory_bytes // 100)))
+    return found
+
+
+def _peak_moved(old: PodUse, new: PodUse, least_bytes: int) -> bool:
+    """Return whether a peak has grown by ``least_bytes``, or a field beside it differs."""
     if _beside_peak(old) != _beside_peak(new):
         return True
     was, now = old.peak_bytes, new.peak_bytes
-    return was is not None and now is not None and _has_grown(was, now, memory_bytes)
+    return was is not None and now is not None and now - was >= least_bytes
 
 
 _beside_peak = attrgetter("started_at", "settled_at", "peak_source", "peak_partial", "idle_since")
-
-
-def _has_grown(old_bytes: int, new_bytes: int, memory_bytes: int) -> bool:
-    grown_bytes = new_bytes - old_bytes
-    return grown_bytes >= GROWN_BYTES or (grown_bytes > 0 and grown_bytes * 100 >= memory_bytes)
 
 
 def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:

@@ -5,7 +5,8 @@
 It runs a real etcd, API server and kube-scheduler, and two extenders with ``on_overuse: evict``. On
 each node, one pod leaks from its reservation on, at a constant rate, beside three pods that stay
 within theirs. Sizes, use, priorities and order come from the seed. Nodes are Node objects; their
-reports are written by the agent's own status writer, which samples each node at a time of its own.
+reports are written by the agent's own status writer, which samples each node at a time of its own
+and reads the ledger once a second.
 
 For each rate, the table shows the seconds from the moment of pressure (free memory is less than the
 other pods have reserved and do not use, or than the margin) until the API server shows the pod as
@@ -17,7 +18,7 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -26,8 +27,10 @@ import numpy as np
 import structlog
 import typer
 
+from agent.overuse import overuse
 from agent.status_writer import StatusWriter
 from benchmarks.hotpath.machine import machine
+from contract.gpunode import GPUNodeSpec
 from tests.controlplane import built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import GIB, Shape
@@ -39,6 +42,7 @@ MARGIN_BYTES = 256 * MIB
 MEMORY_BYTES = 24 * GIB
 HEARTBEAT_S = 30.0
 POLL_S = 0.25
+LEDGER_S = 1.0
 LEAKS_BEFORE_S = 10
 ENDS_AFTER_S = 1.0
 EXTENDERS = ("extender-a", "extender-b")
@@ -98,20 +102,27 @@ def main(
             with round_robin(ports) as url:
                 cluster.start_scheduler(url)
                 cluster.settle()
+                ledgers: dict[str, GPUNodeSpec] = {}
                 leaks = [
-                    _leak(cluster, name, RATES_MIB_PER_S[i % len(RATES_MIB_PER_S)], chance)
+                    _leak(cluster, name, RATES_MIB_PER_S[i % len(RATES_MIB_PER_S)], chance, ledgers)
                     for i, name in enumerate(cluster.names)
                 ]
                 cluster.until(lambda: len(cluster.bound()) == 4 * nodes, "all pods are bound", 600)
-            wrong = _play(cluster, leaks, interval_s, chance)
+            wrong = _play(cluster, leaks, interval_s, chance, ledgers)
         finally:
             cluster.close()
     for line in _table(leaks, wrong):
         typer.echo(line)
 
 
-def _leak(cluster: PlayedCluster, node: str, rate_mib: int, chance: random.Random) -> Leak:
-    """Create the four pods of a node."""
+def _leak(
+    cluster: PlayedCluster,
+    node: str,
+    rate_mib: int,
+    chance: random.Random,
+    ledgers: Mapping[str, GPUNodeSpec],
+) -> Leak:
+    """Create the four pods of a node. ``ledgers`` are the newest ones, by node."""
     sizes = [chance.randint(2, 7) for _ in range(3)]
     sizes.append(24 - sum(sizes) - chance.randint(0, 1))
     chance.shuffle(sizes)
@@ -132,6 +143,7 @@ def _leak(cluster: PlayedCluster, node: str, rate_mib: int, chance: random.Rando
         time.monotonic,
         lambda: datetime.now(UTC),
         random.Random(chance.random()),
+        lambda status: overuse(status, ledgers.get(node, GPUNodeSpec())),
     )
     needed_bytes = max(MARGIN_BYTES, unused_bytes)
     # The pressure begins some seconds after the leak, however slow that is.
@@ -141,9 +153,16 @@ def _leak(cluster: PlayedCluster, node: str, rate_mib: int, chance: random.Rando
 
 
 def _play(
-    cluster: PlayedCluster, leaks: list[Leak], interval_s: float, chance: random.Random
+    cluster: PlayedCluster,
+    leaks: list[Leak],
+    interval_s: float,
+    chance: random.Random,
+    ledgers: dict[str, GPUNodeSpec],
 ) -> int:
-    """Sample every node until each leaking pod has ended; return the number of wrong evictions."""
+    """Sample every node until each leaking pod has ended; return the number of wrong evictions.
+
+    Keeps ``ledgers`` up to date, as the agents' watches do.
+    """
     pods = {pod["metadata"]["name"]: pod for pod in cluster.bound()}
     for leak in leaks:
         for name, used_bytes in leak.used_bytes.items():
@@ -155,9 +174,12 @@ def _play(
         leak.began_s = start_s + chance.uniform(0, interval_s)
     samples = [(start_s - chance.uniform(0, interval_s), i) for i in range(len(leaks))]
     heapq.heapify(samples)
-    poll_s = 0.0
+    poll_s = ledger_s = 0.0
     while not all(leak.ended for leak in leaks):
         now_s = time.monotonic()
+        if now_s >= ledger_s:
+            ledger_s = now_s + LEDGER_S
+            ledgers.update({node.name: node.spec for node in cluster.gpunodes()})
         if now_s >= poll_s:
             poll_s = now_s + POLL_S
             for name in _terminating(cluster):

@@ -39,7 +39,7 @@ from contract.annotations import (
     parse_reserve,
 )
 from contract.errors import BadAnnotation
-from contract.gpunode import GROUP, MAX_REPLICAS, PLURAL, VERSION, Sharing
+from contract.gpunode import GROUP, MAX_REPLICAS, PLURAL, VERSION, GPUNodeSpec, Reservation, Sharing
 from contract.kube import KubeStruct, ObjectMeta
 
 _log = structlog.get_logger()
@@ -290,6 +290,7 @@ def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
 
 class _Spec(KubeStruct, frozen=True):
     device_choice: str = ""
+    reservations: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _GPUNode(KubeStruct, frozen=True):
@@ -303,13 +304,15 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Change)
+_reservations = msgspec.json.Decoder(dict[str, Reservation])
 
 
-class ChoiceWatch:
-    """Watches the node's device choice, which the extender copies to the GPUNode's ``spec``.
+class GPUNodeWatch:
+    """Watches the ``spec`` of the node's GPUNode: the ledger, and the device choice, which the
+    extender copies there from the Node.
 
     A watch of this one object reports a change at once, and costs nothing while nothing changes. It
-    has its own thread, from which it calls ``changed`` after each change.
+    has its own thread, from which it calls ``changed`` after each change of the device choice.
     """
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], object]) -> None:
@@ -321,9 +324,11 @@ class ChoiceWatch:
         )
         self._changed = changed
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="choice", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gpunode", daemon=True)
         #: ``spec.deviceChoice``, "" if it is not set; None until it is known.
         self.device_choice: str | None = None
+        #: The reservations; empty if they are not known. Replaced, never changed in place.
+        self.ledger = GPUNodeSpec()
 
     def start(self) -> None:
         self._thread.start()
@@ -345,9 +350,9 @@ class ChoiceWatch:
             except NotReached as err:
                 if trouble != str(err):
                     trouble = str(err)
-                    _log.warning("device_choice_not_watched", reason=trouble)
+                    _log.warning("gpunode_not_watched", reason=trouble)
             except Exception:  # noqa: BLE001 - a thread that ended would never see a change again
-                _log.exception("device_choice_not_watched")
+                _log.exception("gpunode_not_watched")
             self._end.wait(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -363,6 +368,11 @@ class ChoiceWatch:
             raise NotReached("the API server ended the watch with an error")
         # A deleted object is ignored: the extender creates it again with the same choice.
         if change.type in ("ADDED", "MODIFIED"):
+            try:
+                found = _reservations.decode(change.object.spec.reservations)
+            except (ValueError, RecursionError):
+                found = {}  # the device choice is still valid
+            self.ledger = GPUNodeSpec(reservations=found)
             choice = change.object.spec.device_choice
             if choice != self.device_choice:
                 self.device_choice = choice

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from agent.api_server import of_client
 from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered
-from agent.probes.node_probe import ChoiceWatch
+from agent.probes.node_probe import GPUNodeWatch
 from agent.status_writer import StatusWriter
 from contract.gpunode import (
     API_VERSION,
@@ -554,13 +554,13 @@ class TestDeviceChoice:
         plane.call("PATCH", path, patch, "application/merge-patch+json")
 
     @pytest.fixture
-    def followed(self, installed: ControlPlane) -> Iterator[tuple[ChoiceWatch, list[str | None]]]:
+    def followed(self, installed: ControlPlane) -> Iterator[tuple[GPUNodeWatch, list[str | None]]]:
         self.choose(installed, "agent-a", None)
         seen: list[str | None] = []
         configuration = installed.configuration(token(installed, "agent-a"))
         configuration.no_proxy = "*"
         with ApiClient(configuration) as kube:
-            watch = ChoiceWatch(
+            watch = GPUNodeWatch(
                 of_client(kube), "agent-a", lambda: seen.append(watch.device_choice)
             )
             assert watch.device_choice is None
@@ -572,7 +572,7 @@ class TestDeviceChoice:
         self.choose(installed, "agent-a", None)
 
     def test_a_change_is_seen_and_those_of_other_nodes_are_not(
-        self, installed: ControlPlane, followed: tuple[ChoiceWatch, list[str | None]]
+        self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
     ) -> None:
         _, seen = followed
         self.choose(installed, "agent-b", "pinned")
@@ -582,8 +582,20 @@ class TestDeviceChoice:
         until(lambda: seen[-1] == "steered", "the change")
         assert seen == ["", "steered"]
 
+    def test_the_ledger_is_followed(
+        self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
+    ) -> None:
+        watch, seen = followed
+        path, uid = f"{GPUNODES}/agent-a", "of-the-ledger"
+        reservation = {"namespace": "ml", "name": "p", "charges": []}
+        for held in (reservation, None):
+            patch = {"spec": {"reservations": {uid: held}}}
+            installed.call("PATCH", path, patch, "application/merge-patch+json")
+            until(lambda held=held: (uid in watch.ledger.reservations) is bool(held), "the change")
+        assert seen == [""]
+
     def test_it_is_seen_after_the_api_server_was_away(
-        self, installed: ControlPlane, followed: tuple[ChoiceWatch, list[str | None]]
+        self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
     ) -> None:
         watch, seen = followed
         with capture_logs() as logs:
@@ -591,6 +603,6 @@ class TestDeviceChoice:
             until(lambda: logs, "that it is logged")
             assert watch.device_choice == ""  # what was known stays
             installed.start_apiserver()
-        assert {each["event"] for each in logs} == {"device_choice_not_watched"}
+        assert {each["event"] for each in logs} == {"gpunode_not_watched"}
         self.choose(installed, "agent-a", "steered")
         until(lambda: seen[-1] == "steered", "the change")

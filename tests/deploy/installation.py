@@ -20,7 +20,7 @@ from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
-from agent.probes.node_probe import ChoiceWatch, NodeApi
+from agent.probes.node_probe import GPUNodeWatch, NodeApi
 from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
@@ -121,7 +121,7 @@ class InstalledNodes(Nodes):
             publisher.held()
             publisher.gpunode()
             list(NodeApi(of_client(self.clients[name]), name).read())
-            watch = ChoiceWatch(of_client(self.clients[name]), name, lambda: None)
+            watch = GPUNodeWatch(of_client(self.clients[name]), name, lambda: None)
             watch.start()
             until(lambda watch=watch: watch.device_choice is not None, "a watch of the GPUNode")
             watch.stop()
