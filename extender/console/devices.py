@@ -1,6 +1,7 @@
 """One device: its memory accounting, the pods that hold it, its health and its sharing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path
@@ -10,13 +11,15 @@ from starlette.responses import Response
 from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
-from extender.console.view_context import InContext, Newest
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
+from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import reach
 from extender.state.device_occupants import Held, holders
 from extender.state.heartbeats import age
 from extender.state.memory_caps import MemoryCap
+from extender.state.overuse_decisions import overusing_pods
 
 NodeName = Annotated[str, Path(examples=["gpu-a"])]
 Uuid = Annotated[str, Path(examples=["GPU-gpu-a-0"])]
@@ -119,6 +122,28 @@ class CapView(BaseModel):
     limit_bytes: int | None
     #: Whether a reading proves that the pod cannot allocate more.
     capped: bool
+    message: str
+
+
+class OveruseView(BaseModel):
+    """A pod that uses more memory than it reserved on a device, and whether it is evicted."""
+
+    namespace: str
+    name: str
+    uid: str
+    device: str
+    reserved_bytes: int
+    used_bytes: int
+    #: Measured free memory of the device, and how much of it must stay free for its other pods.
+    free_bytes: int
+    needed_bytes: int
+    #: evicting (its grace period runs), next (selected, not decided yet), observed (would be
+    #: evicted, but the mode is observe), ending, other (another pod of the device is evicted
+    #: first), rejected (by the API server), protected (may not be evicted) or none (the other pods
+    #: lack no memory).
+    outcome: str
+    #: When its eviction was decided; null if it was not.
+    decided_at: str | None
     message: str
 
 
@@ -339,6 +364,17 @@ def held_view(held: Held) -> HeldView:
         ],
         cap=cap_view(held.cap) if held.cap else None,
     )
+
+
+def overuse_views(
+    context: Context, node: NodeTerms, sees: Sees = everything
+) -> Iterator[OveruseView]:
+    """Yield the pods that use more than they reserved, of those that the caller ``sees``."""
+    observes = context.settings().mode == "observe"
+    for each in overusing_pods(context.cluster, node, context.monotonic_s(), observes):
+        if sees(each.namespace, each.name):
+            decided_at = each.decided_at or None
+            yield OveruseView(**{**asdict(each), "decided_at": decided_at})
 
 
 def cap_view(cap: MemoryCap) -> CapView:

@@ -15,7 +15,14 @@ from contract.kube import Pod
 from extender.console.auth import Sees
 from extender.console.decision_bodies import DecisionView, FilterView, Unanswered
 from extender.console.decisions import Sought, decisions
-from extender.console.devices import CapView, HeldView, cap_view, held_view
+from extender.console.devices import (
+    CapView,
+    HeldView,
+    OveruseView,
+    cap_view,
+    held_view,
+    overuse_views,
+)
 from extender.console.pending import verdict_of
 from extender.console.recommended import lower_as_recommended
 from extender.console.requested_pods import pod_named
@@ -37,7 +44,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import Explanation, explain, verdict_digest
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import Snapshot
+from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
 from extender.state.journal import scheduler_of
@@ -59,9 +66,9 @@ class SuggestionsView(BaseModel):
     """A change that would help; each was simulated first."""
 
     #: lower (the request), recommended (lower it as recommended from past lives), wait (for a pod),
-    #: eligible (change where the pod may run), steer (let Headroom choose the device), replicas
-    #: (add some), repair (a node or its device), or quota (raise it first: it could reject the pod
-    #: when it is created again).
+    #: overuse (limit a pod that uses more than it reserved), eligible (change where the pod may run),
+    #: steer (let Headroom choose the device), replicas (add some), repair (a node or its device), or
+    #: quota (raise it first: it could reject the pod when it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.
@@ -99,6 +106,8 @@ class ExplainBody(Body, Recomputed):
     annotations: dict[str, str]
     #: The bounds on its memory, for each device on which a report shows it.
     caps: list[CapView]
+    #: Where it uses more than it reserved, and whether it is evicted for that.
+    overuse: list[OveruseView]
     #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
     #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".
     verdict: str
@@ -175,6 +184,12 @@ def explain_pod(
         changed=context.cluster.edits.of(pod.metadata.uid) or None,
         annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
         caps=[cap_view(each) for each in caps_of(context.cluster, pod, _devices(snap, pod))],
+        overuse=[
+            each
+            for node in _node(snap, pod)
+            for each in overuse_views(context, node)
+            if each.uid == pod.metadata.uid
+        ],
         verdict=verdict,
         message=message,
         request=[],
@@ -233,10 +248,14 @@ def analysed(
     return Analysis(digest, candidates, explanation, blocking, suggestions)
 
 
-def _devices(snap: Snapshot, pod: Pod) -> Sequence[DeviceTerms]:
-    """Return the devices of the pod's node; none while it is pending or its node is unknown."""
+def _node(snap: Snapshot, pod: Pod) -> Sequence[NodeTerms]:
+    """Return the pod's node; empty while it is pending or its node is unknown."""
     row = snap.row_of.get(pod.node)
-    return () if row is None else snap.nodes[row].devices
+    return () if row is None else (snap.nodes[row],)
+
+
+def _devices(snap: Snapshot, pod: Pod) -> Sequence[DeviceTerms]:
+    return [terms for node in _node(snap, pod) for terms in node.devices]
 
 
 def _offered(found: Sequence[DecisionView]) -> list[str] | None:
@@ -347,5 +366,8 @@ def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
         return advice
     sentence = (
         f"wait for a pod on node {advice.node} that you may not read: when it ends, the pod fits"
+        if advice.kind == "wait"
+        else f"pods on node {advice.node} that you may not read use more than they reserved: "
+        "without that, the pod fits there"
     )
     return replace(advice, sentence=sentence, held=None)

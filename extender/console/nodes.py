@@ -13,7 +13,15 @@ from starlette.responses import Response
 
 from contract.device_choice import STEERING_UNKNOWN
 from contract.reasons import Reason
-from extender.console.devices import CapView, DeviceView, NodeName, cap_view, device_view
+from extender.console.devices import (
+    CapView,
+    DeviceView,
+    NodeName,
+    OveruseView,
+    cap_view,
+    device_view,
+    overuse_views,
+)
 from extender.console.responses import (
     TAGGED,
     UNKNOWN,
@@ -98,6 +106,8 @@ class NodeView(BaseModel):
     devices: list[DeviceView]
     #: The pods whose memory on a device has a bound that a reading proves.
     caps: list[CapView]
+    #: The pods that use more than they reserved.
+    overuse: list[OveruseView]
 
 
 class NodesBody(Paged):
@@ -272,4 +282,5 @@ def node_view(node: NodeTerms, context: Context) -> NodeView:
             for cap in caps_on(cluster, node.name, terms).values()
             if cap.capped
         ],
+        overuse=list(overuse_views(context, node)),
     )

@@ -61,43 +61,72 @@ class OveruseEvictions:
 NONE = OveruseEvictions({})
 
 
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The free memory of a device, and how much of it must stay free."""
+
+    #: As the driver measures it, with the memory of pods that are leaving.
+    free_bytes: int
+    #: What its pods within their reservations have reserved and do not use, or the margin.
+    needed_bytes: int
+    #: The pods that stay on it, and those of them that use more than they reserved.
+    staying: tuple[Holder, ...]
+    over: tuple[Holder, ...]
+
+    @property
+    def under_pressure(self) -> bool:
+        return self.free_bytes < self.needed_bytes and bool(self.over) and len(self.staying) > 1
+
+
+def balance(
+    terms: DeviceTerms, pods: Mapping[str, RunningPod], margin_bytes: int
+) -> Balance | None:
+    """Return the balance of a device; None if its use is implausible or unknown.
+
+    ``pods`` maps uids to the pods of the node; other pods in the report have left.
+    """
+    device = terms.device
+    if not terms.believed or device.used_bytes < 0:
+        return None
+    observed = [holder for holder in terms.holders if holder.observed]
+    staying = tuple(h for h in observed if h.uid in pods and not pods[h.uid].leaving)
+    leaving_bytes = sum(h.measured_bytes or 0 for h in observed if h not in staying)
+    return Balance(
+        device.memory_bytes - max(0, device.reserved_bytes) - device.used_bytes + leaving_bytes,
+        max(margin_bytes, sum(map(_unused_bytes, staying))),
+        staying,
+        tuple(holder for holder in staying if _excess_bytes(holder) > 0),
+    )
+
+
 def overuse_evictions(
     devices: Iterable[DeviceTerms], pods: Mapping[str, RunningPod], margin_bytes: int
 ) -> OveruseEvictions:
     """Return the pods to evict from the node.
 
-    ``devices``: one for each memory. ``pods`` maps uids to the pods of the node; other pods in the
-    report have left. Devices with an implausible or unknown use are never under pressure.
+    ``devices``: one for each memory. ``pods``: as for ``balance``. Devices with an implausible or
+    unknown use are never under pressure.
     """
     selected: dict[str, Overusing] = {}
     unresolved: list[str] = []
     for terms in devices:
-        device = terms.device
-        if not terms.believed or device.used_bytes < 0:
+        found = balance(terms, pods, margin_bytes)
+        if found is None or not found.under_pressure:
             continue
-        observed = [holder for holder in terms.holders if holder.observed]
-        staying = [h for h in observed if h.uid in pods and not pods[h.uid].leaving]
-        leaving_bytes = sum(h.measured_bytes or 0 for h in observed if h not in staying)
-        free_bytes = (
-            device.memory_bytes - max(0, device.reserved_bytes) - device.used_bytes + leaving_bytes
-        )
-        needed_bytes = max(margin_bytes, sum(map(_unused_bytes, staying)))
-        over = [holder for holder in staying if _excess_bytes(holder) > 0]
-        if free_bytes >= needed_bytes or not over or len(staying) < 2:
-            continue
+        uuid, over = terms.device.uuid, found.over
         candidates = [h for h in over if pods[h.uid].evictable and h.uid not in selected]
         if not candidates:
             if not any(holder.uid in selected for holder in over):
-                unresolved.append(device.uuid)
+                unresolved.append(uuid)
             continue
-        first = min(candidates, key=lambda h: _eviction_order(h, pods[h.uid], device.uuid))
+        first = min(candidates, key=lambda h: _eviction_order(h, pods[h.uid], uuid))
         selected[first.uid] = Overusing(
             first.uid,
-            device.uuid,
+            uuid,
             first.requested_bytes,
             first.measured_bytes or 0,
-            free_bytes,
-            needed_bytes,
+            found.free_bytes,
+            found.needed_bytes,
         )
     return OveruseEvictions(selected, tuple(unresolved))
 

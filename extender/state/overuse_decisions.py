@@ -5,19 +5,27 @@ their annotation allows it. Never evicted are static pods, pods of critical prio
 were bound without a reservation.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
 from contract.errors import BadAnnotation
 from contract.gpunode import ADOPTED, GPUNode, Reservation
 from contract.kube import Pod
+from contract.quantity import gib
+from extender.placement.occupancy import Holder
 from extender.placement.overuse_eviction import (
     NONE,
+    Balance,
     OveruseEvictions,
     RunningPod,
+    balance,
     overuse_evictions,
 )
 from extender.placement.policy import Rules
+from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
 from extender.state.evictable_pods import CRITICAL, MIRRORED
 from extender.state.heartbeats import age
@@ -36,21 +44,25 @@ def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) 
     terms = cluster.terms_of(gpunode.name, gpunode)
     if gpunode.status is None or terms.fresh_until_s < now_s:
         return NONE
-    pods: dict[str, RunningPod] = {}
-    for pod in cluster.pods_on(gpunode.name):
-        uid = pod.metadata.uid
-        reservation = gpunode.spec.reservations.get(uid)
-        if reservation is not None:
-            pods[uid] = RunningPod(
-                priority=priority(pod),
-                evictable=not rejected_lately(reservation, cluster.epoch_s + now_s)
-                and ADOPTED not in reservation.flags
-                and may_be_evicted(pod, cluster.rules),
-                leaving=bool(pod.metadata.deletion_timestamp),
-                selected_for=reservation.overuse.device if reservation.overuse else "",
-            )
     devices = first_of_each_memory(terms.devices)
+    pods = _running_pods(cluster, gpunode, now_s)
     return overuse_evictions(devices, pods, cluster.rules.overuse_margin_bytes)
+
+
+def _running_pods(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
+    """Return uid -> pod of the pods that are bound to the node and have a reservation there."""
+    reservations, wall_s = gpunode.spec.reservations, cluster.epoch_s + now_s
+    return {
+        pod.metadata.uid: RunningPod(
+            priority=priority(pod),
+            evictable=not rejected_lately(reservation, wall_s)
+            and not _protected(pod, reservation, cluster.rules),
+            leaving=bool(pod.metadata.deletion_timestamp),
+            selected_for=reservation.overuse.device if reservation.overuse else "",
+        )
+        for pod in cluster.pods_on(gpunode.name)
+        if (reservation := reservations.get(pod.metadata.uid)) is not None
+    }
 
 
 def rejected_lately(reservation: Reservation, wall_s: float) -> bool:
@@ -62,18 +74,143 @@ def rejected_lately(reservation: Reservation, wall_s: float) -> bool:
     return since_s is not None and abs(since_s) < REJECTED_FOR_S
 
 
-def may_be_evicted(pod: Pod, rules: Rules) -> bool:
-    """Return whether settings and annotation allow to evict the pod because of its overuse."""
-    if priority(pod) >= CRITICAL or pod.annotation(MIRRORED) is not None:
-        return False
+def _protected(pod: Pod, reservation: Reservation, rules: Rules) -> str:
+    """Return why the pod is never evicted for its overuse; empty if it may be."""
+    if ADOPTED in reservation.flags:
+        return "it was bound without Headroom"
+    if priority(pod) >= CRITICAL:
+        return "its priority is critical"
+    if pod.annotation(MIRRORED) is not None:
+        return "it is a static pod"
     text = pod.annotation(ON_OVERUSE)
     try:
         wish = None if text is None else parse_on_overuse(text)
     except BadAnnotation:  # the pod was bound before the annotation was edited
         wish = None
     if rules.evict_overuse:
-        return not (rules.overuse_opt_out and wish is OnOveruse.REPORT)
-    return wish is OnOveruse.EVICT
+        excluded = rules.overuse_opt_out and wish is OnOveruse.REPORT
+        return f"it has the annotation {ON_OVERUSE}: report" if excluded else ""
+    if wish is OnOveruse.EVICT:
+        return ""
+    return f"setting on_overuse is report, and it has no annotation {ON_OVERUSE}: evict"
+
+
+#: evicting: decided, and the grace period runs. next: selected and not decided yet. observed: would
+#: be evicted, but the mode is observe. ending: being deleted. other: another pod of the device is
+#: evicted first. rejected: the API server rejected the eviction lately. protected: may not be
+#: evicted. none: the other pods lack no memory.
+Outcome = Literal[
+    "evicting", "next", "observed", "ending", "other", "rejected", "protected", "none"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OverusingPod:
+    """A pod that uses more than it reserved on a device, and whether it is evicted for that."""
+
+    namespace: str
+    name: str
+    uid: str
+    device: str
+    reserved_bytes: int
+    used_bytes: int
+    #: Measured free memory of the device, and how much must stay free for its other pods.
+    free_bytes: int
+    needed_bytes: int
+    outcome: Outcome
+    #: RFC 3339, when its eviction was decided; empty if it was not.
+    decided_at: str
+    message: str
+
+
+def overusing_pods(
+    cluster: ClusterState, node: NodeTerms, now_s: float, observes: bool
+) -> Iterator[OverusingPod]:
+    """Yield the pods of the node that use more than they reserved; none if its report is stale.
+
+    ``now_s``: the monotonic clock. ``observes``: whether the mode is observe.
+    """
+    gpunode = cluster.gpunode(node.name)
+    devices = list(first_of_each_memory(node.devices))
+    overusing = any(_overuses(holder) for each in devices for holder in each.holders)
+    if not overusing or gpunode is None or gpunode.status is None or node.fresh_until_s < now_s:
+        return
+    pods = _running_pods(cluster, gpunode, now_s)
+    margin_bytes = cluster.rules.overuse_margin_bytes
+    selected = overuse_evictions(devices, pods, margin_bytes).selected
+    for each in devices:
+        found = balance(each, pods, margin_bytes)
+        for holder in each.holders if found else ():
+            used_bytes, pod = holder.measured_bytes or 0, cluster.pod(holder.uid)
+            reservation = gpunode.spec.reservations.get(holder.uid)
+            if not found or not pod or not reservation or not _overuses(holder):
+                continue
+            is_next = holder.uid in selected and selected[holder.uid].device == each.device.uuid
+            outcome, why = _outcome(pod, reservation, found, is_next, cluster, now_s)
+            if observes and outcome in ("evicting", "next"):
+                outcome, why = "observed", f"{why}, if the mode were not observe"
+            yield OverusingPod(
+                holder.namespace,
+                holder.name,
+                holder.uid,
+                each.device.uuid,
+                holder.requested_bytes,
+                used_bytes,
+                found.free_bytes,
+                found.needed_bytes,
+                outcome,
+                reservation.overuse.since if reservation.overuse else "",
+                _sentence(holder, why),
+            )
+
+
+def _sentence(holder: Holder, why: str) -> str:
+    used = gib(holder.measured_bytes or 0, up=True)
+    return f"uses {used}, has reserved {gib(holder.requested_bytes)}; {why}"
+
+
+def _overuses(holder: Holder) -> bool:
+    return holder.observed and (holder.measured_bytes or 0) > holder.requested_bytes
+
+
+def _outcome(
+    pod: Pod,
+    reservation: Reservation,
+    found: Balance,
+    is_next: bool,
+    cluster: ClusterState,
+    now_s: float,
+) -> tuple[Outcome, str]:
+    """Return whether a pod that uses more than it reserved is evicted, and why."""
+    decision = reservation.overuse or None
+    lacking = (
+        f"only {gib(max(0, found.free_bytes))} of its GPU are free, and the other pods there need "
+        f"{gib(found.needed_bytes, up=True)}"
+    )
+    if pod.metadata.deletion_timestamp:
+        if decision and not decision.rejected_at:
+            return "ending", "it was evicted for that, and ends"
+        return "ending", "it is being deleted"
+    if not found.under_pressure:
+        if len(found.staying) < 2:
+            return "none", "not evicted, because no other pod is on its GPU"
+        free, needed = gib(found.free_bytes), gib(found.needed_bytes, up=True)
+        return "none", (
+            f"not evicted, because {free} of its GPU are free, and the other pods there need "
+            f"{needed}"
+        )
+    if why := _protected(pod, reservation, cluster.rules):
+        return "protected", f"not evicted, because {why}; {lacking}"
+    if decision and rejected_lately(reservation, cluster.epoch_s + now_s):
+        return "rejected", (
+            f"its eviction was rejected at {decision.rejected_at[:19]}Z, for example by a "
+            f"PodDisruptionBudget, and is tried again after {REJECTED_FOR_S:.0f} s; {lacking}"
+        )
+    if not is_next:
+        return "other", f"not evicted now, because another pod is evicted first; {lacking}"
+    if decision:
+        return "evicting", f"evicted within seconds; {lacking}"
+    return "next", f"evicted next; {lacking}"
 
 
 def latest_sample(cluster: ClusterState, gpunode: GPUNode) -> str:

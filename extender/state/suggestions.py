@@ -1,5 +1,6 @@
-"""Suggestions for a pod that fits on no node: request less, wait for a pod, make more nodes
-eligible, steer or repair a node, raise the replicas. Each was simulated and makes the pod fit."""
+"""Suggestions for a pod that fits on no node: request less, wait for a pod, limit pods that use
+more than they reserved, make more nodes eligible, steer or repair a node, raise the replicas. Each
+was simulated and makes the pod fit."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +27,9 @@ from extender.state.simulation import Simulation
 from extender.state.steering_whatif import helped_by_steering, nodes_text
 
 #: The console adds "recommended".
-Kind = Literal["lower", "recommended", "wait", "eligible", "steer", "repair", "replicas", "quota"]
+Kind = Literal[
+    "lower", "recommended", "wait", "overuse", "eligible", "steer", "repair", "replicas", "quota"
+]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
 #: Maximum number of suggested repairs.
@@ -43,7 +46,7 @@ class Suggestion:
     sentence: str
     #: The node that the suggestion is about; empty if there are several.
     node: str = ""
-    #: The pod to wait for.
+    #: The pod to wait for, or the one that uses too much.
     held: Held | None = None
     #: Maximum bytes to request per device; None for other kinds of suggestions.
     lower_to_bytes: int | None = None
@@ -71,6 +74,7 @@ def suggest(
     return [
         *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
         *_wait(cluster, pod, verdicts, explanation, holding, where),
+        *_overuse(explanation, holding),
         *_eligible(verdicts, where),
         *_steer(cluster, verdicts, where),
         *_repair(cluster, verdicts, where),
@@ -188,6 +192,33 @@ def _wait(
                 does, until = f"holds {size} on node {node}{since}", "when it ends"
             sentence = f"wait for pod {name}, which {does}: {until}, the pod fits{unchecked}"
             yield Suggestion("wait", sentence, node, held)
+            return
+
+
+def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Iterator[Suggestion]:
+    """Name the pods whose use above their reservations is all that a nearest node lacks."""
+    for node, occupants in zip(explanation.nearest, holding, strict=True):
+        short = [each for each in node.candidates if each.short_bytes]
+        over = {
+            holder.uid: holder.charged_bytes - holder.requested_bytes
+            for each in short
+            for holder in each.terms.holders
+            if holder.charged_bytes > holder.requested_bytes
+        }
+        enough = all(
+            sum(over.get(holder.uid, 0) for holder in each.terms.holders) >= each.short_bytes
+            for each in short
+        )
+        worst = max(over, key=lambda uid: (over[uid], uid), default="")
+        held = next((each for each in occupants if each.uid == worst), None)
+        if held is not None and enough:
+            several = f" and {len(over) - 1} more" if len(over) > 1 else ""
+            sentence = (
+                f"limit pod {held.namespace}/{held.name}{several} on node {node.node}, which uses "
+                f"{gib(over[worst], up=True)} more than it reserved: without that, the pod fits "
+                "there (kubectl headroom top pod shows whether it is evicted)"
+            )
+            yield Suggestion("overuse", sentence, node.node, held)
             return
 
 
