@@ -1,6 +1,6 @@
 """Plays pods that leak GPU memory beside innocent ones, on real kubelets and with two extenders.
 
-    make overuse ARGS="--runs 100 --nodes 6 --seed 1 [--first 0] [--to runs.jsonl]"
+    make overuse ARGS="--runs 100 --nodes 6 --seed 1 [--for-s 450] [--to runs.jsonl]"
 
 Each run has a node for itself: a pod that leaks and three that stay within their reservations, on
 one GPU of 24 GiB. Kubelet, device plugin, agent, API server, kube-scheduler and extenders are the
@@ -16,12 +16,13 @@ A run is judged by the memory that was played, and by the pods at the API server
 * duration: from the moment of pressure (free memory is less than the innocent pods have reserved
   and do not use, or than the margin) to the eviction.
 
-With ``--to``, runs are appended to a file, and the tables are about all runs in it: so 100 runs can
-be played in parts (``--first``). With ``--observe`` no pod may be evicted; the number of pods that
+With ``--to``, runs are appended to a file, runs that it has already are not played again, and the
+tables are about all of them: so 100 runs can be played in parts (``--for-s``). With ``--observe`` no pod may be evicted; the number of pods that
 would have been evicted is printed, and how many each extender counted.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -54,9 +55,16 @@ class Play:
     """All runs, as many at a time as there are nodes."""
 
     def __init__(
-        self, cluster: RealCluster, numbers: list[int], seed: int, file: Path | None, observe: bool
-    ):
+        self,
+        cluster: RealCluster,
+        numbers: list[int],
+        seed: int,
+        file: Path | None,
+        observe: bool,
+        for_s: float,
+    ) -> None:
         self._cluster, self._numbers, self._seed, self._file = cluster, numbers, seed, file
+        self._ends_s = time.monotonic() + for_s
         self._observe = observe
         self._active: dict[str, Run] = {}
         self._leaving: dict[str, Run] = {}
@@ -71,6 +79,8 @@ class Play:
         with Watch(self._cluster.plane, PODS) as watch:
             while self._numbers or self._active or self._leaving:
                 now_s = time.monotonic()
+                if now_s >= self._ends_s:
+                    self._numbers.clear()
                 changes = watch.changes[seen:]
                 seen += len(changes)
                 for at_s, pod in changes:
@@ -137,6 +147,7 @@ def main(
     nodes: Annotated[int, typer.Option(help="Runs that are played at the same time.")] = 6,
     seed: int = 1,
     first: Annotated[int, typer.Option(help="Number of the first run.")] = 0,
+    for_s: Annotated[float, typer.Option(help="No run begins after these seconds.")] = math.inf,
     to: Annotated[Path | None, typer.Option(help="File to which runs are appended.")] = None,
     observe: Annotated[bool, typer.Option(help="Mode observe: no pod may be evicted.")] = False,
 ) -> None:
@@ -155,7 +166,9 @@ def main(
         cluster.start_scheduler(stack.enter_context(round_robin(ports)))
         cluster.settle()
         before = granted(plane)
-        play = Play(cluster, list(range(first, first + runs)), seed, to, observe)
+        played = {(each.seed, each.number) for each in _read(to)}
+        numbers = [each for each in range(first, first + runs) if (seed, each) not in played]
+        play = Play(cluster, numbers, seed, to, observe, for_s)
         play.play(settings, ports)
         answers = granted(plane)
         answers.subtract(before)
@@ -166,11 +179,15 @@ def main(
     outcomes = play.outcomes
     evicted = sum(each.took_s is not None for each in outcomes)
     typer.echo(f"evictions that the API server accepted: {answers['201']} of {evicted} pods")
-    if to:
-        lines = to.read_text().splitlines()
-        outcomes = [Outcome(**json.loads(line)) for line in lines]
-    for line in table(outcomes):
+    for line in table(_read(to) or outcomes):
         typer.echo(line)
+
+
+def _read(file: Path | None) -> list[Outcome]:
+    """Return the runs in the file; none if there is no file yet."""
+    if file is None or not file.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
 
 
 def table(outcomes: list[Outcome]) -> Iterator[str]:

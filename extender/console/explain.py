@@ -66,9 +66,9 @@ class SuggestionsView(BaseModel):
     """A change that would help; each was simulated first."""
 
     #: lower (the request), recommended (lower it as recommended from past lives), wait (for a pod),
-    #: overuse (limit a pod that uses more than it reserved), eligible (change where the pod may run),
-    #: steer (let Headroom choose the device), replicas (add some), repair (a node or its device), or
-    #: quota (raise it first: it could reject the pod when it is created again).
+    #: overuse (limit a pod that uses more than it reserved), eligible (change where the pod may
+    #: run), steer (let Headroom choose the device), replicas (add some), repair (a node or its
+    #: device), or quota (raise it first: it could reject the pod when it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.

@@ -120,6 +120,7 @@ class OverusingPod:
     outcome: Outcome
     #: RFC 3339, when its eviction was decided; empty if it was not.
     decided_at: str
+    #: The outcome and its reason, as a clause.
     message: str
 
 
@@ -147,8 +148,9 @@ def overusing_pods(
                 continue
             is_next = holder.uid in selected and selected[holder.uid].device == each.device.uuid
             outcome, why = _outcome(pod, reservation, found, is_next, cluster, now_s)
-            if observes and outcome in ("evicting", "next"):
-                outcome, why = "observed", f"{why}, if the mode were not observe"
+            if observes and is_next:
+                outcome = "observed"
+                why = f"would be evicted if the mode were not observe; {_lacking(found)}"
             yield OverusingPod(
                 holder.namespace,
                 holder.name,
@@ -160,17 +162,17 @@ def overusing_pods(
                 found.needed_bytes,
                 outcome,
                 reservation.overuse.since if reservation.overuse else "",
-                _sentence(holder, why),
+                why,
             )
-
-
-def _sentence(holder: Holder, why: str) -> str:
-    used = gib(holder.measured_bytes or 0, up=True)
-    return f"uses {used}, has reserved {gib(holder.requested_bytes)}; {why}"
 
 
 def _overuses(holder: Holder) -> bool:
     return holder.observed and (holder.measured_bytes or 0) > holder.requested_bytes
+
+
+def _lacking(found: Balance) -> str:
+    free, needed = gib(max(0, found.free_bytes)), gib(found.needed_bytes, up=True)
+    return f"only {free} of its GPU are free, and the other pods there need {needed}"
 
 
 def _outcome(
@@ -182,11 +184,7 @@ def _outcome(
     now_s: float,
 ) -> tuple[Outcome, str]:
     """Return whether a pod that uses more than it reserved is evicted, and why."""
-    decision = reservation.overuse or None
-    lacking = (
-        f"only {gib(max(0, found.free_bytes))} of its GPU are free, and the other pods there need "
-        f"{gib(found.needed_bytes, up=True)}"
-    )
+    decision, lacking = reservation.overuse or None, _lacking(found)
     if pod.metadata.deletion_timestamp:
         if decision and not decision.rejected_at:
             return "ending", "it was evicted for that, and ends"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headroom.kubectl import tables
+from headroom.kubectl import tables, top_pods
 from headroom.kubectl import top as top_tables
 from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
@@ -125,7 +125,7 @@ def top(
             table = top_tables.devices(body, sort_by, wide)
         case Subject.POD:
             chosen = options.namespace(namespace, all_namespaces)
-            table = top_tables.pods(body, chosen, sort_by, wide)
+            table = top_pods.pods(body, chosen, sort_by, wide)
             empty = _no_pods("has a GPU", chosen)
         case _:
             table = top_tables.nodes(body, sort_by, wide)

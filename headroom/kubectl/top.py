@@ -1,6 +1,6 @@
-"""Formats `top`: the memory of nodes, GPUs, pods and models. Pure functions."""
+"""Formats `top`: the memory of nodes, GPUs and models. Pure functions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,8 +10,6 @@ from headroom.kubectl.table import STATE, Table
 
 Body = Mapping[str, Any]
 _BAR_WIDTH = 20
-#: Up to this many GPUs of a pod without a report are listed by number.
-_FEW = 2
 
 
 class SortBy(Enum):
@@ -119,59 +117,6 @@ def models(body: Body, wide: bool = False) -> Table:
             bad=bool(part.problems),
         )
     table.total = total(counted(sum(model["devices"] for model in body["models"]), "GPU"), parts)
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A pod in one memory, or in one of several until a report shows in which."""
-
-    node: Body
-    #: For each memory, the devices that share it.
-    places: tuple[tuple[Body, ...], ...]
-    #: The entries of the pod, one for each place.
-    entries: tuple[Body, ...]
-
-    @property
-    def used(self) -> int:
-        return int(self.entries[0]["measured_bytes"] or 0)
-
-    @property
-    def requested(self) -> int:
-        return max(int(entry["requested_bytes"]) for entry in self.entries)
-
-    @property
-    def overuse(self) -> int:
-        return max(0, self.used - self.requested)
-
-    @property
-    def devices(self) -> list[Body]:
-        return [device for place in self.places for device in place]
-
-
-def pods(
-    body: Body, namespace: str | None, order: SortBy = SortBy.WORST, wide: bool = False
-) -> Table:
-    """Return a row for each pod in each memory, of one namespace or of all (None).
-
-    A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
-    share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.
-    """
-    columns = ["NAMESPACE", "POD", "NODE", "GPU", "RESERVED", "USED"]
-    columns += ["MODEL", "GPU UUID", "POD UID"] if wide else []
-    table = Table((*columns, STATE))
-    for each in sorted(_held(body, namespace), key=_pod_key(order)):
-        pod, models = each.entries[0], {str(device["model"]) for device in each.devices}
-        state = "ok" if pod["observed"] else "unconfirmed"
-        uuids = ", ".join(device["uuid"] for device in each.devices)
-        table.add(
-            *(pod["namespace"], pod["name"], each.node["name"], _numbers(each.places)),
-            gib(each.requested),
-            "-" if pod["measured_bytes"] is None else gib(each.used),
-            *((_joined(models), uuids, pod["uid"]) if wide else ()),
-            f"uses {gib(each.overuse)} more than reserved" if each.overuse else state,
-            bad=bool(each.overuse),
-        )
     return table
 
 
@@ -327,44 +272,6 @@ def _key(part: _Part, order: SortBy) -> Any:
             return -part.used, part.name
 
 
-def _pod_key(order: SortBy) -> Callable[[_Held], Any]:
-    def key(held: _Held) -> Any:
-        pod = held.entries[0]
-        name = pod["namespace"], pod["name"], held.devices[0]["index"]
-        amounts = {
-            SortBy.WORST: (-held.overuse, -held.used),
-            SortBy.RESERVED: (-held.requested,),
-            SortBy.USED: (-held.used,),
-        }
-        return *amounts.get(order, ()), *name
-
-    return key
-
-
-def _held(body: Body, namespace: str | None) -> Iterator[_Held]:
-    for node in body["nodes"]:
-        memories: dict[str, list[Body]] = {}
-        for device in node["devices"]:
-            memories.setdefault(device["memory_id"], []).append(device)
-        unconfirmed: dict[str, list[tuple[tuple[Body, ...], Body]]] = {}
-        for mates in map(tuple, memories.values()):
-            for entry in mates[0]["holders"]:
-                if namespace not in (None, entry["namespace"]):
-                    continue
-                if entry["observed"]:
-                    yield _Held(node, (mates,), (entry,))
-                else:
-                    unconfirmed.setdefault(entry["uid"], []).append((mates, entry))
-        for found in unconfirmed.values():
-            yield _Held(node, *zip(*found, strict=True))
-
-
-def _numbers(places: tuple[tuple[Body, ...], ...]) -> str:
-    if len(places) > _FEW:
-        return f"any of {sum(map(len, places))}"
-    return " or ".join(", ".join(str(device["index"]) for device in place) for place in places)
-
-
 def _state(part: _Part, note: str = "") -> str:
     return "; ".join(filter(None, (*part.problems, note))) or "ok"
 
@@ -381,13 +288,13 @@ def _wide_cells(node: Body, part: _Part) -> Iterator[str]:
     yield gib(part.unattributed)
     yield str(sum(device["replicas_free"] for device in devices))
     yield age(node["report_age_s"])
-    yield _joined({device["model"] for device in devices})
-    yield _joined({device["sharing"] for device in devices})
+    yield joined({device["model"] for device in devices})
+    yield joined({device["sharing"] for device in devices})
     yield node["certainty"] or "-"
-    yield _joined(node["taints"])
+    yield joined(node["taints"])
 
 
-def _joined(names: Iterable[str]) -> str:
+def joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "-"
 
 

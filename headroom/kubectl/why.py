@@ -26,6 +26,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if body["bound_to"]:
         lines += [f"  {line}" for line in _placed(body["annotations"])]
         lines += [f"  memory on {cap['device']}: {cap['message']}" for cap in body["caps"]]
+        lines += [f"  {line}" for line in _overuse(body)]
         if wide:
             lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
         return lines + _attempts(body, wide)
@@ -66,6 +67,16 @@ def _placed(annotations: Mapping[str, str]) -> Iterator[str]:
         if len(devices) > 1:
             where = f"each of {len(devices)} GPUs that it could get, such as {where}"
         yield f"reserved {gib(max(devices.values()))} on {where} (container {name})"
+
+
+def _overuse(body: Mapping[str, Any]) -> Iterator[str]:
+    """Describe on which devices the pod uses more than it reserved, and whether it is evicted."""
+    for each in body["overuse"]:
+        used, reserved = gib(each["used_bytes"], up=True), gib(each["reserved_bytes"])
+        yield (
+            f"overuse on {each['device']}: uses {used}, but has reserved {reserved}; "
+            f"{each['message']}"
+        )
 
 
 def _request(asks: list[Mapping[str, Any]]) -> list[str]:

@@ -58,6 +58,7 @@ def node(name: str, *devices: Any, **others: Any) -> Any:
         "report_age_s": 12.0,
         "certainty": "predicted",
         "taints": [],
+        "overuse": [],
         **others,
     }
 

@@ -3,7 +3,8 @@
 import pytest
 
 from headroom.kubectl.table import laid_out
-from headroom.kubectl.top import SortBy, bar, devices, models, nodes, percent, pods
+from headroom.kubectl.top import SortBy, bar, devices, models, nodes, percent
+from headroom.kubectl.top_pods import pods
 from tests.kubectl import bodies
 from tests.kubectl.bodies import GIB, device, holder, node
 
@@ -113,6 +114,20 @@ def test_pods_above_their_reservation_come_first() -> None:
     assert pods(body, "team-b").rows == []
     wide = pods(body, None, wide=True)
     assert wide.rows[3][wide.columns.index("GPU UUID")] == "GPU-0, GPU-1"
+
+
+def test_a_pod_above_its_reservation_shows_whether_it_is_evicted() -> None:
+    """Each message is about one device of one pod."""
+    over = [
+        {"uid": "uid-grows", "device": "GPU-1", "message": "evicted within seconds"},
+        {"uid": "uid-other", "device": "GPU-0", "message": "not evicted"},
+    ]
+    devices = (device(number, holders=[holder("grows", 8, 9)]) for number in (0, 1))
+    table = pods(bodies.nodes(node("n", *devices, overuse=over)), None)
+    assert [(row[3], row[-1]) for row in table.rows] == [
+        ("0", "uses 1.0 GiB more than reserved"),
+        ("1", "uses 1.0 GiB more than reserved; evicted within seconds"),
+    ]
 
 
 def test_memory_that_gpus_share_counts_once() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headroom.kubectl import top
+from headroom.kubectl import top, top_pods
 from headroom.kubectl.table import Table, laid_out
 from tests.controlplane import ROOT
 from tests.kubectl import bodies
@@ -103,7 +103,7 @@ def large_fleet(count: int) -> dict[str, list[object]]:
 TABLED: dict[str, Callable[[object], Table]] = {
     "node": top.nodes,
     "gpu": top.devices,
-    "pod": lambda body: top.pods(body, None),
+    "pod": lambda body: top_pods.pods(body, None),
 }
 
 

@@ -52,6 +52,9 @@ BODY: dict[str, Any] = {
     "nearest": [],
     "last_decision": DECIDED,
     "attempts": {"message": "tried twice"},
+    "annotations": {},
+    "caps": [],
+    "overuse": [],
 }
 
 
@@ -81,7 +84,7 @@ def test_an_explanation_shows_recorded_and_recomputed_results() -> None:
     wide = why(body, wide=True)
     assert wide[2] == "  source: recomputed, generation 9"
     assert "Last decision uid-p.7 (source: decision)" in wide
-    bound = why({**body, "bound_to": "a", "annotations": {}, "caps": []}, wide=True)
+    bound = why({**body, "bound_to": "a"}, wide=True)
     assert not [line for line in bound if "recomputed" in line]
 
 
@@ -117,6 +120,18 @@ def test_a_bound_pod_shows_what_was_reserved(
     assert [line for line in why(body, wide=True) if "headroom.gpu/" in line] == [
         f"  {key}: {value}" for key, value in annotations.items()
     ]
+
+
+def test_a_pod_that_uses_more_than_it_reserved_shows_whether_it_is_evicted() -> None:
+    over = {
+        "device": "GPU-a",
+        "used_bytes": 13 << 30,
+        "reserved_bytes": 8 << 30,
+        "message": "evicted within seconds",
+    }
+    lines = why(BODY | {"bound_to": "a", "overuse": [over]})
+    line = "  overuse on GPU-a: uses 13.0 GiB, but has reserved 8.0 GiB; evicted within seconds"
+    assert line in lines
 
 
 def test_a_request_shows_its_source_and_all_its_gpus() -> None:

@@ -14,7 +14,12 @@ from contract.kube import Pod
 from extender.placement.overuse_eviction import OveruseEvictions
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.overuse_decisions import is_later, overuse_evictions_on
+from extender.state.overuse_decisions import (
+    OverusingPod,
+    is_later,
+    overuse_evictions_on,
+    overusing_pods,
+)
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState
@@ -228,3 +233,123 @@ def test_times_are_compared_not_texts() -> None:
     assert not is_later("2026-11-21T01:00:00+01:00", "2026-11-21T00:00:00+00:00")
     assert not is_later("", "2026-11-21T00:00:00+00:00")
     assert not is_later("2026-11-21T00:00:01", "2026-11-21T00:00:00+00:00")
+
+
+def shown(
+    node: GPUNode, *pods: Pod, rules: Rules = EVICT, observes: bool = False, after_s: float = 0
+) -> dict[str, OverusingPod]:
+    """The pods of the node that use more than they reserved, by name."""
+    state = RecordingState(rules, 90.0, WALL_S - NOW_S)
+    state.apply([NodeSeen(kube_node()), *map(PodSeen, pods), GPUNodeSeen(node, NOW_S)])
+    snap = state.snapshot()
+    terms = snap.nodes[snap.row_of["n"]]
+    return {each.uid: each for each in overusing_pods(state, terms, NOW_S + after_s, observes)}
+
+
+LACKING = "only 8.0 GiB of its GPU are free, and the other pods there need 10.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("held", "of_p", "rules", "outcome", "why"),
+    [
+        pytest.param(reserved(8), {}, EVICT, "next", "evicted next", id="not decided yet"),
+        pytest.param(
+            reserved(8, decided=True), {}, EVICT, "evicting", "evicted within seconds", id="decided"
+        ),
+        pytest.param(
+            rejected(29),
+            {},
+            EVICT,
+            "rejected",
+            "its eviction was rejected at 2026-11-20T23:59:31Z, for example by a "
+            "PodDisruptionBudget, and is tried again after 30 s",
+            id="held by a budget",
+        ),
+        pytest.param(rejected(31), {}, EVICT, "evicting", "evicted within seconds", id="again"),
+        pytest.param(
+            reserved(8),
+            {},
+            Rules(),
+            "protected",
+            "not evicted, because setting on_overuse is report, and it has no annotation "
+            "headroom.gpu/on-overuse: evict",
+            id="only reported",
+        ),
+        pytest.param(
+            reserved(8),
+            {"on_overuse": "report"},
+            Rules(evict_overuse=True, overuse_opt_out=True),
+            "protected",
+            "not evicted, because it has the annotation headroom.gpu/on-overuse: report",
+            id="excluded",
+        ),
+        pytest.param(
+            reserved(8),
+            {"priority": 2_000_000_000},
+            EVICT,
+            "protected",
+            "not evicted, because its priority is critical",
+            id="critical",
+        ),
+        pytest.param(
+            reserved(8, ADOPTED),
+            {},
+            EVICT,
+            "protected",
+            "not evicted, because it was bound without Headroom",
+            id="bound by others",
+        ),
+    ],
+)
+def test_why_an_overusing_pod_is_evicted_or_not_is_shown(
+    held: Reservation, of_p: dict[str, Any], rules: Rules, outcome: str, why: str
+) -> None:
+    node = node_of({"p": held, "q": reserved(12)}, {"p": 14, "q": 2})
+    (over,) = shown(node, pod("p", **of_p), pod("q"), rules=rules).values()
+    assert (over.outcome, over.message) == (outcome, f"{why}; {LACKING}")
+    figures = over.reserved_bytes, over.used_bytes, over.free_bytes, over.needed_bytes
+    assert figures == (8 * GIB, 14 * GIB, 8 * GIB, 10 * GIB)
+
+
+def test_a_pod_is_shown_as_selected_exactly_if_it_is() -> None:
+    held = {"p": reserved(4), "q": reserved(4), "r": reserved(12)}
+    node = node_of(held, {"p": 6, "q": 7, "r": 2})
+    over = shown(node, pod("p"), pod("q"), pod("r"))
+    assert {uid: each.outcome for uid, each in over.items()} == {"p": "other", "q": "next"}
+    assert selected(node, pod("p"), pod("q"), pod("r")) == {"q"}
+    assert over["p"].message.startswith("not evicted now, because another pod is evicted first")
+
+
+def test_an_overusing_pod_that_takes_memory_from_no_pod_is_shown_as_kept() -> None:
+    (over,) = shown(leaking(12), pod("p"), pod("q")).values()
+    assert (over.outcome, over.message) == (
+        "none",
+        "not evicted, because 10.0 GiB of its GPU are free, and the other pods there need 10.0 GiB",
+    )
+    (alone,) = shown(node_of({"p": reserved(8)}, {"p": 23.9}), pod("p")).values()
+    assert (alone.outcome, alone.message) == (
+        "none",
+        "not evicted, because no other pod is on its GPU",
+    )
+
+
+def test_a_pod_that_was_evicted_is_shown_until_it_ends() -> None:
+    held = {"p": reserved(8, decided=True), "q": reserved(12)}
+    going = pod("p", deleted="2026-11-21T00:00:00Z")
+    (over,) = shown(node_of(held, {"p": 14, "q": 2}), going, pod("q")).values()
+    assert (over.outcome, over.message) == ("ending", "it was evicted for that, and ends")
+    (other,) = shown(leaking(), going, pod("q")).values()
+    assert (other.outcome, other.message) == ("ending", "it is being deleted")
+
+
+def test_mode_observe_shows_what_would_be_evicted() -> None:
+    (over,) = shown(leaking(), pod("p"), pod("q"), observes=True).values()
+    expected = f"would be evicted if the mode were not observe; {LACKING}"
+    assert (over.outcome, over.message) == ("observed", expected)
+    (kept,) = shown(leaking(12), pod("p"), pod("q"), observes=True).values()
+    assert kept.outcome == "none"
+
+
+def test_no_overuse_is_shown_from_a_stale_report_or_without_any() -> None:
+    assert not shown(leaking(), pod("p"), pod("q"), after_s=91)
+    assert not shown(leaking(8), pod("p"), pod("q"))

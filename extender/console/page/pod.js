@@ -44,6 +44,8 @@ function parts(body) {
         body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: left out by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
     el("p", {class: "quiet"}, body.attempts.message),
     ...decision(body.last_decision),
+    body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
+      el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
     body.bound_to && body.caps.length ? el("section", {}, el("h3", {}, "Memory limit"),
       el("ul", {}, ...body.caps.map(cap => el("li", {}, el("code", {}, cap.device), ` ${cap.message}`)))) : null,
     body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "Nearest nodes"), ...body.nearest.map(nearest)),

@@ -1,0 +1,115 @@
+"""Formats `top pod`: the memory of pods. Pure functions."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contract.quantity import gib
+from headroom.kubectl.table import STATE, Table
+from headroom.kubectl.top import SortBy, joined
+
+Body = Mapping[str, Any]
+#: Up to this many GPUs of a pod without a report are listed by number.
+_FEW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A pod in one memory, or in one of several until a report shows in which."""
+
+    node: Body
+    #: For each memory, the devices that share it.
+    places: tuple[tuple[Body, ...], ...]
+    #: The entries of the pod, one for each place.
+    entries: tuple[Body, ...]
+
+    @property
+    def used(self) -> int:
+        return int(self.entries[0]["measured_bytes"] or 0)
+
+    @property
+    def requested(self) -> int:
+        return max(int(entry["requested_bytes"]) for entry in self.entries)
+
+    @property
+    def overuse(self) -> int:
+        return max(0, self.used - self.requested)
+
+    @property
+    def overuse_text(self) -> str:
+        """How much more than reserved the pod uses, and whether it is evicted for that."""
+        uuids, uid = {device["uuid"] for device in self.devices}, self.entries[0]["uid"]
+        messages = (
+            f"; {each['message']}"
+            for each in self.node["overuse"]
+            if each["uid"] == uid and each["device"] in uuids
+        )
+        return f"uses {gib(self.overuse)} more than reserved{next(messages, '')}"
+
+    @property
+    def devices(self) -> list[Body]:
+        return [device for place in self.places for device in place]
+
+
+def pods(
+    body: Body, namespace: str | None, order: SortBy = SortBy.WORST, wide: bool = False
+) -> Table:
+    """Return a row for each pod in each memory, of one namespace or of all (None).
+
+    A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
+    share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.
+    """
+    columns = ["NAMESPACE", "POD", "NODE", "GPU", "RESERVED", "USED"]
+    columns += ["MODEL", "GPU UUID", "POD UID"] if wide else []
+    table = Table((*columns, STATE))
+    for each in sorted(_held(body, namespace), key=_pod_key(order)):
+        pod, models = each.entries[0], {str(device["model"]) for device in each.devices}
+        state = "ok" if pod["observed"] else "unconfirmed"
+        uuids = ", ".join(device["uuid"] for device in each.devices)
+        table.add(
+            *(pod["namespace"], pod["name"], each.node["name"], _numbers(each.places)),
+            gib(each.requested),
+            "-" if pod["measured_bytes"] is None else gib(each.used),
+            *((joined(models), uuids, pod["uid"]) if wide else ()),
+            each.overuse_text if each.overuse else state,
+            bad=bool(each.overuse),
+        )
+    return table
+
+
+def _pod_key(order: SortBy) -> Callable[[_Held], Any]:
+    def key(held: _Held) -> Any:
+        pod = held.entries[0]
+        name = pod["namespace"], pod["name"], held.devices[0]["index"]
+        amounts = {
+            SortBy.WORST: (-held.overuse, -held.used),
+            SortBy.RESERVED: (-held.requested,),
+            SortBy.USED: (-held.used,),
+        }
+        return *amounts.get(order, ()), *name
+
+    return key
+
+
+def _held(body: Body, namespace: str | None) -> Iterator[_Held]:
+    for node in body["nodes"]:
+        memories: dict[str, list[Body]] = {}
+        for device in node["devices"]:
+            memories.setdefault(device["memory_id"], []).append(device)
+        unconfirmed: dict[str, list[tuple[tuple[Body, ...], Body]]] = {}
+        for mates in map(tuple, memories.values()):
+            for entry in mates[0]["holders"]:
+                if namespace not in (None, entry["namespace"]):
+                    continue
+                if entry["observed"]:
+                    yield _Held(node, (mates,), (entry,))
+                else:
+                    unconfirmed.setdefault(entry["uid"], []).append((mates, entry))
+        for found in unconfirmed.values():
+            yield _Held(node, *zip(*found, strict=True))
+
+
+def _numbers(places: tuple[tuple[Body, ...], ...]) -> str:
+    if len(places) > _FEW:
+        return f"any of {sum(map(len, places))}"
+    return " or ".join(", ".join(str(device["index"]) for device in place) for place in places)

@@ -1,0 +1,97 @@
+"""Overuse in the answers of the console: as a cause of waiting, and whether a pod is evicted."""
+
+import numpy as np
+
+from contract.kube import Pod
+from extender.console.explain import unnamed
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.eligible_nodes import eligible_nodes, feasible
+from extender.state.suggestions import Suggestion, blockers, suggest
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.test_devices import since
+from tests.console.test_suggestions import asked, explained, kinds
+
+
+def leaking_node(leaks: int, other: int = 12) -> list[Event]:
+    """One GPU of 24 GiB: pod leaky has reserved 4 GiB and uses more; pod other uses nothing."""
+    held = {
+        f"u-{who}": since(reservation({"GPU-a": gib * GIB}, name=who))
+        for who, gib in (("leaky", 4), ("other", other))
+    }
+    rows = [
+        use("u-leaky", "GPU-a", leaks * GIB, replica="GPU-a::0", namespace="default", name="leaky"),
+        use("u-other", "GPU-a", 0, replica="GPU-a::1", namespace="default", name="other"),
+    ]
+    report = gpunode(
+        shared("GPU-a", free=2, allocated=2, used_bytes=leaks * GIB),
+        name="a",
+        reservations=held,
+        pods=rows,
+        plugin=DISTRIBUTED,
+    )
+    pods = [
+        PodSeen(pod(f"{gib}Gi", uid=f"u-{who}", name=who, node="a", phase="Running"))
+        for who, gib in (("leaky", 4), ("other", other))
+    ]
+    return [NodeSeen(kube_node("a")), *pods, GPUNodeSeen(report, 0.0)]
+
+
+def test_overuse_is_named_as_the_cause_of_waiting_if_the_pod_would_fit_without_it() -> None:
+    waits = pod("8Gi", uid="uw", name="waits")
+    body = explained(asked(*leaking_node(5), waits=waits))  # 7 GiB are free
+    (over,) = (one for one in body["advice"] if one["kind"] == "overuse")  # type: ignore[attr-defined]
+    assert over["sentence"] == (
+        "limit pod default/leaky on node a, which uses 1.0 GiB more than it reserved: without "
+        "that, the pod fits there (kubectl headroom top pod shows whether it is evicted)"
+    )
+    assert (over["node"], over["wait_for"]["name"]) == ("a", "leaky")
+    assert explained(asked(*leaking_node(4), waits=waits))["verdict"] == "fits"
+
+
+def test_overuse_is_no_cause_if_the_pod_would_not_fit_without_it() -> None:
+    body = explained(asked(*leaking_node(5), waits=pod("9Gi", uid="uw", name="waits")))
+    assert body["verdict"] == "rejected"
+    assert "overuse" not in kinds(body)
+
+
+def test_why_and_the_node_show_whether_an_overusing_pod_is_evicted() -> None:
+    fleet = asked(*leaking_node(13))
+    (over,) = fleet.get("/v1/explain/pods/default/leaky").json()["overuse"]
+    assert (over["outcome"], over["used_bytes"], over["reserved_bytes"]) == (
+        "protected",
+        13 * GIB,
+        4 * GIB,
+    )
+    assert over["decided_at"] is None
+    assert fleet.get("/v1/nodes").json()["nodes"][0]["overuse"] == [over]
+    assert fleet.get("/v1/explain/pods/default/other").json()["overuse"] == []
+    assert explained(fleet)["overuse"] == []
+
+
+def test_a_caller_who_may_not_read_the_overusing_pod_does_not_learn_its_name() -> None:
+    waits = pod("8Gi", uid="uw", name="waits")
+    (advice,) = suggested(waits)
+    hidden = unnamed(advice, lambda namespace, name: False)
+    assert hidden.sentence == (
+        "pods on node a that you may not read use more than they reserved: without that, the pod "
+        "fits there"
+    )
+    assert hidden.held is None
+    assert unnamed(advice, lambda namespace, name: True) == advice
+
+
+def suggested(waits: Pod) -> list[Suggestion]:
+    """The suggestions about overuse for a pod that waits for the leaking one."""
+    fleet = asked(*leaking_node(5), waits=waits)
+    snap = fleet.cluster.snapshot()
+    request = fleet.cluster.understand(waits)
+    assert isinstance(request, VramRequest)
+    verdicts = fit(request, snap, np.arange(1), 0.0)
+    explanation = explain(verdicts, fleet.cluster.rules.weights)
+    blocking = [blockers(fleet.cluster, verdicts, each) for each in explanation.nearest]
+    where = feasible(waits, eligible_nodes(waits, snap, fleet.cluster.node), verdicts, None)
+    found = suggest(fleet.cluster, waits, verdicts, explanation, blocking, where)
+    return [each for each in found if each.kind == "overuse"]
