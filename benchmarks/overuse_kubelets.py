@@ -17,8 +17,9 @@ A run is judged by the memory that was played, and by the pods at the API server
   and do not use, or than the margin) to the eviction.
 
 With ``--to``, runs are appended to a file, runs that it has already are not played again, and the
-tables are about all of them: so 100 runs can be played in parts (``--for-s``). With ``--observe`` no pod may be evicted; the number of pods that
-would have been evicted is printed, and how many each extender counted.
+tables are about all of them: so 100 runs can be played in parts (``--for-s``). With ``--observe``
+no pod may be evicted; the number of pods that would have been evicted is printed, and how many each
+extender counted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Measures how many reports an agent writes in an hour, with peaks and without them.
+"""Measures how many reports an agent writes in an hour: with peaks, without, and with overuse.
 
     python -m benchmarks.peak_writes [--hours 1] [--seed 1]
 
@@ -11,7 +11,8 @@ for attribution, peaks and writing. The node has 8 GPUs of 80 GiB with four pods
 * marks: as steady, and the high-water mark of each container grows by 128 MiB every two minutes
   between two samples. Nothing else in the report changes, so peaks are written alone.
 
-Without peaks, the same samples are written without the fields for peaks.
+Without peaks, the same samples are written without the fields for peaks. With overuse, a pod on
+each GPU uses more than it reserved, so that any growth there is written.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import msgspec
 import structlog
 
 from agent.kube_publisher import Held
-from agent.status_writer import StatusWriter
+from agent.status_writer import NO_OVERUSE, Overuse, StatusWriter
 from contract.gpunode import GPUNodeStatus, PodUse
 from contract.heartbeat import Confirmation
 from tests.agent.lives import GIB, MIB, Node
@@ -113,7 +114,7 @@ def without_peaks(status: GPUNodeStatus) -> GPUNodeStatus:
 
 
 def writes(scenario: str, hours: float, seed: int) -> tuple[Counter[tuple[str, str]], ...]:
-    """Return the writes with peaks and those without peaks, as ``StatusWriter.writes``."""
+    """Return ``StatusWriter.writes`` with peaks, without peaks, and with overuse."""
     devices = [f"GPU-{number}" for number in range(GPUS)]
     node = Node(devices={uuid: {} for uuid in devices})
     pods = []
@@ -128,15 +129,17 @@ def writes(scenario: str, hours: float, seed: int) -> tuple[Counter[tuple[str, s
             lambda: node.now_s,
             lambda: datetime.now(UTC),
             random.Random(seed),
+            lambda _, overuse=overuse: overuse,  # type: ignore[misc]
         )
-        for _ in range(2)
+        for overuse in (NO_OVERUSE, NO_OVERUSE, Overuse(frozenset(devices)))
     ]
     for _ in range(round(hours * 3600 / INTERVAL_S)):
         for pod in pods:
             pod.step(node)
         node.sample(INTERVAL_S)
         assert node.before is not None
-        for writer, status in zip(writers, (node.before, without_peaks(node.before)), strict=True):
+        statuses = node.before, without_peaks(node.before), node.before
+        for writer, status in zip(writers, statuses, strict=True):
             writer.deliver(status, node.now_s)
     return tuple(writer.writes for writer in writers)
 
@@ -147,13 +150,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    print(f"{'reports per hour':<18}{'with peaks':>12}{'without':>10}")  # noqa: T201
+    print(f"{'reports per hour':<18}{'with peaks':>12}{'without':>10}{'overuse':>10}")  # noqa: T201
     for scenario in SCENARIOS:
         reports = [
             each["report", "accepted"] / args.hours
             for each in writes(scenario, args.hours, args.seed)
         ]
-        print(f"{scenario:<18}{reports[0]:>12.0f}{reports[1]:>10.0f}")  # noqa: T201
+        print(f"{scenario:<18}{reports[0]:>12.0f}{reports[1]:>10.0f}{reports[2]:>10.0f}")  # noqa: T201
 
 
 if __name__ == "__main__":

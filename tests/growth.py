@@ -292,7 +292,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
     "extender/controllers/overuse.py": {
         "OveruseController._logged": Fixed(4_096 * 200),
+        "OveruseController._observed": Per("pod", 400),
         "OveruseController._seen_s": Fixed(4_096 * 400),
+        "OveruseController._unresolved": Per("node", 200),
     },
     # Three ports.
     "extender/server/tls.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},

@@ -7,13 +7,15 @@ and a replica that restarts continues it. The eviction carries the pod's uid and
 pod whose eviction is rejected, for example by a disruption budget, is left out for a while, and
 then the next pod is selected.
 
-In mode observe, pods that would be evicted are only logged and counted.
+In mode observe, pods that would be evicted are only logged and counted, at the time at which they
+would be: after the grace period, if a newer sample still shows the pressure.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
@@ -41,10 +43,19 @@ from extender.state.overuse_decisions import (
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-#: Maximum number of nodes checked in a round: each takes up to a millisecond.
+#: Maximum number of nodes without a decision in a round: each takes up to a millisecond.
 MOST_NODES = 100
 #: Maximum number of decisions, and of logged pods, that are remembered.
 REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """A pod that would be selected: since when, on the monotonic clock, and by which sample."""
+
+    device: str
+    since_s: float
+    sample: str
 
 
 class OveruseController:
@@ -68,8 +79,13 @@ class OveruseController:
         #: (uid, time of the decision) -> when this process first saw it, on the monotonic clock.
         #: The clocks of two replicas are not compared.
         self._seen_s: Bounded[tuple[str, str], float] = Bounded(REMEMBERED)
-        #: Uids that were logged in mode observe.
+        #: Mode observe: node -> pods that would be selected, and those that were logged.
+        self._observed: dict[str, dict[str, _Observed]] = {}
         self._logged: Bounded[str, None] = Bounded(REMEMBERED)
+        #: Node -> number of its devices under pressure on which no pod may be evicted.
+        self._unresolved: dict[str, int] = {}
+        #: Position of the next node without a decision.
+        self._turn = 0
 
     def start(
         self,
@@ -87,32 +103,55 @@ class OveruseController:
         loops.start("overuse", check, EVERY_S)
 
     async def once(self, observes: bool, grace_s: float) -> None:
-        """Check the nodes with overuse, the worst first."""
-        unresolved = 0
-        for name in self._cluster.overuses.nodes()[:MOST_NODES]:
+        """Check the nodes with a decision, and in turn up to ``MOST_NODES`` others with overuse."""
+        decided, others = self._cluster.overuses.nodes()
+        names = {*decided, *others}
+        self._observed = {name: of for name, of in self._observed.items() if name in names}
+        self._unresolved = {name: of for name, of in self._unresolved.items() if name in names}
+        self._turn = self._turn if self._turn < len(others) else 0
+        now = others[self._turn : self._turn + MOST_NODES]
+        self._turn += MOST_NODES
+        for name in [*decided, *now]:
             gpunode = self._cluster.gpunode(name)
             if gpunode is not None:
                 found = self._evictions(gpunode)
-                unresolved += len(found.unresolved)
+                self._unresolved[name] = len(found.unresolved)
                 try:
                     if observes:
-                        self._log(found)
+                        self._log(gpunode, found, grace_s)
                     else:
                         await self._act(gpunode, found, grace_s)
                 except StoreError as err:
                     log.warning("overuse_eviction_failed", node=name, message=str(err))
             await asyncio.sleep(0)  # lets kube-scheduler's calls in
-        self._telemetry.overuse_unresolved.set(unresolved)
+        self._telemetry.overuse_unresolved.set(sum(self._unresolved.values()))
 
     def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:
         return overuse_evictions_on(self._cluster, gpunode, time.monotonic())
 
-    def _log(self, found: OveruseEvictions) -> None:
+    def _log(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
+        """Log the pods that would be evicted now, each once."""
+        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        before = self._observed.get(gpunode.name, {})
+        selected = self._observed[gpunode.name] = {}
         for uid, over in found.selected.items():
-            if uid not in self._logged:
+            first = before.get(uid)
+            if first is None or first.device != over.device:
+                first = _Observed(over.device, now_s, sample)
+            selected[uid] = first
+            due = now_s - first.since_s >= grace_s and is_later(sample, first.sample)
+            if due and uid not in self._logged:
                 self._logged[uid] = None
                 self._telemetry.overuse_evictions.labels("would_evict").inc()
-                log.warning("pod_would_be_evicted", pod_uid=uid, **_figures(over))
+                pod = self._cluster.pod(uid)
+                name = f"{pod.metadata.namespace}/{pod.metadata.name}" if pod else ""
+                log.warning(
+                    "pod_would_be_evicted",
+                    node=gpunode.name,
+                    pod=name,
+                    pod_uid=uid,
+                    **_figures(over),
+                )
 
     async def _act(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
         if any(True for _ in changes(self._decided(gpunode), found.selected)):

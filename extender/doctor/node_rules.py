@@ -12,18 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from contract.annotations import (
-    CORDON,
-    DEVICE_CHOICE,
-    DeviceChoice,
-    parse_cordon,
-)
+from contract.annotations import CORDON, DEVICE_CHOICE, DeviceChoice, parse_cordon
 from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
 from contract.kube import Namespace, Node
 from contract.reasons import Reason
 from extender.config.fleet_file import Fleet
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
+from extender.doctor.overuse_rule import examine_overuse
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
@@ -79,7 +75,9 @@ def examine(
         for rule in _RULES:
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
-    return warnings_first([*with_nodes(nodes_of), *examine_steering(state, now_s)])
+    return warnings_first(
+        [*with_nodes(nodes_of), *examine_steering(state, now_s), *examine_overuse(state, now_s)]
+    )
 
 
 def _facts(

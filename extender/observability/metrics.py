@@ -308,7 +308,7 @@ class Telemetry(ViewTelemetry):
         self.overuse_unresolved = Gauge(
             "headroom_overuse_unresolved_devices",
             "Devices on which pods lack memory that they reserved because of others' overuse, and "
-            "no pod may be evicted; with on_overuse: evict or such an annotation.",
+            "no pod may be evicted, by settings, annotations or the API server.",
             registry=registry,
         )
         self.starts = Histogram(

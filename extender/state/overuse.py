@@ -62,17 +62,10 @@ class Overuses(Tracker):
         else:
             self._decided.discard(node.name)
 
-    def nodes(self) -> list[str]:
-        """Return the nodes on which a pod is to be evicted because of its overuse, then the other
-        nodes with overuse, those with the largest first."""
-        excess_bytes = {
-            name: sum(each.excess_bytes for each in found) for name, found in self._of_node.items()
-        }
-        others = excess_bytes.keys() - self._decided
-        return [
-            *sorted(self._decided),
-            *sorted(others, key=lambda name: (-excess_bytes[name], name)),
-        ]
+    def nodes(self) -> tuple[list[str], list[str]]:
+        """Return the nodes on which a pod is to be evicted because of its overuse, and the other
+        nodes with overuse, by name."""
+        return sorted(self._decided), sorted(self._of_node.keys() - self._decided)
 
     def update(self, now_s: float) -> None:
         """Update ``lasting``. ``now_s``: the monotonic clock."""

@@ -5,10 +5,12 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
 from contract.heartbeat import Confirmation, encode_confirmation
@@ -284,6 +286,39 @@ def test_in_mode_observe_nothing_is_written(world: World) -> None:
         world.report()
     assert (world.decided, world.told(), world.evictor.evicted) == ({}, [], [])
     assert world.counted("would_evict") == 1
+
+
+def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: World) -> None:
+    def logged(grace_s: float = AT_ONCE_S) -> list[Any]:
+        with capture_logs() as logs:
+            world.round(grace_s, observes=True)
+        return [each for each in logs if each["event"] == "pod_would_be_evicted"]
+
+    world.report()
+    assert logged() == []
+    assert logged() == []  # no newer sample
+    world.report(p=5)
+    assert logged() == []
+    world.report()
+    assert logged() == []  # the pressure has begun again
+    world.report()
+    assert logged(NEVER_S) == []  # in the grace period
+    (entry,) = logged()
+    assert (entry["node"], entry["pod"], entry["used_bytes"]) == ("n", "default/p", 9 * GIB)
+    world.report()
+    assert logged() == []  # once for each pod
+
+
+def test_nodes_with_overuse_take_turns_if_they_are_too_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.controllers.overuse.MOST_NODES", 2)
+    monkeypatch.setattr(world.state.overuses, "nodes", lambda: ([], ["a", "b", "c", "n"]))
+    world.report()
+    world.round()
+    assert world.decided == {}
+    world.round()
+    assert set(world.decided) == {"p"}
 
 
 def test_with_report_as_setting_no_pod_is_evicted() -> None:
