@@ -114,7 +114,7 @@ def test_an_unknown_use_is_not_shown_as_a_number(readings: Looked) -> None:
     )
 
 
-def test_a_pod_is_shown_as_capped_only_if_that_is_proven(readings: Looked) -> None:
+def test_a_pod_shows_its_limit_only_if_that_is_proven_and_whether_it_is_evicted(readings: Looked) -> None:
     page = readings.open("/nodes")
     page.get_by_label("Search").fill("team-a/runs")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
@@ -130,6 +130,8 @@ def test_a_pod_is_shown_as_capped_only_if_that_is_proven(readings: Looked) -> No
             device = node["devices"][0]["uuid"]
             message = "capped at 7.0 GiB by the driver"
             node["caps"] = [{"uid": "uid-runs", "device": device, "message": message}]
+            over = {"uid": "uid-runs", "device": device, "message": "evicted within seconds"}
+            node["overuse"] = [over]
         route.fulfill(response=answer, json=body)
 
     page.route("**/v1/nodes?*", proven)
@@ -137,8 +139,10 @@ def test_a_pod_is_shown_as_capped_only_if_that_is_proven(readings: Looked) -> No
     page.get_by_label("Search").fill("team-a/runs")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.locator("summary").click()
-    expect(holders.first).to_contain_text("7.0 GiB (may be here); capped at 7.0 GiB by the driver")
+    expect(holders.first).to_contain_text("(may be here); capped at 7.0 GiB by the driver")
+    expect(holders.first).to_contain_text("7.0 GiB; evicted within seconds")
     expect(holders.last).not_to_contain_text("capped")  # on the other device that it could get
+    expect(holders.last).not_to_contain_text("evicted")
 
 
 def test_nodes_with_faults_are_found_and_opened_by_keyboard(readings: Looked) -> None:

@@ -79,7 +79,7 @@ function present(node, {device: d, holders, health, report_age_s: reportAge, una
     node.certainty && !node.message && el("li", {}, `GPU of the next pod: ${CHOICES[node.certainty] ?? node.certainty}`),
     el("li", {}, reportAge === null ? "no report" : `report ${age(reportAge)} old`),
   ].filter(Boolean);
-  return [el("ul", {class: "badges"}, ...state), bar(d, holders), podList(holders, d), processList(processes)].filter(Boolean);
+  return [el("ul", {class: "badges"}, ...state), bar(d, holders), podList(holders, d, node.overuse), processList(processes)].filter(Boolean);
 }
 
 /** The memory of the GPU in segments: one for each pod, outlined as far as it is reserved and filled as far as it is in use. */
@@ -107,13 +107,15 @@ function bar(d, holders) {
     system + reserve > 0 ? segment("system", system + reserve, `${gib(system)} driver reserve, ${gib(reserve)} reserve of the node`) : null);
 }
 
-function podList(holders, d) {
+/** The pods of the GPU; overuse: whether those are evicted that use more than they reserved. */
+function podList(holders, d, overuse) {
   const colours = coloursOf(holders), hidden = d.hidden_holders ? el("p", {class: "quiet"}, `${many(d.hidden_holders, "more pod")} that you may not read`) : null;
   if (!holders.length) return hidden ?? el("p", {class: "quiet"}, "No pod holds memory of this GPU.");
   return el("div", {}, el("ul", {class: "pods"}, ...holders.map(held => {
     const swatch = el("i", {"aria-hidden": "true"});
     swatch.style.background = colours.get(held.uid) ?? "var(--quiet)";
-    const over = held.exceeds_by_bytes > 0 ? el("b", {class: "bad"}, ` ${gib(held.exceeds_by_bytes)} more than reserved`) : null;
+    const eviction = overuse.find(each => each.uid === held.uid && each.device === d.uuid);
+    const over = held.exceeds_by_bytes > 0 ? el("span", {class: "bad"}, el("b", {}, ` ${gib(held.exceeds_by_bytes)} more than reserved`), eviction ? `; ${eviction.message}` : null) : null;
     return el("li", {}, swatch, podLink(held.namespace, held.name), ` ${held.reserved ? `${gib(held.requested_bytes)} reserved` : "no reservation"}, ${held.measured_bytes === null ? "use unknown" : `${gib(held.measured_bytes)} in use`}${held.phase === "running" ? "" : `, ${held.phase}`}`, over, held.cap?.capped ? `; ${held.cap.message}` : null);
   })), hidden);
 }

@@ -122,14 +122,14 @@ function inside(node, reportAge) {
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
         d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)]
           : d.cordoned ? [el("b", {}, "cordoned: takes no new pods")] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
-        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid))))] : "no pod",
+        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid), node.overuse.find(over => over.uid === h.uid && over.device === d.uuid))))] : "no pod",
       ])));
 }
 
-/** A pod on a device; cap: what a reading proves about the most that it can allocate. */
-function holder(h, cap) {
+/** A pod on a device; cap: what a reading proves about the most that it can allocate; eviction: whether it is evicted because it uses more than it reserved. */
+function holder(h, cap, eviction) {
   const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
   const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
   return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
-    ` ${gib(h.requested_bytes)}${uses}${over ? "; more than requested" : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
+    ` ${gib(h.requested_bytes)}${uses}${over ? `; ${gib(h.measured_bytes - h.requested_bytes)} more than reserved` : ""}${eviction ? `; ${eviction.message}` : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
 }
