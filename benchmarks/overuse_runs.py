@@ -34,7 +34,7 @@ class Outcome:
     event: str
     budget: str
     rate_mib: float
-    #: What the innocent pods had reserved and did not use when the pressure began.
+    #: Memory that innocent pods had reserved and did not use when the pressure began.
     needed_bytes: int = 0
     #: From the pressure to the eviction; null if the pod was not evicted.
     took_s: float | None = None

@@ -106,7 +106,7 @@ class ExplainBody(Body, Recomputed):
     annotations: dict[str, str]
     #: The bounds on its memory, for each device on which a report shows it.
     caps: list[CapView]
-    #: Where it uses more than it reserved, and whether it is evicted for that.
+    #: Devices on which it uses more than it reserved, and whether it is evicted for that.
     overuse: list[OveruseView]
     #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
     #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".

@@ -67,7 +67,7 @@ class Balance:
 
     #: As the driver measures it, with the memory of pods that are leaving.
     free_bytes: int
-    #: What its pods within their reservations have reserved and do not use, or the margin.
+    #: Memory that its pods have reserved and do not use, or the margin if that is more.
     needed_bytes: int
     #: The pods that stay on it, and those of them that use more than they reserved.
     staying: tuple[Holder, ...]

@@ -114,7 +114,7 @@ def test_an_unknown_use_is_not_shown_as_a_number(readings: Looked) -> None:
     )
 
 
-def test_a_pod_shows_its_limit_only_if_that_is_proven_and_whether_it_is_evicted(readings: Looked) -> None:
+def test_a_pod_shows_a_proven_limit_and_whether_it_is_evicted(readings: Looked) -> None:
     page = readings.open("/nodes")
     page.get_by_label("Search").fill("team-a/runs")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
