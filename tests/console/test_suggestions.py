@@ -116,6 +116,19 @@ def test_pods_that_block_the_nearest_nodes_are_listed_the_largest_first() -> Non
     assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["lines"]
 
 
+def test_a_pod_with_a_replica_but_without_memory_blocks_no_memory() -> None:
+    """A pinned pod uses the device of its placement, whichever replica the plugin gave it."""
+    *others, last = node("a", small=9)
+    assert isinstance(last, GPUNodeSeen)
+    report = last.gpunode.status
+    assert report is not None
+    rows = [*report.pods, use("u-elsewhere", "GPU-a", 0, replica="GPU-a::1")]
+    status = msgspec.structs.replace(report, pods=rows)
+    held = msgspec.structs.replace(last.gpunode, status=status)
+    (nearest,) = explained(asked(*others, GPUNodeSeen(held, 0.0)))["nearest"]  # type: ignore[misc]
+    assert [each["name"] for each in nearest["blockers"]] == ["small"]
+
+
 def test_a_node_with_only_one_fault_is_suggested_for_repair() -> None:
     now = {"plugin": DISTRIBUTED, "observed_at": "2026-11-21T00:01:40+00:00"}
     sick = gpunode(shared("S", healthy=False, health_reason="XID 79"), name="sick", **now)
