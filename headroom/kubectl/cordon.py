@@ -192,10 +192,9 @@ def _closing(
         yield f"  also lost, on {counted(len(others), 'other GPU')}: {_amounts(others)}"
     if any(each["sharing"] != "none" for each in closing):
         overwrite = " --overwrite" if DEVICE_CHOICE in annotations else ""
+        yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
         if steering_obstacle:
-            yield f"Steering would keep the other GPUs open, but: {steering_obstacle}. After that:"
-        else:
-            yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
+            yield f"  obstacle: {steering_obstacle}"
         yield f"  kubectl annotate node {name} {DEVICE_CHOICE}=steered{overwrite}"
     elif closing:
         yield "Headroom cannot choose GPUs that are not shared, so steering does not prevent this."

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from contract.device_choice import STEERING_UNKNOWN
 from tests.controlplane import STRANGER_TOKEN
 from tests.e2e.cluster import NAMESPACE, RBAC, PlayedCluster
 from tests.e2e.conftest import NewCluster
@@ -57,6 +58,7 @@ def test_a_cordoned_gpu_closes_the_node_while_the_plugin_could_choose_it(
         f"  {FIRST}: the device plugin's next choice (fewest replicas in use)",
         "  also lost, on 1 other GPU: 8 free replicas, 24.0 GiB headroom",
         "To keep the other GPUs open, let Headroom choose the GPU of each pod:",
+        f"  obstacle: {STEERING_UNKNOWN}",
         f"  kubectl annotate node {NODE} headroom.gpu/device-choice=steered",
         f"node {NODE}: {FIRST} (GPU 0) cordoned",
     ]

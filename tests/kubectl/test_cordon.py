@@ -150,8 +150,9 @@ def test_a_gpu_that_the_plugin_could_choose_later_is_mentioned(fake: Fake) -> No
 def test_what_prevents_steering_is_shown_before_it_is_offered(fake: Fake) -> None:
     fake.cluster.steering_obstacle = STEERING_NOT_PERMITTED
     lines = fake.run("cordon", "gpu-a", "0").stdout.splitlines()
-    assert lines[6:8] == [
-        f"Steering would keep the other GPUs open, but: {STEERING_NOT_PERMITTED}. After that:",
+    assert lines[6:9] == [
+        "To keep the other GPUs open, let Headroom choose the GPU of each pod:",
+        f"  obstacle: {STEERING_NOT_PERMITTED}",
         f"  {STEER}",
     ]
 
