@@ -144,10 +144,10 @@ def usage() -> str:
     lines += [
         "",
         "For the options of a command: headroom COMMAND --help",
-        "The first five groups, except plan and replay, are in kubectl headroom too.",
+        "The first five groups, except replay, are in kubectl headroom too.",
         "For their common options, such as --context: kubectl headroom --help",
-        "The others and doctor need more packages: pip install 'headroom-gpu[extender]',",
-        "or for agent and gate: pip install 'headroom-gpu[agent]'",
+        "The others, doctor and plan need more packages:",
+        "pip install 'headroom-gpu[extender]'; agent and gate: 'headroom-gpu[agent]'",
     ]
     return "\n".join(lines) + "\n"
 

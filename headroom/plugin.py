@@ -1,4 +1,4 @@
-"""`kubectl headroom`: the commands that read the debug API, and the doctor.
+"""`kubectl headroom`: the commands that read the debug API, the doctor, and the plan.
 
 kubectl runs ``kubectl-headroom`` for the command. For shell completion it runs
 ``kubectl_complete-headroom``, if that is on the PATH.
@@ -10,11 +10,36 @@ import os
 import shlex
 import sys
 
+import typer
+
 from extender.doctor.command import doctor
 from headroom.kubectl.commands import app, main
 from headroom.kubectl.help import PLAN
 
 app.command(rich_help_panel=PLAN)(doctor)
+
+#: The plan reads its own options, so that its packages are imported only when it runs.
+_OWN_OPTIONS = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "help_option_names": list[str](),
+}
+
+
+@app.command(context_settings=_OWN_OPTIONS, add_help_option=False, rich_help_panel=PLAN)
+def plan(context: typer.Context) -> None:
+    """Answer from a cluster's history whether sharing would save GPUs."""
+    try:
+        from extender.plan.command import app as planning
+    except ImportError as err:
+        typer.echo(
+            f"kubectl headroom: {err}; plan runs Headroom's placement on this machine. Install "
+            "it: pip install 'headroom-gpu[extender]'",
+            err=True,
+        )
+        raise typer.Exit(2) from err
+    planning(args=context.args, prog_name="kubectl headroom plan")
+
 
 #: Cobra's directive after the completions: do not complete file names.
 _NO_FILES = ":4"

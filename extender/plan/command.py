@@ -25,8 +25,8 @@ from extender.plan.study import models_of, run_study
 from extender.state.dump import inputs_of
 
 MODES = ("counting", "predicted", "steered", "mig")
-#: With more replicas the plugin's choice matters little, and each costs a search.
-REPLICAS = (2, 3, 4, 6, 8)
+#: With more replicas the choice of the device plugin matters little, and each costs a search.
+REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
 

@@ -303,7 +303,7 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
 
 def test_headroom_has_every_command_that_reads_the_debug_api() -> None:
     commands = {str(each.callback and each.callback.__name__) for each in app.registered_commands}
-    assert commands - {"doctor"} == DEBUG_API_COMMANDS
+    assert commands - {"doctor", "plan"} == DEBUG_API_COMMANDS
 
 
 def test_help_lists_every_command_in_its_group() -> None:
@@ -314,7 +314,7 @@ def test_help_lists_every_command_in_its_group() -> None:
     for heading in headings:
         group = shown.stdout.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
         listed = re.findall(r"^  (\S+)  ", group, re.MULTILINE)
-        assert {name for name in COMMANDS[heading] if name not in ("plan", "replay")} == set(listed)
+        assert {name for name in COMMANDS[heading] if name != "replay"} == set(listed)
     assert "Exit status: 0: answered; 1: " in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
@@ -472,6 +472,21 @@ def test_the_doctor_takes_the_context_before_and_after_its_name(
     reported = run("", *where, "doctor") if before else run("", "doctor", *where)
     assert reported.returncode == 2
     assert "unknown-context" in reported.stderr
+
+
+def test_the_plan_is_a_command_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = run("", "plan", "--help")
+    assert shown.returncode == 0
+    assert "--prometheus" in shown.stdout
+    assert "kubeconfig" in run("", "plan", "record", "--help").stdout
+    rejected = run("", "plan", "--pods", "pods.csv")
+    assert rejected.returncode == 2
+    assert rejected.stderr.startswith("headroom: a source of the history is missing. Example: ")
+    # The client alone does not have the packages of the placement.
+    monkeypatch.setitem(sys.modules, "extender.plan.command", None)
+    missing = run("", "plan", "--help")
+    assert missing.returncode == 2
+    assert missing.stderr.endswith("Install it: pip install 'headroom-gpu[extender]'\n")
 
 
 def test_version_is_printed() -> None:
