@@ -195,6 +195,7 @@ class ControlPlane(Processes):
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-cluster-ip-range=10.0.0.0/24",
+            "--endpoint-reconciler-type=none",  # no pod uses the Service kubernetes
             f"--disable-admission-plugins={','.join(self.without_admission)}",
             *flags,
         )

@@ -45,7 +45,9 @@ class Plane(ControlPlane):
     def spawn_apiserver(self, *flags: str) -> None:
         # For a Service it calls the pods themselves, because there is no load balancer.
         super().spawn_apiserver(
-            "--bind-address=0.0.0.0", "--enable-aggregator-routing=true", *flags
+            *("--bind-address=0.0.0.0", "--enable-aggregator-routing=true"),
+            "--endpoint-reconciler-type=lease",
+            *flags,
         )
 
 
