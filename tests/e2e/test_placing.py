@@ -329,14 +329,19 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
 
     cluster.until(noted, "its removal is noted")
     cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion
-    time.sleep(7.0)  # longer than the interval of the controllers
-    assert uid in cluster.gpunode("gpu-1").spec.reservations
+    reserved = lambda: cluster.gpunode("gpu-1").spec.reservations  # noqa: E731
+    # Another scheduler binds two pods, one after the other. Each time that one gets a reservation,
+    # the others of the node are checked.
+    late = []
+    for name in ("late-1", "late-2"):
+        cluster.create_pod(name, "1Gi", nodeName="gpu-1")
+        late.append(cluster.pod(name)["metadata"]["uid"])
+        cluster.until(lambda: late[-1] in reserved(), f"{name} is charged")
+    assert uid in reserved()
     assert not cluster.node_of("second")
     cluster.nodes.beat(["gpu-1"])
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound")
-    assert set(cluster.gpunode("gpu-1").spec.reservations) == {
-        cluster.pod("second")["metadata"]["uid"]
-    }
+    assert set(reserved()) == {*late, cluster.pod("second")["metadata"]["uid"]}
 
 
 def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster) -> None:
