@@ -2,19 +2,19 @@
 
     python -m benchmarks.defrag [--choice steered] [--seed 1 --seed 2 --seed 3] [--events 200]
 
-The workload is the churn of ``benchmarks.packing``: pods arrive and end. Once 80 % of the memory
-was reserved, each pod with one GPU that fits nowhere is an event, until there are ``--events``.
-Such a pod lacks only GPU memory: some node has enough CPU and host memory. Pods are really moved:
-they are evicted from the simulated nodes, and placed again with Headroom's own code, on any node
-but the one that they leave. Three ways, each with a run of its own:
+The workload is the churn of ``benchmarks.packing``, with its pods of one GPU: they arrive and end.
+Once 80 % of the memory was reserved, each pod that fits nowhere is an event, until there are
+``--events``. CPU and host memory are left out, because the advice does not count them, and so are
+GPU models: pods may use any. Pods are really moved: they are evicted from the simulated nodes, and
+placed again with Headroom's own code, on any node but the one that they leave. Three ways, each
+with a run of its own:
 
 * advice: the moves of ``extender.state.defrag``, and nothing if there are none.
 * node: random pods of one random node that is large enough, until the waiting pod fits there.
 * any: random pods of all nodes, until the waiting pod fits on some node.
 
 At most as many pods as the advice may name are moved for one event. The gain of an event is the
-memory of the waiting pod if it is placed, less that of moved pods that found no other node. Pods
-may use any GPU model: here, no advice depends on selectors.
+memory of the waiting pod if it is placed, less that of moved pods that found no other node.
 """
 
 import multiprocessing
@@ -33,7 +33,7 @@ from benchmarks.packing.__main__ import CHOICES, check, machine_line
 from benchmarks.packing.judge import Judge
 from benchmarks.packing.play import Filters, Placed, Play
 from benchmarks.packing.product import Headroom
-from benchmarks.packing.runs import places, unshared
+from benchmarks.packing.runs import places
 from benchmarks.packing.workload import Ask, Demand, Node, ask, replicas
 from extender.state.defrag import MOST_FOR_A_POD, Advice, Effort, for_pod
 from extender.state.movable_pods import Movers
@@ -94,7 +94,7 @@ class Moving(Play):
         placed = super()._place(name, ask)
         self._full = self._full or self._judge.idle <= IDLE * self._demand.capacity
         full = self._full and len(self.events) < self._most
-        if placed is not None or ask.gpus != 1 or not full or not len(self._filters.offered(ask)):
+        if placed is not None or not full:
             return placed
         event = Event()
         self.events.append(event)
@@ -122,7 +122,7 @@ class Moving(Play):
         return super()._place(name, ask) if advice.moves else None
 
     def _random(self, name: str, ask: Ask, event: Event) -> Placed | None:
-        offered = self._filters.offered(replace(ask, cpu_milli=0, memory_mib=0)).tolist()
+        offered = self._filters.offered(ask).tolist()
         nodes = [self._lots.choice(offered)] if self._way == "node" else offered
         for _ in range(MOST_FOR_A_POD):
             there = set(nodes)
@@ -168,13 +168,15 @@ class Case:
 def play(case: Case) -> list[Event]:
     """Return the events of one run."""
     nodes: Sequence[Node] = synthetic.nodes(case.part)
-    asks = [replace(ask(pod, "vram"), models=frozenset()) for pod in synthetic.pods()]
-    demand, pools = Demand(nodes, "vram"), unshared(nodes, asks)
+    asks = [
+        replace(ask(pod, "vram"), models=frozenset(), cpu_milli=0, memory_mib=0)
+        for pod in synthetic.pods()
+        if pod.gpus == 1
+    ]
+    demand = Demand(nodes, "vram")
     judge = Judge(places(nodes, "vram", 1 << 20 if case.choice == "pinned" else replicas("vram")))
-    headroom = _Searched(nodes, "vram", "fragmentation", case.choice, case.seed, pools)
-    moving = Moving(
-        Filters(nodes, pools), demand, judge, headroom, case.way, case.events, case.seed
-    )
+    headroom = _Searched(nodes, "vram", "fragmentation", case.choice, case.seed, [])
+    moving = Moving(Filters(nodes), demand, judge, headroom, case.way, case.events, case.seed)
     moving.churn(asks, case.seed)
     assert not judge.overcommits, f"{judge.overcommits} overcommits"
     return moving.events
