@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from contract.annotations import COUNTED_VRAM
 from contract.kube import Node
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first
@@ -65,6 +66,8 @@ def examine_scheduler(
             *_late_binds(entry, settings.bind_deadline_s),
         )
         found += [Finding(weight, (where,), what, do) for weight, what, do in of_entry]
+    if settings.count_vram and entries:
+        found += _counted_vram(whole)
     if settings.filter_best_only:
         found += _filter_after(whole, [where for where, _ in entries])
     return warnings_first(found)
@@ -204,6 +207,24 @@ def unmanaged_gpus(nodes: Iterable[Node], manages: Callable[[str], bool]) -> lis
 
 def _resources(node: Node) -> Iterable[str]:
     return (node.status.allocatable if node.status else None) or ()
+
+
+def _counted_vram(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find profiles that do not ignore the resource that only ResourceQuotas count."""
+    for number, profile in enumerate(_mappings(config.get("profiles") or [{}])):
+        args = (
+            each.get("args") or {}
+            for each in _mappings(profile.get("pluginConfig"))
+            if each.get("name") == "NodeResourcesFit"
+        )
+        if not any(COUNTED_VRAM in (each.get("ignoredResources") or ()) for each in args):
+            yield Finding(
+                Weight.WARNING,
+                (f"profiles[{number}]",),
+                f"with count_vram, GPU pods request {COUNTED_VRAM}, which no node offers: pods of "
+                "this profile are never placed",
+                f"set ignoredResources: [{COUNTED_VRAM}] in the args of NodeResourcesFit",
+            )
 
 
 def _filter_after(config: Mapping[str, Any], headroom: Sequence[str]) -> Iterator[Finding]:

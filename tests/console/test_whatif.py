@@ -123,6 +123,16 @@ def test_pods_that_a_quota_would_reject_are_not_placed(
     assert whys == ([(["default/train-2"], why)] if placed == 2 else [])
 
 
+def test_a_quota_of_memory_counts_each_pod() -> None:
+    resource = "requests.headroom.gpu/vram-bytes"
+    status = QuotaStatus(hard={resource: "12Gi"}, used={resource: "2Gi"})
+    memory = ResourceQuota(metadata=ObjectMeta(name="memory"), status=status)
+    shown = ask_with([memory], pods=[{"manifest": pod("train", "4Gi"), "count": 3}])
+    assert (shown["placed"], shown["rejected"]) == (2, 1)
+    (rejection,) = shown["rejections"]
+    assert rejection["not_tried"] == f"ResourceQuota memory would reject it for {resource}"
+
+
 def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> None:
     # Pods a and b of node a are deleted, and created again.
     assert ask_with([quota("2", "2")], drain=["a"])["placed"] == 2

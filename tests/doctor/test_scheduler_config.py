@@ -106,6 +106,19 @@ def test_without_a_bind_verb_nothing_is_reserved() -> None:
     assert finding.do == "set bindVerb: bind"
 
 
+def test_a_profile_that_counts_what_only_quotas_count_is_a_warning() -> None:
+    counting = Settings(count_vram=True)
+    config = copy.deepcopy(SHIPPED)
+    assert examine_scheduler(config, counting) == []
+    config["profiles"][0]["pluginConfig"].pop(0)
+    (finding,) = examine_scheduler(config, counting)
+    assert (finding.weight, finding.nodes) == (Weight.WARNING, ("profiles[0]",))
+    assert finding.do == (
+        "set ignoredResources: [headroom.gpu/vram-bytes] in the args of NodeResourcesFit"
+    )
+    assert examine_scheduler(config, Settings()) == []
+
+
 DEFAULT = yaml.safe_load((ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text())
 
 
