@@ -23,6 +23,7 @@ from extender.doctor.overuse_rule import examine_overuse
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
+from extender.doctor.start_rule import examine_starts
 from extender.doctor.steering_rule import examine_steering
 from extender.placement.snapshot_builder import reach
 from extender.state.changes import Event, GPUNodeSeen, Relisted
@@ -75,9 +76,12 @@ def examine(
         for rule in _RULES:
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
-    return warnings_first(
-        [*with_nodes(nodes_of), *examine_steering(state, now_s), *examine_overuse(state, now_s)]
-    )
+    of_pods = [
+        *examine_steering(state, now_s),
+        *examine_overuse(state, now_s),
+        *examine_starts(state),
+    ]
+    return warnings_first([*with_nodes(nodes_of), *of_pods])
 
 
 def _facts(

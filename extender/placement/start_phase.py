@@ -81,8 +81,14 @@ def _is_ready(pod: Pod, gpu_containers: Collection[str]) -> bool:
         each.type == "Ready" and each.status == "True" for each in status.conditions or ()
     ):
         return False
-    return all(
-        container.readiness_probe or container.startup_probe
+    return not lacks_probe(pod, gpu_containers)
+
+
+def lacks_probe(pod: Pod, gpu_containers: Collection[str]) -> bool:
+    """Return whether one of these containers is ready as soon as it runs, because it has neither a
+    readiness nor a startup probe."""
+    return any(
+        not (container.readiness_probe or container.startup_probe)
         for container in _app_containers(pod)
         if container.name in gpu_containers
     )
