@@ -130,7 +130,8 @@ class Simulation:
         part = snap.part(np.array([row]))
         verdicts = fit(request, part, np.zeros(1, np.int64), self._now_s)
         placement, name = place(request, part, verdicts, 0), snap.nodes[row].name
-        reservation = placement.reservation(request.namespace, request.name)
+        # Without the phase of a pod that starts alone: its start ends by itself.
+        reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
         assert held is not None, "a node on which a pod fits has a ledger"
         self._put(name, held.reserved(request.uid, reservation))

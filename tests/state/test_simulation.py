@@ -378,3 +378,15 @@ def test_a_node_without_shared_devices_cannot_be_steered() -> None:
         simulation.steer("n")
     with pytest.raises(KeyError):
         simulation.steer("other")
+
+
+def test_pods_that_start_alone_are_placed_as_if_each_had_started() -> None:
+    """A start ends by itself, so a what-if is only about memory."""
+    state = state_of(NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(shared("a")), NOW_S))
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    alone = {VRAM: "8Gi", "headroom.gpu/startup": "alone"}
+    engines = [pod(uid=f"u{i}", name=f"p{i}", annotations=alone) for i in range(4)]
+    placed = [place_in(simulation, state, engine) for engine in engines]
+    assert [type(each) for each in placed] == [Placed, Placed, Placed, NotPlaced]
+    assert isinstance(placed[3], NotPlaced)
+    assert placed[3].reasons == {Reason.MEMORY_ON_ANY: 1}
