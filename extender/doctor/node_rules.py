@@ -76,12 +76,8 @@ def examine(
         for rule in _RULES:
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
-    of_pods = [
-        *examine_steering(state, now_s),
-        *examine_overuse(state, now_s),
-        *examine_starts(state),
-    ]
-    return warnings_first([*with_nodes(nodes_of), *of_pods])
+    found = [*with_nodes(nodes_of), *examine_steering(state, now_s)]
+    return warnings_first([*found, *examine_overuse(state, now_s), *examine_starts(state)])
 
 
 def _facts(
