@@ -35,6 +35,7 @@ from extender.console import (
     score,
     snapshot,
     status,
+    teams,
     whatif,
 )
 from extender.console.problem_details import use_problem_details
@@ -42,7 +43,19 @@ from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
-    *(whatif, decisions, defrag, drift, idle, quotas, recommendations, events, status, snapshot),
+    *(
+        teams,
+        whatif,
+        decisions,
+        defrag,
+        drift,
+        idle,
+        quotas,
+        recommendations,
+        events,
+        status,
+        snapshot,
+    ),
     history,
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {

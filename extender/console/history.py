@@ -70,7 +70,8 @@ class HistoryBody(Body):
     resolution_s: float
     resolution_bytes: int
     from_s: float = Field(description="Unix time of the earliest value that could be on record.")
-    #: Unix times, ascending, at which a value of the series changed; the last is now.
+    #: Unix times, ascending, at which a value of the series changed; the last is now. Empty before
+    #: the first value.
     at_s: list[float]
     series: list[SeriesView]
 
@@ -80,7 +81,7 @@ Since = Annotated[
     Query(
         description="A time, or an age such as 6h; more than an hour is read from Prometheus "
         "(setting prometheus_url).",
-        examples=["6h"],
+        examples=["30m"],
     ),
 ]
 _UNANSWERED: dict[int | str, dict[str, Any]] = {
@@ -133,7 +134,10 @@ async def device(
         raise unknown_node(name)
     parts = history.since(name, history.first_step)
     if not any(uuid in layout.devices for layout, _, _ in parts):
-        raise HTTPException(404, f"no history of device {uuid} of node {name} is on record")
+        row = snap.row_of.get(name)
+        if row is None or all(each.device.uuid != uuid for each in snap.nodes[row].devices):
+            raise HTTPException(404, f"no history of device {uuid} of node {name} is on record")
+        return encoded(_body(context.head(snap), history.first_step, [], []))
     series = [
         *(_column(parts, uuid, kind, column) for kind, column in _KINDS),
         *_pods(parts, lambda each, layout: layout.devices[each.slot] == uuid),
@@ -167,6 +171,8 @@ async def pod(
         if series:
             at_s = _times(parts, history.first_step, context.wall_s())
             return encoded(_body(context.head(snap), history.first_step, at_s, series))
+    if known is not None:
+        return encoded(_body(context.head(snap), history.first_step, [], []))
     raise HTTPException(
         404, f"no history of pod {namespace}/{name} is on record: no report has shown it on a GPU"
     )

@@ -130,6 +130,14 @@ def test_the_fleet_has_sums_and_the_number_of_pending_pods() -> None:
     assert series(body, "pending_pods") == [0.0, 1.0]
 
 
+def test_a_known_device_and_a_known_pod_without_a_value_have_no_series() -> None:
+    asked = Recorded()
+    asked.add_node("m")
+    for path in ("nodes/m/devices/GPU-m-0", "pods/ml/a"):
+        body = asked.history(path)
+        assert (body["at_s"], body["series"]) == ([], [])
+
+
 def test_unknown_devices_and_pods_are_404() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)

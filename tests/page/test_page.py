@@ -44,6 +44,17 @@ def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     expect(detail).to_contain_text("XID 79")
 
 
+def test_teams_are_sorted_and_found_by_what_the_url_says(readings: Looked) -> None:
+    page = readings.open("/teams?sort=waiting_pods")
+    status = page.get_by_role("status").filter(has_text="team-a")
+    expect(status).to_have_text("team-a comes first by waiting pods: 1 pod.")
+    owners = page.get_by_role("table", name="By owner").get_by_role("row")
+    expect(owners.nth(1)).to_contain_text("team-a/large")
+    page.get_by_label("Find").fill("other")
+    expect(owners).to_have_count(0)
+    assert page.url.endswith("#/teams?sort=waiting_pods&find=other")
+
+
 def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
     readings.page.emulate_media(color_scheme="dark")
     page = readings.open("/fleet?group=model&colour=used")

@@ -9,9 +9,10 @@ import {overview} from "./overview.js";
 import {pod} from "./pod.js";
 import {recommendations} from "./recommendations.js";
 import {stateOf} from "./state.js";
+import {teams} from "./teams.js";
 import {whatif} from "./whatif.js";
 
-const VIEWS = {overview, fleet, nodes, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
+const VIEWS = {overview, fleet, nodes, teams, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */
@@ -27,6 +28,7 @@ let shown = null;          // {refresh} of the view
 let viewNumber = 0;        // counts views: a late answer for an earlier view is dropped
 let refreshTimer = null, isRefreshing = false, isWanted = false;
 let isLive = false, wasLive = false, burstTimer = null;
+let shownAt = 0;           // when the view was read last: views that cost more are read less often (leastMs)
 let totalsAt = 0, upToDateAt = null, problem = "";
 
 function route() {
@@ -35,6 +37,7 @@ function route() {
   for (const link of document.querySelectorAll("nav a"))
     if (link.hash === `#/${known}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   viewNumber += 1;
+  shownAt = 0;
   shown?.close?.();
   view.replaceChildren();
   view.className = known;
@@ -50,7 +53,10 @@ async function refresh() {
   [isRefreshing, isWanted] = [true, false];
   const ownNumber = viewNumber, beganAt = Date.now();
   try {
-    await shown.refresh();
+    if (beganAt - shownAt >= (shown.leastMs ?? 0)) {
+      shownAt = beganAt;
+      await shown.refresh();
+    }
     if (Date.now() - totalsAt >= TOTALS_EVERY_MS) {
       const [totals, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/inputs")]);
       totalsAt = Date.now();

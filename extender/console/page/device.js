@@ -1,6 +1,6 @@
 // One GPU: what holds its memory, a segment for each pod, and an hour of memory and SM activity.
 
-import {age, ask, clock, el, gib, many, measured, percent, podLink, since} from "./dom.js";
+import {age, ask, clock, el, gib, many, measured, percent, podLink, since, swap} from "./dom.js";
 import {about, plot} from "./plot.js";
 
 /** Pods with a colour and a line of their own. */
@@ -32,13 +32,13 @@ export function device(panel, nodeName, index, onClose) {
         ask(`v1/${path}`), ask(`v1/history/${path}`).catch(() => null), ask("v1/events", {follow: "false", since: "1h", node: nodeName})]);
       if (ownLoad !== loads) return;
       heading.textContent = `${nodeName} GPU ${index}, ${found.model}`;
-      now.replaceChildren(...present(node, body));
-      if (history) {
+      swap(now, ...present(node, body));
+      if (history?.series.length) {
         source.textContent = about(history);
         await showHistory(history, body, events);
       } else source.textContent = "No history yet: the first value is recorded within 10 s of a report.";
     } catch (err) {
-      if (ownLoad === loads) now.replaceChildren(el("p", {class: "bad"}, err.message));
+      if (ownLoad === loads) swap(now, el("p", {class: "bad"}, err.message));
     }
   }
 
@@ -56,7 +56,7 @@ export function device(panel, nodeName, index, onClose) {
       activity.show({at: history.at_s, marks, most: 1, series: [{label: "SM activity", values: of("sm").values, unit: "ratio", colour: "var(--sm)", fill: true}]}),
     ]);
     const latest = marks.slice(-12).reverse();
-    marked.replaceChildren(...(latest.length ? [el("h4", {}, "Marked on the time axis"), el("ul", {class: "marks"}, ...latest.map(({at_s, letter, words, event}) =>
+    swap(marked, ...(latest.length ? [el("h4", {}, "Marked on the time axis"), el("ul", {class: "marks"}, ...latest.map(({at_s, letter, words, event}) =>
       el("li", {}, el("b", {}, letter), ` ${clock(at_s)} ${words}${event.name ? ": " : ""}`, event.name ? podLink(event.namespace, event.name) : null, event.message ? ` ${event.message}` : null)))] : []));
   }
   return {refresh, close: () => { loads += 1; memory.close(); activity.close(); }};

@@ -45,6 +45,28 @@ export function choice(label, name, options, state) {
   return {select, parts: [el("label", {for: name}, label), select]};
 }
 
+/** Element -> the HTML that swap gave it last. */
+const shown = new WeakMap();
+
+/**
+ * Replace the children of an element, unless they are equal. What the reader opened stays open, and a link or button keeps the focus.
+ * So text that is selected in a list stays selected until the list changes.
+ */
+export function swap(element, ...children) {
+  const parts = children.filter(child => child !== null && child !== undefined), shell = el("div", {}, ...parts);
+  if (shell.innerHTML === shown.get(element)) return;
+  const nameOf = details => details.querySelector("summary")?.firstChild?.textContent;
+  const opened = new Map([...element.querySelectorAll("details")].map(details => [nameOf(details), details.open]));
+  const focused = element.contains(document.activeElement) ? document.activeElement.getAttribute("href") ?? nameOf(document.activeElement.parentElement) : null;
+  shown.set(element, shell.innerHTML);
+  element.replaceChildren(...shell.childNodes);
+  for (const details of element.querySelectorAll("details")) {
+    details.open = opened.get(nameOf(details)) ?? details.open;
+    if (focused && nameOf(details) === focused) details.querySelector("summary").focus({preventScroll: true});
+  }
+  if (focused) element.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+}
+
 /** Return a table with a caption; a cell is text, or an array of nodes and text. */
 export function table(caption, headers, rows, className = "") {
   return el("div", {class: "scrolls", tabindex: "0", role: "region", "aria-label": caption},

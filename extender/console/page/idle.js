@@ -1,6 +1,6 @@
 // Pods that hold GPU memory and use no SM, by namespace and owner, with what that costs.
 
-import {age, ask, el, gib, many, podLink, table} from "./dom.js";
+import {age, ask, el, gib, many, podLink, swap, table} from "./dom.js";
 
 /** Maximum number of pods shown. */
 const MOST = 200;
@@ -27,7 +27,7 @@ export function idle(view) {
     status.textContent = (pods ? `${many(pods, "pod")} held ${days.toFixed(2)} GPU days without using them.` : "No such pod.")
       + (body.devices_without_sm_activity ? ` Not checked: ${many(body.devices_without_sm_activity, "device")} without a measurement of SM activity.` : "")
       + (body.pods.length > MOST ? ` Shown are the first ${MOST} rows of pods.` : "");
-    rows.replaceChildren(...(pods ? [
+    swap(rows, ...(pods ? [
       table("By namespace", ["Namespace", "Pods", ...headers], body.teams.map(each => [each.namespace, `${each.pods}`, ...sums(each)])),
       table("By owner", ["Namespace", "Owner", "Pods", ...headers], body.owners.map(each => [each.namespace, `${each.kind} ${each.name}`, `${each.pods}`, ...sums(each)])),
       table("Pods, the most wasteful first", ["Pod", "Idle for", "Node and device", ...headers], body.pods.slice(0, MOST).map(each => [
@@ -36,5 +36,5 @@ export function idle(view) {
       ])),
     ] : []));
   }
-  return {refresh: load};
+  return {refresh: load, leastMs: 4500};
 }

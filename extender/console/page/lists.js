@@ -1,6 +1,6 @@
 // Pending pods, changes, and missed predictions.
 
-import {ask, el, gib, many, podLink, since, table} from "./dom.js";
+import {ask, el, gib, many, podLink, since, swap, table} from "./dom.js";
 
 export function pending(view) {
   const rows = el("div"), status = el("p", {role: "status"}), steering = el("div");
@@ -16,11 +16,11 @@ export function pending(view) {
     const body = await ask("v1/pending", {continue: after, steering: "true"});
     if (ownLoad !== loads) return;  // another load has started
     status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod is pending for a GPU.";
-    steering.replaceChildren(...(body.steering ? [el("p", {}, `${body.steering.sentence}. To do: ${body.steering.to_do}`)] : []));
+    swap(steering, ...(body.steering ? [el("p", {}, `${body.steering.sentence}. To do: ${body.steering.to_do}`)] : []));
     first.disabled = !after;
     next.disabled = !body.remaining;
     next.dataset.after = body.continue ?? "";
-    rows.replaceChildren(...(body.pods.length ? [table("Pending pods", ["Pod", "Request", "Recommended", "Pending for", "Reason", "Nearest node"], body.pods.map(pod => [
+    swap(rows, ...(body.pods.length ? [table("Pending pods", ["Pod", "Request", "Recommended", "Pending for", "Reason", "Nearest node"], body.pods.map(pod => [
       [podLink(pod.namespace, pod.name)],
       pod.request.map(asks).join(", ") || "-",
       pod.recommended ?? "-",
@@ -30,7 +30,7 @@ export function pending(view) {
       pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes)} short`), ` on ${pod.nearest}`],
     ]))] : []));
   }
-  return {refresh: load};
+  return {refresh: load, leastMs: 4500};
 }
 
 /** Return the request of one container, with the source of its amount unless it is an annotation. */
@@ -44,7 +44,7 @@ export function drift(view) {
     const seen = results.hit + results.shifted + results.miss;
     status.textContent = seen ? `${(seen - results.miss).toLocaleString("en")} of ${many(seen, "pod")} were observed on a predicted device.`
       : "No pod has been observed on its device yet.";
-    rows.replaceChildren(...(misses.length ? [table("Missed predictions, the latest first", ["Pod", "Predicted", "Observed", "Reason"], misses.map(m => [
+    swap(rows, ...(misses.length ? [table("Missed predictions, the latest first", ["Pod", "Predicted", "Observed", "Reason"], misses.map(m => [
       [podLink(m.namespace, m.name), el("div", {class: "quiet"}, m.node)],
       [m.predicted.join(", "), m.choice.length ? el("div", {class: "quiet"}, `chosen by Headroom: ${m.choice.join(", ")}`) : null],
       m.observed.join(", "),
@@ -65,7 +65,7 @@ export function changes(view) {
     const {events} = await ask("v1/events", {follow: "false"});
     const newest = events.slice(-NEWEST).reverse();
     status.textContent = newest.length ? `The last ${many(newest.length, "change")} on this replica.` : "No changes since this replica started.";
-    rows.replaceChildren(...(newest.length ? [table("Changes, the latest first", ["Time", "Change", "Cause", "Pod", "Node and device", "Details"], newest.map(e => [
+    swap(rows, ...(newest.length ? [table("Changes, the latest first", ["Time", "Change", "Cause", "Pod", "Node and device", "Details"], newest.map(e => [
       `${since(e.at)} ago`, e.kind.replaceAll("_", " "), e.cause?.replaceAll("_", " "),
       e.name ? [podLink(e.namespace, e.name)] : "-",
       [e.node ?? "-", e.device ? el("div", {class: "quiet"}, e.device) : null], e.message ?? "",

@@ -1,6 +1,6 @@
 // The overview: what is at risk, what waits, what is broken, and an hour of the fleet.
 
-import {age, ask, el, gib, many, podLink} from "./dom.js";
+import {age, ask, el, gib, many, podLink, swap} from "./dom.js";
 import {about, plot} from "./plot.js";
 
 const MOST = 10;
@@ -32,18 +32,11 @@ export function overview(view) {
 /** A list with a heading: {element, show}. An unchanged list is left alone, so focus and selection stay. */
 function section(title, purpose) {
   const count = el("span", {class: "count"}), body = el("div"), element = el("section", {class: "list", "aria-label": title}, el("h3", {}, title, " ", count), el("p", {class: "quiet"}, purpose), body);
-  let shown = "";
   return {
     element,
     show(total, items, wellText, [href, more], hidden = total - items.length) {
       count.textContent = total ? total.toLocaleString("en") : "";
-      const parts = items.length ? [el("ol", {}, ...items), hidden > 0 ? el("a", {href}, `${hidden.toLocaleString("en")} more: ${more}`) : ""] : [el("p", {class: "good"}, wellText)];
-      const now = parts.map(part => part.outerHTML ?? part).join("");
-      if (now === shown) return;
-      const focused = document.activeElement?.closest?.("section.list") === element ? document.activeElement.getAttribute("href") : null;
-      body.replaceChildren(...parts);
-      shown = now;
-      if (focused) body.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+      swap(body, ...(items.length ? [el("ol", {}, ...items), hidden > 0 ? el("a", {href}, `${hidden.toLocaleString("en")} more: ${more}`) : null] : [el("p", {class: "good"}, wellText)]));
     },
   };
 }

@@ -1,7 +1,8 @@
 // One pod: why it is pending or where it is placed, with the memory accounting of the nearest nodes.
 
-import {ask, el, gib, many, podLink, since, table} from "./dom.js";
+import {ask, el, gib, many, podLink, since, swap, table} from "./dom.js";
 import {asks} from "./lists.js";
+import {about, plot} from "./plot.js";
 
 const VERDICTS = {bound: "good", fits: "good", rejected: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
 
@@ -15,7 +16,9 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer);
+  const memory = plot("Memory of the pod in the last hour"), source = el("p", {class: "quiet"});
+  memory.element.hidden = true;
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, source);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
@@ -23,12 +26,25 @@ export function pod(view, [namespace = "", name = ""]) {
     try {
       body = await ask(`v1/explain/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
     } catch (err) {
-      answer.replaceChildren(el("p", {class: "bad"}, err.message));
+      swap(answer, el("p", {class: "bad"}, err.message));
       return;
     }
-    answer.replaceChildren(...parts(body).filter(Boolean));
+    swap(answer, ...parts(body).filter(Boolean));
+    if (body.bound_to) await showHistory();
   }
-  return {refresh: load};
+
+  /** Show the use of each device of the pod, if any report has shown the pod on one. */
+  async function showHistory() {
+    const history = await ask(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(() => null);
+    memory.element.hidden = !history?.series.length;
+    if (memory.element.hidden) return;
+    source.textContent = about(history);
+    const requested = history.series[0].requested_bytes;
+    await memory.show({at: history.at_s, series: [
+      ...history.series.map((each, i) => ({label: `in use on ${each.device}`, values: each.values, unit: "bytes", colour: `var(--pod-${1 + i % 5})`, fill: i === 0})),
+      ...(requested === null ? [] : [{label: "reserved", values: history.at_s.map(() => requested), unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}])]});
+  }
+  return {refresh: load, close: memory.close, leastMs: 1500};
 }
 
 function parts(body) {
