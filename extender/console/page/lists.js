@@ -2,6 +2,9 @@
 
 import {ask, el, gib, many, podLink, since, swap, table} from "./dom.js";
 
+/** Pods at once on a phone, so that the page is at most six screens high. */
+const PHONE = 10;
+
 export function pending(view) {
   const rows = el("div"), status = el("p", {role: "status"}), steering = el("div");
   const next = el("button", {type: "button"}, "Next"), first = el("button", {type: "button"}, "From the start");
@@ -13,7 +16,7 @@ export function pending(view) {
   let loads = 0;
   async function load() {
     const ownLoad = ++loads;
-    const body = await ask("v1/pending", {continue: after, steering: "true"});
+    const body = await ask("v1/pending", {continue: after, steering: "true", limit: matchMedia("(max-width: 48rem)").matches ? PHONE : null});
     if (ownLoad !== loads) return;  // another load has started
     status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod is pending for a GPU.";
     swap(steering, ...(body.steering ? [el("p", {}, `${body.steering.sentence}. To do: ${body.steering.to_do}`)] : []));

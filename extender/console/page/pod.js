@@ -16,9 +16,9 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  const memory = plot("Memory of the pod in the last hour"), source = el("p", {class: "quiet"});
+  const memory = plot("Memory of the pod in the last hour"), source = el("p", {class: "quiet"}), details = el("div", {id: "details"});
   memory.element.hidden = true;
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, source);
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, source, details);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
@@ -27,9 +27,12 @@ export function pod(view, [namespace = "", name = ""]) {
       body = await ask(`v1/explain/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
     } catch (err) {
       swap(answer, el("p", {class: "bad"}, err.message));
+      swap(details);
       return;
     }
-    swap(answer, ...parts(body).filter(Boolean));
+    const found = parts(body).filter(Boolean);
+    swap(answer, ...found.slice(0, -1));
+    swap(details, found.at(-1));
     if (body.bound_to) await showHistory();
   }
 
