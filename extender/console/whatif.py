@@ -105,6 +105,7 @@ def _check_limits(asked: WhatifAsked) -> None:
         "add": (sum(some.count for some in asked.add), MOST_NODES),
         "drain": (len(asked.drain), MOST_NODES),
         "replicas": (len(asked.replicas), MOST_NODES),
+        "modes": (len(asked.modes), MOST_NODES),
         "release": (len(asked.release), MOST_PODS),
     }
     for where, (count, limit) in counts.items():
@@ -164,6 +165,13 @@ def _apply_changes(cluster: ClusterState, simulation: Simulation, asked: WhatifA
             raise _no_node("replicas", node) from err
         except ValueError as err:
             raise HTTPException(422, f"body replicas.{node}: {count}, but {err}") from err
+    for node, choice in asked.modes.items():
+        try:
+            simulation.set_mode(node, choice)
+        except KeyError as err:
+            raise _no_node("modes", node) from err
+        except ValueError as err:
+            raise HTTPException(422, f"body modes.{node}: {choice.value}, but {err}") from err
     for new in asked.add:
         try:
             changes.added.extend(simulation.add(new.like, new.count))

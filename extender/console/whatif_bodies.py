@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from contract.annotations import DeviceChoice
 from extender.console.capacity import SpaceView
 from extender.console.requested_pods import PodsAsked, StrictModel
 from extender.console.responses import AskView, Body, ReasonView
@@ -16,8 +17,8 @@ class NodesAdded(StrictModel):
 
 
 class WhatifAsked(StrictModel):
-    """Changes are applied in this order: release, drain, replicas, add. Then the pods of drained
-    nodes are placed, then ``pods`` in the given order."""
+    """Changes are applied in this order: release, drain, replicas, modes, add. Then the pods of
+    drained nodes are placed, then ``pods`` in the given order."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -34,6 +35,10 @@ class WhatifAsked(StrictModel):
     replicas: dict[str, int] = Field(
         default_factory=dict,
         description="Node name: new number of replicas of each of its devices; 1: not shared.",
+    )
+    modes: dict[str, DeviceChoice] = Field(
+        default_factory=dict,
+        description="Node name: new value of its annotation headroom.gpu/device-choice.",
     )
     add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
 

@@ -253,17 +253,23 @@ class Simulation:
         self._put(name, replace(held.reporting(status), repaired=True))
 
     def steer(self, name: str) -> None:
-        """Steer all shared devices of the node, as its agent does if the annotation requests it.
+        """Steer all shared devices of the node. Raises the errors of ``set_mode``."""
+        self.set_mode(name, DeviceChoice.STEERED)
+
+    def set_mode(self, name: str, choice: DeviceChoice) -> None:
+        """Change how devices of the node are chosen, as its agent does if the annotation requests
+        it.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
-        if no device is shared.
+        if it would be steered and no device is shared.
         """
         held, status = self._reported(name)
-        if not (resources := sorted(shared_resources(status))):
+        steered = sorted(shared_resources(status)) if choice is DeviceChoice.STEERED else []
+        if choice is DeviceChoice.STEERED and not steered:
             raise ValueError(f"no device of {name} is shared")
-        plugin = msgspec.structs.replace(status.plugin, steered=resources)
-        steered = held.reporting(msgspec.structs.replace(status, plugin=plugin))
-        self._put(name, replace(steered, device_choice=DeviceChoice.STEERED))
+        plugin = msgspec.structs.replace(status.plugin, steered=steered)
+        changed = held.reporting(msgspec.structs.replace(status, plugin=plugin))
+        self._put(name, replace(changed, device_choice=choice))
 
     def confirm(self, uid: str, at: Placed) -> None:
         """Give a placed pod the devices that Headroom chose for it, as a steered node does.

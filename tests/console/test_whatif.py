@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.gpunode import Device
 from contract.kube import NodeSpec, ObjectMeta, Taint
 from extender.state.changes import NodeSeen
 from extender.state.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
-from tests.builders import GIB, GPU, NOW_S
+from tests.builders import DISTRIBUTED, GIB, GPU, NOW_S, gpunode, kube_node, shared
 from tests.console.asking import Asked
 from tests.examples import examples
 from tests.serving import binding, offer, pod, serving
 from tests.state.digest import digest
-from tests.state.test_simulation import two_nodes
+from tests.state.test_simulation import seen, state_of, two_nodes
 
 SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
@@ -75,6 +76,25 @@ def test_released_pods_and_more_replicas_make_the_pod_fit(asked: Asked) -> None:
     freed = ask(asked, **body, release=["default/a", "default/b"])
     assert freed["placed"] == 15  # the daemon's pod has a replica
     assert ask(asked, **body, replicas={"b": 12})["placed"] == 24
+
+
+def test_a_steered_node_takes_a_pod_that_the_plugin_could_place_badly() -> None:
+    def held(uuid: str, used_gib: int) -> Device:
+        used = {"used_bytes": used_gib * GIB, "unattributed_bytes": used_gib * GIB}
+        return shared(uuid, free=3, allocated=1, **used)
+
+    report = gpunode(held("A", 2), held("B", 20), plugin=DISTRIBUTED)
+    asked = Asked(NOW_S, state_of(*seen(kube_node("n"), report)))
+    body: dict[str, Any] = {"pods": [{"vram": "8Gi"}]}
+    assert ask(asked, **body)["placed"] == 0
+    (placed,) = ask(asked, **body, modes={"n": "steered"})["placements"]
+    assert (placed["node"], placed["devices"]) == ("n", ["A"])
+
+
+def test_mode_any_keeps_memory_for_each_pod_on_all_gpus_of_the_node(asked: Asked) -> None:
+    body: dict[str, Any] = {"pods": [{"vram": "14Gi", "count": 3}]}
+    assert ask(asked, **body)["placed"] == 2
+    assert ask(asked, **body, modes={"b": "any"})["placed"] == 1
 
 
 def test_a_pod_of_a_manifest_is_placed_on_eligible_nodes(asked: Asked) -> None:
@@ -188,6 +208,13 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
         ({"add": [{"like": "nowhere"}]}, 422, "body add.like: node nowhere has"),
         ({"replicas": {"nowhere": 2}}, 422, "body replicas: node nowhere has"),
         ({"replicas": {"b": 0}}, 422, "body replicas.b: 0 is not from 1 to"),
+        ({"modes": {"nowhere": "any"}}, 422, "body modes: node nowhere has no known GPUs"),
+        ({"modes": {"a": "best"}}, 422, "body modes.a: "),
+        (
+            {"replicas": {"b": 1}, "modes": {"b": "steered"}},
+            422,
+            "body modes.b: steered, but no device of b is shared",
+        ),
         ({"release": ["default/unknown"]}, 422, "pod default/unknown holds no GPU"),
         ([], 422, "Example: "),
     ],
@@ -231,6 +258,7 @@ whatifs = st.fixed_dictionaries(
         ),
         "drain": st.lists(names, max_size=2),
         "replicas": st.dictionaries(names, st.integers(1, 9), max_size=2),
+        "modes": st.dictionaries(names, st.sampled_from(["predicted", "any", "steered"])),
         "add": st.lists(st.fixed_dictionaries({"like": names}), max_size=2),
         "release": st.lists(st.sampled_from(["default/a", "default/b", "x/y"]), max_size=2),
     },
