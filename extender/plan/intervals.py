@@ -25,7 +25,7 @@ LEAST = 4
 #: Half of the range of a need, as a part of it: ``CHANCE`` times the spread of drawn histories,
 #: for chance within the history, and ``SEASON``, for what differs from week to week; their squares
 #: are added.
-CHANCE, SEASON = 0.9, 0.13
+CHANCE, SEASON = 1.3, 0.12
 #: Growth from one history to the next, as a part of the need.
 GROWTH = 0.03
 
