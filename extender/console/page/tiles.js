@@ -54,6 +54,7 @@ export function draw(context, layout, {top, width, height, colourOf, dimmed, the
   for (const block of layout.blocks) {
     const rows = Math.ceil(block.group.nodes.length / block.columns), end = block.y + rows * block.cellHeight;
     if (end < top || block.y - HEADER > top + height) continue;
+    context.globalAlpha = 1;
     context.fillStyle = theme.text;
     context.font = "600 13px system-ui, sans-serif";
     context.fillText(block.group.title, 0, block.y - 9, width);
