@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | overuse | gpu | docs |
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | auto | overuse | gpu | docs |
 # images | containers | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend overuse gpu \
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend auto overuse gpu \
 	docs images containers samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
@@ -93,6 +93,9 @@ bench-preemption: $(VENV)/test.stamp  ## preemption: victims, duration and numbe
 
 bench-recommend: $(VENV)/test.stamp  ## recommendations: bytes found and misses, beside other rules: ARGS=SUMMARIES.csv
 	@PYTHONPATH=. $(RUN) -m benchmarks.recommend $(ARGS)
+
+auto: $(VENV)/test.stamp  ## vram: auto on a real API server: 40 oversized pods on half the GPUs, and a judge
+	@PYTHONPATH=. $(RUN) -m benchmarks.right_sizing $(ARGS)
 
 gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)

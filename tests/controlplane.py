@@ -38,6 +38,7 @@ TOKENS = {
     "console-of-the-tests": "headroom-console",
     "webhook-of-the-tests": "headroom-webhook",
     "agent-of-the-tests": "headroom-agent",
+    "recorder-of-the-tests": "headroom-recorder",
     "viewer-of-the-tests": "headroom-viewer",
     "certs-of-the-tests": "headroom-certs",
 }

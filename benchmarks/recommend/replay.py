@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.recommend.workloads import DAY, Life, Workload
+from benchmarks.recommend.life import DAY, Life, Workload
 from extender.recommend import lives as product
 from extender.recommend.profile import ContainerProfile
 
@@ -130,6 +130,42 @@ def fixed_quantile(share: float, margin: float, window: int = 100) -> Rule:
         return requests
 
     return rule
+
+
+def all_other_lives(margin: float) -> Rule:
+    """Return a rule that no recommender can follow: the highest peak of all other lives of the same
+    program, those to come included, and a margin.
+
+    If most programs of a workload have one life, as in sweeps, all lives are taken together.
+    """
+
+    def rule(workload: Workload) -> list[int | None]:
+        counts = Counter(life.program for life in workload.lives)
+        varies = 2 * len(counts) > len(workload.lives)
+        highest: dict[str, list[int]] = defaultdict(list)
+        for life in workload.lives:
+            highest["" if varies else life.program].append(life.peak_bytes)
+        highest = {program: sorted(peaks)[-2:] for program, peaks in highest.items()}
+        requests: list[int | None] = []
+        for life in workload.lives:
+            others = list(highest["" if varies else life.program])
+            if life.peak_bytes == others[-1]:
+                others.pop()
+            requests.append(int(others[-1] * (1 + margin)) if others else None)
+        return requests
+
+    return rule
+
+
+def margin_for(workloads: Sequence[Workload], goal: float, warm_days: float) -> float:
+    """Return the least margin of ``all_other_lives``, to 0.1 %, with at most this share of lives
+    above."""
+    low, high = 0, 1000
+    while low < high:
+        tried = (low + high) // 2
+        total = score(workloads, all_other_lives(tried / 1000), warm_days).total
+        low, high = (low, tried) if total.missed <= goal * total.recommended else (tried + 1, high)
+    return low / 1000
 
 
 def vertical_pod_autoscaler(

@@ -19,10 +19,8 @@ from benchmarks.recommend.calibration import (
     PEAK_OVER_P95_LOG_MEAN,
     PEAK_OVER_P95_LOG_SD,
 )
+from benchmarks.recommend.life import DAY, GIB, HOUR, Life, Workload
 
-GIB = 1 << 30
-HOUR = 3600.0
-DAY = 24 * HOUR
 #: Memory that drivers report for a T4, an A10, an L40S and an A100 or H100 of 80 GB.
 DEVICES_BYTES = tuple(mib << 20 for mib in (15109, 22731, 46068, 81251))
 #: Requests that people write, in GiB. An assumption.
@@ -39,42 +37,6 @@ CHANGE_SHOWN = 0.85
 CHANGE_LOG_MEAN, CHANGE_LOG_SD = 0.1, 0.35
 #: Time that a process takes to allocate what it needs at first.
 STARTUP_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One container on one device, from its start to its end."""
-
-    start_s: float
-    end_s: float
-    #: (time, bytes in use) in order of time, the first soon after the start, the last at the end.
-    use: tuple[tuple[float, int], ...]
-    #: completed: ended by itself or replaced by its controller; failed, evicted, oom.
-    ending: str
-    #: Stands for the pod's image, arguments and environment: equal for lives of one program.
-    program: str
-
-    @property
-    def peak_bytes(self) -> int:
-        return max(used for _, used in self.use)
-
-    def peak_until(self, time_s: float) -> int:
-        """Return the highest use until ``time_s``; 0 before the first."""
-        return max((used for at_s, used in self.use if at_s <= time_s), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    name: str
-    kind: str
-    device_bytes: int
-    #: (time from which it holds, bytes): what its author requests, in order of time.
-    requests: tuple[tuple[float, int], ...]
-    #: In order of their start.
-    lives: tuple[Life, ...]
-
-    def requested_at(self, time_s: float) -> int:
-        return [amount for since_s, amount in self.requests if since_s <= time_s][-1]
 
 
 @dataclass(slots=True)

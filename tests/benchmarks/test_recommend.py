@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recommend.calibration import calibrate
+from benchmarks.recommend.life import GIB, HOUR, Life, Workload
 from benchmarks.recommend.replay import Score, fixed_quantile, headroom, in_order, score
-from benchmarks.recommend.workloads import GIB, HOUR, KINDS, Life, Workload, workload
+from benchmarks.recommend.workloads import KINDS, workload
 
 
 def life(start_h: float, gib: float, hours: float = 1.0, ending: str = "completed") -> Life:

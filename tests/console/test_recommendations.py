@@ -47,6 +47,16 @@ def profile(
     return VRAMProfile(metadata=metadata, status=status)
 
 
+def recorded_profile(lives: list[Life]) -> VRAMProfile:
+    """Return a profile of the Deployment llm with these lives."""
+    kept = Profile()
+    for life in lives:
+        kept.container("main", "NVIDIA L4").record("p1", life)
+    owner = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
+    status = status_of(kept, owner, {}, ENDED_S)
+    return VRAMProfile(metadata=ObjectMeta(namespace="ml", name="deployment-llm"), status=status)
+
+
 @pytest.fixture
 def asked() -> Asked:
     return Asked()

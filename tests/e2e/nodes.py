@@ -5,7 +5,7 @@ agent's part is the real agent's own code, from the status to the API server.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -76,6 +76,8 @@ class Nodes:
         self.sick: set[str] = set()
         #: Node -> SM activity that is reported of its devices; of others it is not known.
         self.sm_activity: dict[str, float] = {}
+        #: Pod -> the memory that its container uses from its start on; without it, its request.
+        self.peak_of: Callable[[Mapping[str, Any]], int] | None = None
 
     def create(self) -> None:
         for name in self.names:
@@ -164,7 +166,7 @@ class Nodes:
 
     def _use(self, place: Landed, pod: Mapping[str, Any]) -> PodUse:
         (index,) = place.devices
-        return PodUse(
+        use = PodUse(
             uid=pod["metadata"]["uid"],
             device=_uuid(place.node, index),
             namespace=pod["metadata"]["namespace"],
@@ -174,6 +176,14 @@ class Nodes:
             replica=f"{_uuid(place.node, index)}::{pod['metadata']['uid']}",
             used_bytes=_request_bytes(pod),
             source="test",
+        )
+        if self.peak_of is None:
+            return use
+        return msgspec.structs.replace(
+            use,
+            used_bytes=(peak_bytes := self.peak_of(pod)),
+            peak_bytes=peak_bytes,
+            started_at=datetime.now(UTC).isoformat(),
         )
 
     def end(self, node: str, pod: str) -> None:
