@@ -72,6 +72,8 @@ class ContainerStatus(KubeStruct, frozen=True):
     container: str
     #: Product name of the device.
     model: str = ""
+    #: Memory of the largest such device without the driver's part; 0 if unknown.
+    memory_bytes: int = msgspec.field(default=0, name="memory")
     #: The program's family, such as vLLM; empty if unknown.
     family: str = ""
     #: Whether programs differ from life to life.

@@ -277,6 +277,8 @@ def message(found: Recommendation) -> str:
     if found.missing is not None:
         return f"{basis}: not yet; at least {LEAST_LIVES} lives are needed"
     text = f"{basis}; {found.missed} of {found.tested} were above the recommendation"
+    if found.whole_device:
+        text += "; lives differ so much that only the whole device is safe"
     return f"{text}; its size is a setting" if found.self_sized else text
 
 

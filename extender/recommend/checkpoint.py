@@ -34,6 +34,7 @@ def status_of(
         ContainerStatus(
             container=container,
             model=model,
+            memory_bytes=lives.memory_bytes,
             family=families.get((container, model), ""),
             varies=lives.varies,
             tracks=[_track_status(name, track, now_s) for name, track in lives.tracks.items()],
@@ -52,7 +53,9 @@ def restored(status: VRAMProfileStatus) -> Profile:
     for each in status.containers[:MAX_CONTAINERS]:
         tracks = each.tracks[-MAX_PROGRAMS:]
         profile.containers[each.container, each.model] = ContainerProfile(
-            {track.program: _track(track) for track in tracks}, each.varies
+            {track.program: _track(track) for track in tracks},
+            each.varies,
+            max(0, each.memory_bytes),
         )
     return profile
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from extender.recommend.estimate import Estimate
+from extender.recommend.estimate import STEP_BYTES, Estimate
 from extender.recommend.histogram import quantile, weight_above
 from extender.recommend.lives import LEAST_LIVES, Life, Track
 
@@ -56,6 +56,8 @@ class Recommendation:
     tested: int = 0
     missed: int = 0
     self_sized: bool = False
+    #: Whether the lives suggest more than the device has; the request is then its memory.
+    whole_device: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class ContainerProfile:
     tracks: dict[str, Track] = field(default_factory=dict)
     #: Whether programs differ from life to life; then there is one track, of ``ANY_PROGRAM``.
     varies: bool = False
+    #: Memory of the largest device of the model, which no request exceeds; 0 if unknown.
+    memory_bytes: int = 0
 
     @property
     def last_s(self) -> float:
@@ -104,7 +108,12 @@ class ContainerProfile:
             if track.lives >= LEAST_LIVES:
                 missing = Missing.OLD_LIVES
             return Recommendation(None, missing, track.lives, span_s)
-        return _recommendation(track, found, span_s)
+        return _recommendation(track, found, self._limited(found.request_bytes), span_s)
+
+    def _limited(self, request_bytes: int) -> int:
+        """Return the request, at most the device's memory; else no node could take the pod."""
+        most_bytes = self.memory_bytes // STEP_BYTES * STEP_BYTES
+        return min(request_bytes, most_bytes) if most_bytes else request_bytes
 
     def _track(self, program: str) -> Track:
         """Return the track of a program; one that is new may replace another, or join all."""
@@ -129,21 +138,24 @@ class ContainerProfile:
         self.tracks, self.varies = {ANY_PROGRAM: all_lives}, True
 
 
-def _recommendation(track: Track, found: Estimate, span_s: float) -> Recommendation:
+def _recommendation(
+    track: Track, found: Estimate, request_bytes: int, span_s: float
+) -> Recommendation:
     weights = dict(track.complete.weights)
     for bucket, weight in track.running.weights.items():
         weights[bucket] = weights.get(bucket, 0.0) + weight
     return Recommendation(
-        found.request_bytes,
+        request_bytes,
         None,
         track.lives,
         span_s,
         found.centre_bytes,
         found.highest_bytes,
-        weight_above(weights, found.request_bytes) / sum(weights.values()),
+        weight_above(weights, request_bytes) / sum(weights.values()),
         track.tested,
         track.missed,
         _self_sized(track, weights),
+        request_bytes < found.request_bytes,
     )
 
 

@@ -176,6 +176,7 @@ class ProfileBook:
 def _record(profile: Profile, each: Owned, families: dict[tuple[str, str], str]) -> None:
     tracked = each.tracked
     container = profile.container(tracked.container, tracked.model)
+    container.memory_bytes = max(container.memory_bytes, tracked.memory_bytes)
     container.record(tracked.program.fingerprint, tracked.life)
     families[tracked.container, tracked.model] = tracked.program.family.value
 
@@ -187,7 +188,9 @@ def _run(profile: Profile, running: Iterable[Owned], families: dict[tuple[str, s
         by_container.setdefault((tracked.container, tracked.model), []).append(tracked)
     for key, lives in by_container.items():
         families[key] = lives[-1].program.family.value
-        profile.container(*key).run((each.program.fingerprint, each.life) for each in lives)
+        container = profile.container(*key)
+        container.memory_bytes = max(container.memory_bytes, *(e.memory_bytes for e in lives))
+        container.run((each.program.fingerprint, each.life) for each in lives)
     for key, container in profile.containers.items():
         if key not in by_container:
             container.run(())

@@ -25,6 +25,8 @@ class TrackedLife:
     model: str
     program: Program
     life: Life
+    #: Memory of its device without the driver's part; 0 if unknown.
+    memory_bytes: int = 0
 
 
 Key = tuple[str, str]
@@ -80,7 +82,7 @@ def _seen(
     the highest peak of a device, because a request is an amount of each device."""
     found: dict[Key, TrackedLife] = {}
     for status in reports:
-        models = {device.uuid: device.model for device in status.devices}
+        devices = {device.uuid: device for device in status.devices}
         for use in status.pods:
             started_s = seconds(use.started_at)
             pod = pods.get(use.uid)
@@ -89,7 +91,10 @@ def _seen(
             startup_bytes = use.startup_peak_bytes if use.settled_at else None
             life = Life(use.peak_bytes, started_s, now_s, None, startup_bytes, use.peak_partial)
             program = pod.programs.get(use.container, _NO_PROGRAM)
-            tracked = TrackedLife(pod, use.container, models.get(use.device, ""), program, life)
+            device = devices.get(use.device)
+            model = device.model if device else ""
+            memory_bytes = device.memory_bytes - max(0, device.reserved_bytes) if device else 0
+            tracked = TrackedLife(pod, use.container, model, program, life, max(0, memory_bytes))
             key = (use.uid, use.container)
             found[key] = _highest(tracked, found.get(key))
     return found

@@ -142,6 +142,23 @@ def test_pods_that_have_ended_free_nothing(asked: Asked) -> None:
     assert (found["pods"], found["reclaimable_bytes"]) == (0, 0)
 
 
+def test_lives_that_differ_too_much_get_the_whole_device(asked: Asked) -> None:
+    kept = Profile()
+    for gib_used in (2, 20, 3, 15, 2):
+        life = Life(gib_used * GIB, ENDED_S - 3600, ENDED_S, Ending.COMPLETED)
+        kept.container("main", "NVIDIA L4").record("p1", life)
+    kept.container("main", "NVIDIA L4").memory_bytes = 24 * GIB
+    status = status_of(kept, ProfileOwner(kind="StatefulSet", name="nb"), {}, ENDED_S)
+    metadata = ObjectMeta(namespace="ml", name="statefulset-nb")
+    asked.context.profiles.apply([ProfileSeen(VRAMProfile(metadata=metadata, status=status))])
+    (found,) = asked.get("/v1/recommendations").json()["recommendations"]
+    assert found["request_bytes"] == 24 * GIB
+    assert found["message"] == (
+        "5 lives, 1 h; 0 of 2 were above the recommendation; lives differ so much that only the"
+        " whole device is safe"
+    )
+
+
 def test_one_namespace(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile()), ProfileSeen(profile(namespace="b"))])
     both = asked.get("/v1/recommendations").json()["recommendations"]

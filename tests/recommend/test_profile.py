@@ -133,6 +133,22 @@ def test_a_life_that_is_recorded_late_weighs_what_it_weighs_by_then() -> None:
     assert (track.first_s, track.last_s) == (11 * DAY_S, 21 * DAY_S + HOUR_S)
 
 
+def test_a_request_is_at_most_the_memory_of_the_device() -> None:
+    """Else no node could take the pod."""
+    profile = recorded(life(4), life(11), life(5), life(9))
+    found = profile.recommendation("p", 2 * DAY_S)
+    assert found.request_bytes is not None
+    assert found.request_bytes > 24 * GIB
+    assert not found.whole_device
+    profile.memory_bytes = 24 * GIB - MIB
+    found = profile.recommendation("p", 2 * DAY_S)
+    # A multiple of 64 MiB, so that it is not rounded up to more than the device has.
+    assert found.request_bytes == 24 * GIB - 64 * MIB
+    assert found.whole_device
+    profile.memory_bytes = 1 << 42
+    assert not profile.recommendation("p", 2 * DAY_S).whole_device
+
+
 def test_self_sized_programs_are_recognised_by_one_jump_and_equal_peaks() -> None:
     flat = [life(18 + n / 100, startup_peak_bytes=18 * GIB) for n in range(5)]
     assert recorded(*flat).recommendation("p", 2 * DAY_S).self_sized

@@ -38,7 +38,10 @@ def ended(exit_code: int = 0, reason: str = "", finished_s: float = NOW_S) -> di
 
 
 def report(*uses: PodUse) -> GPUNodeStatus:
-    devices = [Device(uuid="GPU-0", model="L4"), Device(uuid="GPU-1", model="L4")]
+    devices = [
+        Device(uuid=uuid, model="L4", memory_bytes=24 * GIB, reserved_bytes=GIB)
+        for uuid in ("GPU-0", "GPU-1")
+    ]
     return GPUNodeStatus(devices=devices, pods=list(uses))
 
 

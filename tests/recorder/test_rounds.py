@@ -145,6 +145,8 @@ def test_a_life_is_written_while_it_runs_and_when_it_has_ended(world: World) -> 
     world.see(facts(), use(8))
     world.round()
     assert (world.track.ended, len(world.track.running_censored)) == (0, 1)
+    (container,) = world.api.profiles[KEY].status.containers
+    assert container.memory_bytes == 23 * GIB
     world.see(facts(ends=ended(0)))
     world.round()
     assert (world.track.ended, world.track.running_censored) == (1, {})

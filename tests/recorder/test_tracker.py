@@ -34,6 +34,8 @@ def test_a_life_runs_with_the_highest_peak_of_its_devices() -> None:
     assert running.life.peak_bytes == 9 * GIB
     assert (running.life.started_s, running.life.until_s) == (NOW_S - HOUR_S, NOW_S)
     assert running.life.ending is None
+    # Without the driver's part.
+    assert running.memory_bytes == 23 * GIB
 
 
 @pytest.mark.parametrize(
