@@ -48,7 +48,7 @@ def main(
     warm_days: Annotated[float, typer.Option(help="Days that do not count.")] = 21,
     ratio: Annotated[float, typer.Option(help="Median of a request over the usual peak.")] = 2.0,
     vpa: Annotated[bool, typer.Option(help="Also run the Vertical Pod Autoscaler's code.")] = True,
-    bound: Annotated[bool, typer.Option(help="Also run a rule that knows all lives.")] = True,
+    bound: Annotated[bool, typer.Option(help="Also run a rule with all later lives.")] = True,
     kinds: Annotated[bool, typer.Option(help="Also print Headroom's result by kind.")] = True,
 ) -> None:
     """Print a table in Markdown."""
