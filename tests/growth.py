@@ -116,6 +116,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Observed._gone": Fixed(10_000 * 4_000),
         "Observed._pods": Per("pod with a GPU", 4_000),
         "Observed._reports": Per("node", 64 << 10),
+        "Recorder._known": Per("controller of pods on GPUs", 1_000),
         "Recorder._unowned": Fixed(10_000 * 1_000),
     },
     "extender/recorder/tracker.py": {"LifeTracker._open": Per("container on a GPU", 1_000)},
