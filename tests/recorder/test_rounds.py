@@ -23,7 +23,7 @@ from extender.recorder.pods import ObservedPod, PodFacts
 from extender.recorder.rounds import Observed, Recorder
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
 from tests.monitoring.documented import documented
-from tests.recorder.facts import GIB, NOW_S, ended, facts, report, use
+from tests.recorder.facts import GIB, NOW_S, REPLICA_SET, ended, facts, report, use
 
 OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
 KEY = ("team", "deployment-llm")
@@ -233,15 +233,34 @@ def test_a_profile_in_a_namespace_that_is_gone_is_dropped(world: World) -> None:
 
 
 def test_a_life_whose_owner_cannot_be_read_waits(world: World) -> None:
+    # As it runs, and when it has ended.
+    world.api.failures["owner"] = [NoAnswer("timeout"), NoAnswer("timeout")]
     world.see(facts(), use(8))
     world.round()
-    world.api.failures["owner"] = [NoAnswer("timeout")]
+    assert world.api.profiles == {}
     world.see(facts(ends=ended(0)))
     world.round()
-    assert world.track.ended == 0
+    assert world.api.profiles == {}
     assert world.counted("headroom_recorder_lives_waiting") == 1
     world.round()
     assert world.track.ended == 1
+
+
+def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    # No call fails, because none is made.
+    world.api.failures["owner"] = [NoAnswer("timeout")]
+    world.see(facts(), use(9))
+    world.round()
+    world.see(facts(ends=ended(0)))
+    world.round()
+    assert world.track.ended == 1
+    assert world.api.failures["owner"]
+    other = facts(controller=msgspec.structs.replace(REPLICA_SET, uid="rs-2"))
+    world.see(other, use(8, started_s=NOW_S + 600))
+    world.round()
+    assert not world.api.failures["owner"]
 
 
 def test_old_profiles_are_deleted(world: World) -> None:
