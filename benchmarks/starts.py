@@ -40,7 +40,8 @@ MERGE = "application/merge-patch+json"
 POLL_S, STEP_S = 0.1, 0.02
 #: Seconds from the bind to the start of the engine, and of its parts, at scale 1.
 KUBELET_S, LOAD_S, PROFILE_S = (1.0, 5.0), (10.0, 40.0), (5.0, 20.0)
-FIRST_BACK_OFF_S = 10.0
+#: Seconds from a failure to the next start, as of a kubelet: at first, and as a multiple of that.
+FIRST_BACK_OFF_S, MOST_BACK_OFFS = 10.0, 30
 PATIENCE_S = 900.0
 
 
@@ -91,7 +92,7 @@ class Engine:
 
     def _fail(self, now_s: float) -> None:
         self.used_bytes, self.state = 0, "waits"
-        self.begins_s = now_s + self.back_off_s * 2**self.failures
+        self.begins_s = now_s + self.back_off_s * min(2**self.failures, MOST_BACK_OFFS)
         self.failures += 1
 
 
