@@ -13,10 +13,10 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-from contract.annotations import OBSERVED_AT, ON_OVERUSE, RETRY
+from contract.annotations import OBSERVED_AT, ON_OVERUSE, RETRY, STARTUP
 from contract.gpunode import GPUNode, Source
 from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
+from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus, Present
 from contract.reasons import Reason
 from extender import periodic
 from extender.app import cluster_view
@@ -32,10 +32,12 @@ from extender.controllers import (
     preemption,
     reconcile,
     requeue,
+    starts,
 )
 from extender.controllers.eviction import DOES_NOT_FIT
 from extender.controllers.extended_resource import ExtendedResourceController
 from extender.controllers.preemption import PreemptionWriter
+from extender.controllers.starts import StartsController
 from extender.errors import StoreConflict, StoreRejected
 from extender.kube.client import KubeApi
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
@@ -44,7 +46,7 @@ from extender.observability.metrics import sample_lag
 from extender.state import event_queue, eviction_candidates, nominations, overuse_decisions
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
 from extender.state.notices import Notice
-from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
+from tests.builders import DISTRIBUTED, GIB, container, gate, gpunode, kube_node, pod, shared, use
 from tests.waiting import until_then
 
 NODES = ("a", "b")
@@ -59,6 +61,7 @@ def quicken() -> None:
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
     eviction_candidates.FIRST_S = 0.1
+    starts.EVERY_S = 0.02
     overuse.EVERY_S, overuse_decisions.REJECTED_FOR_S = 0.02, 0.05
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
@@ -348,6 +351,9 @@ def start(world: World, ledger: Any) -> None:
     extender.overuse_controller.start(
         each, extender.unready, lambda: extender.observes, lambda: 0.0
     )
+    StartsController(extender.cluster, ledger, extender.telemetry, extender.event_recorder).start(
+        each, extender.unready
+    )
     api = cast(KubeApi, world)
     ExtendedResourceController(extender.cluster, True, api).start(each, extender.unready)
     world.console.changes.start(each, extender.begun)
@@ -358,7 +364,7 @@ def start(world: World, ledger: Any) -> None:
 def failures(world: World) -> float:
     counted = world.extender.telemetry.registry.get_sample_value
     names = ("event_queue", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
-    names += ("overuse", "mirror", "feed", "lag", "settings", "clock")
+    names += ("overuse", "starts", "mirror", "feed", "lag", "settings", "clock")
     of_loops = (counted("headroom_loop_failures_total", {"loop": name}) for name in names)
     return world.errors + sum(filter(None, of_loops))
 
@@ -477,6 +483,21 @@ async def steps(world: World) -> None:
 
     await until_then(is_evicted, "the pod that uses more than it reserved is evicted")
     world.delete("beside")
+
+    # A pod that starts alone is starting until it is ready.
+    engine = msgspec.structs.replace(container(), readiness_probe=Present())
+    store.admit(pod("1Gi", engine, uid="uid-engine", name="engine", annotations={STARTUP: "alone"}))
+    await world.schedule("engine")
+    where = world.pod("engine").node
+    ready = PodStatus(phase="Running", conditions=[PodCondition("Ready", "True")])
+    store.set_status(world.pod("engine"), ready)
+
+    def has_started() -> bool:
+        held = store.read_gpunode(where)
+        return held is not None and not held.spec.reservations["uid-engine"].is_starting
+
+    await until_then(has_started, "the start of a ready pod has ended")
+    world.delete("engine")
 
     world.create("last", 20)
     await world.schedule("last")
