@@ -30,8 +30,8 @@ BAD_FORMAT = "its answer is not in the format of Prometheus"
 #: Limit of one answer.
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
-#: Results of queries of one moment and of a range.
-_RESULTS = ("vector", "matrix")
+#: Types of the results of queries of one moment and of a range.
+VECTOR, MATRIX = "vector", "matrix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ def connected(
 
     def note_warnings(response: requests.Response, *args: Any, **kwargs: Any) -> None:
         if not response.is_redirect:
-            warnings.update(dict.fromkeys(examine(response.status_code, response.content)))
+            expected = MATRIX if urlsplit(response.url).path.endswith("/query_range") else VECTOR
+            found = examine(response.status_code, response.content, expected)
+            warnings.update(dict.fromkeys(found))
 
     with requests.Session() as session:
         session.trust_env = False  # else a .netrc would override these settings
@@ -148,10 +150,11 @@ class _Bounded(HTTPAdapter):
         return body
 
 
-def examine(status: int, body: bytes) -> list[str]:
+def examine(status: int, body: bytes, expected: str = VECTOR) -> list[str]:
     """Return the warnings of an answer, which mean that it may be incomplete.
 
-    Raise ``PrometheusUnreadable`` with the server's error if the query failed.
+    ``expected`` is the type of its result. Raise ``PrometheusUnreadable`` with the server's error
+    if the query failed.
     """
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
@@ -161,7 +164,7 @@ def examine(status: int, body: bytes) -> list[str]:
         raise PrometheusUnreadable(f"it answers {status}{_error_text(envelope)}")
     if envelope.status != "success":
         raise PrometheusUnreadable(f"it answers with an error{_error_text(envelope)}")
-    if envelope.data is None or envelope.data.result_type not in _RESULTS:
+    if envelope.data is None or envelope.data.result_type != expected:
         raise PrometheusUnreadable(BAD_FORMAT)
     return envelope.warnings
 

@@ -53,6 +53,8 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "pods/eviction", "create", ""),
         ("", "pods", "get", ""),
         ("", "events", "create", ""),
+        # If a pod has to wait; tests/e2e/test_following.py asks with this role.
+        ("", "events", "patch", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
     },
     WEBHOOK: set(),
