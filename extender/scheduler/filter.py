@@ -120,6 +120,7 @@ class Filter:
         else:
             codes = state.codes(managed, rows, snap, began_s)
             sure = not self._reject_held_nodes(pod, managed, rows, codes, snap, began_s)
+            state.cluster.usual.see(managed, pod, snap, rows)
             if offered.objects and (rows < 0).any():
                 unknown = np.flatnonzero(rows < 0)
                 templates = [offered.objects[i] for i in unknown.tolist()]
@@ -137,8 +138,6 @@ class Filter:
             if len(passed) == 1:  # then prioritize is not called
                 node = offered.names[passed[0]]
                 state.assumed.expect(pod, managed, node, state.clock.monotonic())
-        if managed is not None:  # after the check of a guess, whose rows may not be offered
-            state.cluster.usual.see(managed, pod, snap, rows)
         answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
         if managed is not None and not len(passed) and self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)

@@ -175,6 +175,7 @@ OTHERS = {
     "extender.scheduler.server:verbs_app",
     "extender.admission.endpoints:webhook_app",
     "extender.app.recorder:recorder_app",
+    "extender.observability.history_handover:HistoryHandover._read",  # another console
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor
     "agent.probes.dcgm:Exporter._scrape",

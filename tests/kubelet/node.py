@@ -433,8 +433,8 @@ class Node(Processes):
             "healthzPort": 0,
             "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
             "nodeStatusUpdateFrequency": "1s",
-            # As by default. Otherwise it is the frequency above: a write for each node and second.
-            "nodeStatusReportFrequency": "5m",
+            # Else it is the frequency above: a write for each node and second.
+            "nodeStatusReportFrequency": "10s",
             "syncFrequency": "5s",
         }
 
