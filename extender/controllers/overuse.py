@@ -8,14 +8,15 @@ pod whose eviction is rejected, for example by a disruption budget, is left out 
 then the next pod is selected.
 
 In mode observe, pods that would be evicted are only logged and counted, at the time at which they
-would be: after the grace period, if a newer sample still shows the pressure.
+would be: after the grace period, if a newer sample still shows the pressure, and if the API server
+accepts the eviction as a dry run, so not if a disruption budget protects the pod.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import structlog
@@ -34,6 +35,7 @@ from extender.placement.overuse_eviction import OveruseEvictions, Overusing, cha
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import pod_notice
 from extender.state.overuse_decisions import (
+    REJECTED_FOR_S,
     is_later,
     latest_sample,
     overuse_evictions_on,
@@ -118,7 +120,7 @@ class OveruseController:
                 self._unresolved[name] = len(found.unresolved)
                 try:
                     if observes:
-                        self._log(gpunode, found, grace_s)
+                        await self._observe(gpunode, found, grace_s)
                     else:
                         await self._act(gpunode, found, grace_s)
                 except StoreError as err:
@@ -129,7 +131,7 @@ class OveruseController:
     def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:
         return overuse_evictions_on(self._cluster, gpunode, time.monotonic())
 
-    def _log(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
+    async def _observe(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
         """Log the pods that would be evicted now, each once."""
         now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
         before = self._observed.get(gpunode.name, {})
@@ -139,19 +141,20 @@ class OveruseController:
             if first is None or first.device != over.device:
                 first = _Observed(over.device, now_s, sample)
             selected[uid] = first
-            due = now_s - first.since_s >= grace_s and is_later(sample, first.sample)
-            if due and uid not in self._logged:
-                self._logged[uid] = None
-                self._telemetry.overuse_evictions.labels("would_evict").inc()
-                pod = self._cluster.pod(uid)
-                name = f"{pod.metadata.namespace}/{pod.metadata.name}" if pod else ""
-                log.warning(
-                    "pod_would_be_evicted",
-                    node=gpunode.name,
-                    pod=name,
-                    pod_uid=uid,
-                    **_figures(over),
-                )
+            pod, since_s = self._cluster.pod(uid), now_s - first.since_s
+            due = since_s >= grace_s and is_later(sample, first.sample)
+            if pod is None or not due or uid in self._logged:
+                continue
+            try:
+                await self._evictor.may_evict(pod)
+            except StoreError:  # tried again later, as in mode enforce
+                selected[uid] = replace(first, since_s=now_s + REJECTED_FOR_S)
+                continue
+            self._logged[uid] = None
+            self._telemetry.overuse_evictions.labels("would_evict").inc()
+            name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+            figures = _figures(over)
+            log.warning("pod_would_be_evicted", node=gpunode.name, pod=name, pod_uid=uid, **figures)
 
     async def _act(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
         if any(True for _ in changes(self._decided(gpunode), found.selected)):

@@ -46,7 +46,8 @@ class Evictor:
         self.evicted.append((pod.metadata.uid, bool(decided)))
 
     async def may_evict(self, pod: Pod) -> None:
-        """Allow every eviction."""
+        if error := self.trouble.get(pod.metadata.uid):
+            raise error
 
 
 class World:
@@ -307,6 +308,22 @@ def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: World) 
     assert (entry["node"], entry["pod"], entry["used_bytes"]) == ("n", "default/p", 9 * GIB)
     world.report()
     assert logged() == []  # once for each pod
+
+
+def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.controllers.overuse.REJECTED_FOR_S", 0.0)
+    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+    for _ in range(3):
+        world.report()
+        world.round(observes=True)
+    assert world.counted("would_evict") == 0
+    world.evictor.trouble.clear()
+    world.report()
+    world.round(observes=True)
+    assert world.counted("would_evict") == 1
+    assert world.evictor.evicted == []
 
 
 def test_nodes_with_overuse_take_turns_if_they_are_too_many(
