@@ -97,8 +97,8 @@ def test_fixed_bounds_fit_in_the_memory_limit() -> None:
         every = [kind for each in names for kind in each.values()]
         return sum(kind.most_bytes for kind in every if isinstance(kind, Fixed))
 
-    # Of the 768 MiB of deploy/base, and of the console's 896 MiB: the extender follows no journal
-    # and records no history, the console writes no journal.
+    # The limit in deploy/base is 768 MiB for the extender, which follows no journal and records no
+    # history. It is 896 MiB for the console, which writes no journal.
     of_the_console = "extender/observability/journal_follower.py", "extender/state/history.py"
     assert fixed(*of_the_console) < 512 * MIB
     assert fixed("extender/state/journal.py") < 640 * MIB

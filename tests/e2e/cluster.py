@@ -4,6 +4,7 @@ Everything it starts and creates goes with ``close``; the API server and what ot
 stay as they were.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 from agent.kube_publisher import NotDelivered
 from contract.gpunode import GPUNode, decode_gpunode
 from extender.server.tls import TlsFiles
-from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane
+from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, built
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 from tests.processes import free_ports
 from tests.waiting import until
@@ -334,6 +335,26 @@ def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
             for user in users
         ],
     }
+
+
+@contextlib.contextmanager
+def quota_controller(plane: ControlPlane) -> Iterator[None]:
+    """Run the controller that counts the use of ResourceQuotas."""
+    name = "kube-controller-manager"
+    plane.spawn(
+        name,
+        str(built(name)[name]),
+        f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
+        f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
+        "--controllers=resourcequota-controller",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--secure-port=0",
+    )
+    try:
+        yield
+    finally:
+        plane.kill(name)
 
 
 def placement(pod: Mapping[str, Any]) -> dict[str, Any]:

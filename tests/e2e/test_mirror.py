@@ -12,8 +12,8 @@ import yaml
 from tests.admission.server import start_webhook
 from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
-from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
-from tests.e2e.cluster import NAMESPACE, RBAC, role_binding
+from tests.controlplane import ROOT, ApiRefused, ControlPlane
+from tests.e2e.cluster import NAMESPACE, RBAC, quota_controller, role_binding
 from tests.e2e.real import RealCluster
 from tests.processes import free_ports
 
@@ -21,7 +21,6 @@ MIRROR = "headroom.gpu/vram"
 QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
 #: Two GPUs of 24 GiB.
 WHOLE = ("49152", "49152")
-KCM = "kube-controller-manager"
 WEBHOOK = "mirror-webhook"
 
 
@@ -84,17 +83,7 @@ def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mi
         for path, body in made:
             plane.call("POST", path, body)
             undo.callback(plane.call, "DELETE", f"{path}/{body['metadata']['name']}")
-        plane.spawn(
-            KCM,
-            str(built(KCM)[KCM]),
-            f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
-            f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
-            "--controllers=resourcequota-controller",
-            "--use-service-account-credentials=true",
-            "--leader-elect=false",
-            "--secure-port=0",
-        )
-        undo.callback(plane.kill, KCM)
+        undo.enter_context(quota_controller(plane))
         url = mirrored.serve(mirror=True)
         cluster.start_scheduler(url)
         cluster.settle()

@@ -10,13 +10,13 @@ import pytest
 from tests.admission.server import start_webhook
 from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
-from tests.controlplane import ApiRefused, ControlPlane, built
-from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster
+from tests.controlplane import ApiRefused, ControlPlane
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, quota_controller
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import Shape
 from tests.e2e.test_cordoning import plugin
 from tests.e2e.test_evictions import MERGE
-from tests.e2e.test_mirror import KCM, QUOTAS
+from tests.e2e.test_mirror import QUOTAS
 from tests.processes import free_ports
 
 COUNTED = "requests.headroom.gpu/vram-bytes"
@@ -38,17 +38,7 @@ def cluster(
             path = f"{ADMISSION}/{each['kind'].lower()}s"
             plane.call("POST", path, each)
             undo.callback(plane.call, "DELETE", f"{path}/{each['metadata']['name']}")
-        plane.spawn(
-            KCM,
-            str(built(KCM)[KCM]),
-            f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
-            f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
-            "--controllers=resourcequota-controller",
-            "--use-service-account-credentials=true",
-            "--leader-elect=false",
-            "--secure-port=0",
-        )
-        undo.callback(plane.kill, KCM)
+        undo.enter_context(quota_controller(plane))
         cluster.bring_up()
         yield cluster
 

@@ -23,8 +23,7 @@ export function plot(title) {
    */
   async function show({at, series, marks = [], most = null}) {
     lastShown = {at, series, marks, most};
-    library ??= import("./uplot.js");
-    const {default: uPlot} = await library;
+    const uPlot = await (library ??= loaded());
     if (isClosed || lastShown.at !== at) return;
     const shape = JSON.stringify([series.map(each => [each.label, each.colour]), most, getComputedStyle(element).color]);
     const data = [at, ...series.map(({values, unit}) => values.map(value => value === null ? null : value / FORMATS[unit].divisor))];
@@ -45,6 +44,19 @@ export function plot(title) {
   const scheme = matchMedia("(prefers-color-scheme: dark)"), themed = () => { if (lastShown) show({...lastShown, at: [...lastShown.at]}); };
   scheme.addEventListener("change", themed);
   return {element, show, close: () => { isClosed = true; resized.disconnect(); scheme.removeEventListener("change", themed); drawn?.destroy(); }};
+}
+
+/** Load uPlot, whose small build is a script with a global name, not a module. */
+function loaded() {
+  return new Promise((done, fail) => {
+    const script = el("script", {src: "page/uplot.js"});
+    script.onload = () => done(window.uPlot);
+    script.onerror = () => {
+      library = null; // the next plot tries again
+      fail(new Error("page/uplot.js cannot be loaded"));
+    };
+    document.head.append(script);
+  });
 }
 
 /** Return the first series in words: its value now, and the highest. */
