@@ -475,7 +475,19 @@ async def steps(world: World) -> None:
     await world.schedule("leaks")
     where = world.pod("leaks").node
     store.admit(pod("12Gi", uid="uid-beside", name="beside", node=where, phase="Running"))
+    world.set_mode("observe")
+    await until_then(lambda: extender.observes, "the mode is observe again")
     world.used_bytes["leaks"] = 14 * GIB
+
+    def is_counted() -> bool:
+        world.report()
+        counted = extender.telemetry.registry.get_sample_value
+        name, outcome = "headroom_overuse_evictions_total", {"outcome": "would_evict"}
+        return bool(counted(name, outcome))
+
+    await until_then(is_counted, "in mode observe the pod would be evicted")
+    world.set_mode("enforce")
+    await until_then(lambda: not extender.observes, "the mode is enforce again")
 
     def is_evicted() -> bool:
         world.report()
