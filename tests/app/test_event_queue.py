@@ -1,6 +1,7 @@
 """Our own changes are applied at once, watch events in turns of the event loop."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -123,7 +124,7 @@ def test_own_changes_do_not_wait_for_watch_events() -> None:
     play(script)
 
 
-def test_watch_events_within_50_ms_share_a_turn() -> None:
+def test_watch_events_within_50_ms_of_a_snapshot_wait_for_the_same_turn() -> None:
     turn, turns = EventQueue._turn, list[float]()
 
     def counted(queue: EventQueue) -> None:
@@ -131,13 +132,20 @@ def test_watch_events_within_50_ms_share_a_turn() -> None:
         turn(queue)
 
     async def script(extender: Extender) -> None:
-        began_s = time.monotonic()
-        for name in NAMES[:60]:
-            extender.enqueue(reports(names=[name]))
-            await asyncio.sleep(0.002)
+        for version in itertools.count(1):
+            extender.enqueue(reports(version, NAMES[:1]))
+            await extender.event_queue.idle()
+            snapshot_s = extender.event_queue._snapshot_at_s
+            turns.clear()
+            for name in NAMES[1:60]:
+                extender.enqueue(reports(version, [name]))
+                await asyncio.sleep(0)
+            if time.monotonic() - snapshot_s < 0.05:
+                break  # a busy machine may need several attempts
+            await extender.event_queue.idle()
+        assert turns == []
         await extender.event_queue.idle()
-        # A few turns for each snapshot, and at most one snapshot in 50 ms.
-        assert len(turns) <= 6 * (time.monotonic() - began_s) / 0.05 + 6
+        assert turns
         assert known(extender) == 60
 
     with patch.object(EventQueue, "_turn", counted):
