@@ -213,7 +213,11 @@ def _not_checked(pods: Sequence[NewPod], quotas: Mapping[str, QuotaUse]) -> list
 def _placed(
     simulation: Simulation, pods: list[NewPod], quotas: Mapping[str, QuotaUse]
 ) -> Iterator[tuple[NewPod, _Outcome]]:
-    """Place the pods one after another; yield each with its outcome."""
+    """Place the pods one after another; yield each with its outcome.
+
+    On a steered node each pod has its device before the next one comes, as kube-scheduler retries
+    the next one then.
+    """
     eligible: dict[bytes, Eligible] = {}
     for each in pods:
         quota = quotas.get(each.request.namespace) if each.counted else None
@@ -223,7 +227,10 @@ def _placed(
         key = eligibility_key(each.pod)
         if key not in eligible:
             eligible[key] = simulation.eligible(each.pod)
-        yield each, simulation.place(each.request, eligible[key])
+        outcome = simulation.place(each.request, eligible[key])
+        if isinstance(outcome, Placed):
+            simulation.confirm(each.request.uid, outcome)
+        yield each, outcome
 
 
 def _placement_view(pod: NewPod, placed: Placed) -> WhatifPlacementView:

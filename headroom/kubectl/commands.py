@@ -9,7 +9,7 @@ reached, failed, or does not let the user read.
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +46,7 @@ from headroom.kubectl.output import Output, note_more, print_data, show_lines, s
 from headroom.kubectl.quota import quota
 from headroom.kubectl.recommend import recommend
 from headroom.kubectl.top import SortBy
+from headroom.kubectl.whatif import whatif
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
 
@@ -234,44 +235,7 @@ def decisions(
     note_more(body)
 
 
-@app.command(rich_help_panel=PLAN)
-def whatif(
-    context: typer.Context,
-    pods: Annotated[int, typer.Option(help="Number of new pods.")] = 0,
-    vram: Annotated[str, typer.Option(help="Memory of each new pod: 20Gi.")] = "",
-    drain: Annotated[list[str] | None, typer.Option(help="A node to drain.")] = None,
-    add: Annotated[
-        list[str] | None, typer.Option(help="NODE=COUNT: add this many nodes like NODE.")
-    ] = None,
-    replicas: Annotated[
-        list[str] | None, typer.Option(help="NODE=COUNT: replicas of each GPU of NODE.")
-    ] = None,
-    release: Annotated[
-        list[str] | None, typer.Option(help="NAMESPACE/POD: a pod that ends.")
-    ] = None,
-    output: DataFormat = None,
-) -> None:
-    """Simulate new pods and changes of nodes, without making them.
-
-    The exit status is 1 if a pod would not fit. --drain, --add, --replicas and --release may be
-    repeated.
-    """
-    options: Options = context.obj
-    asked = {
-        "pods": [{"count": pods, "vram": vram}] if pods else [],
-        "drain": drain or [],
-        "add": [{"like": node, "count": count} for node, count in _counts("--add", add)],
-        "replicas": dict(_counts("--replicas", replicas)),
-        "release": release or [],
-    }
-    body = options.api().post("whatif", body=asked)
-    if not print_data(body, output):
-        show_lines([body["message"]])
-        _print_lines([_unchecked(body)])
-        if body["placements"] or body["rejections"]:
-            show_table(body, tables.moves(body), None, "")
-    if body["rejected"]:
-        raise typer.Exit(NOT_THERE)
+app.command(rich_help_panel=PLAN)(whatif)
 
 
 @app.command(rich_help_panel=PLAN)
@@ -370,15 +334,6 @@ def _print_lines(lines: list[str]) -> None:
 
 def _unchecked(body: Mapping[str, Any]) -> str:
     return f"not checked: {', '.join(body['not_checked'])}"
-
-
-def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
-    """Parse NODE=COUNT arguments. Raises ``CommandError``."""
-    for each in given or ():
-        node, _, count = each.rpartition("=")
-        if not node or not count.isascii() or not count.isdecimal() or len(count) > 6:
-            raise CommandError(f"{flag}: {each!r} is not NODE=COUNT. Example: {flag} gpu-a=4", 2)
-        yield node, int(count)
 
 
 def _no_pods(does: str, namespace: str | None) -> str:

@@ -91,6 +91,14 @@ def test_a_steered_node_takes_a_pod_that_the_plugin_could_place_badly() -> None:
     assert (placed["node"], placed["devices"]) == ("n", ["A"])
 
 
+def test_a_steered_node_takes_pods_one_after_another(asked: Asked) -> None:
+    body: dict[str, Any] = {"pods": [{"vram": "11Gi", "count": 5}]}
+    shown = ask(asked, **body, modes={"b": "steered"})
+    assert nodes(shown) == [(f"default/asked-0-{number}", "b") for number in range(4)]
+    on = [device for each in shown["placements"] for device in each["devices"]]
+    assert sorted(on) == ["B0", "B0", "B1", "B1"]
+
+
 def test_mode_any_keeps_memory_for_each_pod_on_all_gpus_of_the_node(asked: Asked) -> None:
     body: dict[str, Any] = {"pods": [{"vram": "14Gi", "count": 3}]}
     assert ask(asked, **body)["placed"] == 2

@@ -224,10 +224,40 @@ def test_whatif_shows_placements_and_changes_nothing(server: Server) -> None:
     assert before == after
 
 
-def test_invalid_counts_are_rejected_with_an_example(server: Server) -> None:
-    bad = run(server.debug, "whatif", "--replicas", "shared-0000")
+def test_whatif_changes_replicas_and_modes(server: Server) -> None:
+    small = ("whatif", "--pods", "20", "--vram", "1Gi")
+    # 15 replicas of the shared nodes are free, and the GPU of the third node.
+    few = run(server.debug, *small).stdout.splitlines()
+    assert few[0].startswith("16 of 20 pods are placed; main reasons for the others: no free GPU")
+    # On each GPU of the first node: the pod of 7 GiB and three others, or four others.
+    assert few[1] == (
+        "  for 1 x 1Gi: 162.0 GiB, then 147.0 GiB free; largest request that fits: 80.0 GiB, then "
+        "none"
+    )
+    assert run(server.debug, *small, "--replicas", "shared-0001=12").returncode == 0
+    drained = ("--drain", "shared-0000", "--drain", "whole")
+    large = ("whatif", "--pods", "2", "--vram", "15Gi", *drained)
+    # The last pod could get the GPU of the pod of 7 GiB or the other one, each with 15 GiB more.
+    assert run(server.debug, *large).stdout.startswith("2 of 3 pods are placed; ")
+    steered = run(server.debug, *large, "--mode", "shared-0001=steered").stdout
+    on = re.findall(r" on GPU-shared-0001-(\d)$", steered, re.MULTILINE)
+    assert (len(on), set(on)) == (3, {"0", "1"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--replicas", "shared-0000"), "Example: --replicas gpu-a=4"),
+        (("--mode", "shared-0000=magic"), "is not NODE=MODE with one of predicted, any, gated"),
+        (("--mode", "whole=steered"), "body modes.whole: steered, but no device of whole is share"),
+    ],
+)
+def test_invalid_changes_are_rejected_with_an_example(
+    server: Server, arguments: tuple[str, ...], message: str
+) -> None:
+    bad = run(server.debug, "whatif", *arguments)
     assert bad.returncode == 2
-    assert "Example: --replicas gpu-a=4" in bad.stderr
+    assert message in bad.stderr
 
 
 def test_log_lists_what_changed_and_follows_it(server: Server) -> None:

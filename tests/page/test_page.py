@@ -277,6 +277,16 @@ def test_what_if_shows_placements(readings: Looked) -> None:
     goes = page.get_by_role("table", name="Placements")
     expect(goes.get_by_role("row").filter(has_text="team-a/runs")).to_contain_text("l4-0000")
     expect(goes.get_by_role("row").filter(has_text="asked-0-1")).to_contain_text("h100")
+    page.get_by_label("Modes to change").fill("h100=steered")
+    page.get_by_role("button", name="What if?").click()
+    steered = page.get_by_role("row").filter(has_text="asked-0-1")
+    expect(steered).to_contain_text("GPU-h100-")
+    page.get_by_label("Modes to change").fill("h100:steered")
+    page.get_by_role("button", name="What if?").click()
+    expect(page.locator("#answer")).to_have_text(
+        "h100:steered is not NODE=MODE. Example: gpu-a=steered"
+    )
+    page.get_by_label("Modes to change").fill("")
     page.get_by_label("Nodes to add").fill("h100")
     page.get_by_role("button", name="What if?").click()
     expect(page.locator("#answer")).to_have_text("h100 is not NODE=COUNT. Example: gpu-a=2")

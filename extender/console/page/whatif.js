@@ -12,6 +12,7 @@ export function whatif(view) {
     ...field("drain", "Nodes to drain", {placeholder: "names, separated by commas"}),
     ...field("add", "Nodes to add", {placeholder: "gpu-a=2: two more like gpu-a"}),
     ...field("replicas", "Replicas to change", {placeholder: "gpu-a=4: of each of its GPUs"}),
+    ...field("modes", "Modes to change", {placeholder: "gpu-a=steered: how its GPUs are chosen"}),
     ...field("release", "Pods to remove", {placeholder: "namespace/name, separated by commas"}),
     el("button", {}, "What if?"));
   form.addEventListener("submit", async event => {
@@ -26,19 +27,21 @@ export function whatif(view) {
   return {refresh: async () => {}};
 }
 
-/** Return the body of the request. Throws an Error if a field is not NODE=COUNT. */
+/** Return the body of the request. Throws an Error if a field is not NODE=COUNT or NODE=MODE. */
 function asked(form) {
   const value = id => form.querySelector(`#${id}`).value.trim();
   const list = id => value(id).split(/[\s,]+/).filter(Boolean);
-  const counts = id => list(id).map(each => {
-    const [, node, count] = /^(.+)=(\d+)$/.exec(each) ?? [];
-    if (!node) throw new Error(`${each} is not NODE=COUNT. Example: gpu-a=2`);
-    return [node, Number(count)];
+  const pairs = (id, pattern, words) => list(id).map(each => {
+    const [, node, given] = pattern.exec(each) ?? [];
+    if (!node) throw new Error(`${each} is not ${words}`);
+    return [node, given];
   });
+  const counts = id => pairs(id, /^(.+)=(\d+)$/, "NODE=COUNT. Example: gpu-a=2").map(([node, count]) => [node, Number(count)]);
   const count = Number(value("count"));
   return {
     pods: count ? [{count, vram: value("vram"), gpus: Number(value("gpus"))}] : [],
     drain: list("drain"), release: list("release"), replicas: Object.fromEntries(counts("replicas")),
+    modes: Object.fromEntries(pairs("modes", /^(.+)=(\w+)$/, "NODE=MODE. Example: gpu-a=steered")),
     add: counts("add").map(([like, count]) => ({like, count})),
   };
 }

@@ -1,0 +1,106 @@
+"""``kubectl headroom whatif``: simulates new pods and changes of nodes on a copy."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from contract.annotations import DeviceChoice
+from contract.quantity import gib
+from headroom.kubectl import tables
+from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
+from headroom.kubectl.options import DataFormat, Options
+from headroom.kubectl.output import print_data, show_lines, show_table
+
+Body = Mapping[str, Any]
+_MODES = tuple(choice.value for choice in DeviceChoice)
+
+
+def whatif(
+    context: typer.Context,
+    pods: Annotated[int, typer.Option(help="Number of new pods.")] = 0,
+    vram: Annotated[str, typer.Option(help="Memory of each new pod: 20Gi.")] = "",
+    gpus: Annotated[int, typer.Option(help="GPUs of each new pod.")] = 1,
+    drain: Annotated[list[str] | None, typer.Option(help="A node to drain.")] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(help="NODE=COUNT: add this many nodes like NODE.")
+    ] = None,
+    replicas: Annotated[
+        list[str] | None, typer.Option(help="NODE=COUNT: replicas of each GPU of NODE.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(help=f"NODE=MODE: how GPUs of NODE are chosen: {', '.join(_MODES)}."),
+    ] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="NAMESPACE/POD: a pod that ends.")
+    ] = None,
+    output: DataFormat = None,
+) -> None:
+    """Simulate new pods and changes of nodes, without making them.
+
+    The exit status is 1 if a pod would not fit. --drain, --add, --replicas, --mode and --release
+    may be repeated.
+    """
+    options: Options = context.obj
+    asked = {
+        "pods": [{"count": pods, "vram": vram, "gpus": gpus}] if pods else [],
+        "drain": drain or [],
+        "add": [{"like": node, "count": count} for node, count in _counts("--add", add)],
+        "replicas": dict(_counts("--replicas", replicas)),
+        "modes": dict(_modes(mode)),
+        "release": release or [],
+    }
+    body = options.api().post("whatif", body=asked)
+    if not print_data(body, output):
+        show_lines([body["message"], *(f"  {line}" for line in lines(body))])
+        if body["placements"] or body["rejections"]:
+            show_table(body, tables.moves(body), None, "")
+    if body["rejected"]:
+        raise typer.Exit(NOT_THERE)
+
+
+def lines(body: Body) -> Iterator[str]:
+    """Yield the changes of free memory, and the checks that the simulation does not make."""
+    for space in body["spaces"]:
+        request, before, after = space["request"], space["before"], space["after"]
+        headroom = gib(before["headroom_bytes"]), gib(after["headroom_bytes"])
+        largest = _largest(before), _largest(after)
+        if headroom[0] != headroom[1] or largest[0] != largest[1]:
+            yield (
+                f"for {request['count']} x {request['amount']}: {_change(headroom)} free; largest "
+                f"request that fits: {_change(largest)}"
+            )
+    yield f"not checked: {', '.join(body['not_checked'])}"
+
+
+def _largest(space: Body) -> str:
+    return "none" if space["largest_fitting_bytes"] is None else gib(space["largest_fitting_bytes"])
+
+
+def _change(ends: tuple[str, str]) -> str:
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]}, then {ends[1]}"
+
+
+def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
+    """Parse NODE=COUNT arguments. Raises ``CommandError``."""
+    for each in given or ():
+        node, _, count = each.rpartition("=")
+        if not node or not count.isascii() or not count.isdecimal() or len(count) > 6:
+            raise CommandError(
+                f"{flag}: {each!r} is not NODE=COUNT. Example: {flag} gpu-a=4", BAD_INPUT
+            )
+        yield node, int(count)
+
+
+def _modes(given: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Parse NODE=MODE arguments. Raises ``CommandError``."""
+    for each in given or ():
+        node, _, mode = each.rpartition("=")
+        if not node or mode not in _MODES:
+            raise CommandError(
+                f"--mode: {each!r} is not NODE=MODE with one of {', '.join(_MODES)}. "
+                "Example: --mode gpu-a=steered",
+                BAD_INPUT,
+            )
+        yield node, mode
