@@ -30,7 +30,8 @@ def count(
     """
     for where, requests in requests_of.items():
         counted_bytes = _counted_bytes(requests, context.nodes)
-        if counted_bytes and _declared_bytes(draft.container(where)) != counted_bytes:
+        declared_bytes = declared_amount(draft.container(where), COUNTED_VRAM)
+        if counted_bytes and declared_bytes != counted_bytes:
             draft.limit(where, COUNTED_VRAM, format_bytes(counted_bytes))
 
 
@@ -48,7 +49,8 @@ def miscounted(pod: Pod, request: VramRequest) -> str:
     for index, container in containers:
         if not (requests := requests_of.get((index, container.name))):
             continue
-        declared_bytes, name = _declared_bytes(container), f"container {container.name!r:.80}"
+        declared_bytes = declared_amount(container, COUNTED_VRAM)
+        name = f"container {container.name!r:.80}"
         if all(isinstance(ask.amount, Bytes) for ask in requests):
             counted_bytes = _counted_bytes(requests, ())
             if declared_bytes != counted_bytes:
@@ -90,10 +92,10 @@ def _largest(ask: ContainerAsk, node: GpuNode) -> int:
     return int(bytes_of(ask.amount, 1, device_arrays(devices, 0)).max())
 
 
-def _declared_bytes(container: Container) -> int:
-    """Return what quotas count for the container."""
+def declared_amount(container: Container, resource: str) -> int:
+    """Return what quotas count for the container; 0 if its request and its limit differ."""
     resources = container.resources
     limits = (resources and resources.limits) or {}
     requests = (resources and resources.requests) or {}
-    declared = {amount(each[COUNTED_VRAM]) for each in (limits, requests) if COUNTED_VRAM in each}
+    declared = {amount(each[resource]) for each in (limits, requests) if resource in each}
     return int(declared.pop()) if len(declared) == 1 else 0

@@ -39,7 +39,7 @@ from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
 from extender.admission.automatic import replace_auto
 from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
-from extender.admission.counted_vram import count
+from extender.admission.counted_vram import count, declared_amount
 from extender.admission.json_patch import Draft, Operation, Where, following
 from extender.placement.policy import MIB, Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
@@ -243,18 +243,19 @@ def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) ->
 
 def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
     for where, requests in _gpu_containers(draft, request).items():
-        limits = draft.container(where).resources
-        if limits and MIRROR in (limits.limits or {}):
-            continue
+        declared = declared_amount(draft.container(where), MIRROR)
         mib = mirrored_mib(requests)
         if mib is None:
+            if declared:
+                continue
             name = draft.container(where).name
             yield (
                 f"container {name!r:.80} does not count as {MIRROR}: its memory depends on its"
                 " device. Example of an amount: '8Gi'"
             )
             continue
-        draft.limit(where, MIRROR, str(mib))
+        if declared != mib:
+            draft.limit(where, MIRROR, str(mib))
 
 
 # The gate.

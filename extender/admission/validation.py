@@ -16,8 +16,10 @@ from contract.annotations import (
     DEVICE_CHOICE,
     GATED,
     MAINTENANCE,
+    NO_SCHEDULER,
     PREFIX,
     RESERVE,
+    SCHEDULER,
     SHARE,
     USER_ANNOTATIONS,
     VRAM,
@@ -154,8 +156,9 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
                 parse(text)
         except BadAnnotation as err:
             return str(err)
-    counts = context.settings.counts and not is_template
-    return miscounted(pod, request) if counts else ""
+    # Without the mutating webhook, which such a namespace excludes, no pod is counted.
+    counts = context.settings.counts and context.namespace.labels.get(SCHEDULER) != NO_SCHEDULER
+    return miscounted(pod, request) if counts and not is_template else ""
 
 
 def _requests_gate(pod: Pod) -> bool:

@@ -437,11 +437,18 @@ class TestMirror:
         assert "headroom.gpu/vram" not in stored["spec"]["containers"][0]["resources"]["limits"]
         assert "container 'main' does not count as headroom.gpu/vram" in answer.warnings[0]
 
-    def test_what_is_asked_for_already_stays(self) -> None:
+    @pytest.mark.parametrize(("vram", "expected"), [("8Gi", "8192"), ("25%", "1")])
+    def test_a_value_of_the_author_is_replaced_if_the_amount_is_known(
+        self, vram: str, expected: str
+    ) -> None:
         own = container()
-        own["resources"]["limits"]["headroom.gpu/vram"] = "1"
-        stored, _ = mutated(manifest("8Gi", own), around(mirror=True))
-        assert stored["spec"]["containers"][0]["resources"]["limits"]["headroom.gpu/vram"] == "1"
+        for each in own["resources"].values():
+            each["headroom.gpu/vram"] = "1"
+        stored, answer = mutated(manifest(vram, own), around(mirror=True))
+        (main,) = stored["spec"]["containers"]
+        assert main["resources"]["requests"]["headroom.gpu/vram"] == expected
+        assert main["resources"]["limits"]["headroom.gpu/vram"] == expected
+        assert answer.warnings == ()
 
 
 COUNTED = "headroom.gpu/vram-bytes"

@@ -163,6 +163,30 @@ class TestAnnotations:
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/vram", "4Gi")).status == 200
 
+    @pytest.mark.parametrize("resource", ["headroom.gpu/vram", "headroom.gpu/vram-bytes"])
+    def test_a_pod_that_quotas_counted_keeps_its_request(self, site: Site, resource: str) -> None:
+        counted = container()
+        for each in counted["resources"].values():
+            each[resource] = "8192"
+        obj = manifest("8Gi", counted, schedulerName="headroom")
+        obj["metadata"]["name"] = resource.replace("/", "-")
+        assert site.send("POST", PODS, obj).status == 201
+        path = f"{PODS}/{obj['metadata']['name']}"
+        for key in ("headroom.gpu/vram", "headroom.gpu/processes"):
+            reply = site.send("PATCH", path, noted(key, "4"))
+            rejected(
+                reply,
+                self.POLICY,
+                f"annotation {key} cannot be changed: quotas counted resource {resource} of the "
+                "pod when it was created; delete the pod and create it again with the new value",
+            )
+            if (key, resource) == ("headroom.gpu/vram", "headroom.gpu/vram"):
+                documented(reply)
+        reply = site.send("PATCH", f"{path}/status", noted("headroom.gpu/vram", "20Gi"))
+        rejected(reply, self.POLICY, "annotation headroom.gpu/vram cannot be changed")
+        for key in ("headroom.gpu/policy", "team/note"):
+            assert site.send("PATCH", path, noted(key, "pack")).status == 200
+
     def test_other_annotations_are_not_checked(self, site: Site) -> None:
         assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
 

@@ -330,6 +330,9 @@ def test_what_quotas_count_cannot_differ_from_what_is_reserved() -> None:
         "and no node reports a device of nvidia.com/gpu yet. Example of an amount: "
         "headroom.gpu/vram: 8Gi"
     )
+    # The mutating webhook is not called for these namespaces, so nothing is counted there.
+    unmanaged = around(counts=True, labels={"headroom.gpu/scheduler": "none"})
+    assert rejection(manifest("8Gi"), unmanaged) == ""
     # Templates are not changed, so they count nothing.
     workload = {"spec": {"template": manifest("8Gi")}}
     assert warnings(workload, where, kind="Deployment") == []

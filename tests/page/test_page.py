@@ -55,6 +55,46 @@ def test_teams_are_sorted_and_found_by_what_the_url_says(readings: Looked) -> No
     assert page.url.endswith("#/teams?sort=waiting_pods&find=other")
 
 
+def test_the_quotas_of_a_namespace_are_under_its_teams(readings: Looked) -> None:
+    """The embedded server has no quotas, so the test answers for it."""
+    row = {
+        **{"namespace": "team-a", "name": "gpu-memory", "resource": "requests.headroom.gpu/vram"},
+        **{"hard_bytes": 12 << 30, "used_bytes": 12 << 30, "reserved_bytes": 7 << 30},
+    }
+    asked: list[str] = []
+
+    def answered(route: Route) -> None:
+        asked.append(route.request.url.partition("/v1/")[2])
+        route.fulfill(json=route.fetch().json() | {"quotas": [row]})
+
+    readings.page.route("**/v1/quotas*", answered)
+    page = readings.open("/teams/team-a")
+    found = page.get_by_role("table", name="Quotas").get_by_role("row").nth(1)
+    expect(found.get_by_role("cell")).to_have_text(
+        ["team-a", "gpu-memory", "12.0 GiB", "12.0 GiB", "0.0 GiB", "7.0 GiB"]
+    )
+    assert page.evaluate(CONTRASTS) == []
+    assert asked == ["quotas?namespace=team-a"]
+    # The page refreshes every few seconds, and reads the quotas once a minute.
+    refresh = """async () => {
+        const {quotas} = await import("./page/quotas.js"), found = quotas("");
+        await found.refresh(); await found.refresh();
+        return found.element.querySelectorAll("tbody tr").length;
+    }"""
+    assert (page.evaluate(refresh), asked[1:]) == (1, ["quotas"])
+
+
+def test_quotas_that_cannot_be_read_are_a_sentence(readings: Looked) -> None:
+    detail = "the ResourceQuotas cannot be read: see the log of the console"
+    readings.expected = "503"
+    readings.page.route(
+        "**/v1/quotas*", lambda route: route.fulfill(status=503, json={"detail": detail})
+    )
+    page = readings.open("/teams")
+    expect(page.get_by_text(f"Quotas: {detail}.")).to_be_visible()
+    expect(page.get_by_role("table", name="By namespace")).to_be_visible()
+
+
 def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
     readings.page.emulate_media(color_scheme="dark")
     page = readings.open("/fleet?group=model&colour=used")

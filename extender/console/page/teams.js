@@ -1,6 +1,7 @@
 // Memory by namespace and by owner: who reserves how much, who uses it, and what is unused.
 
 import {ask, choice, el, gib, many, swap, table} from "./dom.js";
+import {quotas} from "./quotas.js";
 
 const SORTS = {unused_bytes: "unused memory", reserved_bytes: "reserved memory", used_bytes: "memory in use", overuse_bytes: "overuse", waiting_pods: "waiting pods"};
 
@@ -12,6 +13,8 @@ export function teams(view, [namespace = ""], state) {
   const status = el("p", {role: "status"}), rows = el("div"), form = el("form", {class: "tools", role: "search"}, el("label", {for: "find"}, "Find"), search, ...sort.parts);
   form.addEventListener("submit", event => event.preventDefault());
   view.append(el("h2", {}, namespace ? `Namespace ${namespace}` : "Teams"), ...(namespace ? [el("p", {}, el("a", {href: "#/teams"}, "All namespaces"))] : []), form, status, rows);
+  const limits = quotas(namespace);
+  view.append(limits.element);
   let body = null;
   sort.select.addEventListener("change", () => { state.set("sort", sort.select.value); show(); });
   search.addEventListener("input", () => { state.set("find", search.value.trim()); show(); });
@@ -37,6 +40,7 @@ export function teams(view, [namespace = ""], state) {
   async function load() {
     body = await ask("v1/teams", {namespace});
     show();
+    await limits.refresh();
   }
   return {refresh: load, leastMs: 4500};
 }

@@ -1,0 +1,29 @@
+// The ResourceQuotas that limit GPU memory, beside what the pods of each namespace have reserved.
+
+import {ask, el, gib, swap, table} from "./dom.js";
+
+/** Milliseconds between two reads: the console lists the quotas of the API server for each. */
+const READ_EVERY_MS = 60_000;
+
+/** Return the element and its refresh. Without a quota of GPU memory the element is empty; an error is shown in it. */
+export function quotas(namespace) {
+  const element = el("div");
+  let dueMs = 0;
+
+  async function refresh() {
+    if (Date.now() < dueMs) return;
+    dueMs = Date.now() + READ_EVERY_MS;
+    try {
+      const rows = (await ask("v1/quotas", {namespace})).quotas;
+      swap(element, rows.length ? table("Quotas", ["Namespace", "Quota", "Used", "Hard", "Left", "Reserved"], rows.map(cells)) : null);
+    } catch (error) {
+      swap(element, el("p", {class: "quiet"}, `Quotas: ${error.message}.`));
+    }
+  }
+
+  function cells(row) {
+    const left = row.hard_bytes - row.used_bytes, text = gib(left);
+    return [row.namespace, row.name, gib(row.used_bytes), gib(row.hard_bytes), [left > 0 ? text : el("span", {class: "bad"}, text)], gib(row.reserved_bytes)];
+  }
+  return {element, refresh};
+}
