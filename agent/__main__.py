@@ -39,7 +39,8 @@ from contract.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService
-    from agent.probes.node_probe import GPUNodeWatch, NodeApi
+    from agent.probes.gpunode_watch import GPUNodeWatch
+    from agent.probes.node_probe import NodeApi
     from agent.status_writer import StatusWriter
     from agent.steering.preferred_allocation import PreferredAllocation
 
@@ -149,7 +150,8 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
         from agent.gate_service import GateService
         from agent.kube_publisher import KubernetesPublisher
         from agent.overuse import overuse
-        from agent.probes.node_probe import GPUNodeWatch, NodeApi
+        from agent.probes.gpunode_watch import GPUNodeWatch
+        from agent.probes.node_probe import NodeApi
         from agent.status_writer import StatusWriter
         from agent.steering.preferred_allocation import PreferredAllocation
     except ImportError as err:
@@ -219,7 +221,7 @@ def _run(
                 allocation.answers,
                 lambda: allocation.is_stuck,
             )
-            sampler.add_cluster(cluster.node_api, allocation)
+            sampler.add_cluster(cluster.node_api, cluster.gpunode_watch, allocation)
         elif not settings.as_json:
             server = Server(board, *at, None, {})
     except (_CannotStart, OSError) as err:

@@ -65,11 +65,11 @@ class Sampler:
         except PackageNotFoundError:
             self._agent_version = "unknown"  # run from a checkout
 
-    def add_cluster(self, node_api: "NodeApi", allocation: Follower) -> None:
-        """Add the probes that need a cluster; ``allocation`` follows all others."""
+    def add_cluster(self, node_api: "NodeApi", *last: Follower) -> None:
+        """Add the probes that need a cluster; ``last`` follow all others."""
         self._node_api = node_api
         self.probes.append(node_api)
-        self.followers = [node_api, *self.followers, allocation]
+        self.followers = [node_api, *self.followers, *last]
 
     def take(self) -> tuple[GPUNodeStatus, Sequence[Reading]]:
         """Take one sample; return the status built from it, and its readings."""

@@ -165,7 +165,7 @@ class ConfigFiles:
             if last is None or last[0] != signature:
                 text = file.read(_MOST_FILE_BYTES + 1).decode()
                 if len(text) > _MOST_FILE_BYTES:
-                    raise ValueError(f"{path} is longer than {_MOST_FILE_BYTES} bytes")
+                    raise ValueError(f"{path} is larger than {_MOST_FILE_BYTES >> 10} KiB")
                 read = _decoded(text, toml=path.endswith(".toml"))
                 if len(self._decoded) >= _MOST_DECODED:
                     self._decoded.clear()  # the paths name processes, most of which have ended

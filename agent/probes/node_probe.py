@@ -4,13 +4,11 @@ These are the node's labels and annotations, the kubelet's live configuration, a
 static pods have in the API. Each is optional: without the permission only its part is absent. By
 default the agent may read neither the kubelet's configuration, which needs the powerful
 ``nodes/proxy``, nor pods. It tries the former once an hour, and reports the source only if the
-permission is granted. The device choice is also watched.
+permission is granted.
 """
 
 import contextlib
-import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -18,7 +16,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from agent.api_server import ApiServer, NotReached, request, watch_lines
+from agent.api_server import ApiServer, NotReached, request
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,
@@ -39,8 +37,8 @@ from contract.annotations import (
     parse_reserve,
 )
 from contract.errors import BadAnnotation
-from contract.gpunode import GROUP, MAX_REPLICAS, PLURAL, VERSION, GPUNodeSpec, Reservation, Sharing
-from contract.kube import KubeStruct, ObjectMeta
+from contract.gpunode import MAX_REPLICAS, Sharing
+from contract.kube import ObjectMeta
 
 _log = structlog.get_logger()
 
@@ -56,13 +54,6 @@ _EVERY_S = 60.0
 _FORBIDDEN_S = 3600.0
 #: Annotation in which k3s stores its arguments, as a JSON list.
 _K3S_ARGUMENTS = "k3s.io/node-args"
-#: Seconds after which the API server ends a watch.
-_WATCH_S = 300
-#: Seconds without a line after which a watch counts as broken. Bookmarks come once a minute.
-_QUIET_S = 150.0
-#: Seconds between two watches; doubled after each watch without a line.
-_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
 _OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 _HASH_ANNOTATION = "kubernetes.io/config.hash"
 _SHARING: dict[str, Sharing] = {
@@ -286,94 +277,3 @@ def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
         replicas,
         fail_requests_greater_than_one=True if gke is not None and sharing != "none" else None,
     )
-
-
-class _Spec(KubeStruct, frozen=True):
-    device_choice: str = ""
-    reservations: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _GPUNode(KubeStruct, frozen=True):
-    kind: str = ""
-    spec: _Spec = _Spec()
-
-
-class _Change(msgspec.Struct, frozen=True):
-    type: str
-    object: _GPUNode
-
-
-_decoder = msgspec.json.Decoder(_Change)
-_reservations = msgspec.json.Decoder(dict[str, Reservation])
-
-
-class GPUNodeWatch:
-    """Watches the ``spec`` of the node's GPUNode: the ledger, and the device choice, which the
-    extender copies there from the Node.
-
-    A watch of this one object reports a change at once, and costs nothing while nothing changes. It
-    has its own thread, from which it calls ``changed`` after each change of the device choice.
-    """
-
-    def __init__(self, server: ApiServer, node: str, changed: Callable[[], object]) -> None:
-        self._server = server
-        self._path = (
-            f"/apis/{GROUP}/{VERSION}/{PLURAL}?watch=true&fieldSelector=metadata.name%3D{node}"
-            # With resourceVersion=0 the watch begins with the current object.
-            f"&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds={_WATCH_S}"
-        )
-        self._changed = changed
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpunode", daemon=True)
-        #: ``spec.deviceChoice``, "" if it is not set; None until it is known.
-        self.device_choice: str | None = None
-        #: The reservations; empty if they are not known. Replaced, never changed in place.
-        self.ledger = GPUNodeSpec()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Make the thread end after the next line of the watch; do not wait for it."""
-        self._end.set()
-
-    def _run(self) -> None:
-        """Open the watch again and again until ``stop``; log each new cause of a failure."""
-        pause_s, trouble = _PAUSE_S, ""
-        while not self._end.is_set():
-            try:
-                for line in watch_lines(self._server, self._path, _QUIET_S):
-                    self._take(line)
-                    pause_s, trouble = _PAUSE_S, ""
-                    if self._end.is_set():
-                        return
-            except NotReached as err:
-                if trouble != str(err):
-                    trouble = str(err)
-                    _log.warning("gpunode_not_watched", reason=trouble)
-            except Exception:  # noqa: BLE001 - a thread that ended would never see a change again
-                _log.exception("gpunode_not_watched")
-            self._end.wait(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _take(self, line: bytes) -> None:
-        """Process one line of the watch. Raises ``NotReached`` if the watch is unusable."""
-        if not line:
-            return
-        try:
-            change = _decoder.decode(line)
-        except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
-            raise NotReached(f"a line of the watch cannot be read: {err}") from err
-        if change.type == "ERROR":
-            raise NotReached("the API server ended the watch with an error")
-        # A deleted object is ignored: the extender creates it again with the same choice.
-        if change.type in ("ADDED", "MODIFIED"):
-            try:
-                found = _reservations.decode(change.object.spec.reservations)
-            except (ValueError, RecursionError):
-                found = {}  # the device choice is still valid
-            self.ledger = GPUNodeSpec(reservations=found)
-            choice = change.object.spec.device_choice
-            if choice != self.device_choice:
-                self.device_choice = choice
-                self._changed()

@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
+from contract.quantity import format_bytes
 from extender.admission.review import (
     ContextOf,
     MalformedReview,
@@ -85,7 +86,8 @@ def _endpoint(
             body = await read_whole(request, webhook.max_body_bytes)
         except BodyTooLarge:
             return reject(
-                f"body is larger than {webhook.max_body_bytes} bytes (setting max_body)", 413
+                f"body is larger than {format_bytes(webhook.max_body_bytes)} (setting max_body)",
+                413,
             )
         except ClientDisconnect:
             return Response(status_code=400)

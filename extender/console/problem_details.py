@@ -155,7 +155,7 @@ def _rejected_body(scope: Scope) -> Response | None:
     if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
         return problem(411, "the request has no valid Content-Length; send one")
     if int(length) > MOST_BYTES:
-        return problem(413, f"the body has {int(length)} bytes; the maximum is {MOST_BYTES}")
+        return problem(413, f"the body is larger than {MOST_BYTES >> 20} MiB, the maximum size")
     return None
 
 

@@ -222,7 +222,7 @@ class Reflector:
                 self._contact_s = self._clock()
                 if len(rest) > MOST_LINE_BYTES:
                     raise Unreadable(
-                        f"WATCH {self._path}: a line is longer than {MOST_LINE_BYTES} bytes"
+                        f"WATCH {self._path}: a line is longer than {MOST_LINE_BYTES >> 20} MiB"
                     )
                 if lines:
                     self._take(lines, self._contact_s)

@@ -14,7 +14,7 @@ from math import inf
 import msgspec
 
 from contract.gpunode import MAX_REPLICAS, SM_SOURCES, Device
-from contract.quantity import MAX_DEVICE_BYTES
+from contract.quantity import MAX_DEVICE_BYTES, gib
 from contract.reasons import Reason
 
 #: Issues with which the reported values of a device are not used.
@@ -95,22 +95,32 @@ def _contradiction(device: Device) -> str:
     replicas = device.replicas
     if not device.uuid:
         return "no uuid"
-    if not 0 < device.memory_bytes <= MAX_DEVICE_BYTES:
-        return f"memory is {device.memory_bytes} bytes"
-    if not 0 <= device.reserved_bytes <= device.memory_bytes:
-        return f"reserved is {device.reserved_bytes} of {device.memory_bytes} bytes"
-    if not 0 <= device.used_bytes <= device.memory_bytes:
-        return f"used is {device.used_bytes} of {device.memory_bytes} bytes"
-    if (
-        device.unattributed_bytes is not None
-        and not 0 <= device.unattributed_bytes <= device.used_bytes
-    ):
-        return f"unattributed is {device.unattributed_bytes} of {device.used_bytes} bytes used"
+    memory_bytes, used_bytes = device.memory_bytes, device.used_bytes
+    unattributed_bytes = device.unattributed_bytes or 0
+    if memory_bytes == 0:
+        return "memory is zero"
+    contradiction = (
+        _out_of_range("memory", memory_bytes, MAX_DEVICE_BYTES)
+        or _out_of_range("reserved", device.reserved_bytes, memory_bytes)
+        or _out_of_range("used", used_bytes, memory_bytes)
+        or _out_of_range("unattributed", unattributed_bytes, used_bytes)
+    )
+    if contradiction:
+        return contradiction
     if min(replicas.free, replicas.allocated, replicas.unhealthy) < 0:
         return "a number of replicas is negative"
     if replicas.total > (MAX_REPLICAS if device.sharing != "none" else 1):
         return f"{replicas.total} replicas of a device with sharing {device.sharing}"
     return _impossible_mps(device) if device.sharing == "mps" else ""
+
+
+def _out_of_range(name: str, value_bytes: int, most_bytes: int) -> str:
+    """Return what is wrong with an amount of memory; empty if it is in 0..``most_bytes``."""
+    if value_bytes < 0:
+        return f"{name} is missing or negative"
+    if value_bytes > most_bytes:
+        return f"{name} is {gib(value_bytes, up=True)}, and at most {gib(most_bytes)} is possible"
+    return ""
 
 
 def _impossible_mps(device: Device) -> str:

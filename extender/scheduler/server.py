@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from contract.quantity import format_bytes
 from extender.observability.metrics import Telemetry
 from extender.scheduler import extender_v1
 from extender.scheduler.bind import Bind, Binder
@@ -91,7 +92,7 @@ class _Endpoint:
             body = await read_whole(request, self._max_body_bytes)
         except BodyTooLarge:
             return self._rejected(
-                f"body is larger than {self._max_body_bytes} bytes: set nodeCacheCapable: true in "
+                f"body is larger than {format_bytes(self._max_body_bytes)}: set nodeCacheCapable: true in "
                 "kube-scheduler's configuration, or a larger max_body in Headroom's",
                 413,
             )

@@ -100,7 +100,7 @@ def test_a_bad_annotation_is_rejected(http: httpx.Client) -> None:
     [
         ("POST", "/mutate", b"{", 400, "Headroom: the body cannot be read"),
         ("POST", "/validate", b'{"kind": 7}', 400, "Headroom: the body cannot be read"),
-        ("POST", "/validate", b" " * 70_000, 413, "Headroom: body is larger than 65536 bytes"),
+        ("POST", "/validate", b" " * 70_000, 413, "Headroom: body is larger than 64Ki"),
         ("GET", "/validate", b"", 405, "Method Not Allowed"),
         ("POST", "/elsewhere", b"{}", 404, "Not Found"),
     ],

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from agent.api_server import of_client
 from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered
-from agent.probes.node_probe import GPUNodeWatch
+from agent.probes.gpunode_watch import GPUNodeWatch
 from agent.status_writer import StatusWriter
 from contract.gpunode import (
     API_VERSION,

@@ -20,7 +20,8 @@ from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
-from agent.probes.node_probe import GPUNodeWatch, NodeApi
+from agent.probes.gpunode_watch import GPUNodeWatch
+from agent.probes.node_probe import NodeApi
 from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay

@@ -121,7 +121,7 @@ RECORDER: dict[str, set[Right]] = {
     "extender.recorder.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 AGENT: dict[str, set[Right]] = {
-    "agent.probes.node_probe:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
+    "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.api_server:request": set(),  # of its callers
     "agent.api_server:watch_lines": set(),
     "agent.kube_publisher:KubernetesPublisher.__init__": set(),

@@ -284,7 +284,7 @@ def test_a_contradictory_report_makes_its_device_unhealthy_with_a_reason(server:
     fine, odd = devices(server, "whole")
     assert (fine["unhealthy"], fine["headroom_bytes"]) == (None, 40 * GI)
     assert odd["unhealthy"] == "contradictory_report"
-    assert odd["unhealthy_detail"] == f"used is {41 * GI} of {40 * GI} bytes"
+    assert odd["unhealthy_detail"] == "used is 41.0 GiB, and at most 40.0 GiB is possible"
     shared = pod("p", "8Gi", resource="nvidia.com/gpu.shared")
     assert passed(server, shared, "whole") == ["whole"]
     answer = server.post("/filter", offer(pod("q", "8Gi"), "whole")).json()
