@@ -19,7 +19,7 @@ from extender.console.decision_bodies import (
     merged,
     position,
 )
-from extender.console.responses import UNKNOWN, AskedPage, encoded, listed, stamp
+from extender.console.responses import UNKNOWN, AskedPage, InNamespace, encoded, listed, stamp
 from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.state.decision_records import Record
 from extender.state.journal import Journal
@@ -74,6 +74,7 @@ class Sought:
     """A filter for decisions; fields that are None or empty match all."""
 
     pod: tuple[str, str] | None = None
+    namespace: str = ""
     uid: str | None = None
     node: str | None = None
     #: Unix time, seconds.
@@ -87,6 +88,7 @@ class Sought:
         """``at_s``: Unix time of the newest part of the decision, on any replica."""
         return (
             (self.pod is None or self.pod == (record.namespace, record.name))
+            and self.namespace in ("", record.namespace)
             and (self.uid is None or self.uid == record.uid)
             and (self.node is None or self.node == record.node)
             and (self.since_s is None or at_s >= self.since_s)
@@ -139,6 +141,7 @@ def many(
     snap: Newest,
     sees: Visible,
     page: AskedPage,
+    namespace: InNamespace = "",
     pod: AskedPod = None,
     uid: AskedUid = None,
     node: AskedNode = None,
@@ -148,9 +151,10 @@ def many(
     """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
     A decision that gets another call meanwhile moves to the front: later pages leave it out. A
     decision that several replicas served can appear on two pages."""
-    namespace, _, name = (pod or "").partition("/")
+    pod_namespace, _, pod_name = (pod or "").partition("/")
     sought = Sought(
-        pod=(namespace, name) if pod else None,
+        pod=(pod_namespace, pod_name) if pod else None,
+        namespace=namespace,
         uid=uid,
         node=node,
         since_s=None if since is None else moment_s(since, context.wall_s()),

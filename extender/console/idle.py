@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
-from extender.console.responses import UNKNOWN, Body, encoded, listed
+from extender.console.responses import UNKNOWN, Body, InNamespace, encoded, listed
 from extender.console.view_context import InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.idle_pods import (
@@ -106,9 +106,6 @@ Held = Annotated[
         description="Minimum memory held on a device, as a quantity.",
         examples=["4Gi"],
     ),
-]
-InNamespace = Annotated[
-    str, Query(max_length=253, description="Only pods of this namespace.", examples=["ml"])
 ]
 
 routes = APIRouter()

@@ -14,6 +14,7 @@ from extender.console.recommended import recommended, recommended_text
 from extender.console.responses import (
     AskedPage,
     AskView,
+    InNamespace,
     Paged,
     ReasonView,
     Recomputed,
@@ -96,13 +97,21 @@ routes = APIRouter()
 
 @routes.get("/v1/pending", response_model=PendingBody)
 def pending(
-    context: InContext, snap: Newest, page: AskedPage, steering: Steering = False
+    context: InContext,
+    snap: Newest,
+    page: AskedPage,
+    namespace: InNamespace = "",
+    steering: Steering = False,
 ) -> Response:
     """List pending pods that request a managed GPU, by namespace and name; 50 by default.
 
-    With ``steering=true`` also simulate which of them steering would place.
+    With ``steering=true`` also simulate which of all pending pods steering would place.
     """
-    waiting = {_key(pod): pod for pod in context.cluster.unbound()}
+    waiting = {
+        _key(pod): pod
+        for pod in context.cluster.unbound()
+        if namespace in ("", pod.metadata.namespace)
+    }
     after = sorted(key for key in waiting if key > page.after)
     shown = after[: page.limit or PODS]
     remaining = len(after) - len(shown)

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.annotations import COUNTED_VRAM, MIRROR
-from extender.console.responses import Body, encoded
+from extender.console.responses import Body, InNamespace, encoded
 from extender.console.view_context import InContext, Newest
 from extender.placement.policy import MIB
 from extender.state.cluster_state import ClusterState
@@ -41,10 +40,6 @@ class QuotasBody(Body):
     #: By namespace and name.
     quotas: list[QuotaView]
 
-
-InNamespace = Annotated[
-    str, Query(max_length=253, description="Only quotas of this namespace.", examples=["ml"])
-]
 
 routes = APIRouter()
 

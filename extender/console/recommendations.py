@@ -19,7 +19,7 @@ from extender.console.recommendation_bodies import (
     RecommendationView,
     TeamView,
 )
-from extender.console.responses import encoded
+from extender.console.responses import InNamespace, encoded
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu
 from extender.placement.snapshot import Snapshot
@@ -35,7 +35,6 @@ from extender.state.request_whatif import Amounts, Outcome, simulate_requests
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 
 
-InNamespace = Annotated[str | None, Query(description="Only this namespace.", examples=["team-a"])]
 IfAccepted = Annotated[
     bool,
     Query(description="Also simulate that all of them are accepted.", examples=["true"]),
@@ -48,7 +47,7 @@ routes = APIRouter()
 def recommendations(
     context: InContext,
     snap: Newest,
-    namespace: InNamespace = None,
+    namespace: InNamespace = "",
     accepted: IfAccepted = False,
 ) -> Response:
     """List the recommended request of each container that lives are recorded of.
@@ -57,7 +56,7 @@ def recommendations(
     then fit.
     """
     profiles = [
-        each for each in context.profiles.all() if namespace in (None, each.metadata.namespace)
+        each for each in context.profiles.all() if namespace in ("", each.metadata.namespace)
     ]
     now_s = context.wall_s()
     found = [view for profile in profiles for view in _views(profile, now_s)]

@@ -139,6 +139,9 @@ def _page(
 
 
 AskedPage = Annotated[Page, Depends(_page)]
+InNamespace = Annotated[
+    str, Query(max_length=253, description="Only this namespace; default: all.", examples=["ml"])
+]
 
 
 def is_current(etag: str | None, tag: str) -> bool:

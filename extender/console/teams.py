@@ -7,15 +7,12 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.responses import Body, listed
+from extender.console.responses import Body, InNamespace, listed
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.idle_pods import owner_of
 from extender.state.overuse import first_of_each_memory
 
-Namespace = Annotated[
-    str, Query(max_length=253, description="Only owners of this namespace.", examples=["team-a"])
-]
 Limit = Annotated[
     int, Query(ge=1, le=10_000, description="Maximum number of owners.", examples=[200])
 ]
@@ -68,7 +65,7 @@ routes = APIRouter()
 
 @routes.get("/v1/teams", response_model=TeamsBody)
 def teams(
-    context: InContext, snap: Newest, namespace: Namespace = "", limit: Limit = 200
+    context: InContext, snap: Newest, namespace: InNamespace = "", limit: Limit = 200
 ) -> Response:
     """Return the memory that namespaces and owners reserve and use, the most wasteful first."""
     by_owner = _by_owner(context, snap)

@@ -92,8 +92,8 @@ class _Endpoint:
             body = await read_whole(request, self._max_body_bytes)
         except BodyTooLarge:
             return self._rejected(
-                f"body is larger than {format_bytes(self._max_body_bytes)}: set nodeCacheCapable: true in "
-                "kube-scheduler's configuration, or a larger max_body in Headroom's",
+                f"body is larger than {format_bytes(self._max_body_bytes)}: set nodeCacheCapable: "
+                "true in kube-scheduler's configuration, or a larger max_body in Headroom's",
                 413,
             )
         except ClientDisconnect:

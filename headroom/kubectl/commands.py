@@ -9,8 +9,7 @@ reached, failed, or does not let the user read.
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -42,7 +41,15 @@ from headroom.kubectl.options import (
     Since,
     set_options,
 )
-from headroom.kubectl.output import Output, note_more, print_data, show_lines, show_table
+from headroom.kubectl.output import (
+    Output,
+    not_checked,
+    note_more,
+    print_data,
+    show_details,
+    show_lines,
+    show_table,
+)
 from headroom.kubectl.quota import quota
 from headroom.kubectl.recommend import recommend
 from headroom.kubectl.top import SortBy
@@ -117,7 +124,7 @@ def top(
         body = options.api().get("fleet")
         show_table(body, top_tables.models(body, wide), output, _NO_NODES)
         if output in (None, Output.WIDE):
-            _print_lines(tables.reason_lines(body["closed"]))
+            show_details(tables.reason_lines(body["closed"]))
         return
     body = options.api().get("nodes", search=search, troubled=troubled or None)
     empty = "no node matches" if search or troubled else _NO_NODES
@@ -156,20 +163,27 @@ def capacity(
     if print_data(body, output):
         return
     show_lines([body["message"]])
-    _print_lines(tables.reason_lines([*body["reasons"], *body["ineligible"]]))
-    _print_lines([_unchecked(body)])
+    show_details(tables.reason_lines([*body["reasons"], *body["ineligible"]]))
+    show_details([not_checked(body)])
     wide = output is Output.WIDE
     table = tables.capacity_by_node(body, wide) if by_node else tables.classes(body)
     show_table(body, table, None, _NO_NODES)
 
 
 @app.command(rich_help_panel=MEMORY)
-def pending(context: typer.Context, limit: Limit = None, output: Format = None) -> None:
+def pending(
+    context: typer.Context,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    limit: Limit = None,
+    output: Format = None,
+) -> None:
     """List the pods that wait for a GPU, each with what it lacks."""
     options: Options = context.obj
-    body = options.api().get("pending", limit=limit)
+    chosen = options.namespace(namespace, all_namespaces)
+    body = options.api().get("pending", namespace=chosen, limit=limit)
     table = tables.pending(body, wide=output is Output.WIDE)
-    show_table(body, table, output, "no pod waits for a GPU")
+    show_table(body, table, output, _no_pods("waits for a GPU", chosen))
     note_more(body)
 
 
@@ -218,20 +232,29 @@ def score(
 def decisions(
     context: typer.Context,
     pod: Annotated[
-        str | None, typer.Option(help="Only decisions about this pod: namespace/name.")
+        str | None, typer.Option(help="Only decisions about this pod: name, or namespace/name.")
     ] = None,
     node: Annotated[
         str | None, typer.Option(help="Only decisions that chose this node or bound to it.")
     ] = None,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
     since: Since = None,
     limit: Limit = None,
     output: Format = None,
 ) -> None:
     """List decisions about pods, the newest first."""
     options: Options = context.obj
-    body = options.api().get("decisions", pod=pod, node=node, since=since, limit=limit)
+    if pod is not None:
+        pod, chosen = "/".join(options.pod(pod, namespace)), None
+    else:
+        chosen = options.namespace(namespace, all_namespaces)
+    body = options.api().get(
+        "decisions", namespace=chosen, pod=pod, node=node, since=since, limit=limit
+    )
     table = tables.decisions(body, wide=output is Output.WIDE)
-    show_table(body, table, output, "no such decision is on record")
+    where = "" if chosen is None else f" in namespace {chosen}; -A shows all namespaces"
+    show_table(body, table, output, f"no such decision is on record{where}")
     note_more(body)
 
 
@@ -326,14 +349,6 @@ def snapshot(
     """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
     options: Options = context.obj
     print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
-
-
-def _print_lines(lines: list[str]) -> None:
-    show_lines(f"  {line}" for line in lines)
-
-
-def _unchecked(body: Mapping[str, Any]) -> str:
-    return f"not checked: {', '.join(body['not_checked'])}"
 
 
 def _no_pods(does: str, namespace: str | None) -> str:

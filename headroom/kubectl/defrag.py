@@ -19,7 +19,7 @@ from headroom.kubectl.cluster import Cluster, Created, NodeRead, Outcome, PodRea
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.eviction import EVERY_S, Clock
 from headroom.kubectl.options import DataFormat, Namespace, Options, timeout_seconds
-from headroom.kubectl.output import print_data, show_lines
+from headroom.kubectl.output import not_checked, print_data, show_lines
 from headroom.kubectl.top import counted
 
 Body = Mapping[str, Any]
@@ -106,7 +106,7 @@ def lines(body: Body, applies: bool = False) -> Iterator[str]:
         )
     elif body["unanswered"]:
         yield f"{counted(body['unanswered'], 'more pod')} not examined: name the pod"
-    yield f"not checked: {', '.join(body['not_checked'])}"
+    yield not_checked(body)
 
 
 def _answer(answer: Body) -> Iterator[str]:

@@ -64,6 +64,11 @@ def show_lines(lines: Iterable[str]) -> None:
         print("\n".join(wrapped(text, width, indent, f"{indent}  ")))  # noqa: T201
 
 
+def show_details(lines: Iterable[str]) -> None:
+    """Print lines that belong to the line above them."""
+    show_lines(f"  {line}" for line in lines)
+
+
 def terminal_width() -> int | None:
     """Return the number of columns; None if the output is no terminal.
 
@@ -72,6 +77,11 @@ def terminal_width() -> int | None:
     if not sys.stdout.isatty():
         return None
     return os.get_terminal_size(sys.stdout.fileno()).columns or None
+
+
+def not_checked(body: Mapping[str, Any]) -> str:
+    """Return which rules of kube-scheduler the answer leaves out."""
+    return f"not checked: {', '.join(body['not_checked'])}"
 
 
 def note_more(body: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from contract.quantity import gib
 from headroom.kubectl import tables
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.options import DataFormat, Options
-from headroom.kubectl.output import print_data, show_lines, show_table
+from headroom.kubectl.output import not_checked, print_data, show_details, show_lines, show_table
 
 Body = Mapping[str, Any]
 _MODES = tuple(choice.value for choice in DeviceChoice)
@@ -53,7 +53,8 @@ def whatif(
     }
     body = options.api().post("whatif", body=asked)
     if not print_data(body, output):
-        show_lines([body["message"], *(f"  {line}" for line in lines(body))])
+        show_lines([body["message"]])
+        show_details(lines(body))
         if body["placements"] or body["rejections"]:
             show_table(body, tables.moves(body), None, "")
     if body["rejected"]:
@@ -71,7 +72,7 @@ def lines(body: Body) -> Iterator[str]:
                 f"for {request['count']} x {request['amount']}: {_change(headroom)} free; largest "
                 f"request that fits: {_change(largest)}"
             )
-    yield f"not checked: {', '.join(body['not_checked'])}"
+    yield not_checked(body)
 
 
 def _largest(space: Body) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contract.quantity import gib
+from headroom.kubectl.output import not_checked
 from headroom.kubectl.tables import reason_lines
 from headroom.kubectl.top import counted
 
@@ -154,7 +155,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
         lines.append(f"  rank {live['rank']} of {counted(live['fits'], 'node')} {fit}{tied}")
     if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
-    lines.append(f"  not checked: {', '.join(live['not_checked'])}")
+    lines.append(f"  {not_checked(live)}")
     return lines + _stored(body["stored"], live["node"]["node"])
 
 

@@ -188,11 +188,31 @@ def test_top_sorts_and_selects_nodes(server: Server) -> None:
 
 
 def test_pending_shows_what_each_pod_lacks(server: Server) -> None:
-    shown = run(server.debug, "pending").stdout
+    shown = run(server.debug, "pending", "-n", "team-a").stdout
     waits = next(line for line in shown.splitlines() if " large " in line)
     assert re.search(
         r"^team-a +large +- +90Gi +10.0 GiB  whole  +no node can take the pod: ", waits
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "note"),
+    [
+        pytest.param(
+            "pending",
+            "no pod in namespace ml waits for a GPU; -A shows pods of all namespaces\n",
+            id="pending",
+        ),
+        pytest.param(
+            "decisions",
+            "no such decision is on record in namespace ml; -A shows all namespaces\n",
+            id="decisions",
+        ),
+    ],
+)
+def test_pods_of_other_namespaces_are_not_listed(server: Server, command: str, note: str) -> None:
+    other = run(server.debug, command, "-n", "ml")
+    assert (other.stdout, other.stderr) == ("", note)
 
 
 def test_decisions_are_listed_and_selected(server: Server) -> None:
@@ -202,7 +222,10 @@ def test_decisions_are_listed_and_selected(server: Server) -> None:
     rejected = run(server.debug, "decisions", "--pod", "team-a/large", "-o", "wide").stdout
     assert re.search(r" uid-large\S* +[\d.]+ ms .* 3 nodes: insufficient GPU memory ", rejected)
     assert re.search(r" large +- +rejected +\S+Z +0 of 3 ", rejected)
-    one = run(server.debug, "decisions", "--limit", "1")
+    named = run(server.debug, "decisions", "-n", "team-a", "--pod", "fits").stdout
+    assert "fits" in named
+    assert "large" not in named
+    one = run(server.debug, "decisions", "-A", "--limit", "1")
     assert len(one.stdout.splitlines()) == 2
     assert one.stderr == "more are not shown: raise --limit. Example: --limit 1000\n"
 

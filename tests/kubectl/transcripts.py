@@ -42,7 +42,7 @@ COMMANDS = (
     "top model",
     "capacity --vram 20Gi",
     "capacity --vram 20Gi --by-node",
-    "pending",
+    "pending -A",
     f"why {TEAM}/{MIXTRAL}",
     f"why -n team-a {EMBEDDER}",
     "why -n team-a trainer-0",
