@@ -22,7 +22,7 @@ _QUIET_S = 150.0
 #: Seconds between two watches; doubled after each watch without a line.
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-#: The values of ``spec.deviceChoice`` that this agent knows.
+#: The values of ``spec.deviceChoice`` that this agent supports.
 _CHOICES = frozenset({"", *(choice.value for choice in DeviceChoice)})
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a device whose values contradict each other, in words."""
+"""Contradictory values of a device, as they are reported in words."""
 
 from typing import Any
 
