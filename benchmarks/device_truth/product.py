@@ -93,6 +93,7 @@ class Product(Scheduler):
         snap = self._cluster.snapshot()
         rows = snap.rows([name_of(node) for node in nodes])
         usual = self._cluster.usual
+        usual.prepare(request, snap)
         usual.see(request, pod, snap, rows)
         cached = self._weighings.weigh(request, snap)
         ranking = cached.rank(request, snap, rows, now_s, usual.market)

@@ -182,12 +182,24 @@ class DemandTracker:
         #: Digest of node constraints -> bytes of the classes that were offered for such pods.
         self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
 
+    def prepare(self, request: VramRequest, snap: Snapshot) -> None:
+        """Update the prices if they are due, before nodes are ranked for a pod.
+
+        They change only for a pod that was not seen before. So filter and prioritize rank the nodes
+        for a pod with the same prices.
+        """
+        self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
+        if not self._wanted or request.uid in self._seen:
+            return
+        if self.market is None or self._pods >= self._update_at:
+            self._update_at = self._pods + min(self._pods, EVERY_PODS)
+            self._update_prices(snap)
+
     def see(self, request: VramRequest, pod: Pod, snap: Snapshot, offered: Rows) -> None:
-        """Add the demand of a pod that requests GPUs, once for each pod; update prices if due.
+        """Add the demand of a pod that requests GPUs, once for each pod.
 
         ``offered`` are the rows that kube-scheduler offers, -1 for nodes outside the snapshot.
         """
-        self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
         if not self._wanted or request.uid in self._seen:
             return
         self._seen[request.uid] = None
@@ -215,9 +227,6 @@ class DemandTracker:
                 worth = max((_worth(each, market) for each in amounts), default=0.0)
                 self._mix.add(classes, worth * ask.count)
         self._pods += 1
-        if self._pods >= self._update_at:
-            self._update_at = self._pods + min(self._pods, EVERY_PODS)
-            self._update_prices(snap)
 
     def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
         """Return for each class of the market whether one of the rows has it, (classes,).

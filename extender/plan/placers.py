@@ -105,8 +105,9 @@ class ByHeadroom:
         kind, pod = self._kind(request.gpus, request.need_bytes, request.max_sm)
         asked = replace(kind, uid=uid, name=uid)
         usual = self._cluster.usual
-        usual.see(asked, pod, self._simulation.snapshot(), rows)
+        usual.prepare(asked, self._simulation.snapshot())
         self._simulation.market = usual.market
+        usual.see(asked, pod, self._simulation.snapshot(), rows)
         at = self._simulation.place(asked, Eligible(rows, {}))
         if not isinstance(at, Placed):
             return None

@@ -120,7 +120,7 @@ class Filter:
         else:
             codes = state.codes(managed, rows, snap, began_s)
             sure = not self._reject_held_nodes(pod, managed, rows, codes, snap, began_s)
-            state.cluster.usual.see(managed, pod, snap, rows)
+            state.cluster.usual.prepare(managed, snap)
             if offered.objects and (rows < 0).any():
                 unknown = np.flatnonzero(rows < 0)
                 templates = [offered.objects[i] for i in unknown.tolist()]
@@ -138,6 +138,8 @@ class Filter:
             if len(passed) == 1:  # then prioritize is not called
                 node = offered.names[passed[0]]
                 state.assumed.expect(pod, managed, node, state.clock.monotonic())
+        if managed is not None:  # not for a wrong guess, whose rows were not offered
+            state.cluster.usual.see(managed, pod, snap, rows)
         answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
         if managed is not None and not len(passed) and self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)

@@ -58,6 +58,7 @@ def _selecting(made: Pod, selector: dict[str, str]) -> Pod:
 
 
 def see(usual: DemandTracker, snap: Snapshot, asked: Pod, *rows: int) -> None:
+    usual.prepare(request(asked), snap)
     usual.see(request(asked), asked, snap, np.array(rows or range(len(snap.nodes)), np.int64))
 
 
@@ -144,11 +145,10 @@ def test_pods_count_once_with_all_classes_ever_offered_for_their_selectors() -> 
 def test_prices_are_computed_only_after_a_pod_needs_them() -> None:
     usual, snap = DemandTracker(wanted=False), fleet()
     plain = pod("8Gi", name="plain", uid="plain", annotations={"headroom.gpu/policy": "pack"})
-    usual.see(request(plain), plain, snap, np.arange(5))
+    see(usual, snap, plain)
     assert usual.market is None
     see(usual, snap, wants("a", "8Gi"))
     assert usual.market is not None
-    assert not DemandTracker(wanted=True).see(request(plain), plain, snap, np.arange(5))
 
 
 def test_prices_change_with_demand_and_are_computed_rarely() -> None:

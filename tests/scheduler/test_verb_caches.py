@@ -110,3 +110,24 @@ def test_rows_that_moved_since_filter_are_found_again() -> None:
     calls.lose("a")  # the last node takes over its row
     calls.report("c", 20)
     calls.prioritize_what_passed("1Gi")
+
+
+def test_demand_counts_only_the_classes_of_nodes_that_were_offered() -> None:
+    """The names are as long as those of all nodes, so filter first guesses that all are offered."""
+    state = ClusterWriter(Rules(), 1e9, EPOCH_S)
+    for name, gib in (("aa", 24), ("bb", 80), ("cc", 80)):
+        report = gpunode(shared(name, memory_bytes=gib * GIB), name=name)
+        state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, NOW_S)])
+    verbs = verbs_on(state, lambda: NOW_S, best_only=True)
+
+    def passed(name: str, *nodes: str) -> list[str]:
+        args = {"Pod": pod(name, "4Gi"), "Nodes": None, "NodeNames": list(nodes)}
+        body = json.dumps(args, separators=(",", ":")).encode()
+        found: list[str] = json.loads(verbs.filter(body))["NodeNames"]
+        return found
+
+    assert passed("wrong-guess", "??", "bb", "cc")[0] in ("bb", "cc")
+    (classes,) = state.usual._mix.demand
+    assert [round(size / GIB) for size in classes] == [80]
+    assert passed("right-guess", "aa", "bb", "cc") == ["aa"]
+    assert sorted(map(len, state.usual._mix.demand)) == [1, 2]

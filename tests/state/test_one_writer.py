@@ -31,7 +31,7 @@ READS = {
 WRITERS = {"extender/state/cluster_writer.py", "extender/state/dump.py"}
 #: Calls of kube-scheduler may add demand, and the nomination that kube-scheduler will write.
 BY_CALLS = {
-    "extender/scheduler/filter.py": {"usual.see"},
+    "extender/scheduler/filter.py": {"usual.prepare", "usual.see"},
     "extender/scheduler/preempt.py": {"nominations.expect"},
 }
 
