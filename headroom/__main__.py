@@ -26,6 +26,7 @@ COMMANDS = {
         "recommend": "Recommend requests from the memory peaks of past lives.",
         "drift": "Compare each reservation with reality.",
         "plan": "Answer from a cluster's history whether sharing would save GPUs.",
+        "costs": "Report GPU hours that teams held, used and left idle, with costs.",
         "idle": "List pods that hold GPU memory and use no SM, with costs.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
@@ -59,7 +60,7 @@ COMMANDS = {
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
-    *("defaults", "quota", "idle", "recommend"),
+    *("defaults", "quota", "costs", "idle", "recommend"),
     *("cordon", "uncordon", "defrag", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}

@@ -330,9 +330,13 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_NodeRows.blocks": Fixed(0),
         "_NodeRows.rows": Fixed(0),
     },
+    # Sums of 200 namespaces for each minute of an hour.
+    "extender/state/holdings.py": {"HeldMinutes._minutes": Fixed(60 * 201 * 350)},
     "extender/observability/history_recorder.py": {
         "HistoryRecorder._seen": Per("node", 400),
         "HistoryRecorder.growing": Per("device", 500),
+        "HistoryRecorder._held": Per("pod", 350),
+        "HistoryRecorder.held": Fixed(201 * 350),
     },
     "extender/observability/fleet_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {

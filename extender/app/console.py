@@ -63,6 +63,7 @@ class Console:
                 pending,
                 settings.device_series,
                 settings.stale_after_s,
+                lambda: self._recorder.held,
             )
         )
 

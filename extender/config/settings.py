@@ -217,8 +217,8 @@ class Settings(PortSettings):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="Price of one hour of a whole GPU, from which /v1/idle computes what idle pods "
-        "cost. Without it, no costs are shown.",
+        description="Price of one hour of a whole GPU, from which /v1/idle and /v1/costs compute "
+        "costs. Without it, no costs are shown.",
     )
     waiting_events_per_s: int = Field(
         10,

@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from extender.console import (
     capacity,
+    costs,
     decisions,
     defrag,
     devices,
@@ -44,6 +45,7 @@ from extender.console.view_context import Context, InContext, Newest
 _VIEWS = (
     *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
     *(
+        costs,
         teams,
         whatif,
         decisions,

@@ -25,7 +25,7 @@ from extender.state.decision_records import Record
 from extender.state.journal import Journal
 
 USUAL_PAGE = 100
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 AskedPod = Annotated[
     str | None,
@@ -201,7 +201,7 @@ def moment_s(text: str, now_s: float) -> float:
 
     Raises ``HTTPException`` 422. ``now_s``: the Unix time now.
     """
-    if ago := re.fullmatch(r"(\d{1,6})([smh])", text):
+    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
         return now_s - int(ago[1]) * _UNITS_S[ago[2]]
     try:
         then = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign in a query is a space

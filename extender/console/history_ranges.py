@@ -15,6 +15,9 @@ from extender.errors import PrometheusUnreadable
 #: Maximum number of values of a series, and shortest time between two: the usual scrape interval.
 MOST_VALUES = 360
 LEAST_STEP_S = 15.0
+#: Seconds between two values that are summed: at least, and their number in a step at most.
+SUMMED_EVERY_S = 15
+SUMMED_IN_STEP = 5
 #: Seconds in which all queries must be answered.
 WITHIN_S = 10.0
 #: Fields of ``/v1/history/fleet`` -> unit and metric.
@@ -125,6 +128,28 @@ def of_pod(namespace: str, name: str) -> list[Query]:
 def of_fleet() -> list[Query]:
     """Return the queries about the fleet. Each console exports the sums: the highest counts."""
     return [Query(kind, unit, f"max({promql})") for kind, (unit, promql) in FLEET.items()]
+
+
+def of_holdings(within: Range) -> list[Query]:
+    """Return the queries about GPU seconds and byte seconds of each namespace and state, of which
+    each value is the sum over the step before it."""
+    return [
+        _seconds(of, f"max by (namespace, state) (headroom_held_{of})", within)
+        for of in ("gpus", "bytes")
+    ]
+
+
+def covered(within: Range) -> Query:
+    """Return the query about the seconds for which there are values of ``of_holdings``."""
+    return _seconds("covered", "max(headroom_fleet_devices) * 0 + 1", within)
+
+
+def _seconds(kind: str, promql: str, within: Range) -> Query:
+    every_s = max(SUMMED_EVERY_S, math.ceil(within.step_s / SUMMED_IN_STEP))
+    step_s = f"{within.step_s:g}s"
+    summed = f"sum_over_time(({promql})[{step_s}:{every_s}s])"
+    # The number of values in a step varies by one.
+    return Query(kind, "s", f"{summed} * {every_s}")
 
 
 def _quoted(text: str) -> str:

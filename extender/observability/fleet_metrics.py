@@ -21,6 +21,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
+from extender.state.holdings import Held
 from extender.state.idle_pods import idle_pods
 from extender.state.journal import Decision
 from extender.state.memory_totals import (
@@ -77,7 +78,7 @@ class FleetCollector(Collector):
     """Collects the metrics of the fleet and of pending pods.
 
     ``snapshot`` returns the newest snapshot, and may be called on any thread. ``pending`` returns
-    the latest counts of pending pods.
+    the latest counts of pending pods, ``held`` what the namespaces hold.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class FleetCollector(Collector):
         pending: Callable[[], Pending],
         most_devices: int,
         stale_after_s: float,
+        held: Callable[[], Held] = dict,
     ) -> None:
         self._cluster = cluster
         self._snapshot = snapshot
         self._pending = pending
         self._most_devices = most_devices
         self._stale_after_s = stale_after_s
+        self._held = held
 
     def describe(self) -> Iterable[Metric]:
         """Return no metrics: registering must not read the fleet."""
@@ -108,6 +111,7 @@ class FleetCollector(Collector):
         fleet = totals(snap)
         yield from _fleet(fleet)
         yield from self._idle(snap)
+        yield from self._holdings()
         yield from self._nodes(snap)
         yield from self._devices(snap, fleet.devices)
 
@@ -156,6 +160,26 @@ class FleetCollector(Collector):
             held.add_metric([namespace], held_bytes)
         yield gpus
         yield held
+
+    def _holdings(self) -> Iterator[Metric]:
+        gpus = GaugeMetricFamily(
+            "headroom_held_gpus",
+            "GPUs that the pods of the namespace hold, by whether they use an SM: active, idle, "
+            "unmeasured. Namespaces beyond 200 are summed under an empty name.",
+            labels=["namespace", "state"],
+        )
+        memory = GaugeMetricFamily(
+            "headroom_held_bytes",
+            "Memory that the pods of the namespace hold: used, unused, or unmeasured.",
+            labels=["namespace", "state"],
+        )
+        for namespace, held in self._held().items():
+            for state in ("active", "idle", "unmeasured"):
+                gpus.add_metric([namespace, state], getattr(held, f"{state}_gpus"))
+            for state in ("used", "unused", "unmeasured"):
+                memory.add_metric([namespace, state], getattr(held, f"{state}_bytes"))
+        yield gpus
+        yield memory
 
     def _pending_pods(self) -> Iterator[Metric]:
         pending, now_s = self._pending(), time.time()

@@ -17,6 +17,7 @@ import structlog
 
 from extender.observability.journal_follower import Address, addresses, connect
 from extender.state.history import RESOLUTION_S, UNIT_BYTES, Block, History, Layout, Totals
+from extender.state.holdings import Minute
 
 log = structlog.get_logger()
 
@@ -41,6 +42,7 @@ class Head(msgspec.Struct, frozen=True):
     resolution_s: int
     unit_bytes: int
     totals: tuple[Totals, ...]
+    held: tuple[Minute, ...] = ()
 
 
 class PackedRows(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +70,9 @@ class NotTaken(Exception):
 
 def head_line(replica: str, history: History) -> bytes:
     totals = tuple(history.totals())
-    return msgspec.json.encode(Head(replica, FORMAT, RESOLUTION_S, UNIT_BYTES, totals)) + b"\n"
+    held = tuple(history.held.since(0.0))
+    head = Head(replica, FORMAT, RESOLUTION_S, UNIT_BYTES, totals, held)
+    return msgspec.json.encode(head) + b"\n"
 
 
 def node_line(node: str, blocks: Sequence[Block]) -> bytes:
@@ -166,6 +170,7 @@ class HistoryHandover:
                 if head.replica == self._name:
                     return ""
                 self._take(partial(self._history.adopt_totals, head.totals))
+                self._take(partial(self._history.held.adopt, head.held))
                 continue
             self._take(partial(self._history.adopt, *read_node(line)))
             if self._stop.is_set():

@@ -26,6 +26,7 @@ from extender.state.history import (
     PodOn,
     Totals,
 )
+from extender.state.holdings import Held, of_node, summed
 from extender.state.overuse import first_of_each_memory
 
 #: Nodes that are compared before the event loop serves other tasks.
@@ -50,6 +51,9 @@ class HistoryRecorder:
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
         #: Node -> its terms at the last round, whether they were fresh, and its sums.
         self._seen: dict[str, tuple[NodeTerms, bool, Sums]] = {}
+        #: Node -> what the namespaces hold there, and of all nodes; both replaced as a whole.
+        self._held: dict[str, Held] = {}
+        self.held: Held = {}
         self._rounds = 0
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
@@ -77,11 +81,16 @@ class HistoryRecorder:
                 gpunode = self._cluster.gpunode(terms.name)
                 status = gpunode.status if gpunode else None
                 self.history.add(terms.name, step, *sample(terms, status if fresh else None))
+                self._held[terms.name] = (
+                    of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
+                    if gpunode
+                    else {}
+                )
             if number % AT_ONCE == 0:
                 yield
         if len(self._seen) > len(snap.nodes):
             for name in [name for name in self._seen if name not in snap.row_of]:
-                del self._seen[name]
+                del self._seen[name], self._held[name]
                 self.history.add(name, step, Layout(), ())
         if self._seen:
             each_node = np.array([each[2] for each in self._seen.values()], np.int64)
@@ -100,6 +109,9 @@ class HistoryRecorder:
                     pending,
                 )
             )
+        yield
+        self.held = summed(self._held.values())
+        self.history.held.add(self.held, self._wall_s(), now_s)
         yield
         self._rounds += 1
         if self._rounds % CHORES_EVERY == 0:

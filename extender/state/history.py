@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from extender.state.holdings import HeldMinutes
+
 #: Seconds: the shortest time between two rows of a node.
 RESOLUTION_S = 10
 #: Seconds for which rows are kept.
@@ -201,6 +203,8 @@ class History:
         self._max_bytes = max_bytes
         self._nodes: dict[str, _NodeRows] = {}
         self._totals: deque[Totals] = deque(maxlen=KEPT_S // RESOLUTION_S)
+        #: GPUs and memory that the namespaces held, by minute.
+        self.held = HeldMinutes()
         #: No value before this step is kept.
         self.first_step = 0
 

@@ -16,6 +16,7 @@ import typer
 from headroom.kubectl import tables, top_pods
 from headroom.kubectl import top as top_tables
 from headroom.kubectl.cordon_commands import cordon, uncordon
+from headroom.kubectl.costs import costs
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
 from headroom.kubectl.defaults import lines as default_lines
 from headroom.kubectl.defrag import defrag
@@ -293,6 +294,7 @@ def drift(
 
 
 app.command(rich_help_panel=PLAN)(idle)
+app.command(rich_help_panel=PLAN)(costs)
 app.command(rich_help_panel=PLAN)(recommend)
 app.command(rich_help_panel=MAINTAIN)(cordon)
 app.command(rich_help_panel=MAINTAIN)(uncordon)

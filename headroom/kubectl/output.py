@@ -25,7 +25,15 @@ class Data(Enum):
     YAML = "yaml"
 
 
-def print_data(body: Any, output: Output | Data | None) -> bool:
+class Sheet(Enum):
+    """The formats of a command whose table can be read by a spreadsheet."""
+
+    JSON = "json"
+    YAML = "yaml"
+    CSV = "csv"
+
+
+def print_data(body: Any, output: Output | Data | Sheet | None) -> bool:
     """Print the body if the output is JSON or YAML; return whether it was printed."""
     match output and output.value:
         case "json":

@@ -23,6 +23,10 @@ def sample(name: str, values: list[float], first_s: float) -> list[str]:
     return [f"# TYPE {name.partition('{')[0]} gauge", *each]
 
 
+def each_minute(name: str, value: float, first_s: float, minutes: int) -> list[str]:
+    return [f"{name} {value} {first_s + 60 * i:.3f}" for i in range(minutes)]
+
+
 def asking(ranges: PrometheusRanges | None) -> Asked:
     asked = Asked(now_s=0.0)
     object.__setattr__(asked.context, "ranges", ranges)
@@ -54,6 +58,29 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
                 *sample(f"headroom_device_sm_activity_ratio{DEVICE}", [0.5] * 36, first_s),
                 *sample(f"headroom_pod_used_bytes{POD}", [7.0] * 18, first_s),
                 *sample('headroom_fleet_used_bytes{instance="a"}', [40.0] * 36, first_s),
+                # Two consoles, which export the same, in the last four hours; team b left early.
+                "# TYPE headroom_held_gpus gauge",
+                *(
+                    line
+                    for console in "xy"
+                    for namespace, state, value, minutes in (
+                        ("a", "active", 2.0, 240),
+                        ("a", "idle", 0.5, 240),
+                        ("b", "unmeasured", 1.0, 60),
+                    )
+                    for line in each_minute(
+                        f'headroom_held_gpus{{instance="{console}",namespace="{namespace}",'
+                        f'state="{state}"}}',
+                        *(value, first_s + 2 * HOUR_S, minutes),
+                    )
+                ),
+                "# TYPE headroom_held_bytes gauge",
+                *each_minute(
+                    'headroom_held_bytes{instance="x",namespace="a",state="unused"}',
+                    *(24.0 * (1 << 30), first_s + 2 * HOUR_S, 240),
+                ),
+                "# TYPE headroom_fleet_devices gauge",
+                *each_minute('headroom_fleet_devices{instance="x"}', 8, first_s + 2 * HOUR_S, 240),
             ]
             server.remember(lines)
             server.run()
@@ -82,6 +109,18 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             assert (of_pod["device"], of_pod["uid"]) == ('GPU-"0', "u")
             fleet = {each["kind"]: each["values"] for each in read("fleet")["series"]}
             assert set(fleet["used"]) - {None} == {40.0}
+
+            costs = asked.get("/v1/costs?since=6h").json()
+            assert costs["source"] == "prometheus"
+            assert costs["covered_s"] == pytest.approx(4 * HOUR_S, abs=120)
+            a, b = costs["namespaces"]
+            assert (a["namespace"], b["namespace"]) == ("a", "b")
+            assert a["used_gpu_hours"] == pytest.approx(8.0, abs=0.1)
+            assert a["idle_gpu_hours"] == pytest.approx(2.0, abs=0.05)
+            assert a["unused_gib_days"] == pytest.approx(4.0, abs=0.05)
+            # Prometheus takes a series for present until five minutes after its last value.
+            assert b["unmeasured_gpu_hours"] == pytest.approx(1 + 5 / 60, abs=0.05)
+            assert b["used_gpu_hours"] == b["idle_gpu_hours"] == 0.0
     except Unavailable as err:
         if os.environ.get("CI") == "true":
             raise

@@ -337,6 +337,17 @@ def test_defaults_are_a_script_that_the_shell_accepts(server: Server) -> None:
     assert (empty.stdout, "-A shows pods of all namespaces" in empty.stderr) == ("", True)
 
 
+def test_costs_of_the_last_hour_and_of_a_range_without_prometheus(server: Server) -> None:
+    shown = run(server.debug, "costs")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr == "no pod held a GPU in this time\n"
+    sheet = run(server.debug, "costs", "-o", "csv")
+    assert sheet.stdout.startswith("namespace,held_gpu_hours,used_gpu_hours,idle_gpu_hours,")
+    longer = run(server.debug, "costs", "--since", "30d")
+    assert longer.returncode == 3
+    assert "for a longer range set prometheus_url" in longer.stderr
+
+
 def test_idle_reports_what_it_could_not_check(server: Server) -> None:
     shown = run(server.debug, "idle", "-A", "--hours", "2", "--held", "4Gi")
     assert shown.stdout == "not checked: 5 devices without a measurement of SM activity\n"

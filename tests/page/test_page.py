@@ -525,6 +525,37 @@ def test_the_idle_page_shows_who_holds_what(readings: Looked) -> None:
     expect(pods).to_contain_text("2d")
 
 
+def test_the_idle_page_has_the_costs_of_a_range(readings: Looked) -> None:
+    hours = {
+        **{"held_gpu_hours": 1440.0, "used_gpu_hours": 1000.0, "idle_gpu_hours": 400.0},
+        **{"unmeasured_gpu_hours": 40.0, "held_gib_days": 720.0, "unused_gib_days": 300.5},
+        **{"unmeasured_gib_days": 0.0, "cost": 3600.0, "idle_cost": 1000.0},
+    }
+
+    def costs(route: Route) -> None:
+        body = route.fetch(url=route.request.url.replace("since=30d", "since=1h")).json()
+        body |= {"gpu_hour_price": 2.5, "covered_s": 600 * 3600, "from_s": 0, "to_s": 720 * 3600}
+        body |= {"namespaces": [{"namespace": "team-a", **hours}], "total": hours}
+        route.fulfill(json=body)
+
+    page = readings.open("/idle")
+    page.route("**/v1/costs?since=30d", costs)
+    page.get_by_label("In", exact=True).select_option("the last 30 days")
+    status = page.get_by_role("status").filter(has_text="Pods held")
+    expect(status).to_have_text(
+        "Pods held 1,440.00 GPU hours and left 400.00 idle, which cost 1,000.00 of 3,600.00. "
+        "Recorded: 600.0 of 720.0 hours."
+    )
+    sums = page.get_by_role("table", name="GPU hours by namespace, the most idle first")
+    cells = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
+    figures = ["1,440.00", "1,000.00", "400.00", "40.00", "720.00", "300.50"]
+    assert cells == ["team-a", *figures, "3,600.00", "1,000.00"]
+    # This server has no Prometheus.
+    readings.expected = "503"
+    page.get_by_label("In", exact=True).select_option("the last 7 days")
+    expect(page.get_by_text("Not available: the console has the last hour")).to_be_visible()
+
+
 def test_the_recommendations_page_simulates_on_request(readings: Looked) -> None:
     """The server records no lives, so the test answers for it."""
     freed = {"namespace": "team-a", "reclaimable_bytes": 21 << 30}

@@ -1,11 +1,14 @@
 // Pods that hold GPU memory and use no SM, by namespace and owner, with what that costs.
 
-import {age, ask, el, gib, many, podLink, swap, table} from "./dom.js";
+import {age, ask, choice, el, gib, many, podLink, swap, table} from "./dom.js";
 
 /** Maximum number of pods shown. */
 const MOST = 200;
+/** Ranges of the costs, and the time between two loads of them: they change slowly. */
+const RANGES = {"1h": "the last hour", "1d": "the last day", "7d": "the last 7 days", "30d": "the last 30 days"};
+const COSTS_EVERY_MS = 60000;
 
-export function idle(view) {
+export function idle(view, _, state) {
   const hours = el("input", {id: "hours", type: "number", min: "0", step: "any", value: "1"});
   const held = el("input", {id: "held", type: "text", value: "1Gi", size: "6"});
   const form = el("form", {}, el("label", {for: "hours"}, "Idle for at least ", hours, " hours"), " ",
@@ -14,6 +17,7 @@ export function idle(view) {
   let limits = {hours: hours.value, held: held.value};  // as submitted: a refresh must not use a half-typed value
   form.addEventListener("submit", event => { event.preventDefault(); limits = {hours: hours.value, held: held.value}; load(); });
   view.append(el("h2", {}, "Idle"), el("p", {}, "Pods that hold memory of a GPU and use none of its SMs. Headroom does not evict them."), form, status, rows);
+  const loadCosts = costs(view, state);
 
   let loads = 0;
   async function load() {
@@ -36,5 +40,39 @@ export function idle(view) {
       ])),
     ] : []));
   }
-  return {refresh: load, leastMs: 4500};
+  return {refresh: () => Promise.all([load(), loadCosts()]), leastMs: 4500};
+}
+
+/** Show what each namespace held and used in a range of time. Returns a function that loads it again if that is due. */
+function costs(view, state) {
+  const range = choice("In", "since", RANGES, state), status = el("p", {role: "status"}), rows = el("div");
+  view.append(el("h3", {}, "Held and used"), el("form", {class: "tools"}, ...range.parts), status, rows);
+  range.select.addEventListener("change", () => { state.set("since", range.select.value); loadedAt = -COSTS_EVERY_MS; load(); });
+
+  let loads = 0, loadedAt = -COSTS_EVERY_MS;
+  async function load() {
+    if (performance.now() - loadedAt < COSTS_EVERY_MS) return;
+    const ownLoad = ++loads;
+    loadedAt = performance.now();
+    let body;
+    try {
+      body = await ask("v1/costs", {since: range.select.value});
+    } catch (err) {
+      if (ownLoad !== loads) return;
+      status.textContent = `Not available: ${err.message}`;
+      rows.replaceChildren();
+      return;
+    }
+    if (ownLoad !== loads) return;  // another load has started
+    const number = value => value.toLocaleString("en", {minimumFractionDigits: 2, maximumFractionDigits: 2});
+    const {total} = body, priced = body.gpu_hour_price !== null, hours = body.covered_s / 3600;
+    status.textContent = (body.namespaces.length ? `Pods held ${number(total.held_gpu_hours)} GPU hours and left ${number(total.idle_gpu_hours)} idle` +
+      (priced ? `, which cost ${number(total.idle_cost)} of ${number(total.cost)}.` : ".") : "No pod held a GPU.")
+      + (body.covered_s < .99 * (body.to_s - body.from_s) ? ` Recorded: ${hours.toFixed(1)} of ${((body.to_s - body.from_s) / 3600).toFixed(1)} hours.` : "");
+    const columns = [["Held", "held_gpu_hours"], ["Used", "used_gpu_hours"], ["Idle", "idle_gpu_hours"], ["Not measured", "unmeasured_gpu_hours"],
+      ["GiB days held", "held_gib_days"], ["GiB days unused", "unused_gib_days"], ...(priced ? [["Cost", "cost"], ["Idle cost", "idle_cost"]] : [])];
+    swap(rows, ...(body.namespaces.length ? [table("GPU hours by namespace, the most idle first", ["Namespace", ...columns.map(([header]) => header)],
+      body.namespaces.map(each => [each.namespace || "(others)", ...columns.map(([, field]) => number(each[field]))]))] : []));
+  }
+  return load;
 }
