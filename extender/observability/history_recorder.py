@@ -6,12 +6,14 @@ for each node that changed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from contract.gpunode import GPUNodeStatus
+from contract.gpunode import GPUNode, GPUNodeStatus
 from extender.periodic import Loops
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
 from extender.state.growth import Growing, growing
@@ -26,7 +28,7 @@ from extender.state.history import (
     PodOn,
     Totals,
 )
-from extender.state.holdings import Held, of_node, summed
+from extender.state.holdings import Held, Holdings, add, limited, of_node
 from extender.state.overuse import first_of_each_memory
 
 #: Nodes that are compared before the event loop serves other tasks.
@@ -36,6 +38,13 @@ CHORES_EVERY = 3
 #: Sums of one node: the fields of ``Totals`` from ``allocatable_bytes`` to
 #: ``overcommitted_devices``.
 Sums = tuple[int, int, int, int, int, int]
+
+
+class _HeldOnNode(NamedTuple):
+    gpunode: GPUNode
+    devices: Sequence[DeviceTerms]
+    fresh: bool
+    held: Held
 
 
 class HistoryRecorder:
@@ -51,8 +60,9 @@ class HistoryRecorder:
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
         #: Node -> its terms at the last round, whether they were fresh, and its sums.
         self._seen: dict[str, tuple[NodeTerms, bool, Sums]] = {}
-        #: Node -> what the namespaces hold there, and of all nodes; both replaced as a whole.
-        self._held: dict[str, Held] = {}
+        #: Node -> what the namespaces hold there, and the inputs of that.
+        self._held: dict[str, _HeldOnNode] = {}
+        #: The sums over all nodes; replaced as a whole.
         self.held: Held = {}
         self._rounds = 0
 
@@ -81,16 +91,13 @@ class HistoryRecorder:
                 gpunode = self._cluster.gpunode(terms.name)
                 status = gpunode.status if gpunode else None
                 self.history.add(terms.name, step, *sample(terms, status if fresh else None))
-                self._held[terms.name] = (
-                    of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
-                    if gpunode
-                    else {}
-                )
+                self._hold(terms, gpunode, fresh)
             if number % AT_ONCE == 0:
                 yield
         if len(self._seen) > len(snap.nodes):
             for name in [name for name in self._seen if name not in snap.row_of]:
-                del self._seen[name], self._held[name]
+                del self._seen[name]
+                self._held.pop(name, None)
                 self.history.add(name, step, Layout(), ())
         if self._seen:
             each_node = np.array([each[2] for each in self._seen.values()], np.int64)
@@ -110,7 +117,12 @@ class HistoryRecorder:
                 )
             )
         yield
-        self.held = summed(self._held.values())
+        held: dict[str, Holdings] = {}
+        for number, each in enumerate(list(self._held.values()), 1):
+            add(held, each.held)
+            if number % AT_ONCE == 0:
+                yield
+        self.held = limited(held)
         self.history.held.add(self.held, self._wall_s(), now_s)
         yield
         self._rounds += 1
@@ -118,6 +130,21 @@ class HistoryRecorder:
             self.history.forget(step)
             yield
             yield from self._find_growing(step)
+
+    def _hold(self, terms: NodeTerms, gpunode: GPUNode | None, fresh: bool) -> None:
+        """Note what the namespaces hold on a node. A mere heartbeat does not change it."""
+        if gpunode is None:
+            self._held.pop(terms.name, None)
+            return
+        known = self._held.get(terms.name)
+        if (
+            known is None
+            or known.gpunode is not gpunode
+            or known.devices is not terms.devices
+            or known.fresh != fresh
+        ):
+            held = of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
+            self._held[terms.name] = _HeldOnNode(gpunode, terms.devices, fresh, held)
 
     def _find_growing(self, step: int) -> Iterator[None]:
         found: dict[str, tuple[Growing, ...]] = {}

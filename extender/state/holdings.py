@@ -49,7 +49,7 @@ class Holdings(NamedTuple):
         return self.used_bytes + self.unused_bytes + self.unmeasured_bytes
 
     def plus(self, other: "Holdings", times: float = 1.0) -> "Holdings":
-        return Holdings(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+        return Holdings(*[mine + times * its for mine, its in zip(self, other, strict=True)])
 
 
 Held = Mapping[str, Holdings]
@@ -95,16 +95,27 @@ def of_node(
     return found
 
 
-def summed(parts: Iterable[Held], most: int = MOST_NAMESPACES) -> Held:
+def add(to: dict[str, Holdings], part: Held) -> None:
+    """Add a part to the sums."""
+    for namespace, held in part.items():
+        before = to.get(namespace)
+        to[namespace] = held if before is None else before.plus(held)
+
+
+def limited(sums: Held, most: int = MOST_NAMESPACES) -> Held:
     """Return the sums; of the namespaces beyond ``most``, one sum under ``OTHERS``."""
-    found: dict[str, Holdings] = {}
-    for part in parts:
-        for namespace, held in part.items():
-            before = found.get(namespace)
-            found[namespace] = held if before is None else before.plus(held)
+    found = dict(sums)
     for namespace in sorted(found, key=lambda each: (-found[each].gpus, each))[most:]:
         found[OTHERS] = found.pop(namespace).plus(found.get(OTHERS, Holdings()))
     return found
+
+
+def summed(parts: Iterable[Held], most: int = MOST_NAMESPACES) -> Held:
+    """Return the sums of the parts, limited to ``most`` namespaces."""
+    found: dict[str, Holdings] = {}
+    for part in parts:
+        add(found, part)
+    return limited(found, most)
 
 
 class Minute(msgspec.Struct, array_like=True):
