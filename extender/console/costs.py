@@ -21,7 +21,7 @@ _HOUR_S, _DAY_S, _GIB = 3600.0, 86_400.0, float(1 << 30)
 
 
 class CostsView(BaseModel):
-    """What pods held. A pod holds the share of a GPU that no other pod can use."""
+    """GPU hours and memory of pods. A pod holds the share of a GPU that no other pod can use."""
 
     #: The sum of the next three.
     held_gpu_hours: float
@@ -35,8 +35,8 @@ class CostsView(BaseModel):
     unused_gib_days: float
     #: Reserved by pods whose use was not measured.
     unmeasured_gib_days: float
-    #: Of the held and of the idle GPU hours, in the currency of setting gpu_hour_price; null
-    #: without it.
+    #: Costs of the held and of the idle GPU hours, in the currency of setting gpu_hour_price;
+    #: null without it.
     cost: float | None
     idle_cost: float | None
 

@@ -26,7 +26,7 @@ MOST_GAP_S = 30.0
 
 
 class Holdings(NamedTuple):
-    """What a namespace holds: GPUs, and bytes of their memory; or these times seconds."""
+    """GPUs that a namespace holds, and bytes of their memory; or these times seconds."""
 
     #: GPUs whose pods used an SM in the last minutes ...
     active_gpus: float = 0.0
@@ -128,7 +128,7 @@ class Minute(msgspec.Struct, array_like=True):
 
 
 class HeldMinutes:
-    """What the namespaces held in the last hour. All methods belong to the event loop."""
+    """Sums of the last hour, by minute. All methods belong to the event loop."""
 
     def __init__(self) -> None:
         self._minutes: deque[Minute] = deque(maxlen=KEPT_MINUTES)

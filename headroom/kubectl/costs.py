@@ -23,7 +23,7 @@ _COLUMNS = (
     ("UNUSED", "unused_gib_days"),
 )
 _PRICED = (("COST", "cost"), ("IDLE COST", "idle_cost"))
-#: Of a sum over the namespaces that have no row of their own.
+#: Name of the sum over the namespaces that have no row of their own.
 _OTHERS = "(others)"
 #: A report is complete if at least this part of its time is recorded.
 _COMPLETE_RATIO = 0.99
