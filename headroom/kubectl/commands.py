@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from headroom.kubectl import tables, top_pods
-from headroom.kubectl import top as top_tables
+from headroom.kubectl import tables
 from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.costs import costs
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
@@ -28,7 +27,6 @@ from headroom.kubectl.help import (
     MEMORY,
     PLAN,
     GroupedHelp,
-    Subject,
 )
 from headroom.kubectl.idle import idle
 from headroom.kubectl.options import (
@@ -53,15 +51,10 @@ from headroom.kubectl.output import (
 )
 from headroom.kubectl.quota import quota
 from headroom.kubectl.recommend import recommend
-from headroom.kubectl.top import SortBy
+from headroom.kubectl.top_command import NO_NODES, no_pods, top
 from headroom.kubectl.whatif import whatif
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
-
-_NO_NODES = (
-    "no GPU nodes are known: do agents run? To check: kubectl -n headroom-system get pods; "
-    "kubectl headroom doctor"
-)
 
 app = typer.Typer(
     cls=GroupedHelp,
@@ -81,64 +74,7 @@ app = typer.Typer(
 app.callback()(set_options)
 
 
-@app.command(rich_help_panel=MEMORY)
-def top(
-    context: typer.Context,
-    what: Annotated[
-        Subject,
-        typer.Argument(
-            parser=Subject.parsed,
-            metavar="WHAT",
-            autocompletion=Subject.names,
-            help="Print a line for each of these.",
-        ),
-    ] = "node",  # type: ignore[assignment]  # parsed
-    namespace: Namespace = None,
-    all_namespaces: AllNamespaces = False,
-    sort_by: Annotated[
-        SortBy,
-        typer.Option(
-            help="worst: overcommitted, then faulty, then the fullest first; headroom: the least"
-            " first; reserved, used: the most first."
-        ),
-    ] = SortBy.WORST,
-    search: Annotated[
-        str | None, typer.Option(help="Only nodes with this text in a name, model, pod or reason.")
-    ] = None,
-    troubled: Annotated[
-        bool,
-        typer.Option(
-            "--troubled",
-            help="Only nodes that take no pods, or have an unhealthy or overcommitted device.",
-        ),
-    ] = False,
-    output: Format = None,
-) -> None:
-    """Show reserved, used and free memory by node, GPU, pod or GPU model, the worst first."""
-    options: Options = context.obj
-    wide = output is Output.WIDE
-    if what is Subject.MODEL:
-        if search or troubled or sort_by is not SortBy.WORST:
-            raise CommandError(
-                "--search, --troubled and --sort-by apply to nodes: remove them for top model", 2
-            )
-        body = options.api().get("fleet")
-        show_table(body, top_tables.models(body, wide), output, _NO_NODES)
-        if output in (None, Output.WIDE):
-            show_details(tables.reason_lines(body["closed"]))
-        return
-    body = options.api().get("nodes", search=search, troubled=troubled or None)
-    empty = "no node matches" if search or troubled else _NO_NODES
-    match what:
-        case Subject.GPU:
-            table = top_tables.devices(body, sort_by, wide)
-        case Subject.POD:
-            chosen = options.namespace(namespace, all_namespaces)
-            table = top_pods.pods(body, chosen, sort_by, wide)
-            empty = _no_pods("has a GPU", chosen)
-        case _:
-            table = top_tables.nodes(body, sort_by, wide)
-    show_table(body, table, output, empty)
+app.command(rich_help_panel=MEMORY)(top)
 
 
 @app.command(rich_help_panel=MEMORY)
@@ -168,7 +104,7 @@ def capacity(
     show_details([not_checked(body)])
     wide = output is Output.WIDE
     table = tables.capacity_by_node(body, wide) if by_node else tables.classes(body)
-    show_table(body, table, None, _NO_NODES)
+    show_table(body, table, None, NO_NODES)
 
 
 @app.command(rich_help_panel=MEMORY)
@@ -184,7 +120,7 @@ def pending(
     chosen = options.namespace(namespace, all_namespaces)
     body = options.api().get("pending", namespace=chosen, limit=limit)
     table = tables.pending(body, wide=output is Output.WIDE)
-    show_table(body, table, output, _no_pods("waits for a GPU", chosen))
+    show_table(body, table, output, no_pods("waits for a GPU", chosen))
     note_more(body)
 
 
@@ -273,7 +209,7 @@ def defaults(
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     if not (found := default_lines(options.api().get("drift"), chosen)):
-        print(_no_pods("has a GPU", chosen), file=sys.stderr)  # noqa: T201
+        print(no_pods("has a GPU", chosen), file=sys.stderr)  # noqa: T201
     for line in found:
         print(line)  # noqa: T201
 
@@ -290,7 +226,7 @@ def drift(
     body = options.api().get("drift")
     chosen = options.namespace(namespace, all_namespaces)
     table = tables.drift(body, chosen, wide=output is Output.WIDE)
-    show_table(body, table, output, _no_pods("has a reservation", chosen))
+    show_table(body, table, output, no_pods("has a reservation", chosen))
 
 
 app.command(rich_help_panel=PLAN)(idle)
@@ -351,13 +287,6 @@ def snapshot(
     """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
     options: Options = context.obj
     print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
-
-
-def _no_pods(does: str, namespace: str | None) -> str:
-    """Return the note that no pod of the namespace, or of all (None), does this."""
-    if namespace is None:
-        return f"no pod {does}"
-    return f"no pod in namespace {namespace} {does}; -A shows pods of all namespaces"
 
 
 def main(name: str = "kubectl headroom") -> None:

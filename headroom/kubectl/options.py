@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -40,9 +41,10 @@ class Options:
         where = self.kubeconfig, self.context, self.headroom_namespace
         return transport_for(self.server, self.token, self.files, *where)
 
-    def api(self) -> DebugApi:
-        """Return a client that prints notes on stderr. Raises ``CommandError``."""
-        return DebugApi(self.transport(), lambda text: print(text, file=sys.stderr))  # noqa: T201
+    def api(self, notify: Callable[[str], object] | None = None) -> DebugApi:
+        """Return a client that gives notes to ``notify``, or prints them on stderr. Raises
+        ``CommandError``."""
+        return DebugApi(self.transport(), notify or (lambda text: print(text, file=sys.stderr)))  # noqa: T201
 
     def namespace(self, given: str | None, every: bool = False) -> str | None:
         """Return the namespace to show; None for all namespaces."""
