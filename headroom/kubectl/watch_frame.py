@@ -64,7 +64,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Choice:
-    """What the user chose with keys."""
+    """Choices that the user makes with keys."""
 
     by_node: bool = False
     order: Order = Order.WORST

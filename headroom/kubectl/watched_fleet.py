@@ -38,7 +38,7 @@ class Row:
     """A GPU, or a node with the sums of its GPUs. Shares are in percent; -1: unknown."""
 
     node: str
-    #: Of the GPU; of the fullest GPU of a node. None: the node reports no GPU.
+    #: Index of the GPU, or of the fullest GPU of a node. None: the node reports no GPU.
     index: int | None
     model: str
     devices: int
@@ -48,7 +48,7 @@ class Row:
     sm: int
     #: The highest risk, a position in ``RISKS``.
     risk: int
-    #: What is wrong, the worst first; empty: nothing.
+    #: Problems, the worst first.
     problems: tuple[str, ...]
 
     @property
