@@ -11,7 +11,8 @@ import urllib3
 from agent.api_server import ApiServer, NotReached, error_message, request
 from agent.status_builder import rfc3339
 from contract.annotations import OBSERVED_AT
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus
+from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import KubeStruct, ObjectMeta
 

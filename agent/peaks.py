@@ -22,12 +22,7 @@ from agent.attribution import TOLERANCE_BYTES
 from agent.idle import Idle
 from agent.probes.readings import Container
 from agent.report_rows import Row
-from contract.gpunode import (
-    SETTLED_ABOVE_BYTES,
-    SETTLED_AFTER_S,
-    SETTLED_WITHIN_RATIO,
-    PodUse,
-)
+from contract.gpunode import PodUse
 
 #: Maximum number of lives; those that have been out of the report for longest are forgotten first.
 MAX_LIVES = 4096
@@ -36,6 +31,11 @@ FORGOTTEN_AFTER_S = 600.0
 #: Seconds without a sample after which a peak may have been missed. A restart of the agent takes
 #: less.
 MOST_GAP_S = 60.0
+#: The use of a starting container has settled once it is above these bytes, and for these
+#: seconds its smallest and largest value have differed by less than this share of the largest.
+SETTLED_ABOVE_BYTES = 64 << 20
+SETTLED_WITHIN_RATIO = 0.02
+SETTLED_AFTER_S = 20.0
 
 _Key = tuple[str, str, str]
 

@@ -50,8 +50,8 @@ from contract.gpunode import (
     PodUse,
     SmActivity,
     Source,
-    summary_of,
 )
+from contract.gpunode_summary import summary_of
 from contract.quantity import MAX_DEVICE_BYTES
 
 _R = TypeVar("_R")

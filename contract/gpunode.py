@@ -9,9 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from contract.errors import BadReport
 from contract.kube import KubeStruct, ObjectMeta
-from contract.quantity import MAX_DEVICE_BYTES, gib
 
 API_VERSION = "headroom.gpu/v1alpha1"
 GROUP = "headroom.gpu"
@@ -39,12 +37,6 @@ RUNNING: Final = "running"
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
 #: Maximum number of unattributed processes listed per node. The bytes of the others count too.
 MAX_UNATTRIBUTED_PROCESSES = 64
-
-#: When the use of a starting container has settled: it is above so many bytes, and for so many
-#: seconds its smallest and largest value have differed by less than this share of the largest.
-SETTLED_ABOVE_BYTES = 64 << 20
-SETTLED_WITHIN_RATIO = 0.02
-SETTLED_AFTER_S = 20.0
 
 #: Sources of SM activity, best first. Device utilisation, the share of time in which any kernel
 #: ran, is not SM activity.
@@ -148,9 +140,8 @@ class PodUse(KubeStruct, frozen=True):
     peak_partial: bool = False
     #: RFC 3339, start of this life; empty before the first process uses the device.
     started_at: str = ""
-    #: RFC 3339, when use above ``SETTLED_ABOVE_BYTES`` had changed by less than
-    #: ``SETTLED_WITHIN_RATIO`` for ``SETTLED_AFTER_S``, for the first time in this life. Empty
-    #: until then, and if the agent did not measure the start of this life.
+    #: RFC 3339, when its use had first settled in this life: the agent's rule is in
+    #: ``agent.peaks``. Empty until then, and if the agent did not measure the start of this life.
     settled_at: str = ""
     #: RFC 3339, since when the pod has used no SM of the device. Empty if it has used some in the
     #: last minutes, or if its SM activity is not known.
@@ -406,59 +397,3 @@ class GPUNode(KubeStruct, frozen=True):
     @property
     def name(self) -> str:
         return self.metadata.name
-
-
-def summary_of(devices: Sequence[Device]) -> Summary:
-    """Return the summary of these devices. Memory that several devices share counts once."""
-    # Compute instances of one GPU instance share its memory.
-    memories = {
-        (d.parent, d.gpu_instance) if d.kind == "mig" else (d.uuid, None): d
-        for d in devices
-        if 0 < d.memory_bytes <= MAX_DEVICE_BYTES
-    }.values()
-    measured = [d for d in memories if d.used_bytes >= 0]
-    used_bytes = sum(d.used_bytes for d in measured)
-    free_bytes = sum(d.memory_bytes - max(0, d.reserved_bytes) - d.used_bytes for d in measured)
-    return Summary(
-        devices=len(devices),
-        memory=gib(sum(d.memory_bytes for d in memories)),
-        used=gib(used_bytes) if measured else "",
-        free=gib(free_bytes) if measured else "",
-        sharing=",".join(sorted({d.sharing for d in devices})),
-    )
-
-
-_decoder = msgspec.json.Decoder(GPUNode)
-_encoder = msgspec.json.Encoder()
-
-
-def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
-    """Decode a GPUNode. Raises ``BadReport``, which names the field that cannot be decoded."""
-    try:
-        return _decoder.decode(body)
-    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
-        raise BadReport(f"GPUNode cannot be read: {err}") from err
-
-
-def encode_gpunode(node: GPUNode) -> bytes:
-    return _encoder.encode(node)
-
-
-class _Reservations(KubeStruct, frozen=True):
-    metadata: ObjectMeta
-    spec: GPUNodeSpec = GPUNodeSpec()
-
-
-_reservations_decoder = msgspec.json.Decoder(_Reservations)
-
-
-def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
-    """Decode a GPUNode without its status, so that a malformed status does not hide the ledger.
-
-    Raises ``BadReport`` if the spec or the metadata cannot be decoded either.
-    """
-    try:
-        decoded = _reservations_decoder.decode(body)
-    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
-        raise BadReport(f"GPUNode cannot be read: {err}") from err
-    return GPUNode(metadata=decoded.metadata, spec=decoded.spec)

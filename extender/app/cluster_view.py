@@ -15,8 +15,8 @@ from extender.console.view_context import Context, no_quotas
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
 from extender.observability.history_recorder import HistoryRecorder
-from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
+from extender.observability.journals import Journals
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
 from extender.periodic import Loops
 from extender.state.changes import Effects, TimePassed

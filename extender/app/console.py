@@ -13,7 +13,8 @@ from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.history_handover import HistoryHandover
 from extender.observability.history_recorder import HistoryRecorder
-from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower, Journals
+from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower
+from extender.observability.journals import Journals
 from extender.observability.recorder import publish_miss
 from extender.state.changes import Effects
 from extender.state.decision_records import Bounds

@@ -28,8 +28,8 @@ from extender.controllers.starts import StartsController
 from extender.ledger.ledger import Ledger
 from extender.ledger.store import Evictor, Store
 from extender.observability.feed import Feed
-from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine, assumed_line
+from extender.observability.journals import Journals
 from extender.observability.metrics import Telemetry
 from extender.observability.recorder import ConflictCountingStore, record_prediction
 from extender.placement.overfull_devices import Misplaced

@@ -17,8 +17,8 @@ from contract.gpunode import (
     GPUNodeStatus,
     Plugin,
     Replicas,
-    summary_of,
 )
+from contract.gpunode_summary import summary_of
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import MAX_DEVICE_BYTES
 from extender.config.constraints import QuantityBytes

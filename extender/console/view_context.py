@@ -15,8 +15,8 @@ from extender.console.process import ProcessStatus, SettingsView, enforcing, unk
 from extender.console.responses import stamp
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
-from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
+from extender.observability.journals import Journals
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot

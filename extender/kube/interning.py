@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, decode_gpunode
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from contract.gpunode_json import decode_gpunode
 from contract.kube import KubeStruct, Node, ObjectMeta, Pod
 
 T = TypeVar("T")

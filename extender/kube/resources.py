@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from contract.errors import BadReport
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_reservations
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode
+from contract.gpunode_json import decode_reservations
 from contract.kube import (
     Lease,
     Namespace,

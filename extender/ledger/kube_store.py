@@ -15,16 +15,8 @@ import msgspec
 
 from contract.annotations import FINALIZER, TOUCHED
 from contract.errors import BadReport
-from contract.gpunode import (
-    GROUP,
-    PLURAL,
-    VERSION,
-    GPUNode,
-    GPUNodeSpec,
-    decode_gpunode,
-    decode_reservations,
-    encode_gpunode,
-)
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeSpec
+from contract.gpunode_json import decode_gpunode, decode_reservations, encode_gpunode
 from contract.kube import Lease, ObjectMeta, Pod
 from extender.errors import (
     OutcomeUnknown,

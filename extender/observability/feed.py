@@ -19,7 +19,7 @@ import msgspec
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.quantity import gib
 from extender.bounded import Bounded
-from extender.observability.journal_follower import Journals
+from extender.observability.journals import Journals
 from extender.periodic import Loops
 from extender.placement.snapshot import REASONS, NodeTerms
 from extender.state.cluster_state import ClusterState

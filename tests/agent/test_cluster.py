@@ -30,8 +30,8 @@ from contract.gpunode import (
     PodUse,
     Reservation,
     SmActivity,
-    decode_gpunode,
 )
+from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation, confirmation_of
 from contract.kube import Lease
 from extender.errors import StoreConflict

@@ -13,7 +13,7 @@ from extender.console.app import console_app
 from extender.console.auth import Guard
 from extender.console.view_context import Context, no_quotas
 from extender.observability.feed import Feed
-from extender.observability.journal_follower import Followed, Journals
+from extender.observability.journals import Followed, Journals
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen

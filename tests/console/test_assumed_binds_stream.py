@@ -23,7 +23,7 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.ledger.bind import BindRequest, Failed
 from extender.ledger.ledger import Ledger
-from extender.observability.journal_follower import AssumedBindsUpdater, Followed, assumed_by
+from extender.observability.journal_follower import AssumedBindsUpdater, assumed_by
 from extender.observability.journal_stream import (
     AssumedBind,
     AssumedLine,
@@ -34,6 +34,7 @@ from extender.observability.journal_stream import (
     assumed_line,
     encode,
 )
+from extender.observability.journals import Followed
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest

@@ -9,7 +9,7 @@ from contract.annotations import CORDON
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.kube import Pod
 from extender.observability.feed import ChangeFeed, Feed
-from extender.observability.journal_follower import Journals
+from extender.observability.journals import Journals
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter

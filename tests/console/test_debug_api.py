@@ -14,7 +14,7 @@ from contract.kube import ObjectMeta, Pod
 from extender.console.app import console_app
 from extender.console.responses import chunked, json_parts
 from extender.console.view_context import Context
-from extender.observability.journal_follower import Journals
+from extender.observability.journals import Journals
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot

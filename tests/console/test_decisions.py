@@ -3,8 +3,8 @@
 import pytest
 
 from extender.console.decision_bodies import DecisionsBody
-from extender.observability.journal_follower import Followed
 from extender.observability.journal_stream import StateLine
+from extender.observability.journals import Followed
 from extender.state.decision_records import BindTried, Filtered, Ranked
 from extender.state.journal import Journal
 from tests.console.asking import WALL_S, Asked

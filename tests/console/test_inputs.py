@@ -5,8 +5,8 @@ from typing import Any
 
 from extender.console.process import SourceView
 from extender.console.status import inputs as inputs_of
-from extender.observability.journal_follower import Followed
 from extender.observability.journal_stream import StateLine
+from extender.observability.journals import Followed
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.journal import Decision, Journal
 from tests.builders import gpunode, kube_node, pod, shared

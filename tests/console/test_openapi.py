@@ -8,7 +8,7 @@ from hypothesis import HealthCheck
 
 from extender.console.app import console_app
 from extender.console.view_context import Context
-from extender.observability.journal_follower import Journals
+from extender.observability.journals import Journals
 from tests.examples import examples
 from tests.fuzz.world import WALL_S, World
 

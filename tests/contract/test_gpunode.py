@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from contract.errors import BadReport
-from contract.gpunode import Device, GPUNode, decode_gpunode, encode_gpunode, summary_of
+from contract.gpunode import Device, GPUNode
+from contract.gpunode_json import decode_gpunode, encode_gpunode
+from contract.gpunode_summary import summary_of
 from contract.kube import ObjectMeta
 
 

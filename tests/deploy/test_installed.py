@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import decode_gpunode
+from contract.gpunode_json import decode_gpunode
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
 from tests.deploy.commands import commands
 from tests.deploy.installation import (

@@ -15,7 +15,8 @@ import urllib3
 import yaml
 
 from agent.kube_publisher import NotDelivered
-from contract.gpunode import GPUNode, decode_gpunode
+from contract.gpunode import GPUNode
+from contract.gpunode_json import decode_gpunode
 from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, built
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape

@@ -16,16 +16,8 @@ from kubernetes.client import ApiClient
 from agent.api_server import of_client
 from agent.kube_publisher import Held, KubernetesPublisher
 from benchmarks.demo.referee import Gpu, Landed, Referee
-from contract.gpunode import (
-    Device,
-    GPUNodeStatus,
-    Plugin,
-    PodUse,
-    Replicas,
-    SmActivity,
-    Source,
-    summary_of,
-)
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, SmActivity, Source
+from contract.gpunode_summary import summary_of
 from contract.heartbeat import Confirmation
 from contract.quantity import parse_bytes
 from tests.controlplane import ControlPlane

@@ -44,7 +44,7 @@ from agent.steering.messages import (
 )
 from contract import annotations
 from contract.errors import BadAnnotation, BadQuantity, BadReport
-from contract.gpunode import decode_gpunode
+from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation
 from contract.quantity import parse_bytes
 from tests.builders import GIB, STAMP

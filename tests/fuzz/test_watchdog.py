@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import structlog
 
-from contract.gpunode import GPUNodeSpec, decode_gpunode
+from contract.gpunode import GPUNodeSpec
+from contract.gpunode_json import decode_gpunode
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from tests.builders import GIB, kube_node, reservation
 from tests.fuzz import watchdog

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract.errors import BadReport
-from contract.gpunode import decode_gpunode
+from contract.gpunode_json import decode_gpunode
 from extender.kube.interning import GPUNodeReader
 
 BODY = b"""{"metadata": {"name": "n", "uid": "u", "resourceVersion": "%d"},

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode, decode_gpunode
+from contract.gpunode import GPUNode
+from contract.gpunode_json import decode_gpunode
 from contract.kube import Node, Pod
 from extender.kube.interning import GPUNodeReader, Interned
 from extender.kube.resources import Kind, watched_kinds

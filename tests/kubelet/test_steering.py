@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from agent.steering.plugin_registration import plugin_socket
-from contract.gpunode import GPUNode, GPUNodeStatus, decode_gpunode
+from contract.gpunode import GPUNode, GPUNodeStatus
+from contract.gpunode_json import decode_gpunode
 from tests.controlplane import ApiRefused
 from tests.driver import Gpu, Instance
 from tests.kubelet.conftest import StartNode

@@ -13,15 +13,8 @@ from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
-from contract.gpunode import (
-    Charge,
-    GPUNode,
-    GPUNodeSpec,
-    GPUNodeStatus,
-    PodUse,
-    Reservation,
-    encode_gpunode,
-)
+from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
+from contract.gpunode_json import encode_gpunode
 from contract.kube import ObjectMeta
 from extender.errors import OutcomeUnknown, StoreRejected
 from extender.kube.client import KubeApi
