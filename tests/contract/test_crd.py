@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from contract import gpunode as g
+from contract.gpunode_json import encode_gpunode
 from contract.kube import ObjectMeta
 
 Schema = dict[str, Any]
@@ -184,7 +185,7 @@ def node() -> Schema:
         sharing="time-slicing",
         replicas=g.Replicas(free=3, allocated=1),
     )
-    body = g.encode_gpunode(
+    body = encode_gpunode(
         g.GPUNode(
             metadata=ObjectMeta(name="n1"),
             spec=g.GPUNodeSpec(
