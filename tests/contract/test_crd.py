@@ -14,6 +14,7 @@ import yaml
 from contract import gpunode as g
 from contract.gpunode_json import encode_gpunode
 from contract.kube import ObjectMeta
+from contract.quantity import MAX_DEVICE_BYTES
 
 Schema = dict[str, Any]
 
@@ -145,7 +146,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
     assert not ("properties" in schema and "additionalProperties" in schema)
     if kind == "integer":
         assert schema["format"] == "int64"
-        assert -1 <= schema["minimum"] < schema["maximum"] <= g.MAX_DEVICE_BYTES
+        assert -1 <= schema["minimum"] < schema["maximum"] <= MAX_DEVICE_BYTES
     elif kind == "number":
         assert schema.keys() >= {"minimum", "maximum"}
     elif kind == "array":
@@ -165,7 +166,7 @@ def test_memory_is_in_bytes_and_never_absurd() -> None:
         ".spec.reservations{}.charges[].candidates{}",
     ]
     for path in memory:
-        assert (LEVELS[path]["minimum"], LEVELS[path]["maximum"]) == (0, g.MAX_DEVICE_BYTES)
+        assert (LEVELS[path]["minimum"], LEVELS[path]["maximum"]) == (0, MAX_DEVICE_BYTES)
         assert "bytes" in LEVELS[path]["description"].lower()
     assert LEVELS[".status.devices"]["maxItems"] == g.MAX_DEVICES
     for name in ("free", "allocated", "unhealthy"):
@@ -241,10 +242,7 @@ def test_a_contradiction_is_accepted(change: Schema) -> None:
     "change",
     [
         *({name: -1} for name in ("memory", "reserved", "used", "unattributed", "gpuInstance")),
-        *(
-            {name: g.MAX_DEVICE_BYTES + 1}
-            for name in ("memory", "reserved", "used", "unattributed")
-        ),
+        *({name: MAX_DEVICE_BYTES + 1} for name in ("memory", "reserved", "used", "unattributed")),
         {"memory": "8Gi"},
         {"memory": 1.5},
         {"uuid": ""},
@@ -271,7 +269,7 @@ def test_an_impossible_device_is_rejected(change: Schema) -> None:
         [{"resource": "r", "count": -1}],
         [{"resource": "r"}],
         [{"resource": "r", "count": 1, "candidates": {"GPU-1": -1}}],
-        [{"resource": "r", "count": 1, "candidates": {"GPU-1": g.MAX_DEVICE_BYTES + 1}}],
+        [{"resource": "r", "count": 1, "candidates": {"GPU-1": MAX_DEVICE_BYTES + 1}}],
         [{"resource": "r", "count": 1, "candidates": dict.fromkeys(map(str, range(257)), 1)}],
     ],
     ids=lambda charges: str(charges)[:80],
