@@ -5,8 +5,7 @@ from contract.kube import Pod
 from extender.console.view_context import Context
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
-from extender.recommend.checkpoint import restored
-from extender.recommend.estimate import rounded
+from extender.recommend.checkpoint import newest_requests
 from extender.recommend.families import profile_controller
 from extender.state.eligible_nodes import Feasible
 from extender.state.request_whatif import Amounts, with_amounts
@@ -21,14 +20,9 @@ def recommended(context: Context, pod: Pod, request: VramRequest) -> dict[str, i
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     if profile is None:
         return {}
-    names, now_s = {ask.name for ask in request.containers}, context.wall_s()
-    found: dict[str, int] = {}
-    for (name, _), lives in restored(profile.status).containers.items():
-        newest = next(reversed(lives.tracks), "")
-        amount = lives.recommendation(newest, now_s).request_bytes if name in names else None
-        if amount is not None:
-            found[name] = max(found.get(name, 0), rounded(amount))
-    return found
+    amounts = newest_requests(profile.status, context.wall_s())
+    names = {ask.name for ask in request.containers}
+    return {name: amount for name, amount in amounts.items() if name in names}
 
 
 def recommended_text(amounts: dict[str, int]) -> str | None:

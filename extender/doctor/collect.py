@@ -9,13 +9,20 @@ import msgspec
 import yaml
 
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
+from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
 from extender.doctor.environment import SELECTORS, ComponentPod, Environment
 from extender.doctor.scheduler_config import KIND
 from extender.errors import NotSynced
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import KubeApi, Listing, load_configuration
-from extender.kube.resources import Kind, KubeObject, decode_identity, watched_kinds
+from extender.kube.resources import (
+    Kind,
+    KubeObject,
+    decode_identity,
+    profile_kind,
+    watched_kinds,
+)
 from extender.state.changes import Relisted
 
 PAGE = 500
@@ -63,7 +70,7 @@ def list_environment(
     kubeconfig: str | None = None,
     context: str | None = None,
 ) -> Environment:
-    """List the pods of other components, and the ConfigMaps with kube-scheduler configurations.
+    """List the pods of other components, kube-scheduler's configurations, and VRAMProfiles.
 
     ``nodes`` are the nodes of the cluster, which the result includes. The result names objects that
     cannot be listed. Raises ``BadSettings`` if no cluster is configured.
@@ -86,7 +93,13 @@ def list_environment(
                     schedulers |= each
             except ApiError as err:
                 unreadable.append(f"kube-scheduler's ConfigMaps in {namespace} ({err})")
-    return Environment(tuple(pods.values()), nodes, schedulers, unreadable)
+        try:
+            profiles = _list_kind(api, profile_kind()).objects
+        except ApiError as err:
+            profiles = ()
+            unreadable.append(f"VRAMProfiles ({err})")
+    found = tuple(each for each in profiles if isinstance(each, VRAMProfile))
+    return Environment(tuple(pods.values()), nodes, schedulers, found, unreadable)
 
 
 def _api(kubeconfig: str | None, context: str | None) -> KubeApi:

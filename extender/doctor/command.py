@@ -3,8 +3,10 @@
 It only reads, with the permissions of the user who runs it.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,11 +61,10 @@ def doctor(
 
     try:
         # Slow, and not installed with the client alone.
-        from extender.config.fleet_file import load_fleet
         from extender.config.loading import load_settings
         from extender.doctor.environment import examine_environment
         from extender.doctor.findings import Weight, line, warnings_first
-        from extender.doctor.node_rules import advised_plugin_config, examine_nodes, fleet_events
+        from extender.doctor.node_rules import advised_plugin_config, examine_nodes
         from extender.doctor.scheduler_config import examine_scheduler_file
         from extender.version import own_version
 
@@ -77,14 +78,14 @@ def doctor(
             nodes = _nodes(settings, fleet, kubeconfig, context)
             found = examine_scheduler_file(scheduler_config, settings, nodes)
         elif fleet:
-            found = examine_nodes(settings, fleet_events(load_fleet(fleet)))
+            found = examine_nodes(settings, _events(settings, fleet, kubeconfig, context))
         else:
             from extender.doctor.collect import list_cluster, list_environment, nodes_of
 
             listed = list_cluster(settings, kubeconfig, context)
             environment = list_environment(settings, nodes_of(listed), kubeconfig, context)
             recent = _recent(command, fleet, kubeconfig, context)
-            found = examine_nodes(settings, listed, recent)
+            found = examine_nodes(settings, listed, recent, environment.profiles)
             found += examine_environment(environment, settings, own_version())
     except ImportError as err:
         typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
@@ -109,13 +110,24 @@ def _events(
 ) -> "Sequence[Event]":
     """Return the objects of the cluster, or of the fleet file."""
     if fleet:
-        from extender.config.fleet_file import load_fleet
-        from extender.doctor.node_rules import fleet_events
-
-        return fleet_events(load_fleet(fleet))
+        return _fleet_events(fleet)
     from extender.doctor.collect import list_cluster
 
     return list_cluster(settings, kubeconfig, context)
+
+
+def _fleet_events(file: Path) -> "Sequence[Event]":
+    """Return the events that add the nodes and namespaces of a fleet file; it has no pods."""
+    from contract.kube import Namespace, Node
+    from extender.config.fleet_file import load_fleet
+    from extender.state.changes import GPUNodeSeen, Relisted
+
+    fleet, now_s = load_fleet(file), time.monotonic()
+    return [
+        Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s),
+        Relisted(Node, tuple(fleet.kube_nodes()), now_s),
+        *(GPUNodeSeen(gpunode, now_s) for gpunode in fleet.gpunodes(datetime.now(UTC))),
+    ]
 
 
 def _recent(

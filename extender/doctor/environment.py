@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contract.kube import KubeStruct, Node, ObjectMeta, PodCondition
+from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.node_rules import UNKNOWN
@@ -88,6 +89,7 @@ class Environment:
     nodes: Sequence[Node] = ()
     #: "ConfigMap namespace/name, key" -> the KubeSchedulerConfiguration in it, decoded.
     schedulers: Mapping[str, object] = field(default_factory=dict)
+    profiles: Sequence[VRAMProfile] = ()
     #: Objects that could not be read, each with the error.
     unreadable: Sequence[str] = ()
 
@@ -145,6 +147,7 @@ def examine_environment(
     found = with_nodes({finding: sorted(set(names)) for finding, names in nodes_of.items()})
     found += _autoscaler(environment)
     found += _extenders(environment, version)
+    found += _recorder(environment)
     found += _schedulers(environment, settings)
     found += unmanaged_gpus(environment.nodes, settings.rules.manages)
     found += [
@@ -250,6 +253,28 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
             f"version {version}: the two may treat the same node differently",
             "use the doctor of the extender's version",
         )
+
+
+def _recorder(environment: Environment) -> Iterator[Finding]:
+    """Yield a finding if Headroom is installed, and no pod of its recorder is ready."""
+    by_component: dict[str, list[ComponentPod]] = {}
+    for pod in environment.pods:
+        if pod.labels.get(_NAME) == "headroom":
+            by_component.setdefault(pod.labels.get(_COMPONENT, ""), []).append(pod)
+    recorders = by_component.get("recorder", [])
+    if "extender" not in by_component or any(pod.ready for pod in recorders):
+        return
+    namespace = by_component["extender"][0].metadata.namespace
+    names = (f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in recorders)
+    problem = "is ready" if recorders else "exists"
+    yield Finding(
+        Weight.ADVICE,
+        tuple(sorted(names)),
+        f"no pod of the recorder {problem}: lives of containers that end now are not recorded, so "
+        "recommended requests become out of date",
+        f"run: kubectl -n {namespace} describe deployment,pods "
+        "-l app.kubernetes.io/component=recorder",
+    )
 
 
 def _schedulers(environment: Environment, settings: Settings) -> Iterable[Finding]:

@@ -10,44 +10,38 @@ source if another source reports the same facts, or if only some GPUs and driver
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 
 from contract.annotations import CORDON, DEVICE_CHOICE, DeviceChoice, parse_cordon
 from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
-from contract.kube import Namespace, Node
 from contract.reasons import Reason
-from extender.config.fleet_file import Fleet
+from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.overuse_rule import examine_overuse
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
+from extender.doctor.recommendation_rule import examine_recommendations
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.doctor.start_rule import examine_starts
 from extender.doctor.steering_rule import examine_steering
 from extender.placement.snapshot_builder import reach
-from extender.state.changes import Event, GPUNodeSeen, Relisted
+from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.heartbeats import age
 from extender.version import own_version
 
 
-def fleet_events(fleet: Fleet) -> list[Event]:
-    """Return the events that add the nodes and namespaces of a fleet file; it has no pods."""
-    now_s = time.monotonic()
-    return [
-        Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s),
-        Relisted(Node, tuple(fleet.kube_nodes()), now_s),
-        *(GPUNodeSeen(gpunode, now_s) for gpunode in fleet.gpunodes(datetime.now(UTC))),
-    ]
-
-
 def examine_nodes(
-    settings: Settings, events: Sequence[Event], recent: RecentRequests = NO_RECENT
+    settings: Settings,
+    events: Sequence[Event],
+    recent: RecentRequests = NO_RECENT,
+    profiles: Sequence[VRAMProfile] = (),
 ) -> list[Finding]:
-    """Examine the nodes of the cluster that ``events`` describe."""
-    return examine(_state(settings, events), time.monotonic(), own_version(), recent)
+    """Examine the nodes and pods of the cluster that ``events`` describe."""
+    state = _state(settings, events)
+    found = examine(state, time.monotonic(), own_version(), recent)
+    return [*found, *examine_recommendations(state, profiles, time.time())]
 
 
 def advised_plugin_config(

@@ -10,6 +10,7 @@ from contract.vramprofile import (
     seconds,
     stamp,
 )
+from extender.recommend.estimate import rounded
 from extender.recommend.histogram import Histogram
 from extender.recommend.lives import Track
 from extender.recommend.profile import (
@@ -45,6 +46,18 @@ def status_of(
     return VRAMProfileStatus(
         observed_at=stamp(now_s), owner=owner, containers=containers, lives=total
     )
+
+
+def newest_requests(status: VRAMProfileStatus, now_s: float) -> dict[str, int]:
+    """Return container -> the recommendation for its newest program in bytes, of all device models
+    the largest. Containers without a recommendation are left out."""
+    found: dict[str, int] = {}
+    for (name, _), lives in restored(status).containers.items():
+        newest = next(reversed(lives.tracks), "")
+        amount = lives.recommendation(newest, now_s).request_bytes
+        if amount is not None:
+            found[name] = max(found.get(name, 0), rounded(amount))
+    return found
 
 
 def restored(status: VRAMProfileStatus) -> Profile:

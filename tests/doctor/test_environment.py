@@ -133,10 +133,11 @@ def test_karpenter_is_detected_by_its_nodes_if_the_cloud_runs_it() -> None:
 
 def test_an_extender_of_another_version_is_named() -> None:
     ours = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
-    (one,) = examined([neighbour("e", "n", tag="v0.9", labels=ours)])
+    recorder = neighbour("r", "n", labels=ours | {"app.kubernetes.io/component": "recorder"})
+    (one,) = examined([neighbour("e", "n", tag="v0.9", labels=ours), recorder])
     assert "image has version 0.9, and this doctor has version 1.0" in one.found
-    assert examined([neighbour("e", "n", tag="v1.0", labels=ours)]) == []
-    assert examined([neighbour("e", "n", tag="latest", labels=ours)]) == []
+    assert examined([neighbour("e", "n", tag="v1.0", labels=ours), recorder]) == []
+    assert examined([neighbour("e", "n", tag="latest", labels=ours), recorder]) == []
 
 
 def scheduler(**how: Any) -> dict[str, Any]:
