@@ -1,4 +1,6 @@
-"""Builds a JSON patch of a pod step by step; each step sees the changes of the steps before it.
+"""Builds a JSON patch of a pod or a template step by step.
+
+Each step sees the changes of the steps before it.
 
 Only a part of the pod's fields is decoded, so the patch adds to fields and never replaces an
 object. It creates lists that are absent, null or empty: the API server sends any of these forms.
@@ -56,6 +58,8 @@ class Draft:
 
     pod: Pod
     operations: list[Operation] = field(default_factory=list)
+    #: Path of the pod in the patched object: that of the template if this is a workload.
+    root: str = ""
 
     def annotate(self, key: str, text: str) -> None:
         """Set an annotation that is missing or has another value."""
@@ -131,7 +135,7 @@ class Draft:
         return found[where.index]
 
     def _do(self, op: str, path: str, value: Any = None) -> None:
-        self.operations.append(Operation(op, path, value))
+        self.operations.append(Operation(op, f"{self.root}{path}", value))
 
     def _annotated(self, annotations: dict[str, str]) -> None:
         metadata = msgspec.structs.replace(self.pod.metadata, annotations=annotations)

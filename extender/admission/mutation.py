@@ -26,7 +26,6 @@ from contract.annotations import (
     SHARE,
     VRAM,
     VRAM_FROM,
-    Bytes,
     DeviceChoice,
     ShareMode,
     VramAnnotation,
@@ -41,7 +40,8 @@ from extender.admission.automatic import replace_auto
 from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
 from extender.admission.counted_vram import count, declared_amount
 from extender.admission.json_patch import Draft, Operation, Where, following
-from extender.placement.policy import MIB, Rules
+from extender.admission.mib import cap_mib, mirrored_mib, mps_mib
+from extender.placement.policy import Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
 from extender.placement.visible_devices import VISIBLE_DEVICES, followed
 
@@ -51,10 +51,6 @@ FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
 #: below the request, it does not evict memory.
 CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-#: Major version of the first driver that limits memory per cgroup.
-LIMITING_DRIVER = 615
-#: The agent's source that reads these limits.
-LIMITS_SOURCE = "limits"
 
 UNLIMITED = (
     f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
@@ -96,6 +92,24 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
         if placed and not context.settings.observes:
             warnings += _prepare_for_nodes(draft, request, context)
     return Mutated(tuple(draft.operations), tuple(warnings))
+
+
+def mutate_template(pod: Pod, context: AdmissionContext) -> Mutated:
+    """Return the changes to a Job that waits in a queue of Kueue; ``pod`` is one of its template.
+
+    Kueue counts what the template requests, before there is any pod. So the template requests what
+    its pods will request in quotas: with the namespace's default, or the present recommendation.
+    """
+    if not context.settings.counts or not asks_for_gpu(pod, context.rules) or exceeded(pod):
+        return Mutated()
+    expected = Draft(pod)
+    _default(expected, context)
+    warnings = tuple(replace_auto(expected, context))
+    request = understand(expected.pod, context.namespace.default_vram, context.rules)
+    draft = Draft(pod, root="/spec/template")
+    if isinstance(request, VramRequest):
+        count(draft, _gpu_containers(draft, request), context)
+    return Mutated(tuple(draft.operations), warnings)
 
 
 def _remove_extender_annotations(draft: Draft) -> Iterator[str]:
@@ -316,81 +330,3 @@ def _gpu_containers(draft: Draft, request: VramRequest) -> dict[Where, list[Cont
 
 def _has_variable(draft: Draft, where: Where, variable: str) -> bool:
     return any(each.name == variable for each in draft.container(where).env or ())
-
-
-# Amounts in MiB. Before the pod has a device, only a request in bytes is known; a share of a device
-# or of a replica is not. Limits are rounded down, so that the limits on one device never exceed its
-# reservations. The mirrored resource is rounded up, so that it never allows more than there is.
-
-
-def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
-    """Return the MiB of all devices of one container; None if an amount is not known yet."""
-    total = 0
-    for ask in requests:
-        if not isinstance(ask.amount, Bytes):
-            return None
-        total += -(-ask.amount.count_bytes // MIB) * ask.count
-    return total
-
-
-def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
-    """Return the driver's memory limit in MiB for each device of a container.
-
-    None unless the container has one request in bytes and every candidate node can enforce it.
-    """
-    amount_bytes = _single_amount_bytes(requests)
-    if amount_bytes is None or not candidates:
-        return None
-    if not all(_enforces(candidate, requests[0].resource) for candidate in candidates):
-        return None
-    return amount_bytes // MIB or None
-
-
-def mps_mib(
-    requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
-) -> int | None:
-    """Return MPS's memory limit in MiB for each process of a container with one device.
-
-    None unless the limit is below MPS's own limit on every device that the container could get: MPS
-    ignores a larger limit.
-    """
-    amount_bytes = _single_amount_bytes(requests)
-    if amount_bytes is None or requests[0].count != 1 or not candidates:
-        return None
-    each_mib = amount_bytes // processes // MIB
-    for candidate in candidates:
-        devices = candidate.devices(requests[0].resource)
-        if not devices or any(device.sharing != "mps" for device in devices):
-            return None
-        if any(d.memory_bytes // max(d.replicas.total, 1) // MIB <= each_mib for d in devices):
-            return None
-    return each_mib or None
-
-
-def _single_amount_bytes(requests: Sequence[ContainerAsk]) -> int | None:
-    """Return the bytes per device of a container with one request in bytes, else None."""
-    if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
-        return None
-    return requests[0].amount.count_bytes
-
-
-def _enforces(candidate: GpuNode, resource: str) -> bool:
-    """Return whether the node's driver can limit memory per cgroup, according to its agent.
-
-    It needs the driver, cgroup v2, devices injected with CDI, and no MIG. The agent cannot see the
-    versions of the container toolkit and the device plugin.
-    """
-    status = candidate.status
-    if status is None:
-        return False
-    major = status.driver_version.partition(".")[0]
-    devices = candidate.devices(resource)
-    return (
-        major.isdecimal()
-        and len(major) < 6
-        and int(major) >= LIMITING_DRIVER
-        and any(each.name == LIMITS_SOURCE and each.state == "ok" for each in status.sources)
-        and "cdi" in status.plugin.device_list_strategy
-        and bool(devices)
-        and all(device.kind == "gpu" for device in devices)
-    )

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from contract.kube import KubeStruct, ObjectMeta, Pod, PodSpec
+from contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodSpec
 from contract.pod_limits import sized
 from extender.admission.automatic import requests_auto
 from extender.admission.context import AdmissionContext
-from extender.admission.mutation import Mutated, mutate
+from extender.admission.mutation import Mutated, mutate, mutate_template
 from extender.admission.validation import (
     MAX_WARNINGS,
     Validated,
@@ -37,7 +37,11 @@ _MAX_REJECTION_CHARS = 1024
 #: Returns the inputs of a decision about a pod of the given namespace.
 ContextOf = Callable[[str], AdmissionContext]
 
+#: Label with the queue of Kueue in which an object waits.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _CREATE, _UPDATE = "CREATE", "UPDATE"
+#: Kinds that are changed when they are created.
+_CHANGED = ("Pod", "Job")
 #: Kinds whose own annotations are validated.
 _ANNOTATED = ("Namespace", "Node")
 
@@ -196,14 +200,37 @@ def _decoded(body: bytes | msgspec.Raw, kind: Any, where: str) -> Any:
 
 
 def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
-    """Answer a mutating review. Only pods that are being created are changed."""
-    if request.kind.kind != "Pod" or request.operation != _CREATE:
+    """Answer a mutating review. Only pods, and the templates of Jobs, are changed when they are
+    created."""
+    if request.operation != _CREATE or request.kind.kind not in _CHANGED:
         return answer_mutated(request, Mutated())
+    if request.kind.kind == "Job":
+        template = _queued_template(request)
+        changes = (
+            Mutated()
+            if template is None
+            else mutate_template(template, _context(request, context_of))
+        )
+        return answer_mutated(request, changes)
     pod, context = pod_of(request), _context(request, context_of)
     if requests_auto(pod):
         programs, generate_name = _programs(request)
         context = replace(context, programs=programs, generate_name=generate_name)
     return answer_mutated(request, mutate(pod, context))
+
+
+def _queued_template(request: Request) -> Pod | None:
+    """Return a pod of the template of a Job that names a queue of Kueue; None if it names none.
+
+    The pod has the Job as its controller, so that its profile can be found.
+    """
+    found = template_of(request)
+    if found is None or not (found[0].labels or {}).get(QUEUE_LABEL):
+        return None
+    job, pod = found
+    owners = job.owner_references or [OwnerReference(kind="Job", name=job.name, controller=True)]
+    metadata = msgspec.structs.replace(pod.metadata, owner_references=owners)
+    return msgspec.structs.replace(pod, metadata=metadata)
 
 
 def _programs(request: Request) -> tuple[dict[str, Program], str]:

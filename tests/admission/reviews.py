@@ -49,6 +49,10 @@ def container(
     return {"name": name, "image": "none", "resources": resources, **other}
 
 
+def all_containers(obj: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*(obj["spec"].get("initContainers") or ()), *obj["spec"]["containers"]]
+
+
 ADMIN = {"username": "admin", "groups": ["system:authenticated"]}
 KUBELET = {"username": "system:node:n", "groups": ["system:nodes", "system:authenticated"]}
 STATIC = {"kubernetes.io/config.mirror": "x"}

@@ -17,6 +17,7 @@ from extender.placement.visible_devices import Visible
 from tests.admission.reviews import (
     GATE_IMAGE,
     STATIC,
+    all_containers,
     around,
     container,
     manifest,
@@ -451,45 +452,6 @@ class TestMirror:
         assert answer.warnings == ()
 
 
-COUNTED = "headroom.gpu/vram-bytes"
-
-
-def counted(obj: dict[str, Any], *nodes: Any) -> list[str | None]:
-    """Count each container as quotas do, after the webhook was called twice."""
-    where = around(*nodes, counts=True)
-    stored, _ = mutated(mutated(obj, where)[0], where)
-    found = []
-    for each in all_containers(stored):
-        resources = each["resources"]
-        assert resources["limits"].get(COUNTED) == resources["requests"].get(COUNTED)
-        found.append(resources["limits"].get(COUNTED))
-    return found
-
-
-class TestCounted:
-    def test_of_all_devices_in_bytes(self) -> None:
-        obj = manifest("8Gi", container(gpus=2), initContainers=[container("init")])
-        assert counted(obj) == ["8Gi", "16Gi"]
-        assert counted(manifest("8G")) == ["7812500Ki"]
-        assert counted(manifest("8Gi", container(gpus=0))) == [None]
-        assert mutated(manifest("8Gi"), around())[0]["spec"]["containers"] == [container()]
-
-    def test_an_amount_that_depends_on_the_device_counts_as_on_the_largest(self) -> None:
-        small = node("a", devices=[shared(memory_bytes=8 << 30)])
-        large = node("b", devices=[shared(memory_bytes=80 << 30, free=8)])
-        assert counted(manifest("25%"), small, large) == ["20Gi"]
-        # One of 4 replicas of 8 GiB, or one of 8 of 80 GiB; twice.
-        assert counted(manifest(None, container(gpus=2)), small, large) == ["20Gi"]
-        assert counted(manifest("25%"), node(devices=None)) == [None]
-
-    @pytest.mark.parametrize("lists", [["limits"], ["requests"], ["limits", "requests"]])
-    def test_a_value_of_the_author_is_replaced(self, lists: list[str]) -> None:
-        own = container()
-        for each in lists:
-            own["resources"][each][COUNTED] = "1"
-        assert counted(manifest("8Gi", own)) == ["8Gi"]
-
-
 # Whatever the pod.
 
 ENV = st.lists(
@@ -586,10 +548,6 @@ def test_what_is_not_ours_stays_as_it_was(obj: dict[str, Any], where: Any) -> No
         assert len(variables) == len(set(variables))
 
 
-def all_containers(obj: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*(obj["spec"].get("initContainers") or ()), *obj["spec"]["containers"]]
-
-
 #: All that is ever written into a container.
 WRITTEN = {
     VISIBLE,
@@ -623,7 +581,11 @@ def _bare(each: dict[str, Any]) -> Any:
         if v["name"] not in WRITTEN or (v.get("value") in ("all", "7") and "valueFrom" not in v)
     ]
     amounts = {
-        key: {n: q for n, q in held.items() if n not in ("headroom.gpu/vram", COUNTED)}
+        key: {
+            n: q
+            for n, q in held.items()
+            if n not in ("headroom.gpu/vram", "headroom.gpu/vram-bytes")
+        }
         for key, held in each["resources"].items()
     }
     amounts = {key: held for key, held in amounts.items() if held}
