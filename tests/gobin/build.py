@@ -35,7 +35,9 @@ BY_HAND = (
     "cert-manager-cainjector",
     "cert-manager-controller",
     "kube-proxy",
+    "kueue",
     "ollama-share",
+    "scheduler-plugins",
     "vpa-memory",
 )
 
