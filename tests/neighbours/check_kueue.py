@@ -96,7 +96,7 @@ def test_a_team_borrows_and_gives_back(four: PlayedCluster, tell: Tell) -> None:
         four.until(lambda: len(bound_pods_of(four, "large")) == 4, "team a borrows 32 GiB")
         began_s = time.monotonic()
         job(four, "own", "team-b", "20Gi", pods=2)
-        four.until(lambda: len(bound_pods_of(four, "own")) == 2, "team b takes back its quota")
+        four.until(lambda: len(bound_pods_of(four, "own")) == 2, "team b has its quota")
         took_s = time.monotonic() - began_s
         assert not is_admitted(four, "large")
         tell(f"Kueue: from the owner's Job to its pods on the borrowed GPUs {took_s:.1f} s")
@@ -109,7 +109,7 @@ def test_a_pod_that_needs_more_than_the_queue_has_waits_there(four: PlayedCluste
         job(four, "large", "team-a", "50%", pods=3)
         four.until(lambda: bool(workload_of(four, "large")), "it has a workload")
         assert counted(four, "large") == ["12Gi"]
-        four.until(lambda: bool(condition(four, "large", "QuotaReserved")), "Kueue says why")
+        four.until(lambda: bool(condition(four, "large", "QuotaReserved")), "Kueue reports why")
         message = condition(four, "large", "QuotaReserved")["message"]
         assert f"insufficient quota for {COUNTED}" in message
         assert pods_of(four, "large") == []

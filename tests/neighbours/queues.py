@@ -183,7 +183,7 @@ def _served(plane: ControlPlane) -> bool:
 def queues(plane: ControlPlane, teams_gib: Mapping[str, int], gpus: int = 100) -> Iterator[None]:
     """One ClusterQueue and LocalQueue for each team, with these GiB of GPU memory, in one cohort.
 
-    A team takes back what others borrowed from it, and a workload of higher priority evicts others
+    Kueue evicts what others borrowed from a team when it needs its quota, and a workload of higher priority evicts others
     of its team.
     """
     flavor = {"apiVersion": API[6:], "kind": "ResourceFlavor", "metadata": {"name": "gpu"}}
