@@ -183,8 +183,8 @@ def _served(plane: ControlPlane) -> bool:
 def queues(plane: ControlPlane, teams_gib: Mapping[str, int], gpus: int = 100) -> Iterator[None]:
     """One ClusterQueue and LocalQueue for each team, with these GiB of GPU memory, in one cohort.
 
-    Kueue evicts what others borrowed from a team when it needs its quota, and a workload of higher priority evicts others
-    of its team.
+    Kueue evicts what others borrowed from a team when it needs its quota, and a workload of higher
+    priority evicts others of its team.
     """
     flavor = {"apiVersion": API[6:], "kind": "ResourceFlavor", "metadata": {"name": "gpu"}}
     with contextlib.ExitStack() as undo:
