@@ -101,7 +101,8 @@ def test_changes_of_threads_are_accepted_at_any_time() -> None:
             extender.enqueue(reports(names=NAMES[101:102]))
             await until_then(lambda: known(extender) == 102, "all nodes are known")
 
-    play(script)
+    with patch("extender.state.event_queue.TOGETHER_S", 0.001):
+        play(script)
 
 
 def test_own_changes_do_not_wait_for_watch_events() -> None:
@@ -225,5 +226,8 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         await extender.event_queue.idle()
         assert known(extender) == len(NAMES)
 
-    with patch("extender.state.event_queue.MAX_QUEUED", 3):
+    with (
+        patch("extender.state.event_queue.MAX_QUEUED", 3),
+        patch("extender.state.event_queue.TOGETHER_S", 0.001),
+    ):
         play(script)

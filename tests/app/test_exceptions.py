@@ -81,6 +81,7 @@ def test_all_changes_of_the_cluster_arrive(
     monkeypatch: pytest.MonkeyPatch, where: type, method: str, nth: int
 ) -> None:
     monkeypatch.setattr(event_queue, "RETRY_S", 0.01)
+    monkeypatch.setattr(event_queue, "TOGETHER_S", 0.001)
     calls = raises_at(monkeypatch, where, method, nth)
 
     async def play() -> None:

@@ -230,7 +230,7 @@ def test_it_is_read_with_the_own_token_and_asked_for_again_until_it_comes(
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Console) as server:
-        serving = threading.Thread(target=server.serve_forever)
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
         serving.start()
         place = "127.0.0.1", server.server_port
         handover = HistoryHandover([place], "own", own, lambda action: action())

@@ -196,7 +196,7 @@ def test_of_too_many_connections_those_that_wait_longest_are_dropped(
 ) -> None:
     monkeypatch.setattr(http_limits, "MAX_CONNECTIONS", 4)
     whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
-    with contextlib.ExitStack() as after, served(counting) as port:
+    with served(counting) as port, contextlib.ExitStack() as after:
         clients = []
         for sent in (HALF, HALF, b"GET /p HT", b""):
             client = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
