@@ -55,7 +55,6 @@ def test_every_endpoint_answers_as_it_is_described(described: Any, method: str, 
     )
     def conforms(case: Case) -> None:
         case.call_and_validate(checks=conformance)
-        _world.unharmed()
 
     builder.build_operation_test(
         config=described.config,
@@ -64,3 +63,4 @@ def test_every_endpoint_answers_as_it_is_described(described: Any, method: str, 
         given_kwargs={},
         feedback=builder.FeedbackSources(),
     )()
+    _world.unharmed()
