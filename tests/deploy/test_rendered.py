@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.config.loading import check_settings
+from extender.config.loading import EXAMPLES, check_settings
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 from tests.deploy.rendered import (
@@ -247,6 +247,29 @@ def test_without_agents_their_image_is_not_needed(tmp_path: Path) -> None:
     images = {**IMAGE_VALUES, "agent": {"repository": ""}}
     found = objects(template(tmp_path, {"images": images, "agent": {"enabled": False}}))
     assert ("DaemonSet", NAMESPACE, "headroom-agent") not in found
+
+
+def test_processes_that_read_prometheus_mount_its_token_and_ca(tmp_path: Path) -> None:
+    secret = {"secretName": "headroom-prometheus", "optional": True, "defaultMode": 0o440}
+    examples = {EXAMPLES[name] for name in ("prometheus_token_file", "prometheus_ca")}
+    (folder,) = {str(Path(each).parent) for each in examples}
+    default = {"defaultScheduler": {"enabled": True}}
+    for found in (
+        objects(overlay(DEPLOY / "overlays/device-plugin")),
+        objects(template(tmp_path, {})),
+        objects(template(tmp_path, default)),
+    ):
+        mounting = set()
+        for (_, _, name), spec in pod_specs(found).items():
+            for each in spec["containers"]:
+                for mount in each.get("volumeMounts", ()):
+                    if mount["name"] == "prometheus":
+                        assert mount["mountPath"] == folder
+                        assert mount["readOnly"] is True
+                        (volume,) = (v for v in spec["volumes"] if v["name"] == "prometheus")
+                        assert volume["secret"] == secret
+                        mounting.add((name, each["name"]))
+        assert {container for _, container in mounting} == {"extender", "console", "recorder"}
 
 
 def test_a_pool_of_nodes_has_agents_with_values_of_their_own(tmp_path: Path) -> None:
