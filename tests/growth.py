@@ -310,6 +310,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._tasks": Fixed(64 * 2_000),
     },
     "extender/console/fleet.py": {"ModelSums._nodes": Per("node", 3_000)},
+    "extender/state/gpu_pods.py": {"GpuPods._nodes": Per("pod", 600)},
     "extender/console/waiting.py": {"WaitingGroups.groups": Fixed(10 * 4_000)},
     "extender/console/process.py": {"ProcessMonitor._lags": Fixed(6_000 * 100)},
     "extender/app/cluster.py": {"Cluster.unlisted": Fixed(1_000)},

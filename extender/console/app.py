@@ -31,6 +31,8 @@ from extender.console import (
     overview,
     page_files,
     pending,
+    pods,
+    pools,
     quotas,
     recommendations,
     score,
@@ -46,6 +48,8 @@ _VIEWS = (
     *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
     *(
         costs,
+        pods,
+        pools,
         teams,
         whatif,
         decisions,

@@ -1,7 +1,7 @@
 """Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from fastapi import APIRouter
@@ -78,10 +78,7 @@ def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch 
         overcommitted_bytes=context.overcommitted_bytes(),
         pending_pods=pending_pods,
     )
-    state = request.app.state
-    if not hasattr(state, _SUMS):
-        setattr(state, _SUMS, ModelSums())
-    return listed(body, "models", getattr(state, _SUMS).of(snap, now_s), tag)
+    return listed(body, "models", shared_sums(request).of(snap, now_s), tag)
 
 
 #: Fields of ``ModelView`` after ``model``, and of the sums.
@@ -102,24 +99,39 @@ class ModelSums:
         self._nodes: dict[str, tuple[NodeTerms, bool, _NodeSums]] = {}
 
     def of(self, snap: Snapshot, now_s: float) -> list[ModelView]:
+        """Return the sums of each model, the largest first."""
+        found = self.grouped(snap, now_s, lambda _: "")
+        models = [ModelView(model=model, **sums) for (_, model), sums in found.items()]
+        return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+
+    def grouped(
+        self, snap: Snapshot, now_s: float, group_of: Callable[[str], str]
+    ) -> dict[tuple[str, str], dict[str, int]]:
+        """Return (group, model) -> the fields of ``ModelView``; ``group_of`` takes a node name."""
         are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
-        of_models: dict[str, list[list[int]]] = {}
+        found: dict[tuple[str, str], list[list[int]]] = {}
         for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
             known = self._nodes.get(node.name)
             if known is None or known[0] is not node or known[1] != is_open:
                 known = self._nodes[node.name] = node, is_open, _sums(node, is_open)
+            group = group_of(node.name)
             for model, sums in known[2].items():
-                of_models.setdefault(model, []).append(sums)
+                found.setdefault((group, model), []).append(sums)
         if len(self._nodes) > len(snap.nodes):
             self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
-        models = [
-            ModelView(
-                model=model,
-                **dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True)),
-            )
-            for model, sums in of_models.items()
-        ]
-        return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+        return {
+            key: dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True))
+            for key, sums in found.items()
+        }
+
+
+def shared_sums(request: Request) -> ModelSums:
+    """Return the sums of the nodes, for all readers of the application."""
+    state = request.app.state
+    if not hasattr(state, _SUMS):
+        setattr(state, _SUMS, ModelSums())
+    sums: ModelSums = getattr(state, _SUMS)
+    return sums
 
 
 def _sums(node: NodeTerms, is_open: bool) -> _NodeSums:

@@ -132,6 +132,14 @@ class _Names:
         return self.numbers.setdefault(name, len(self.numbers))
 
 
+def group_of(context: Context, node: str, label: str) -> str:
+    """Return the value of the node's label, without one its pool; empty if it has none."""
+    kube_node = context.cluster.node(node)
+    labels = (kube_node.metadata.labels if kube_node else None) or {}
+    wanted = (label,) if label else POOL_LABELS
+    return next((labels[each] for each in wanted if each in labels), "")
+
+
 def _of_nodes(
     context: Context, nodes: Iterable[NodeTerms], label: str
 ) -> Mapping[str, list[str] | list[int]]:
@@ -143,11 +151,8 @@ def _of_nodes(
     devices: list[int] = []
     codes = {each: code for code, each in enumerate(REASONS)}
     for node in nodes:
-        kube_node = context.cluster.node(node.name)
-        labels = (kube_node.metadata.labels if kube_node else None) or {}
-        wanted = (label,) if label else POOL_LABELS
         names.append(node.name)
-        group.append(groups.of(next((labels[each] for each in wanted if each in labels), "")))
+        group.append(groups.of(group_of(context, node.name, label)))
         reason.append(codes[node.reason])
         choice.append(choices.of(certainty(node) if node.devices else ""))
         devices.append(len(node.devices))

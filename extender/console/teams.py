@@ -1,17 +1,17 @@
 """GPU memory by namespace and by owner: reserved, in use, peak, unused, and pods that wait."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
+from extender.console.pods import shared_rows
 from extender.console.responses import Body, InNamespace, listed
-from extender.console.view_context import Context, InContext, Newest
-from extender.placement.snapshot import Snapshot
-from extender.state.idle_pods import owner_of
-from extender.state.overuse import first_of_each_memory
+from extender.console.view_context import InContext, Newest
+from extender.state.gpu_pods import GpuPod
 
 Limit = Annotated[
     int, Query(ge=1, le=10_000, description="Maximum number of owners.", examples=[200])
@@ -65,10 +65,14 @@ routes = APIRouter()
 
 @routes.get("/v1/teams", response_model=TeamsBody)
 def teams(
-    context: InContext, snap: Newest, namespace: InNamespace = "", limit: Limit = 200
+    context: InContext,
+    request: Request,
+    snap: Newest,
+    namespace: InNamespace = "",
+    limit: Limit = 200,
 ) -> Response:
     """Return the memory that namespaces and owners reserve and use, the most wasteful first."""
-    by_owner = _by_owner(context, snap)
+    by_owner = _by_owner(shared_rows(request).of(context.cluster, snap))
     by_namespace: dict[str, UseOfMemoryView] = {}
     for (of, _, _), sums in by_owner.items():
         _add(by_namespace.setdefault(of, _nothing()), sums)
@@ -99,49 +103,18 @@ def _add(to: UseOfMemoryView, sums: UseOfMemoryView) -> None:
         setattr(to, name, getattr(to, name) + getattr(sums, name))
 
 
-def _by_owner(context: Context, snap: Snapshot) -> dict[_Owner, UseOfMemoryView]:
+def _by_owner(pods: Iterable[GpuPod]) -> dict[_Owner, UseOfMemoryView]:
     found: dict[_Owner, UseOfMemoryView] = {}
-    seen: set[str] = set()
-    for uid, owner, requested_bytes, measured_bytes, peak_bytes in _held(context, snap):
-        sums = found.setdefault(owner, _nothing())
-        sums.pods += uid not in seen
-        sums.reserved_bytes += requested_bytes
-        sums.peak_bytes += peak_bytes
-        if measured_bytes is None:
-            sums.unmeasured_pods += uid not in seen
-        else:
-            sums.used_bytes += measured_bytes
-            sums.unused_bytes += max(0, requested_bytes - measured_bytes)
-            sums.overuse_bytes += max(0, measured_bytes - requested_bytes)
-        seen.add(uid)
-    for pod in context.cluster.unbound():
-        kind, name = owner_of(pod)
-        owner = (pod.metadata.namespace, kind or "Pod", name or pod.metadata.name)
-        found.setdefault(owner, _nothing()).waiting_pods += 1
+    for pod in pods:
+        sums = found.setdefault((pod.namespace, pod.owner_kind, pod.owner_name), _nothing())
+        if not pod.node:
+            sums.waiting_pods += 1
+            continue
+        sums.pods += 1
+        sums.reserved_bytes += pod.reserved_bytes
+        sums.peak_bytes += pod.peak_bytes
+        sums.unmeasured_pods += pod.used_bytes is None
+        sums.used_bytes += pod.used_bytes or 0
+        sums.unused_bytes += pod.unused_bytes
+        sums.overuse_bytes += pod.overuse_bytes
     return found
-
-
-def _held(context: Context, snap: Snapshot) -> Iterator[tuple[str, _Owner, int, int | None, int]]:
-    """Yield uid, owner, reservation, use and peak of each pod on each of its devices."""
-    cluster = context.cluster
-    for node in snap.nodes:
-        gpunode = cluster.gpunode(node.name)
-        rows: Iterable[tuple[tuple[str, str], int]] = (
-            ((row.uid, row.device), row.peak_bytes or 0)
-            for row in (gpunode.status.pods if gpunode and gpunode.status else ())
-        )
-        peaks: dict[tuple[str, str], int] = {}
-        for key, peak_bytes in rows:
-            peaks[key] = peaks.get(key, 0) + peak_bytes
-        for terms in first_of_each_memory(node.devices):
-            for holder in terms.holders:
-                if not holder.observed:
-                    continue  # it is on one of several candidate devices
-                kind, name = owner_of(cluster.pod(holder.uid))
-                yield (
-                    holder.uid,
-                    (holder.namespace, kind or "Pod", name or holder.name),
-                    holder.requested_bytes,
-                    holder.measured_bytes,
-                    peaks.get((holder.uid, terms.device.uuid), 0),
-                )

@@ -71,12 +71,12 @@ def _held(
     """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
     pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
     if isinstance(occupant, Holder):
-        phase = _phase(pod, occupant.observed, occupant.starting)
+        phase = phase_of(pod, occupant.observed, occupant.starting)
         requested_bytes = occupant.requested_bytes
         measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
     else:
         # The state keeps no pods that request no GPU; the report shows this one all the same.
-        phase, requested_bytes = _phase(pod, observed=True) if pod else "running", 0
+        phase, requested_bytes = phase_of(pod, observed=True) if pod else "running", 0
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         measured_bytes = sum(known) if len(known) == len(uses) else None
         charged_bytes = measured_bytes or 0
@@ -96,7 +96,8 @@ def _held(
     )
 
 
-def _phase(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
+def phase_of(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
+    """Return the phase of a pod; None: it is deleted. ``observed``: a report shows it."""
     if pod is None:
         return "gone"
     if pod.ended or pod.metadata.deletion_timestamp is not None:

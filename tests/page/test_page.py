@@ -95,6 +95,39 @@ def test_quotas_that_cannot_be_read_are_a_sentence(readings: Looked) -> None:
     expect(page.get_by_role("table", name="By namespace")).to_be_visible()
 
 
+def test_pods_are_found_by_what_the_url_says(readings: Looked) -> None:
+    page = readings.open("/pods?state=waiting")
+    status = page.get_by_role("status").filter(has_text="found")
+    expect(status).to_have_text(
+        "1 pod found, 1 waiting: 0.0 GiB reserved, 0.0 GiB in use, 0.0 GiB unused."
+    )
+    rows = page.get_by_role("table", name="All pods").get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("1 x nvidia.com/gpu with 90Gi")
+    expect(page.get_by_role("link", name="team-a/large")).to_be_visible()
+    page.get_by_label("State").select_option("bound")
+    expect(rows.nth(1).get_by_role("cell")).to_have_text(
+        [
+            *("team-a/runsPod runs", re.compile("unconfirmed|running"), "7.0 GiB", "-", "-", "-"),
+            *(re.compile(r"\d+d"), "l4-0000L4"),
+        ]
+    )
+    assert page.url.endswith("#/pods?state=bound")
+    page.get_by_label("Search").fill("no such")
+    expect(page.get_by_text("No pod matches.")).to_be_visible()
+    assert page.url.endswith("#/pods?state=bound&search=no+such")
+    page.get_by_role("button", name="Clear").click()
+    expect(rows).to_have_count(3)
+    assert page.url.endswith("#/pods")
+
+
+def test_pools_are_summed_by_model(readings: Looked) -> None:
+    page = readings.open("/pools")
+    expect(page.get_by_text("1 pool, 128 GPUs.")).to_be_visible()
+    l4 = page.get_by_role("table", name="Totals").get_by_role("row").filter(has_text="L4")
+    assert l4.get_by_role("cell").all_inner_texts()[:5] == ["no pool label", "L4", "60", "120", "1"]
+    expect(l4).to_contain_text("1 unhealthy")
+
+
 def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
     readings.page.emulate_media(color_scheme="dark")
     page = readings.open("/fleet?group=model&colour=used")
@@ -398,6 +431,8 @@ def test_a_telephone_shows_it_without_scrolling_sideways(readings: Looked) -> No
         "/fleet",
         "/fleet/l4-0000/0",
         "/nodes",
+        "/pools",
+        "/pods",
         "/pending",
         "/pod/team-a/large",
         "/what-if",

@@ -1,6 +1,7 @@
 // Memory by namespace and by owner: who reserves how much, who uses it, and what is unused.
 
-import {ask, choice, el, gib, many, swap, table} from "./dom.js";
+import {ask, choice, el, gib, many, percent, swap, table} from "./dom.js";
+import {link} from "./pods.js";
 import {quotas} from "./quotas.js";
 
 const SORTS = {unused_bytes: "unused memory", reserved_bytes: "reserved memory", used_bytes: "memory in use", overuse_bytes: "overuse", waiting_pods: "waiting pods"};
@@ -25,17 +26,19 @@ export function teams(view, [namespace = ""], state) {
     const found = each => !text || `${each.namespace}/${each.name ?? ""}`.toLowerCase().includes(text);
     const all = body.teams.filter(each => !namespace || each.namespace === namespace).filter(each => !text || found(each) || body.owners.some(owner => owner.namespace === each.namespace && found(owner))).sort(most), owners = body.owners.filter(found).sort(most), shown = state.get("all") ? owners : owners.slice(0, MOST);
     const first = all[0];
-    status.textContent = !first ? "No pod holds or waits for memory of a GPU." : namespace ? "" : `${first.namespace} comes first by ${SORTS[key]}: ${key === "waiting_pods" ? many(first[key], "pod") : gib(first[key])}.`;
+    status.textContent = !first ? "No pod holds or waits for memory of a GPU." : namespace ? "" : key === "unused_bytes" && first[key] ? wastes(first, owners[0]) : `${first.namespace} comes first by ${SORTS[key]}: ${key === "waiting_pods" ? many(first[key], "pod") : gib(first[key])}.`;
     const headers = ["Pods", "Reserved", "In use", "Peak", "Unused", "Overuse", "Waiting"];
-    const sums = each => [each.pods.toLocaleString("en"), gib(each.reserved_bytes), gib(each.used_bytes), gib(each.peak_bytes), [el("b", {}, gib(each.unused_bytes)), share(each)], each.overuse_bytes ? [el("span", {class: "bad"}, gib(each.overuse_bytes))] : "-", each.waiting_pods ? each.waiting_pods.toLocaleString("en") : "-"];
+    const sums = each => [each.pods.toLocaleString("en"), gib(each.reserved_bytes), gib(each.used_bytes), gib(each.peak_bytes), each.unused_bytes ? [el("b", {}, gib(each.unused_bytes)), share(each)] : "-", each.overuse_bytes ? [el("span", {class: "bad"}, gib(each.overuse_bytes))] : "-", each.waiting_pods ? [link({namespace: each.namespace, ...(each.name ? {owner: `${each.kind}/${each.name}`} : {}), state: "waiting"}, each.waiting_pods.toLocaleString("en"))] : "-"];
     swap(rows, ...(all.length ? [
       table("By namespace", ["Namespace", ...headers], all.map(each => [[el("a", {href: `#/teams/${encodeURIComponent(each.namespace)}`}, each.namespace)], ...sums(each)])),
-      table("By owner", ["Owner", ...headers], shown.map(each => [[`${each.namespace}/${each.name}`, el("div", {class: "quiet"}, each.kind)], ...sums(each)])),
+      table("By owner", ["Owner", ...headers], shown.map(each => [[link({namespace: each.namespace, owner: `${each.kind}/${each.name}`}, `${each.namespace}/${each.name}`), el("div", {class: "quiet"}, each.kind)], ...sums(each)])),
       shown.length < owners.length ? el("button", {type: "button", onclick: () => { state.set("all", "1"); show(); }}, `Show all ${owners.length.toLocaleString("en")} owners`) : null,
       body.matching > body.owners.length ? el("p", {class: "quiet"}, `Shown are the ${body.owners.length} owners with the most unused memory, of ${body.matching.toLocaleString("en")}.`) : null,
     ] : []));
   }
-  const share = each => each.reserved_bytes ? el("div", {class: "quiet"}, `${Math.round(100 * each.unused_bytes / each.reserved_bytes)} % of its reservations`) : null;
+  const wastes = (team, owner) => `${team.namespace} wastes most: ${gib(team.unused_bytes)} are reserved and unused, ${percent(team.unused_bytes / team.reserved_bytes)} of its reservations.`
+    + (owner ? ` Of all owners, ${owner.kind} ${owner.namespace}/${owner.name} wastes most: ${gib(owner.unused_bytes)}.` : "");
+  const share = each => each.reserved_bytes ? el("div", {class: "quiet"}, `${percent(each.unused_bytes / each.reserved_bytes)} of its reservations`) : null;
 
   async function load() {
     body = await ask("v1/teams", {namespace});

@@ -1,0 +1,291 @@
+"""All pods that request, reserve or use GPU memory: searched, filtered, sorted and in pages."""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from extender.console.responses import AskedPage, Paged, listed
+from extender.console.view_context import Context, InContext, Newest
+from extender.placement.request import VramRequest
+from extender.state.gpu_pods import GpuPod, GpuPods
+
+#: Default page size, and the largest.
+PODS, MOST_PODS = 100, 1000
+
+
+class State(Enum):
+    WAITING = "waiting"
+    BOUND = "bound"
+    UNCONFIRMED = "unconfirmed"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    GONE = "gone"
+    UNRESERVED = "unreserved"
+    OVERUSING = "overusing"
+    IDLE = "idle"
+    EVICTING = "evicting"
+
+
+class Order(Enum):
+    NAME = "name"
+    RESERVED = "reserved"
+    USED = "used"
+    UNUSED = "unused"
+    OVERUSE = "overuse"
+    OLDEST = "oldest"
+
+
+def _text(description: str, example: str) -> object:
+    return Query(max_length=253, description=description, examples=[example])
+
+
+Search = Annotated[
+    str,
+    _text("Only pods with this text in namespace/name, owner or node. Ignores case.", "train"),
+]
+Namespace = Annotated[str, _text("Only pods of this namespace.", "team-a")]
+Owner = Annotated[
+    str,
+    _text("Only pods of this controller, as Kind/name; Pod/name without one.", "Deployment/llama"),
+]
+OnNode = Annotated[str, _text("Only pods bound to this node.", "gpu-a")]
+Model = Annotated[str, _text("Only pods on devices of this model.", "NVIDIA L4")]
+AskedState = Annotated[
+    State | None,
+    Query(
+        alias="state",
+        description="Only pods in this state. bound: all with a node; unconfirmed: bound, and no "
+        "report shows them yet; gone: deleted, and their memory is not seen free yet; unreserved: "
+        "bound without a reservation; idle: as in /v1/idle.",
+        examples=["overusing"],
+    ),
+]
+AskedOrder = Annotated[
+    Order,
+    Query(
+        description="name; oldest: created first; all others: the most memory first.",
+        examples=["unused"],
+    ),
+]
+
+
+class PodView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    #: Kind and name of the controller; Pod and its own name without one.
+    owner_kind: str
+    owner_name: str
+    #: Null while it is pending.
+    node: str | None
+    #: Model of its devices, or of its candidate devices; null while none is known.
+    model: str | None
+    #: Indices of the devices on which a report shows it.
+    devices: list[int]
+    #: All states that apply, the phase first.
+    states: list[str]
+    #: As it requests it: "1 x nvidia.com/gpu with 8Gi"; empty if that cannot be read.
+    request: str
+    #: Sum over its devices; until it has a reservation, the memory counted for it; 0 while pending.
+    reserved_bytes: int
+    #: Null if its use is not measured.
+    used_bytes: int | None
+    #: Sum of the peaks of its containers since they started; null if its use is not measured.
+    peak_bytes: int | None
+    #: Reserved and not in use.
+    unused_bytes: int
+    #: In use beyond the reservations.
+    overuse_bytes: int
+    #: When the pod was created; null if that is not known.
+    created_at: str | None
+    #: Since when it uses no SM of its devices; null if it does, or if that is not known.
+    idle_since: str | None
+
+
+class PodSumsView(BaseModel):
+    """Sums over all matching pods, of all pages."""
+
+    waiting_pods: int = 0
+    reserved_bytes: int = 0
+    used_bytes: int = 0
+    unused_bytes: int = 0
+    overuse_bytes: int = 0
+
+
+class PodsBody(Paged):
+    sums: PodSumsView
+    pods: list[PodView]
+
+
+#: Attribute of ``app.state`` with the rows of all pods, which all readers share.
+_ROWS = "gpu_pods"
+#: The reserved memory has at most this many digits.
+_DIGITS = 18
+#: Sorts after every text of a time.
+_LAST = "~"
+
+routes = APIRouter()
+
+
+def shared_rows(request: Request) -> GpuPods:
+    """Return the rows of all pods, for all readers of the application."""
+    state = request.app.state
+    if not hasattr(state, _ROWS):
+        setattr(state, _ROWS, GpuPods())
+    rows: GpuPods = getattr(state, _ROWS)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """The filters of a request; empty fields match all."""
+
+    text: str
+    namespace: str
+    owner: str
+    node: str
+    model: str
+    state: State | None
+    wall_s: float
+    #: Uids of the pods whose overuse has lasted.
+    overusing: frozenset[str]
+
+    def states_of(self, pod: GpuPod) -> Iterator[State]:
+        """Yield the states of the pod except ``bound``, its phase first."""
+        yield State(pod.phase)
+        if pod.node and not pod.reserved:
+            yield State.UNRESERVED
+        if pod.evicting:
+            yield State.EVICTING
+        if pod.uid in self.overusing:
+            yield State.OVERUSING
+        if pod.is_idle(self.wall_s):
+            yield State.IDLE
+
+    def matches(self, pod: GpuPod) -> bool:
+        return (
+            (not self.namespace or pod.namespace == self.namespace)
+            and (not self.node or pod.node == self.node)
+            and (not self.model or pod.model == self.model)
+            and (not self.owner or f"{pod.owner_kind}/{pod.owner_name}" == self.owner)
+            and (not self.text or self._has_text(pod))
+            and (self.state is None or self._is_in_state(pod))
+        )
+
+    def _has_text(self, pod: GpuPod) -> bool:
+        names = f"{pod.namespace}/{pod.name}\n{pod.owner_kind}/{pod.owner_name}\n{pod.node}"
+        return self.text in names.lower()
+
+    def _is_in_state(self, pod: GpuPod) -> bool:
+        if self.state is State.BOUND:
+            return bool(pod.node)
+        return any(each is self.state for each in self.states_of(pod))
+
+
+@routes.get("/v1/pods", response_model=PodsBody)
+def pods(
+    context: InContext,
+    request: Request,
+    snap: Newest,
+    page: AskedPage,
+    search: Search = "",
+    namespace: Namespace = "",
+    owner: Owner = "",
+    node: OnNode = "",
+    model: Model = "",
+    state: AskedState = None,
+    order: AskedOrder = Order.NAME,
+) -> Response:
+    """List all pods that request, reserve or use GPU memory; 100 by default, at most 1,000 at once.
+    The next page continues after the last pod of this one, also if pods appeared meanwhile."""
+    overusing = frozenset(each.uid for each in context.cluster.overuses.lasting)
+    wanted = _Filter(
+        search.lower(), namespace, owner, node, model, state, context.wall_s(), overusing
+    )
+    position, limit = _ORDERS[order], min(page.limit or PODS, MOST_PODS)
+    sums = PodSumsView()
+    matching, remaining = 0, 0
+
+    def after() -> Iterator[tuple[str, GpuPod]]:
+        nonlocal matching, remaining
+        for pod in shared_rows(request).of(context.cluster, snap):
+            if not wanted.matches(pod):
+                continue
+            matching += 1
+            _add(sums, pod)
+            if not page.after or position(pod) > page.after:
+                remaining += 1
+                yield position(pod), pod
+
+    shown = heapq.nsmallest(limit, after())
+    remaining -= len(shown)
+    body = PodsBody(
+        **context.head(snap),
+        matching=matching,
+        remaining=remaining,
+        continue_=shown[-1][0] if remaining else None,
+        sums=sums,
+        pods=[],
+    )
+    return listed(body, "pods", (_view(context, wanted, pod) for _, pod in shown))
+
+
+def _position(key: Callable[[GpuPod], str]) -> Callable[[GpuPod], str]:
+    return lambda pod: f"{key(pod)}{pod.namespace}/{pod.name}/{pod.uid}"
+
+
+def _most_first(field: str) -> Callable[[GpuPod], str]:
+    most = 10**_DIGITS - 1
+    return lambda pod: f"{most - (getattr(pod, field) or 0):0{_DIGITS}d}_"
+
+
+#: Order -> the position of a pod as text, for ``continue``: positions sort like the pods.
+_ORDERS: dict[Order, Callable[[GpuPod], str]] = {
+    Order.NAME: _position(lambda _: ""),
+    Order.OLDEST: _position(lambda pod: f"{pod.created_at or _LAST}_"),
+    **{
+        order: _position(_most_first(f"{order.value}_bytes"))
+        for order in (Order.RESERVED, Order.USED, Order.UNUSED, Order.OVERUSE)
+    },
+}
+
+
+def _add(sums: PodSumsView, pod: GpuPod) -> None:
+    sums.waiting_pods += not pod.node
+    sums.reserved_bytes += pod.reserved_bytes
+    sums.used_bytes += pod.used_bytes or 0
+    sums.unused_bytes += pod.unused_bytes
+    sums.overuse_bytes += pod.overuse_bytes
+
+
+def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
+    known = context.cluster.pod(pod.uid)
+    asked = context.cluster.understand(known) if known else None
+    asks = asked.containers if isinstance(asked, VramRequest) else ()
+    return PodView(
+        namespace=pod.namespace,
+        name=pod.name,
+        uid=pod.uid,
+        owner_kind=pod.owner_kind,
+        owner_name=pod.owner_name,
+        node=pod.node or None,
+        model=pod.model or None,
+        devices=list(pod.devices),
+        states=[each.value for each in wanted.states_of(pod)],
+        request=", ".join(f"{a.count} x {a.resource} with {a.amount_text}" for a in asks),
+        reserved_bytes=pod.reserved_bytes,
+        used_bytes=pod.used_bytes,
+        peak_bytes=None if pod.used_bytes is None else pod.peak_bytes,
+        unused_bytes=pod.unused_bytes,
+        overuse_bytes=pod.overuse_bytes,
+        created_at=pod.created_at or None,
+        idle_since=pod.idle_since or None,
+    )

@@ -1,0 +1,241 @@
+"""All pods that request, reserve or use GPU memory, one row each: for lists and sums by owner."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from contract.gpunode import EVICTED, GPUNode, PodUse, Reservation
+from contract.kube import Pod
+from extender.placement.occupancy import Holder
+from extender.placement.request import asks_for_gpu
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.state.cluster_state import ClusterState
+from extender.state.device_occupants import Phase, phase_of
+from extender.state.heartbeats import age
+from extender.state.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
+from extender.state.overuse import first_of_each_memory
+
+
+class GpuPod(msgspec.Struct, frozen=True, gc=False):
+    """One pod on all its devices."""
+
+    namespace: str
+    name: str
+    uid: str
+    #: Kind and name of the controller; Pod and its own name without one.
+    owner_kind: str
+    owner_name: str
+    #: Empty while it is pending.
+    node: str
+    #: Model of its devices, or of its candidate devices; empty if it has none.
+    model: str
+    phase: Phase
+    #: Whether it has a reservation, and whether it is marked for eviction.
+    reserved: bool
+    evicting: bool
+    #: Indices of the devices on which a report shows it.
+    devices: tuple[int, ...]
+    #: Until the ledger has its reservation, the memory that is counted for it.
+    reserved_bytes: int
+    #: None if its use of a device is not measured, and before a report shows it.
+    used_bytes: int | None
+    #: Sum of the peaks of its containers since they started.
+    peak_bytes: int
+    #: In use beyond the reservations, summed over its devices.
+    overuse_bytes: int
+    #: RFC 3339: since when it has used no SM of any of its devices; empty if it is not idle.
+    idle_since: str
+    #: RFC 3339; empty if unknown.
+    created_at: str
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not in use; 0 if its use is not measured."""
+        if self.used_bytes is None:
+            return 0
+        return max(0, self.reserved_bytes - (self.used_bytes - self.overuse_bytes))
+
+    def is_idle(self, wall_s: float) -> bool:
+        """Whether it counts as idle, as in ``idle_pods``. ``wall_s``: Unix time."""
+        held_bytes = max(self.reserved_bytes, self.used_bytes or 0)
+        idle_s = age(self.idle_since, wall_s) if self.idle_since else None
+        return idle_s is not None and idle_s >= IDLE_AFTER_S and held_bytes >= HELD_BYTES
+
+
+#: Inputs of the rows of a node: its terms, its GPUNode and its pods.
+_Sources = tuple[NodeTerms, GPUNode | None, tuple[Pod, ...]]
+
+
+class GpuPods:
+    """The rows of all pods. May be used by several threads.
+
+    The rows of a node are kept until the node changes, because a large fleet has 100,000 pods, of
+    which few change between two calls.
+    """
+
+    def __init__(self) -> None:
+        #: Node -> the sources of its rows, and the rows.
+        self._nodes: dict[str, tuple[_Sources, list[GpuPod]]] = {}
+
+    def of(self, cluster: ClusterState, snap: Snapshot) -> Iterator[GpuPod]:
+        """Yield the rows: pending pods first, then those of each node."""
+        yield from map(_without_devices, cluster.unbound())
+        for node in snap.nodes:
+            sources = node, cluster.gpunode(node.name), cluster.pods_on(node.name)
+            known = self._nodes.get(node.name)
+            if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
+                known = self._nodes[node.name] = sources, list(_on_node(cluster, *sources))
+            yield from known[1]
+        if len(self._nodes) > len(snap.nodes):
+            self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
+        for pod in cluster.pods():
+            if pod.node and pod.node not in snap.row_of and _is_listed(cluster, pod):
+                yield _without_devices(pod)
+
+
+def _is_listed(cluster: ClusterState, pod: Pod) -> bool:
+    return not pod.ended and asks_for_gpu(pod, cluster.rules)
+
+
+def _without_devices(pod: Pod) -> GpuPod:
+    """Return the row of a pod of which no device is known."""
+    return _row(pod, pod.metadata.namespace, pod.metadata.name, pod.metadata.uid, pod.node)
+
+
+def _row(
+    pod: Pod | None,
+    namespace: str,
+    name: str,
+    uid: str,
+    node: str,
+    *,
+    starting: bool = False,
+    model: str = "",
+    reserved: bool = False,
+    evicting: bool = False,
+    reserved_bytes: int = 0,
+    devices: tuple[int, ...] = (),
+    used_bytes: int | None = None,
+    peak_bytes: int = 0,
+    overuse_bytes: int = 0,
+    idle_since: str = "",
+) -> GpuPod:
+    kind, owner = owner_of(pod)
+    return GpuPod(
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        owner_kind=kind or "Pod",
+        owner_name=owner or name,
+        node=node,
+        model=model,
+        phase=phase_of(pod, bool(devices), starting),
+        reserved=reserved,
+        evicting=evicting,
+        devices=devices,
+        reserved_bytes=reserved_bytes,
+        used_bytes=used_bytes,
+        peak_bytes=peak_bytes,
+        overuse_bytes=overuse_bytes,
+        idle_since=idle_since,
+        created_at=(pod.metadata.creation_timestamp if pod else None) or "",
+    )
+
+
+def _on_node(
+    cluster: ClusterState, node: NodeTerms, gpunode: GPUNode | None, pods: Iterable[Pod]
+) -> Iterator[GpuPod]:
+    """Yield the pods that hold or use memory of the node, then the others that are bound to it."""
+    held: dict[str, list[tuple[int, str, Holder]]] = defaultdict(list)
+    for terms in first_of_each_memory(node.devices):
+        for holder in terms.holders:
+            held[holder.uid].append((terms.device.index, terms.device.model, holder))
+    uses: dict[str, list[PodUse]] = defaultdict(list)
+    for use in gpunode.status.pods if gpunode and gpunode.status else ():
+        uses[use.uid].append(use)
+    reservations = {
+        **cluster.binding_to(node.name),
+        **(gpunode.spec.reservations if gpunode else {}),
+    }
+    for uid, found in held.items():
+        yield _held(cluster, node.name, found, uses.get(uid, ()), reservations.get(uid))
+    models = {terms.device.uuid: (terms.device.index, terms.device.model) for terms in node.devices}
+    for pod in pods:
+        uid = pod.metadata.uid
+        if uid not in held and (uid in uses or _is_listed(cluster, pod)):
+            yield _unreserved(pod, uses.get(uid, ()), models)
+
+
+def _held(
+    cluster: ClusterState,
+    node: str,
+    found: Sequence[tuple[int, str, Holder]],
+    uses: Sequence[PodUse],
+    reservation: Reservation | None,
+) -> GpuPod:
+    """Return the row of a pod that holds memory; ``found``: index and model of each device.
+
+    ``reservation``: None if the ledger has none yet, as of a pod that is to be adopted.
+    """
+    _, model, first = found[0]
+    seen = [(index, holder) for index, _, holder in found if holder.observed]
+    reserved_bytes = sum(holder.requested_bytes for _, holder in seen)
+    if not seen and reservation is not None:
+        reserved_bytes = sum(
+            max(charge.candidates.values(), default=0) for charge in reservation.charges
+        )
+    elif not seen:
+        reserved_bytes = max(holder.requested_bytes for _, _, holder in found)
+    measured = [holder.measured_bytes for _, holder in seen]
+    known = [each for each in measured if each is not None]
+    return _row(
+        cluster.pod(first.uid),
+        first.namespace,
+        first.name,
+        first.uid,
+        node,
+        starting=first.starting,
+        model=model,
+        reserved=reservation is not None,
+        evicting=reservation is not None
+        and (EVICTED in reservation.flags or reservation.overuse is not msgspec.UNSET),
+        reserved_bytes=reserved_bytes,
+        devices=tuple(index for index, _ in seen),
+        used_bytes=sum(known) if known and len(known) == len(measured) else None,
+        peak_bytes=sum(use.peak_bytes or 0 for use in uses),
+        overuse_bytes=sum(
+            max(0, (holder.measured_bytes or 0) - holder.requested_bytes) for _, holder in seen
+        ),
+        idle_since=_idle_since(uses),
+    )
+
+
+def _unreserved(pod: Pod, uses: Sequence[PodUse], devices: Mapping[str, tuple[int, str]]) -> GpuPod:
+    """Return the row of a pod without a reservation; ``devices``: index and model by uuid."""
+    known = [use.used_bytes for use in uses if use.used_bytes is not None]
+    on = sorted({devices[use.device] for use in uses if use.device in devices})
+    metadata = pod.metadata
+    return _row(
+        pod,
+        metadata.namespace,
+        metadata.name,
+        metadata.uid,
+        pod.node,
+        model=on[0][1] if on else "",
+        devices=tuple(index for index, _ in on),
+        used_bytes=sum(known) if known and len(known) == len(uses) else None,
+        peak_bytes=sum(use.peak_bytes or 0 for use in uses),
+        idle_since=_idle_since(uses),
+    )
+
+
+def _idle_since(uses: Sequence[PodUse]) -> str:
+    """Return since when the pod is idle on all its devices; empty if it is active on one.
+
+    The containers of a pod on one device share the mark.
+    """
+    by_device: dict[str, str] = {}
+    for use in uses:
+        by_device[use.device] = by_device.get(use.device) or use.idle_since
+    return max(by_device.values()) if by_device and all(by_device.values()) else ""
