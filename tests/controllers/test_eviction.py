@@ -31,7 +31,7 @@ from extender.placement.overfull_devices import Misplaced
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import Notice
 from tests.blocking import now
-from tests.ledger.test_ledger import DEVICES, Stage, once, raises
+from tests.ledger.stage import DEVICES, Stage, once, raises
 
 DOES_NOT_FIT = "InsufficientGPUMemory"
 DOES_NOT_FIT_EVICTED = (

@@ -8,7 +8,7 @@ import pytest
 from contract.gpunode import GPUNodeStatus
 from contract.kube import PodStatus
 from extender.errors import OutcomeUnknown, StoreConflict
-from tests.ledger.test_ledger import DEVICES, Stage, once, pod, raises
+from tests.ledger.stage import DEVICES, Stage, once, pod, raises
 
 
 @pytest.fixture

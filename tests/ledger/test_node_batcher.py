@@ -19,7 +19,7 @@ from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
 from extender.placement.placement_record import Placement
 from tests.blocking import Faraway
-from tests.ledger.test_ledger import WALL_S, adopt, judge, pending_binds, pod
+from tests.ledger.stage import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
 
 #: Fault at the start of the n-th write of reservations, or after it.

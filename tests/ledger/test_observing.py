@@ -9,7 +9,7 @@ from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
 from extender.ledger.bind import Bound, Declined, Failed
 from tests.blocking import Ledger
-from tests.ledger.test_ledger import WALL_S, Stage, adopt, judge, once, pod, raises
+from tests.ledger.stage import WALL_S, Stage, adopt, judge, once, pod, raises
 
 TROUBLES = (StoreConflict, StoreRejected, OutcomeUnknown, StoreTimeout)
 
