@@ -17,7 +17,7 @@ from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, Nod
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 from tests.waiting import until_then
 
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"

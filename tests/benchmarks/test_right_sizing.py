@@ -20,7 +20,7 @@ from tests.admission.test_automatic import known, owned
 from tests.builders import DISTRIBUTED, GIB, NOW_S, gpunode, kube_node, shared
 from tests.console.test_recommendations import ENDED_S, recorded_profile
 from tests.judge import excess
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 
 PODS, NODES, GPUS_OF_NODE = 40, 10, 2
 #: GPU -> its memory.

@@ -14,7 +14,7 @@ from tests.console.asking import Asked
 from tests.console.test_whatif import quota
 from tests.state.digest import digest
 from tests.state.evictions import On, newcomer
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 from tests.state.test_defrag import FRAGMENTED, node, world
 
 UNCHECKED = "CPU, memory and other resources"

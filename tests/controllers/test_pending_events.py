@@ -17,7 +17,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.notices import Notice
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
-from tests.state.test_cluster_state import EPOCH_S, seen
+from tests.state.states import EPOCH_S, seen
 from tests.state.test_requeue_hints import rejected
 
 AGAIN_AFTER_S = 60.0

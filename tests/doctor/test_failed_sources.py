@@ -13,7 +13,7 @@ from extender.doctor.node_rules import examine, source_findings
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.controlplane import ROOT
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 DRIVERLESS = ("nvml", "absent", "driver does not answer: Unknown Error (NVML 999)")
 BLIND = (

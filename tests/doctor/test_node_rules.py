@@ -15,7 +15,7 @@ from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.sharing_rules import rounded
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 #: A plugin without findings.
 SOUND = Plugin(

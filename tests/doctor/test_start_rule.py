@@ -7,7 +7,7 @@ from extender.doctor.findings import line
 from extender.doctor.node_rules import examine
 from extender.state.changes import PodSeen
 from tests.builders import NOW_S, container, pod
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 ALONE = {"headroom.gpu/startup": "alone"}
 PROBED = msgspec.structs.replace(container(), startup_probe=Present())

@@ -13,7 +13,7 @@ from extender.doctor.node_rules import examine
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, gpunode, pod, shared
 from tests.doctor.test_node_rules import SOUND
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
 

@@ -24,7 +24,7 @@ from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node
-from tests.state.test_cluster_state import EPOCH_S, STALE_AFTER_S
+from tests.state.states import EPOCH_S, STALE_AFTER_S
 
 SCENARIOS = examples(2500)
 #: Costly to make.

@@ -28,7 +28,7 @@ from extender.state.movable_pods import Movers, Stays
 from tests.builders import DISTRIBUTED, GIB, GPU, NOW_S
 from tests.state.digest import digest
 from tests.state.evictions import On, full_node, newcomer
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
 #: Deletion time of a terminating pod, seconds ahead on the clock of these tests.

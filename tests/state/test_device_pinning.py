@@ -32,7 +32,7 @@ from tests.builders import (
     use,
 )
 from tests.recording import RecordingState
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 OBEYS = Plugin(pinning="honoured", device_list_strategy="envvar", topology_manager_policy="none")
 

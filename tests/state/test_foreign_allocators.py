@@ -34,7 +34,7 @@ from extender.state.changes import (
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 MOST_BYTES = 1 << 61
 NO_DEVICE = -1

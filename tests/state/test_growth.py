@@ -23,7 +23,7 @@ from extender.state.changes import (
 )
 from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.recording import RecordingState
-from tests.state.test_cluster_state import lease, seen, state_of
+from tests.state.states import lease, seen, state_of
 
 #: Objects behind these do not belong to the state.
 _SHARED = (type, FunctionType, ModuleType)

@@ -17,7 +17,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import GB, believed, why_not_believed
 from extender.state.reconcile_queue import devices_known, uninitialised
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 MIB = 1 << 20
 ASSUMED_RESERVED_BYTES = 1 << 30

@@ -13,7 +13,7 @@ from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import mig_obstacle
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 PRODUCT = "nvidia.com/gpu.product"
 STATE = "nvidia.com/mig.config.state"

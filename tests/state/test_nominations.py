@@ -12,7 +12,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.nominations import Nominations, yields
 from tests.builders import NOW_S, pod
 from tests.state.evictions import On, full_node, newcomer
-from tests.state.test_cluster_state import EPOCH_S, STALE_AFTER_S
+from tests.state.states import EPOCH_S, STALE_AFTER_S
 
 CLEARED_S = 15.0
 EXPECTED_S = 5.0

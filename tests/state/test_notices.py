@@ -30,7 +30,7 @@ from tests.builders import (
     terms,
     use,
 )
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 
 LASTING_S = Rules().overuse_after_s
 OURS = {PLACEMENT: '{"node":"n"}'}

@@ -17,7 +17,7 @@ from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, P
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
 from tests.examples import examples
 from tests.recording import RecordingState
-from tests.state.test_cluster_state import lease, seen, state_of
+from tests.state.states import lease, seen, state_of
 
 UIDS = ["a", "b", "stray"]
 

@@ -12,7 +12,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice, notices
 from extender.state.overuse import Overcommit
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 
 
 def figures(state: ClusterWriter) -> list[tuple[str, str, int]]:

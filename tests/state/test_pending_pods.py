@@ -11,7 +11,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision
 from extender.state.pending_pods import Explaining, Pending, main_reason, rejections_in_condition
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 from tests.state.test_requeue_hints import SAID, rejected
 
 NOT_ASKED = "not_asked"

@@ -11,7 +11,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import notices, pod_subject
 from extender.state.request_drift import edit
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, shared
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 
 
 def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:

@@ -19,7 +19,7 @@ from tests.builders import (
     shared,
     use,
 )
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 
 
 def node(name: str, size_gib: int = 16) -> tuple[GPUNode, list[Pod]]:

@@ -44,7 +44,7 @@ from tests.placement.worlds import RESOURCES, World, pods, worlds
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import binding, offer
 from tests.state.digest import digest
-from tests.state.test_cluster_state import EPOCH_S, seen, state_of
+from tests.state.states import EPOCH_S, seen, state_of
 
 PLUGINS = (
     None,

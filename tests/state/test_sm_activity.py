@@ -24,7 +24,7 @@ from tests.builders import (
     reservation,
     shared,
 )
-from tests.state.test_cluster_state import EPOCH_S, seen, state_of
+from tests.state.states import EPOCH_S, seen, state_of
 
 HISTORY = "dcgm-history"
 

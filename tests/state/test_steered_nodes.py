@@ -5,7 +5,7 @@ from contract.reasons import Reason
 from extender.placement.placement_record import Placement
 from extender.state.changes import BindBegun, GPUNodeSeen
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared, use
-from tests.state.test_cluster_state import reason, seen, state_of
+from tests.state.states import reason, seen, state_of
 
 STEERED = Plugin(topology_manager_policy="none", steered=[GPU])
 

@@ -17,7 +17,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.pending_pods import Explaining
 from extender.state.steering_whatif import Gain, steerable, steering_gain
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared
-from tests.state.test_cluster_state import seen, state_of
+from tests.state.states import seen, state_of
 from tests.state.test_pending_pods import decision
 
 PERMITTED = Plugin(

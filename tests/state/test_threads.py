@@ -16,7 +16,7 @@ from extender.state.changes import (
 )
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
-from tests.state.test_cluster_state import lease, seen, state_of
+from tests.state.states import lease, seen, state_of
 
 #: Modules whose code reads the state.
 TRACED = {each.__file__ for each in (cluster_state, heartbeats, node_weigher, object_cache)}

@@ -23,7 +23,7 @@ from extender.state.preemption_report import answered
 from extender.state.victim_search import Offer, Preemption, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 MIRRORED = "kubernetes.io/config.mirror"
 

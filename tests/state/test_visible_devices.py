@@ -16,7 +16,7 @@ from extender.placement.snapshot import CODE_OF
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
-from tests.state.test_cluster_state import state_of
+from tests.state.states import state_of
 
 NAME = "NVIDIA_VISIBLE_DEVICES"
 Pinning = Literal["honoured", "ignored", "unknown"]

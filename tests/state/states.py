@@ -1,0 +1,91 @@
+"""Builds a cluster state from events, and shows what a pod meets there."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from contract.annotations import OBSERVED_AT
+from contract.gpunode import GPUNode
+from contract.heartbeat import Confirmation, encode_confirmation
+from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest
+from extender.state.changes import (
+    Event,
+    GPUNodeSeen,
+    NamespaceSeen,
+    NodeSeen,
+    PodSeen,
+)
+from tests.builders import (
+    GATE_IMAGE,
+    GIB,
+    NOW_S,
+    STAMP,
+    pod,
+    reservation,
+)
+from tests.recording import RecordingState
+
+STALE_AFTER_S = 90.0
+EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
+
+
+def state_of(*events: Event, rules: Rules | None = None) -> RecordingState:
+    state = RecordingState(rules or Rules(gate_image=GATE_IMAGE), STALE_AFTER_S, EPOCH_S)
+    state.apply(events)
+    return state
+
+
+def seen(*what: Pod | Node | Namespace | GPUNode, at_s: float = NOW_S) -> Iterable[Event]:
+    for o in what:
+        match o:
+            case Pod():
+                yield PodSeen(o)
+            case Node():
+                yield NodeSeen(o)
+            case Namespace():
+                yield NamespaceSeen(o)
+            case GPUNode():
+                yield GPUNodeSeen(o, at_s)
+
+
+def lease(sampled_at: str, gpunode: str = "gn", observed_at: str = STAMP) -> Lease:
+    """A heartbeat of the node ``n``; by default it vouches for the report that builders make."""
+    vouch = Confirmation(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at)
+    return Lease(
+        metadata=ObjectMeta(name="n", annotations={OBSERVED_AT: encode_confirmation(vouch)})
+    )
+
+
+def reason(state: RecordingState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:
+    snap = state.snapshot()
+    asked = state.understand(pod(of))
+    assert isinstance(asked, VramRequest)
+    rows = snap.rows(["n"])
+    assert (rows >= 0).all()
+    return fit(asked, snap, rows, at_s).reason(0)
+
+
+def headroom(state: RecordingState) -> list[int]:
+    (node,) = state.snapshot().nodes
+    return [terms.headroom_bytes // GIB for terms in node.devices]
+
+
+def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
+    """The object as it is written with these reservations too; None removes one."""
+    kept = {uid: p for uid, p in gpunode.spec.reservations.items() if uid not in promised_gib}
+    new = {uid: reservation({"A": size * GIB}) for uid, size in promised_gib.items() if size}
+    return replace(
+        gpunode,
+        metadata=replace(gpunode.metadata, resource_version="2"),
+        spec=replace(gpunode.spec, reservations={**kept, **new}),
+    )
+
+
+def headroom_of(state: RecordingState, name: str) -> list[int]:
+    snap = state.snapshot()
+    return [t.headroom_bytes // GIB for t in snap.nodes[snap.row_of[name]].devices]

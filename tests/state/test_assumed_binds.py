@@ -1,0 +1,220 @@
+"""Assumed binds in the state: each counts once, and is weighed again only if needed."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from contract.annotations import DEVICE_CHOICE, VRAM
+from contract.gpunode import GPUNode, Reservation
+from contract.kube import Container, Pod
+from extender.placement.placement_record import Placement
+from extender.state.changes import (
+    BindBegun,
+    BindEnded,
+    Event,
+    GPUNodeSeen,
+    NodeGone,
+    PodGone,
+    PodSeen,
+)
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    NOW_S,
+    STAMP,
+    device,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+)
+from tests.state.states import headroom, reason, reserving, seen, state_of
+
+
+class TestBindsOnTheirWay:
+    def test_filter_counts_assumed_binds_before_they_are_written(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        assert headroom(state) == [4]
+        assert reason(state) is not None
+
+    def test_once_written_they_count_once(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        written = gpunode(
+            device(), version="2", reservations={"other": reservation({device().uuid: 20 * GIB})}
+        )
+        state.apply([GPUNodeSeen(written, NOW_S)])
+        assert headroom(state) == [4]
+        state.apply([BindEnded("other", "n")])
+        assert headroom(state) == [4]
+
+    def test_once_written_nothing_of_it_is_weighed_again(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        reservations = {"other": reservation({device().uuid: 20 * GIB})}
+        state.apply([GPUNodeSeen(gpunode(device(), version="2", reservations=reservations), NOW_S)])
+        snapshot = state.snapshot()
+        state.apply([BindEnded("other", "n")])
+        again = gpunode(device(), version="2", reservations=reservations)  # as the watch sends it
+        state.apply([GPUNodeSeen(again, NOW_S + 1)])
+        assert state.snapshot() is snapshot
+
+    @pytest.mark.parametrize("vram", ["8Gi", "20Gi", "100Gi"])
+    @pytest.mark.parametrize("choice", [None, "predicted", "pinned", "any"])
+    @pytest.mark.parametrize("steered", [[], [GPU]])
+    def test_an_expected_reservation_is_not_weighed_again(
+        self, vram: str, choice: str | None, steered: list[str]
+    ) -> None:
+        """And the terms equal those of a weighing."""
+        plugin = replace(DISTRIBUTED, steered=steered, pinning="honoured")
+        node = gpunode(shared("A"), shared("B", memory_bytes=40 * GIB), plugin=plugin)
+        about = kube_node(annotations={DEVICE_CHOICE: choice} if choice else None)
+        asked = pod(vram, uid="other")
+        state = state_of(*seen(about, node))
+        placed = state.judge(asked, node, NOW_S)
+        charges = (
+            list(placed.charges) if isinstance(placed, Placement) else reservation({"A": 1}).charges
+        )
+        made = Reservation("default", "p", charges, attempt="1", since=STAMP)
+        written = replace(
+            node,
+            metadata=replace(node.metadata, resource_version="2"),
+            spec=replace(node.spec, reservations={"other": made}, reserved="8Gi"),
+        )
+        foreseen = state.judge_as_weighed(asked, node, NOW_S)
+        assert foreseen == (placed if isinstance(placed, Placement) else None)
+        anyway = state_of(*seen(about, node), BindBegun(asked, "n")).snapshot().nodes
+        state.apply([BindBegun(asked, "n", foreseen)])
+        assert state.snapshot().nodes == anyway
+        generation = state.snapshot().generation
+        state.apply([GPUNodeSeen(written, NOW_S), BindEnded("other", "n")])
+        assert state.gpunode("n") == written
+        assert (state.snapshot().generation == generation) == isinstance(placed, Placement)
+        anew = state_of(*seen(about, written)).snapshot()
+        assert state.snapshot().nodes == anew.nodes
+
+    @pytest.mark.parametrize(
+        ("events", "asked"),
+        [
+            pytest.param([BindBegun(pod("1Gi", uid="b"), "n")], pod("2Gi"), id="another bind"),
+            pytest.param([], pod("2Gi", uid="old"), id="it has a reservation"),
+            pytest.param([PodSeen(pod("2Gi", node="n"))], pod("2Gi"), id="it sits there"),
+            pytest.param([], pod("30Gi"), id="it does not fit"),
+            pytest.param([], pod("much"), id="it cannot be read"),
+            pytest.param([], pod(None, Container("c")), id="it asks for no GPU"),
+            pytest.param([NodeGone("n")], pod("2Gi"), id="the node is gone"),
+        ],
+    )
+    def test_the_last_weighing_is_not_used_for_another_version(
+        self, events: list[Event], asked: Pod
+    ) -> None:
+        held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
+        state = state_of(*seen(kube_node(), held))
+        assert state.judge_as_weighed(pod("2Gi"), held, NOW_S) is not None
+        assert state.judge_as_weighed(pod("2Gi"), held, NOW_S + 1e6) is None
+        state.apply(events)
+        assert state.judge_as_weighed(asked, held, NOW_S) is None
+
+    def test_what_waits_to_be_weighed_is_not_judged_by_how_it_was(self) -> None:
+        held = gpunode(shared("A"))
+        state = state_of(*seen(kube_node(), held))
+        for _ in state.steps([GPUNodeSeen(reserving(held, other=20), NOW_S)]):
+            pass
+        newer = state.gpunode("n")
+        assert newer is not None
+        for known in (held, newer):
+            assert state.judge_as_weighed(pod("8Gi"), known, NOW_S) is None
+        state.weigh_next()
+        assert state.judge_as_weighed(pod("2Gi"), held, NOW_S) is None
+        assert state.judge_as_weighed(pod("8Gi"), newer, NOW_S) is None
+        assert state.judge_as_weighed(pod("2Gi"), newer, NOW_S) is not None
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(lambda o: reserving(o, other=21), id="another amount"),
+            pytest.param(lambda o: reserving(o, other=20, more=1), id="one more pod"),
+            pytest.param(lambda o: reserving(o, old=None), id="somebody less"),
+            pytest.param(
+                lambda o: replace(o, spec=replace(o.spec, initialised=False)),
+                id="initialised again",
+            ),
+            pytest.param(
+                lambda o: replace(o, metadata=replace(o.metadata, deletion_timestamp=STAMP)),
+                id="it is being deleted",
+            ),
+            pytest.param(
+                lambda o: replace(o, status=gpunode(shared("A")).status), id="another report"
+            ),
+        ],
+    )
+    def test_all_else_that_is_written_is_weighed(
+        self, change: Callable[[GPUNode], GPUNode]
+    ) -> None:
+        held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
+        expected = reserving(held, other=20)
+        for written, changes in ((expected, False), (change(expected), True)):
+            state = state_of(*seen(kube_node(), held))
+            state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+            before = state.snapshot()
+            state.apply([GPUNodeSeen(written, NOW_S)])
+            assert (state.snapshot() is not before) == changes
+
+    def test_what_overcommits_is_weighed(self) -> None:
+        """Alarms are raised for reservations, not for assumed binds."""
+        held = gpunode(shared("A"))
+        state = state_of(*seen(kube_node(), held))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        state.apply([BindBegun(pod("20Gi", uid="another"), "n")])
+        assert not state.overcommits.now()
+        state.apply([GPUNodeSeen(reserving(held, other=20, another=20), NOW_S)])
+        assert state.overcommits.now()
+
+    def test_a_reservation_of_a_deleted_pod_is_checked(self) -> None:
+        held = gpunode(shared("A"))
+        state = state_of(*seen(kube_node(), held))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        state.take_unsettled()
+        before = state.snapshot()
+        state.apply([GPUNodeSeen(reserving(held, other=20), NOW_S)])
+        assert state.snapshot() is before
+        assert state.take_unsettled() == ["n"]
+
+    def test_a_change_of_a_reserved_pod_is_weighed_if_anything_depends_on_it(self) -> None:
+        reservations = {"other": reservation({device().uuid: 20 * GIB})}
+        state = state_of(*seen(kube_node(), gpunode(device(), reservations=reservations)))
+        before = state.snapshot()
+        bound = pod("20Gi", uid="other", node="n")
+        changed = msgspec.structs.replace(
+            bound, metadata=msgspec.structs.replace(bound.metadata, annotations={VRAM: "1Gi"})
+        )
+        state.apply([PodSeen(pod("20Gi", uid="other")), PodSeen(bound), PodSeen(changed)])
+        assert state.snapshot() is before
+        assert state.unreserved_pods("n") == []
+        leaving = msgspec.structs.replace(
+            bound, metadata=msgspec.structs.replace(bound.metadata, deletion_timestamp="now")
+        )
+        for answer in (PodSeen(leaving), PodSeen(bound), PodGone("other")):
+            state.apply([answer])
+            assert state.snapshot() is not before
+            before = state.snapshot()
+
+    def test_one_that_failed_leaves_nothing(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n"), BindEnded("other", "n")])
+        assert headroom(state) == [24]
+
+    def test_bind_itself_is_judged_by_what_is_written(self) -> None:
+        node = gpunode(device())
+        state = state_of(*seen(kube_node(), node))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        assert isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
+
+    def test_a_bind_to_an_unknown_node_changes_nothing(self) -> None:
+        state = state_of(BindBegun(pod("20Gi"), "gone"), BindEnded("u", "gone"))
+        assert state.snapshot().nodes == ()

@@ -1,0 +1,127 @@
+"""Devices that the plugin could choose next, and a node's own device choice."""
+
+from typing import ClassVar
+
+import pytest
+
+from contract.annotations import DEVICE_CHOICE
+from contract.gpunode import GPUNode
+from contract.kube import Container, Pod
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    NOW_S,
+    container,
+    gate,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+    use,
+)
+from tests.state.states import reason, seen, state_of
+
+
+class TestDevicesThatThePluginCouldGive:
+    """Two replicas of D0 are in use and three of D1; only the memory of D1 is full."""
+
+    devices = (shared("D0", free=2, allocated=2), shared("D1", free=1, allocated=3))
+    reservations: ClassVar = {
+        "uid-ends": reservation({"D1": 20 * GIB}),
+        **{f"u{n}": reservation({"D1": 2 * GIB}) for n in range(2)},
+        **{f"v{n}": reservation({"D0": GIB}) for n in range(2)},
+    }
+    rows: ClassVar = [
+        use(uid, next(iter(p.charges[0].candidates))) for uid, p in reservations.items()
+    ]
+
+    def sitting(self, deleted: str | None = None) -> list[Pod]:
+        stay = [uid for uid in self.reservations if uid != "uid-ends"]
+        rows = [pod("2Gi", uid=uid, name=uid, node="n", phase="Running") for uid in stay]
+        return [*rows, pod("20Gi", uid="uid-ends", name="ends", node="n", deleted=deleted)]
+
+    def reported(self, **how: object) -> GPUNode:
+        given = {"reservations": self.reservations, "pods": self.rows, "plugin": DISTRIBUTED, **how}
+        return gpunode(*self.devices, **given)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
+    def test_a_pod_that_ends_lets_the_plugin_choose_its_device(self, how: str) -> None:
+        """Without its pod, D1 has two replicas in use, as D0, and enough memory.
+
+        One replica more makes no difference to a pod of D0.
+        """
+        pods = self.sitting("2026-11-21T00:00:00Z" if how == "is being deleted" else None)
+        if how == "is gone":
+            pods.pop()
+        if how == "has ended":
+            pods[-1] = pod("20Gi", uid="uid-ends", name="ends", node="n", phase="Succeeded")
+        state = state_of(*seen(kube_node(), self.reported(), *pods))
+        snap = state.snapshot()
+        assert (snap.columns.reach[0] == 1).tolist() == [True, how != "stays"]
+        room = snap.columns.free_bytes[0].tolist()
+        assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
+
+    def test_a_node_may_require_free_memory_on_every_device(self) -> None:
+        for choice, fits in ((None, True), ("predicted", True), ("any", False)):
+            wished = None if choice is None else {DEVICE_CHOICE: choice}
+            node = kube_node(annotations=wished)
+            state = state_of(*seen(node, self.reported(), *self.sitting()))
+            assert (reason(state) is None) is fits, choice
+
+    def test_a_gated_node_takes_gated_pods_as_others_do_and_no_others(self) -> None:
+        node = kube_node(annotations={DEVICE_CHOICE: "gated"})
+        state = state_of(*seen(node, self.reported(), *self.sitting()))
+        plain = pod("8Gi", container())
+        for made, expected in (
+            (plain, Reason.NO_GATE),
+            (pod("8Gi", init=[gate()]), None),
+            (pod("23Gi", init=[gate()]), Reason.MEMORY_ON_ANY),
+            # A gate that is not the first container holds no pod back.
+            (pod("8Gi", init=[Container(name="first"), gate()]), Reason.NO_GATE),
+        ):
+            asked = state.understand(made)
+            assert isinstance(asked, VramRequest)
+            snap = state.snapshot()
+            assert fit(asked, snap, snap.rows(["n"]), NOW_S).reason(0) is expected
+            judged = state.judge(made, self.reported(), NOW_S)
+            assert (judged if isinstance(judged, Reason) else None) is expected
+        # A pod that requests no GPU does not matter here.
+        other = state.understand(pod(None, Container(name="main")))
+        assert isinstance(other, VramRequest)
+        assert fit(other, snap, snap.rows(["n"]), NOW_S).reason(0) is None
+
+    def test_an_invalid_node_annotation_closes_the_node(self) -> None:
+        node = kube_node(annotations={DEVICE_CHOICE: "best"})
+        state = state_of(*seen(node, self.reported(), *self.sitting()))
+        assert reason(state) is Reason.BAD_NODE_ANNOTATION
+        (terms,) = state.snapshot().nodes
+        assert terms.detail == (
+            f"annotation {DEVICE_CHOICE}: 'best' is not one of predicted, any, gated, steered, "
+            f"pinned. Example: {DEVICE_CHOICE}: predicted"
+        )
+
+    def test_a_device_that_is_no_longer_a_candidate_frees_memory(self) -> None:
+        """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
+        even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
+        one_more = [even[0], shared("D1", free=1, allocated=3)]
+        full = {"u": reservation({"D1": 24 * GIB})}
+        rows = [
+            use("u", "D1"),
+            use("s", "D1", 0),
+            use("t", "D0", 0),
+            use("t", "D0", 0, replica="1"),
+        ]
+        state = state_of(
+            *seen(kube_node(), *(pod("1M", uid=uid, name=uid, node="n") for uid in "ust")),
+            *seen(gpunode(*even, reservations=full, pods=rows, plugin=DISTRIBUTED)),
+        )
+        assert reason(state) is Reason.MEMORY_ON_SOME
+        before_it = state.snapshot().generation
+        rows.append(use("s", "D1", 0, replica="1"))
+        after = gpunode(*one_more, version="2", reservations=full, pods=rows, plugin=DISTRIBUTED)
+        state.apply(seen(after))
+        assert state.headroom_gains.of("n") > before_it

@@ -1,0 +1,92 @@
+"""A node without a fresh report or heartbeat takes no pods."""
+
+import pytest
+
+from contract.annotations import OBSERVED_AT
+from contract.kube import Lease, ObjectMeta
+from contract.reasons import Reason
+from extender.state.changes import (
+    GPUNodeGone,
+    HeartbeatGone,
+    HeartbeatSeen,
+)
+from tests.builders import (
+    NOW_S,
+    device,
+    gpunode,
+    kube_node,
+)
+from tests.state.states import STALE_AFTER_S, lease, reason, seen, state_of
+
+
+class TestFreshness:
+    def test_a_silent_node_grows_stale(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        assert reason(state, at_s=NOW_S + STALE_AFTER_S) is None
+        assert reason(state, at_s=NOW_S + STALE_AFTER_S + 1) is Reason.STALE_REPORT
+
+    def test_an_old_report_is_not_fresh_at_first_sight(self) -> None:
+        old = gpunode(device(), observed_at="2026-11-20T00:00:00Z")
+        assert reason(state_of(*seen(kube_node(), old))) is Reason.STALE_REPORT
+
+    def test_a_heartbeat_keeps_a_steady_node_fresh(self) -> None:
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:00Z"), NOW_S),
+            HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60),
+        )
+        assert reason(state, at_s=NOW_S + 150) is None
+        state.apply([HeartbeatGone("n")])
+        assert reason(state, at_s=NOW_S + 150) is Reason.STALE_REPORT
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"gpunode": "another"}, id="another object"),
+            pytest.param({"observed_at": "2026-11-20T00:00:00Z"}, id="another status"),
+        ],
+    )
+    def test_a_heartbeat_for_another_report_does_not_confirm_this_one(
+        self, other: dict[str, str]
+    ) -> None:
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:00Z", **other), NOW_S),
+            HeartbeatSeen(lease("2026-11-21T00:01:00Z", **other), NOW_S + 60),
+        )
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+
+    @pytest.mark.parametrize("text", [None, "", "{}", "[1", "2026-11-21T00:01:00Z"])
+    def test_a_lease_that_vouches_for_nothing_is_no_heartbeat(self, text: str | None) -> None:
+        annotations = None if text is None else {OBSERVED_AT: text}
+        silent = Lease(metadata=ObjectMeta(name="n", annotations=annotations))
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:00Z"), NOW_S),
+            HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60),
+            HeartbeatSeen(silent, NOW_S + 80),
+        )
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+
+    def test_a_heartbeat_that_comes_before_its_report_counts_when_that_has_come(self) -> None:
+        later = "2026-11-21T00:00:30Z"
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:31Z", observed_at=later), NOW_S + 31),
+            HeartbeatSeen(lease("2026-11-21T00:01:01Z", observed_at=later), NOW_S + 61),
+        )
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+        state.apply(seen(gpunode(device(), version="2", observed_at=later), at_s=NOW_S + 62))
+        assert reason(state, at_s=NOW_S + 152) is None
+
+    def test_a_new_version_with_the_same_sample_is_no_sign_of_life(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply(seen(gpunode(device(), version="2"), at_s=NOW_S + 80))
+        assert reason(state, at_s=NOW_S + 100) is Reason.STALE_REPORT
+
+    def test_an_object_made_again_is_a_first_sight(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([GPUNodeGone("n")])
+        again = gpunode(device(), uid="other", observed_at="2026-11-20T23:00:00Z")
+        state.apply(seen(again))
+        assert reason(state) is Reason.STALE_REPORT

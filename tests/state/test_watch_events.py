@@ -1,0 +1,109 @@
+"""Late, repeated and listed objects, and when calls see a change."""
+
+import pytest
+
+from contract.annotations import DEFAULT_VRAM
+from contract.gpunode import GPUNode
+from contract.kube import Lease, Namespace, Node, Pod
+from contract.reasons import Reason
+from extender.state.changes import (
+    BindBegun,
+    GPUNodeSeen,
+    HeartbeatSeen,
+    NamespaceSeen,
+    Relisted,
+)
+from tests.builders import (
+    GIB,
+    NOW_S,
+    gpunode,
+    kube_node,
+    namespace,
+    pod,
+    reservation,
+    shared,
+)
+from tests.state.states import headroom, headroom_of, lease, reason, seen, state_of
+
+
+class TestWhatCallsDecideOn:
+    @pytest.mark.parametrize("counts", [False, True])
+    def test_watch_events_wait_for_the_next_snapshot(self, counts: bool) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("A"))))
+        shown = state.snapshot()
+        unattributed_use_bytes = 8 * GIB if counts else 0
+        grown = shared("A", used_bytes=8 * GIB, unattributed_bytes=unattributed_use_bytes)
+        for _ in state.steps([GPUNodeSeen(gpunode(grown, version="2"), NOW_S)]):
+            pass
+        assert state.weigh_next() is counts
+        assert state.settled() is shown
+        latest = state.snapshot()
+        assert latest is not shown
+        assert state.settled() is latest
+
+    def test_what_we_did_ourselves_is_seen_at_once(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("A"))))
+        shown = state.snapshot()
+        state.apply([BindBegun(pod("8Gi", uid="u"), "n")])
+        assert state.settled() is not shown
+        (node,) = state.settled().nodes
+        assert node.devices[0].unconfirmed_bytes == 8 * GIB
+
+
+class TestVersions:
+    def test_an_older_version_that_comes_late_is_passed_over(self) -> None:
+        held = {"u": reservation({"D": 8 * GIB})}
+        new = gpunode(shared("D"), version="10", reservations=held)
+        state = state_of(*seen(kube_node(), new, gpunode(shared("D"), version="9")))
+        assert state.gpunode("n") is new
+        assert headroom(state) == [16]
+
+    def test_another_object_of_the_name_is_taken_whatever_its_version(self) -> None:
+        other = gpunode(shared("D"), uid="other", version="1")
+        state = state_of(*seen(kube_node(), gpunode(shared("D"), version="10"), other))
+        assert state.gpunode("n") is other
+
+    def test_versions_that_are_no_numbers_are_taken_as_they_come(self) -> None:
+        later = gpunode(shared("D"), version="a")
+        state = state_of(*seen(kube_node(), gpunode(shared("D"), version="b"), later))
+        assert state.gpunode("n") is later
+
+
+class TestRelist:
+    def test_what_the_list_does_not_name_is_forgotten(self) -> None:
+        state = state_of(
+            *seen(kube_node(), kube_node("m"), gpunode(shared("a")), pod("8Gi", node="n")),
+            HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S),
+            NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "1Gi"})),
+        )
+        other = pod("4Gi", node="n", uid="other", name="other")
+        state.apply([Relisted(Pod, (other,), NOW_S)])
+        assert [p.metadata.uid for p in state.pods()] == ["other"]
+        assert headroom_of(state, "n") == [20]
+        state.apply([Relisted(Node, (kube_node(),), NOW_S)])
+        assert [node.metadata.name for node in state.nodes()] == ["n"]
+        state.apply([Relisted(Namespace, (), NOW_S)])
+        assert state.understand(pod(None)) == state_of().understand(pod(None))
+        state.apply([Relisted(Lease, (), NOW_S)])
+        assert reason(state, "1M", at_s=NOW_S + 89) is None
+        state.apply([Relisted(GPUNode, (), NOW_S)])
+        assert state.gpunodes() == []
+        assert reason(state) is Reason.NO_REPORT
+
+    def test_what_it_names_is_taken_as_seen(self) -> None:
+        state = state_of(
+            Relisted(Namespace, (namespace(annotations={DEFAULT_VRAM: "9Gi"}),), NOW_S),
+            Relisted(Node, (kube_node(),), NOW_S),
+            Relisted(GPUNode, (gpunode(shared("a")),), NOW_S),
+            Relisted(Pod, (pod(None, node="n"),), NOW_S),
+            Relisted(Lease, (lease("2026-11-21T00:00:00Z"),), NOW_S),
+        )
+        assert headroom(state) == [15]
+        assert reason(state, at_s=NOW_S) is None
+
+    def test_the_same_list_again_changes_nothing(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi", node="n")))
+        state.apply([Relisted(Pod, (pod("8Gi", node="n"),), NOW_S + 50)])
+        state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S + 50)])
+        assert headroom(state) == [16]
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
