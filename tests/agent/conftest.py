@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
+from agent.api_server import of_client
+from agent.kube_publisher import KubernetesPublisher
+from agent.status_writer import StatusWriter
+from tests.agent.host import Tree
+from tests.agent.nvml_library import _PROBES
+from tests.agent.scripted import ApiServer
+from tests.agent.writing import Clock
 from tests.driver import Driver, Gpu, library_folder
 from tests.processes import starts_processes
 
@@ -120,3 +129,41 @@ def survey(environment: dict[str, str]) -> Iterator[Callable[..., Survey]]:
     yield start
     for each in started:
         each.end()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "proc")
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer.serving() as state:
+        yield state
+
+
+@pytest.fixture
+def publisher(api: ApiServer) -> Iterator[KubernetesPublisher]:
+    configuration = client.Configuration(host=api.url)
+    configuration.api_key = {"authorization": "Bearer secret"}
+    configuration.no_proxy = "*"
+    with client.ApiClient(configuration) as kube:
+        yield KubernetesPublisher(of_client(kube), "n1", "headroom-system", heartbeat_s=30)
+        kube.rest_client.pool_manager.clear()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def status_writer(publisher: KubernetesPublisher, clock: Clock) -> StatusWriter:
+    return StatusWriter(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
+
+
+@pytest.fixture
+def threads_end() -> Iterator[None]:
+    yield
+    while _PROBES:
+        _PROBES.pop().close()

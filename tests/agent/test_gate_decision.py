@@ -1,8 +1,5 @@
 """Whether a gated pod may start: never two that are too much for the device they both got."""
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -10,85 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gate_decision import Limits, Verdict, judge
-from agent.gate_service import GateService
-from agent.kube_publisher import NotDelivered
-from contract.errors import BadReport
+from agent.gate_decision import Verdict
 from contract.gpunode import (
     EVICTED,
     Charge,
-    Device,
-    GPUNode,
-    GPUNodeSpec,
     GPUNodeStatus,
     PodUse,
     Replicas,
     Reservation,
     Source,
 )
-from contract.kube import ObjectMeta
-
-READ_EVERY_S = 1.0
-
-GPU = "nvidia.com/gpu"
-DEVICES = ("GPU-a", "GPU-b")
-MEMORY = 100
-SOURCES = [Source("checkpoint"), Source("proc")]
-
-
-def device(uuid: str, **changes: Any) -> Device:
-    shown = {
-        "memory_bytes": MEMORY,
-        "reserved_bytes": 0,
-        "used_bytes": 0,
-        "unattributed_bytes": 0,
-        "sharing": "time-slicing",
-        "resource": GPU,
-        "replicas": Replicas(free=4),
-    }
-    return Device(uuid, **(shown | changes))
-
-
-def reservation(asked: int, *candidates: str, count: int = 1, name: str = "p") -> Reservation:
-    on = dict.fromkeys(candidates or DEVICES, asked)
-    return Reservation("default", name, [Charge(GPU, count, on)])
-
-
-def row(uid: str, uuid: str, used: int | None = 0, replica: str = "0", **more: str) -> PodUse:
-    return PodUse(uid, uuid, replica=f"{uuid}::{uid}{replica}", used_bytes=used, **more)
-
-
-def stray(used: int | None) -> PodUse:
-    """A pod that holds no replica, and yet is there."""
-    return PodUse("s", "GPU-a", used_bytes=used)
-
-
-def node(
-    reservations: dict[str, Reservation], sample: GPUNodeStatus | None, initialised: bool = True
-) -> GPUNode:
-    spec = GPUNodeSpec(initialised=initialised, reservations=reservations)
-    return GPUNode(ObjectMeta(name="n1"), spec=spec, status=sample)
-
-
-def status(
-    *rows: PodUse,
-    devices: Sequence[Device] = tuple(map(device, DEVICES)),
-    sources: Sequence[Source] = SOURCES,
-) -> GPUNodeStatus:
-    return GPUNodeStatus("now", list(devices), list(rows), sources=list(sources))
-
-
-def ask(
-    reservations: dict[str, Reservation],
-    sample: GPUNodeStatus,
-    uid: str = "p",
-    written: GPUNodeStatus | None = None,
-    reserve: int = 0,
-    tolerance: int = 0,
-    **more: Any,
-) -> Verdict:
-    held = node(reservations, sample if written is None else written, **more)
-    return judge(held, sample, uid, Limits(reserve, tolerance))
+from tests.agent.gate_node import DEVICES, GPU, MEMORY, ask, device, reservation, row, status, stray
 
 
 def test_a_pod_that_is_charged_on_its_device_may_start() -> None:
@@ -107,69 +36,6 @@ def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is unconfirmed
     del reservations["q"]
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "yes"
-
-
-WAITS = Verdict("not yet", "another pod that starts alone is starting on the same device")
-
-
-def starting(second: int, *candidates: str, phase: Any = "starting", count: int = 1) -> Reservation:
-    made = reservation(10, *candidates, count=count)
-    since = f"2026-11-21T00:00:{second:02}.000+00:00"
-    return msgspec.structs.replace(made, since=since, phase=phase, start_timeout_s=600)
-
-
-def test_pods_that_start_alone_start_in_the_order_of_the_ledger() -> None:
-    both = status(row("p", "GPU-a"), row("q", "GPU-a"))
-    reservations = {"p": starting(1), "q": starting(2)}
-    assert ask(reservations, both, "p") == Verdict("yes")
-    assert ask(reservations, both, "q") == WAITS
-    reservations["p"] = starting(1, phase="running")
-    assert ask(reservations, both, "q") == Verdict("yes")
-    same_time = {"p": starting(1), "q": starting(1)}
-    assert [ask(same_time, both, uid).answer for uid in "pq"] == ["yes", "not yet"]
-
-
-def test_only_pods_on_the_same_device_start_one_after_the_other() -> None:
-    apart = status(row("p", "GPU-a"), row("q", "GPU-b"))
-    reservations = {"p": starting(1), "q": starting(2)}
-    assert [ask(reservations, apart, uid).answer for uid in "pq"] == ["yes", "yes"]
-    ordinary = {"p": starting(1), "q": starting(2, phase="")}
-    both = status(row("p", "GPU-a"), row("q", "GPU-a"))
-    assert [ask(ordinary, both, uid).answer for uid in "pq"] == ["yes", "yes"]
-
-
-def test_a_pod_waits_for_an_earlier_one_that_may_get_its_device() -> None:
-    """The later pod was admitted first. The earlier one can still get either GPU."""
-    reservations = {"p": starting(1), "q": starting(2)}
-    assert ask(reservations, status(row("q", "GPU-a")), "q") == WAITS
-    assert ask({"p": starting(3), "q": starting(2)}, status(row("q", "GPU-a")), "q").answer == "yes"
-
-
-def test_a_pod_waits_for_a_later_one_that_has_begun() -> None:
-    """The reservations were written again in another order, after the GPUNode was lost."""
-    reservations = {"p": starting(1), "q": starting(2)}
-    begun = row("q", "GPU-a", started_at="2026-11-21T00:00:00Z")
-    assert ask(reservations, status(row("p", "GPU-a"), begun), "p") == WAITS
-    assert ask(reservations, status(row("p", "GPU-a"), row("q", "GPU-a", used=1)), "p") == WAITS
-    assert ask(reservations, status(row("p", "GPU-b"), begun), "p").answer == "yes"
-
-
-@pytest.mark.parametrize("order", [*permutations("pqr")])
-def test_pods_with_several_devices_wait_in_no_circle(order: tuple[str, ...]) -> None:
-    """p holds both GPUs, q and r hold one each. In any order all of them start, and no two of them
-    start at the same time on one GPU."""
-    on = {"p": DEVICES, "q": DEVICES[:1], "r": DEVICES[1:]}
-    ledger = {uid: starting(n, count=len(on[uid])) for n, uid in enumerate(order)}
-    begun: list[str] = []
-    while waiting := [uid for uid in order if ledger[uid].phase == "starting"]:
-        at = {uid: "2026-11-21T00:00:00Z" if uid in begun else "" for uid in order}
-        sample = status(*(row(u, uuid, replica=u, started_at=at[u]) for u in on for uuid in on[u]))
-        begun += [u for u in waiting if u not in begun and ask(ledger, sample, u).answer == "yes"]
-        assert begun[:1] == waiting[:1]
-        taken = [uuid for uid in begun for uuid in on[uid]]
-        assert len(taken) == len({*taken})
-        settled = begun.pop(0)
-        ledger[settled] = msgspec.structs.replace(ledger[settled], phase="running")
 
 
 @pytest.mark.parametrize(
@@ -369,68 +235,6 @@ def test_two_that_are_too_much_together_never_both_may_start(
     sample = status(row("p", "GPU-a"), row("q", "GPU-a"))
     answers = [ask(reservations, sample, uid).answer for uid in "pq"]
     assert answers == (["no", "no"] if one + other > MEMORY else ["yes", "yes"])
-
-
-class Ledger:
-    def __init__(self, answer: GPUNode | Exception | None) -> None:
-        self.answer = answer
-        self.reads = 0
-
-    def gpunode(self) -> GPUNode | None:
-        self.reads += 1
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
-    sample, at_s = status(row("p", "GPU-a")), [10.0]
-    ledger = Ledger(node({"p": reservation(1)}, sample))
-    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
-    assert [gate_service.ask(uid).answer for uid in ("p", "q", "p")] == ["yes", "not yet", "yes"]
-    assert ledger.reads == 1
-    at_s[0] += READ_EVERY_S
-    gate_service.ask("p")
-    assert ledger.reads == 2
-
-
-@pytest.mark.parametrize("answer", [NotDelivered("rejected"), BadReport("no JSON"), None])
-def test_no_pod_starts_while_the_ledger_cannot_be_read(
-    answer: Exception | None,
-) -> None:
-    sample, at_s = status(row("p", "GPU-a")), [10.0]
-    ledger = Ledger(node({"p": reservation(1)}, sample))
-    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
-    assert gate_service.ask("p").answer == "yes"
-    ledger.answer = answer
-    at_s[0] += READ_EVERY_S
-    assert gate_service.ask("p").answer == "not yet"
-
-
-def unknown() -> None:
-    return None
-
-
-@pytest.mark.parametrize(
-    ("fresh", "reserve"),
-    [
-        pytest.param(unknown, lambda: 0, id="no fresh sample"),
-        pytest.param(lambda: status(row("p", "GPU-a")), unknown, id="no annotations"),
-    ],
-)
-def test_no_pod_starts_while_the_gate_service_lacks_data(
-    fresh: Callable[[], GPUNodeStatus | None], reserve: Callable[[], int | None]
-) -> None:
-    ledger = Ledger(node({"p": reservation(1)}, status(row("p", "GPU-a"))))
-    assert GateService(ledger, fresh, reserve, lambda: math.inf).ask("p").answer == "not yet"
-
-
-def test_a_verdict_shows_nothing_about_other_pods() -> None:
-    reservations = {"p": reservation(60), "secret": reservation(41, name="secret")}
-    sample = status(row("p", "GPU-a"), row("secret", "GPU-a", name="secret"))
-    message = msgspec.json.encode(ask(reservations, sample)).decode()
-    assert "secret" not in message
-    assert not any(character.isdigit() for character in message)
 
 
 def certain(asked: int, uuid: str) -> Reservation:

@@ -1,29 +1,13 @@
 """Peaks of containers, when their use has settled, and which life they belong to."""
 
-import json
-import os
-import stat
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from agent.peaks import FORGOTTEN_AFTER_S, MAX_LIVES, Life, Lives, Peaks
 from agent.status_builder import MAX_ROWS_WITH_PEAKS
-from contract.gpunode import PodUse
 from tests.agent.lives import GIB, MIB, Node, seconds_of
-from tests.agent.whole import ROOT, Whole
-from tests.driver import h100
-
-A = "GPU-a", "c1"
+from tests.agent.measured_peaks import A, peaks
 
 
 @pytest.fixture
@@ -34,19 +18,6 @@ def node() -> Node:
     node.sample()
     node.run("c1", "u")
     return node
-
-
-def peaks(row: PodUse) -> dict[str, Any]:
-    """The fields of a row that this is about, without those that are absent."""
-    names = [
-        "peak_bytes",
-        "startup_peak_bytes",
-        "peak_source",
-        "peak_partial",
-        "started_at",
-        "settled_at",
-    ]
-    return {name: found for name in names if (found := getattr(row, name))}
 
 
 def test_a_peak_is_the_largest_sample_of_the_life(node: Node) -> None:
@@ -338,105 +309,6 @@ def test_the_mark_of_another_life_does_not_count(node: Node) -> None:
     assert (row.peak_bytes, row.peak_source) == (GIB, "nvml")
 
 
-def test_peaks_survive_a_restart_of_the_agent(tmp_path: Path) -> None:
-    node = Node(tmp_path / "agent.lives.json")
-    node.hold("u")
-    node.sample()
-    node.run("c1", "u")
-    node.used[A] = 9 * GIB
-    node.samples(lambda _: 9 * GIB, 10, A)
-    node.used[A] = GIB
-    node.start_agent()  # nothing was saved in the end, as after SIGKILL
-    row = node.one(30.0)
-    assert (row.peak_bytes, row.peak_partial, row.started_at) == (
-        9 * GIB,
-        False,
-        "2026-11-20T20:16:45Z",
-    )
-    row = node.samples(lambda _: GIB, 20, A)
-    assert (row.startup_peak_bytes, bool(row.settled_at)) == (9 * GIB, True)
-
-
-def test_an_agent_that_was_away_for_long_reports_a_partial_peak(tmp_path: Path) -> None:
-    node = Node(tmp_path / "agent.lives.json")
-    node.hold("u")
-    node.run("c1", "u")
-    node.used[A] = 9 * GIB
-    node.sample()
-    node.start_agent()
-    row = node.one(61.0)
-    assert (row.peak_bytes, row.peak_partial, row.startup_peak_bytes) == (9 * GIB, True, None)
-
-
-def test_a_container_that_restarts_while_the_agent_does_begins_a_life(tmp_path: Path) -> None:
-    node = Node(tmp_path / "agent.lives.json")
-    node.hold("u")
-    node.run("c1", "u")
-    node.used[A] = 9 * GIB
-    node.sample()
-    node.end("c1")
-    node.run("c2", "u")
-    node.used["GPU-a", "c2"] = GIB
-    node.start_agent()
-    row = node.one(20.0)
-    assert (row.peak_bytes, row.peak_partial) == (GIB, False)
-
-
-def test_lives_of_an_earlier_boot_are_forgotten(tmp_path: Path) -> None:
-    node = Node(tmp_path / "agent.lives.json")
-    node.hold("u")
-    node.run("c1", "u")
-    node.used[A] = 9 * GIB
-    node.sample()
-    node.now_s = 10.0
-    node.used[A] = GIB
-    node.start_agent()
-    assert node.one().peak_bytes == GIB
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b'{"lives": [{"uid": 5}]}', b"\xff"])
-def test_a_file_that_cannot_be_read_is_logged_and_replaced(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "agent.lives.json"
-    path.write_bytes(content)
-    with capture_logs() as logs:
-        node = Node(path)
-    assert [log["event"] for log in logs] == ["peaks_not_kept"]
-    assert "earlier peaks are not known" in logs[0]["reason"]
-    node.hold("u")
-    node.run("c1", "u")
-    node.used[A] = GIB
-    node.sample()
-    assert [life.sampled_bytes for life in _stored(path).lives] == [GIB]
-
-
-def test_a_file_that_cannot_be_written_is_logged_once_and_changes_no_report(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with capture_logs() as logs:
-        node = Node(tmp_path / "file" / "agent.lives.json")
-        node.hold("u")
-        node.run("c1", "u")
-        for used in (1, 2, 3):
-            node.used[A] = used * GIB
-            assert node.one().peak_bytes == used * GIB
-    read, written = [log["reason"] for log in logs]
-    assert "cannot be read, earlier peaks are not known" in read
-    assert "cannot be written, peaks are lost at a restart" in written
-
-
-def test_the_file_is_written_when_a_peak_changes_and_otherwise_every_15_s(tmp_path: Path) -> None:
-    path = tmp_path / "agent.lives.json"
-    node = Node(path)
-    node.hold("u")
-    node.run("c1", "u")
-    written: list[int] = []
-    for used in (1, 1, 1, 1, 2, 1, 1, 1):
-        node.used[A] = used * GIB
-        before = path.stat()[stat.ST_INO] if path.exists() else 0
-        node.sample()
-        written.append(path.stat()[stat.ST_INO] != before)
-    assert written == [True, False, False, True, True, False, False, True]
-
-
 def test_a_life_is_forgotten_ten_minutes_after_its_pod_left_the_report(node: Node) -> None:
     node.used[A] = GIB
     node.sample()
@@ -520,10 +392,6 @@ def test_a_peak_is_never_less_than_a_sample_and_never_shrinks(
         settled_at = row.settled_at
 
 
-def _stored(path: Path) -> Lives:
-    return msgspec.json.decode(path.read_bytes(), type=Lives)
-
-
 def test_times_are_those_of_the_clock_at_the_first_sample() -> None:
     node = Node()
     node.hold("u")
@@ -531,59 +399,3 @@ def test_times_are_those_of_the_clock_at_the_first_sample() -> None:
     node.used[A] = GIB
     row = node.one()
     assert seconds_of(row.started_at) == 993.0
-
-
-@contextmanager
-def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
-    """An agent that prints a sample every second, with its peaks beside the file ``state``."""
-    flags = [*whole.flags, "--no-publish", "--json", "--interval", "1", "--state", str(state)]
-    kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    with subprocess.Popen(
-        [sys.executable, "-m", "agent", *flags],
-        env=kept | whole.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
-    """Return the pod of the first sample in which it uses so many bytes."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        (pod,) = json.loads(line)["pods"]
-        if pod["used"] == used:
-            return dict(pod)
-    raise AssertionError("the agent ended")
-
-
-def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None:
-    """After SIGKILL, and after SIGTERM."""
-    state = tmp_path / "run/agent.json"
-    whole = Whole(tmp_path / "node", [h100("GPU-a")], 4)
-    try:
-        device = whole.run("00000001-1111-4222-8333-000000000001", "p", 9 * GIB)
-        pid = whole.node.processes["00000001-1111-4222-8333-000000000001", "main"].pid
-        with sampling(whole, state) as agent:
-            first = until_used(agent, 9 * GIB)
-        assert (first["peak"], first["peakPartial"]) == (9 * GIB, True)  # it started at boot
-        whole.driver.use(pid, {device: 2 * GIB})
-        with sampling(whole, state) as agent:
-            second = until_used(agent, 2 * GIB)
-            agent.terminate()
-            agent.wait(60)
-        assert (second["peak"], second["startedAt"]) == (9 * GIB, first["startedAt"])
-        whole.driver.use(pid, {device: GIB})
-        with sampling(whole, state) as agent:
-            assert until_used(agent, GIB)["peak"] == 9 * GIB
-        # A single sample shows what the file has not, and leaves it as it is.
-        before = (state.parent / "agent.lives.json").read_bytes()
-        once = json.loads(whole.once("--json", "--pause", "0", "--state", str(state)).stdout)
-        assert once["pods"][0]["peak"] == GIB
-        assert (state.parent / "agent.lives.json").read_bytes() == before
-    finally:
-        whole.stop()

@@ -1,6 +1,5 @@
 """The configuration of plugin, toolkit and kubelet as a recorded /proc shows it."""
 
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -11,11 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.probes.host_processes import Hidden, parse_flags
+from agent.probes.host_processes import Hidden
 from agent.probes.plugin_config import ConfigurationProbe
-from agent.probes.readings import PluginReading, Reading, SourceReading, TopologyReading
+from agent.probes.readings import PluginReading
+from tests.agent.host import GPU, Tree, pipe, plugin, policy, read
+from tests.agent.test_kubelet_config import kubelet
 
-GPU = "nvidia.com/gpu"
 KEYS = st.sampled_from(
     [
         *("flags", "plugin", "deviceListStrategy", "sharing", "timeSlicing", "mps"),
@@ -32,95 +32,6 @@ TIME_SLICING = {
 MERGES = "a0: &a0 {k: v}\n" + "".join(
     f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13)
 )
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-class Tree:
-    """A /proc in which processes are made up, and the sockets that they listen on."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir()
-        self.sockets = root / "device-plugins"
-        self.sockets.mkdir()
-        self._listeners: dict[str, int] = {}
-        self._starts = iter(range(1000, 9000))
-
-    def probe(self) -> ConfigurationProbe:
-        return ConfigurationProbe(self.root, self.sockets, self._listener)
-
-    def listen(self, name: str, pid: int) -> None:
-        path = self.sockets / name
-        path.unlink(missing_ok=True)
-        path.touch()
-        self._listeners[name] = pid
-
-    def _listener(self, path: Path) -> int:
-        if not (self.root / str(self._listeners[path.name])).exists():
-            raise ConnectionRefusedError
-        return self._listeners[path.name]
-
-    def process(
-        self, pid: int, command: str, *arguments: str, environment: dict[str, str] | None = None
-    ) -> Path:
-        folder = self.root / str(pid)
-        (folder / "root").mkdir(parents=True)
-        (folder / "comm").write_text(f"{command[:15]}\n")
-        start = next(self._starts)
-        (folder / "stat").write_text(f"{pid} ({command[:15]}) S " + "0 " * 18 + f"{start} 0")
-        (folder / "cmdline").write_text("\0".join([command, *arguments, ""]))
-        pairs = [f"{key}={value}\0" for key, value in (environment or {}).items()]
-        (folder / "environ").write_text("".join(pairs))
-        if command == "nvidia-device-plugin":
-            self.listen(f"nvidia-gpu-{pid}.sock", pid)
-        elif command in ("kubelet", "k3s"):
-            self.listen("kubelet.sock", pid)
-        return folder
-
-    def plugin(self, config: object = None, *arguments: str, **environment: str) -> Path:
-        folder = self.process(
-            200,
-            "nvidia-device-plugin",
-            "--config-file=/config/config.yaml",
-            *arguments,
-            environment=environment,
-        )
-        self.configure(folder, config)
-        return folder
-
-    def configure(self, folder: Path, config: object) -> None:
-        (folder / "root/config").mkdir(exist_ok=True)
-        text = config if isinstance(config, str) else yaml.safe_dump(config)
-        (folder / "root/config/config.yaml").write_text(text)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path / "proc")
-
-
-def read(probe: ConfigurationProbe) -> tuple[list[Reading], dict[str, SourceReading]]:
-    found = list(probe.read())
-    shown = [r for r in found if not isinstance(r, SourceReading)]
-    return shown, {r.source: r for r in found if isinstance(r, SourceReading)}
-
-
-def plugin(tree: Tree) -> PluginReading:
-    shown, sources = read(tree.probe())
-    assert sources["plugin"].state == "ok", sources
-    (reading,) = [r for r in shown if isinstance(r, PluginReading)]
-    return reading
-
-
-def policy(tree: Tree) -> str:
-    shown, sources = read(tree.probe())
-    assert sources["kubelet"].state == "ok", sources
-    (reading,) = [r for r in shown if isinstance(r, TopologyReading)]
-    return reading.policy
 
 
 def test_a_plugin_without_configuration_has_its_defaults(tree: Tree) -> None:
@@ -298,66 +209,6 @@ def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None
     released.set()
 
 
-#: Paths of the kubelet's configuration in distributions: arguments, file, its content, the policy.
-LAYOUTS = [
-    pytest.param(
-        ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),
-        ("var/lib/kubelet/config.yaml", "topologyManagerPolicy: restricted"),
-        id="kubeadm",
-    ),
-    pytest.param(
-        ("--config", "/home/kubernetes/kubelet-config.yaml"),
-        ("home/kubernetes/kubelet-config.yaml", "topologyManagerPolicy: restricted"),
-        id="GKE",
-    ),
-    pytest.param(
-        (
-            "--config",
-            "/etc/kubernetes/kubelet/config.json",
-            "--config-dir",
-            "/etc/kubernetes/kubelet/config.json.d",
-        ),
-        ("etc/kubernetes/kubelet/config.json", '{"topologyManagerPolicy": "restricted"}'),
-        id="EKS",
-    ),
-    pytest.param(
-        ("--config=/etc/default/kubeletconfig.json", "--topology-manager-policy=restricted"),
-        ("etc/default/kubeletconfig.json", '{"topologyManagerPolicy": "none"}'),
-        id="AKS",
-    ),
-    pytest.param(
-        ("--config=/etc/kubernetes/kubelet.conf", "--config-dir=/etc/openshift/kubelet.conf.d"),
-        ("etc/kubernetes/kubelet.conf", '{"topologyManagerPolicy": "restricted"}'),
-        id="OpenShift",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "file"), LAYOUTS)
-def test_the_kubelet_of_each_distribution_is_read(
-    tree: Tree, arguments: tuple[str, ...], file: tuple[str, str]
-) -> None:
-    path = tree.process(300, "kubelet", *arguments) / "root" / file[0]
-    path.parent.mkdir(parents=True)
-    path.write_text(file[1])
-    assert policy(tree) == "restricted"
-
-
-def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
-    tree: Tree,
-) -> None:
-    """k3s runs the kubelet in its own process and replaces the command line by its name."""
-    folder = tree.process(300, "k3s", "server")
-    (folder / "comm").write_text("k3s-server\n")
-    shown, sources = read(tree.probe())
-    assert shown == []
-    assert sources["kubelet"].state == "absent"
-    drop_in = folder / "root/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/10.conf"
-    drop_in.parent.mkdir(parents=True)
-    drop_in.write_text("topologyManagerPolicy: best-effort")
-    assert policy(tree) == "best-effort"
-
-
 @pytest.mark.parametrize(
     ("spoil", "reported"),
     [
@@ -468,69 +319,6 @@ def test_whether_device_files_are_handed_out(
 ) -> None:
     tree.plugin(TIME_SLICING | {"flags": {"plugin": own}}, *arguments, **environment)
     assert plugin(tree).passes_device_specs is passes
-
-
-def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
-    folder = tree.process(300, "kubelet", *arguments)
-    for name, text in files.items():
-        path = folder / "root/etc" / name.replace("__", "/").replace("_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def test_the_kubelet_s_default_is_no_topology_policy(tree: Tree) -> None:
-    kubelet(tree, "--config=/etc/k.yaml", k_yaml="kind: KubeletConfiguration")
-    assert policy(tree) == "none"
-
-
-def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_one_before(
-    tree: Tree,
-) -> None:
-    arguments = ["--config", "/etc/k.yaml", "--config-dir=/etc/d"]
-    files = {"k_yaml": "topologyManagerPolicy: best-effort"}
-    kubelet(tree, *arguments, **files)
-    assert policy(tree) == "best-effort"
-    shutil.rmtree(tree.root / "300")
-    files |= {
-        "d__10_conf": "topologyManagerPolicy: single-numa-node",
-        "d__20_conf": "topologyManagerPolicy: restricted",
-        "d__30_conf": "podPidsLimit: 1",
-    }
-    kubelet(tree, *arguments, **files)
-    assert policy(tree) == "restricted"
-    shutil.rmtree(tree.root / "300")
-    kubelet(tree, *arguments, "--topology-manager-policy=none", **files)
-    assert policy(tree) == "none"
-
-
-@pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
-def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
-    kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
-    shown, sources = read(tree.probe())
-    assert shown == []
-    assert sources["kubelet"].state == "degraded"
-
-
-def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
-    shown, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
-    assert shown == []
-    assert {source.state for source in sources.values()} == {"absent"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--a=1", "--b", "2", "-c=3"], {"a": "1", "b": "2", "c": "3"}),
-        (["--on", "--a=1"], {"on": "", "a": "1"}),
-        (["--a=x", "--a=y"], {"a": "x,y"}),
-        (["--a=b=c", "word"], {"a": "b=c"}),
-        ([], {}),
-    ],
-)
-def test_flags_are_read_as_go_programs_read_them(
-    arguments: list[str], expected: dict[str, str]
-) -> None:
-    assert parse_flags(arguments) == expected
 
 
 _BOMB = "a: &a [x,x,x,x,x,x,x,x]\n" + "".join(

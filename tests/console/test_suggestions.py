@@ -2,76 +2,29 @@
 
 import re
 from dataclasses import replace
-from datetime import datetime, timedelta
 
 import msgspec
-import numpy as np
 import pytest
 
 from contract.annotations import DEVICE_CHOICE
-from contract.decision import decision_id
 from contract.device_choice import STEERING_NOT_PERMITTED
 from contract.gpunode import Reservation
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod, PodStatus
+from contract.kube import Node, NodeStatus, ObjectMeta, PodStatus
 from contract.reasons import Reason
 from extender.state.changes import (
     DepartureMarked,
-    Event,
     GPUNodeSeen,
     NodeSeen,
     PodGone,
     PodSeen,
 )
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Decision, NodeSets
 from extender.state.pod_requests import QuotaStatus, ResourceQuota
 from extender.state.reconcile_queue import Orphan, Unmarked, orphans
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import RULES, STALE_AFTER_S, WALL_S, Asked
-from tests.console.test_devices import SINCE, since
-
-WAITS = pod("16Gi", uid="uw", name="waits")
-
-
-def node(name: str, free: int = 2, **sizes: int) -> list[Event]:
-    """One GPU of 24 GiB with pods of these sizes on it."""
-    uuid = f"GPU-{name}"
-    reservations: dict[str, Reservation] = {
-        f"u-{who}": since(reservation({uuid: gib * GIB}, name=who)) for who, gib in sizes.items()
-    }
-    rows = [use(f"u-{who}", uuid, replica=f"{uuid}::{n}") for n, who in enumerate(sizes)]
-    held = gpunode(
-        shared(uuid, free=free, allocated=len(sizes)),
-        name=name,
-        reservations=reservations,
-        pods=rows,
-        plugin=DISTRIBUTED,
-    )
-    pods = [
-        PodSeen(pod(f"{gib}Gi", uid=f"u-{who}", name=who, node=name, phase="Running", priority=5))
-        for who, gib in sizes.items()
-    ]
-    return [NodeSeen(kube_node(name)), *pods, GPUNodeSeen(held, 0.0)]
-
-
-def asked(*events: Event, waits: Pod = WAITS) -> Asked:
-    found = Asked()
-    found.cluster.apply([*events, PodSeen(waits)])
-    return found
-
-
-def explained(fleet: Asked) -> dict[str, object]:
-    answer = fleet.get("/v1/explain/pods/default/waits")
-    assert answer.status_code == 200, answer.text
-    body: dict[str, object] = answer.json()
-    return body
-
-
-def kinds(body: dict[str, object]) -> list[str]:
-    given = body["advice"]
-    assert isinstance(given, list)
-    assert body["suggestions"] == [one["sentence"] for one in given]
-    return [one["kind"] for one in given]
+from tests.console.explained import WAITS, asked, explained, kinds, node
+from tests.console.test_devices import SINCE
 
 
 def test_the_suggestion_waits_for_the_smallest_pod_whose_end_helps() -> None:
@@ -182,166 +135,6 @@ def test_a_pod_that_fits_needs_no_advice() -> None:
     assert (body["verdict"], kinds(body)) == ("fits", [])
 
 
-def test_attempts_of_kube_scheduler_are_shown() -> None:
-    fleet = asked(*node("a", whole=20), *node("b", full=20), *node("c", more=20))
-    never = explained(fleet)["attempts"]
-    assert isinstance(never, dict)
-    assert (never["times"], never["offered_nodes"], never["again_by"]) == (0, None, None)
-    assert never["message"].startswith("its scheduler has not called Headroom for this pod")
-    which = decision_id(WAITS.metadata.uid, WAITS.metadata.resource_version)
-    rejected = {Reason.MEMORY_ON_ANY: 2}
-    at_s = datetime.fromisoformat(SINCE).timestamp()
-    fleet.journal.record(Decision(WAITS, which, at_s, 7, offered=2, fits=0, rejected=rejected))
-    tried = explained(fleet)["attempts"]
-    assert isinstance(tried, dict)
-    assert (tried["times"], tried["offered_nodes"], tried["not_offered_nodes"]) == (1, 2, 1)
-    again = datetime.fromisoformat(tried["again_by"])
-    assert again - datetime.fromisoformat(SINCE) == timedelta(minutes=5)
-    assert "1 node did not pass kube-scheduler's own checks" in tried["message"]
-
-
-@pytest.mark.parametrize("path", ["/v1/score?pod=default/waits&node=a"])
-def test_a_score_names_them_too(path: str) -> None:
-    body = asked(*node("a", tiny=2, small=9)).get(path).json()
-    assert [held["name"] for held in body["live"]["node"]["blockers"]] == ["small", "tiny"]
-
-
-def closed(name: str, **spec: object) -> NodeSeen:
-    """The Node of that name with this spec: taints, or a cordon."""
-    wire = {"metadata": {"name": name, "labels": {"zone": name}}, "spec": spec}
-    return NodeSeen(msgspec.convert(wire, Node))
-
-
-TEAM = {"key": "team", "value": "x", "effect": "NoSchedule"}
-
-
-def waiting_with(**spec: object) -> Pod:
-    """The pod that waits, with more in its spec."""
-    wire = msgspec.to_builtins(WAITS)
-    wire["spec"] |= spec
-    return msgspec.convert(wire, Pod)
-
-
-def record(
-    fleet: Asked, *offered: str, waits: Pod = WAITS, at_s: float = WALL_S
-) -> dict[str, object]:
-    """kube-scheduler asks about these nodes, and none takes the pod."""
-    snap = fleet.cluster.snapshot()
-    rows = np.array([snap.row_of[name] for name in offered], np.int64)
-    nodes = NodeSets().offered(snap.row_of, rows)
-    which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
-    rejected = {Reason.MEMORY_ON_ANY: len(offered)}
-    decision = Decision(waits, which, at_s, 7, len(offered), 0, rejected, offered_nodes=nodes)
-    fleet.journal.record(decision)
-    return explained(fleet)
-
-
-@pytest.mark.parametrize(
-    ("spec", "what", "advice"),
-    [
-        pytest.param(
-            {"unschedulable": True},
-            "cordoned",
-            "uncordon: the pod would fit on node b",
-            id="cordon",
-        ),
-        pytest.param(
-            {"taints": [TEAM]},
-            "taint team=x:NoSchedule, which the pod does not tolerate",
-            "add a toleration for taint team=x:NoSchedule: the pod would fit on node b",
-            id="taint",
-        ),
-    ],
-)
-def test_a_node_that_kube_scheduler_left_out_does_not_count_as_fitting(
-    spec: dict[str, object], what: str, advice: str
-) -> None:
-    body = explained(asked(*node("a", whole=20), *node("b"), closed("b", **spec)))
-    assert (body["verdict"], body["fits"]) == ("rejected", 0)
-    assert body["message"] == "no node can take the pod"
-    (kept_out,) = body["ineligible"]  # type: ignore[misc]
-    assert (kept_out["message"], kept_out["nodes"]) == (what, 1)
-    assert kinds(body) == ["lower", "wait", "eligible"]
-    assert str(body["suggestions"][-1]).startswith(advice)  # type: ignore[index]
-    assert [each["node"] for each in body["nearest"]] == ["a"]  # type: ignore[attr-defined]
-
-
-def test_advice_to_lower_is_of_the_nodes_that_the_pod_selects() -> None:
-    waits = waiting_with(nodeSelector={"zone": "b"})
-    fleet = asked(*node("a", some=12), *node("b", most=20), closed("a"), closed("b"), waits=waits)
-    body = explained(fleet)
-    lower = body["advice"][0]  # type: ignore[index]
-    assert lower["lower_to_bytes"] == 4 * GIB  # and not 12, as on a
-    obstacle = body["ineligible"][0]  # type: ignore[index]
-    assert obstacle["message"] == "labels do not match the pod's nodeSelector zone=b"
-
-
-def test_two_obstacles_are_not_advised_away_as_if_they_were_one() -> None:
-    waits = waiting_with(nodeSelector={"zone": "a"})
-    fleet = asked(
-        *node("a", whole=24), *node("b"), closed("a"), closed("b", taints=[TEAM]), waits=waits
-    )
-    assert "eligible" not in kinds(explained(fleet))
-
-
-def test_without_an_eligible_node_the_first_cause_is_in_the_headline() -> None:
-    body = explained(asked(*node("a"), closed("a", unschedulable=True)))
-    assert body["message"] == "no node is eligible: 1 node: cordoned"
-
-
-def test_the_nodes_of_the_last_filter_call_are_those_that_are_explained() -> None:
-    fleet = asked(*node("a", some=12), *node("b", most=20))
-    body = record(fleet, "b")
-    assert (body["left_out_nodes"], body["not_checked"]) == (1, [])
-    assert [each["node"] for each in body["nearest"]] == ["b"]  # type: ignore[attr-defined]
-    assert body["suggestions"][0] == (  # type: ignore[index]
-        "lower headroom.gpu/vram to 4Gi or less: that fits now"
-    )
-    assert body["last_decision"]["filter"]["offered_nodes"] is None  # type: ignore[index]
-    names = fleet.get("/v1/decisions?offered_nodes=true").json()["decisions"]
-    assert names[0]["filter"]["offered_nodes"] == ["b"]
-
-
-def test_without_a_filter_call_missing_checks_are_listed() -> None:
-    spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
-    waits = waiting_with(
-        topologySpreadConstraints=spread,
-        volumes=[{"persistentVolumeClaim": {"claimName": "data"}}],
-    )
-    fleet = asked(*node("a"), waits=waits)
-    body = explained(fleet)
-    unchecked = "CPU, memory and other resources, volumes, topology spread constraints"
-    assert body["message"] == f"1 node has GPU memory for the pod (not checked: {unchecked})"
-    full = asked(*node("a", whole=20), waits=waits)
-    after = record(full, "a", waits=waits)
-    assert after["suggestions"][0] == (  # type: ignore[index]
-        "lower headroom.gpu/vram to 4Gi or less: that much is free now (not checked: volumes, "
-        "topology spread constraints)"
-    )
-
-
-def test_a_scheduling_gate_and_another_scheduler_are_named() -> None:
-    gated = explained(asked(*node("a"), waits=waiting_with(schedulingGates=[{"name": "queue"}])))
-    assert (gated["verdict"], gated["message"]) == (
-        "gated",
-        "the pod has 1 scheduling gate (queue): no scheduler tries it until it is removed",
-    )
-    other = explained(asked(*node("a"), waits=waiting_with(schedulerName="volcano")))
-    assert (other["verdict"], other["message"]) == (
-        "other_scheduler",
-        "spec.schedulerName is volcano, which is not known to call Headroom; create the pod "
-        "again with spec.schedulerName: default-scheduler",
-    )
-
-
-def test_a_request_larger_than_every_device_has_its_own_message() -> None:
-    body = explained(asked(*node("a", some=4), waits=pod("25Gi", uid="uw", name="waits")))
-    assert body["message"] == (
-        "no node can take the pod: it needs 25.0 GiB, larger than any GPU that it may use "
-        "(24.0 GiB)"
-    )
-
-
 def test_equal_devices_are_one_line() -> None:
     uuids = [f"GPU-{number}" for number in range(8)]
     free = [shared(uuid, 2) for uuid in uuids]
@@ -356,39 +149,6 @@ def test_equal_devices_are_one_line() -> None:
     lines = body["nearest"][0]["lines"]  # type: ignore[index]
     assert [line for line in lines if "needs 25.0 GiB" in line] == [lines[1]]
     assert lines[1].startswith("  each of 8 GPUs, such as GPU-0: needs 25.0 GiB")
-
-
-def test_a_cordoned_node_shows_at_once_though_no_snapshot_changes() -> None:
-    fleet = asked(*node("a"))
-    before = fleet.get("/v1/nodes")
-    fleet.cluster.apply([closed("a", unschedulable=True, taints=[TEAM])])
-    after = fleet.get("/v1/nodes", {"If-None-Match": before.headers["ETag"]})
-    (shown,) = after.json()["nodes"]
-    assert (shown["cordoned"], shown["taints"]) == (True, ["team=x:NoSchedule"])
-
-
-def test_pending_pods_are_listed_with_the_same_reasons() -> None:
-    fleet = asked(*node("a", whole=20), *node("b"), closed("b", unschedulable=True))
-    (listed,) = fleet.get("/v1/pending").json()["pods"]
-    body = explained(fleet)
-    assert (listed["fits"], listed["message"]) == (0, body["message"])
-    assert (listed["ineligible"], listed["nearest"]) == (body["ineligible"], "a")
-
-
-def test_a_score_on_a_node_that_is_not_eligible_has_no_rank() -> None:
-    fleet = asked(*node("a"), *node("b"), closed("b", taints=[TEAM]))
-    live = fleet.get("/v1/score?pod=default/waits&node=b").json()["live"]
-    assert (live["eligible"], live["fits"], live["rank"], live["wins"]) == (False, 1, None, False)
-    assert [each["reason"] for each in live["failing"]] == ["taint"]
-    there = fleet.get("/v1/score?pod=default/waits&node=a").json()["live"]
-    assert (there["eligible"], there["fits"], there["rank"], there["wins"]) == (True, 1, 1, True)
-
-
-def test_the_decisions_about_an_earlier_pod_of_the_name_are_not_about_this_one() -> None:
-    earlier = pod("16Gi", uid="u-earlier", name="waits")
-    fleet = asked(*node("a", whole=20), waits=waiting_with(schedulerName="volcano"))
-    body = record(fleet, "a", waits=earlier)
-    assert (body["verdict"], body["last_decision"]) == ("other_scheduler", None)
 
 
 def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> ResourceQuota:

@@ -1,20 +1,15 @@
 """The store over a real API server, and over one with scripted faults."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from kubernetes.client import Configuration
 
 from contract.annotations import FINALIZER, TOUCHED
-from contract.gpunode import Charge, Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.kube import ObjectMeta, Pod
 from extender.errors import (
     OutcomeUnknown,
@@ -22,14 +17,12 @@ from extender.errors import (
     StoreError,
     StoreNotFound,
     StoreRejected,
-    StoreTimeout,
 )
 from extender.kube.client import KubeApi
-from extender.ledger.kube_store import merge_patch, spec_patch
 from tests.blocking import Blocking, Loop
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
+from tests.ledger.client import over, reservation
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding
-from tests.scripted import Exchange, scripted_server
 
 NAMESPACE = "store-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -43,22 +36,6 @@ def api(plane: ControlPlane) -> Iterator[KubeApi]:
     api = KubeApi(plane.configuration())
     yield api
     api.close()
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    with Loop() as loop:
-        yield loop
-
-
-@contextlib.contextmanager
-def over(configuration: Configuration, loop: Loop, **how: Any) -> Iterator[Blocking]:
-    """Yield a store that uses the server."""
-    lists = KubeApi(configuration)
-    try:
-        yield loop.store(configuration, lists, **how)
-    finally:
-        lists.close()
 
 
 @pytest.fixture
@@ -76,11 +53,6 @@ def new_pod(plane: ControlPlane, annotations: dict[str, str] | None = None, name
         "spec": {"containers": [{"name": "main", "image": "none"}]},
     }
     return msgspec.convert(plane.call("POST", PODS, body), Pod)
-
-
-def reservation(**candidates: int) -> Reservation:
-    charge = Charge(resource="nvidia.com/gpu", count=1, candidates=candidates)
-    return Reservation(namespace="a", name="p", charges=[charge], attempt="1")
 
 
 def again(store: Blocking, pod: Pod) -> Pod:
@@ -401,203 +373,3 @@ def test_an_object_too_large_for_etcd_is_a_permanent_error(
     with pytest.raises(StoreRejected, match=r"500 .*request is too large"):
         store.touch_pod(large, "x" * 100_000)
     assert again(store, large).metadata.resource_version == large.metadata.resource_version
-
-
-POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version="7"))
-
-
-def _lost_after_it_was_read(exchange: Exchange) -> None:
-    """Read the request, and close the connection without an answer."""
-
-
-def _broken_off(exchange: Exchange) -> None:
-    exchange.raw(b'HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\n{"kind": ')
-
-
-def _nonsense(exchange: Exchange) -> None:
-    exchange.reply(200, b"<html>")
-
-
-def _status(code: int, said: str = "server's words", **headers: str) -> Any:
-    def answer(exchange: Exchange) -> None:
-        exchange.reply(code, {"reason": "Because", "message": said}, **headers)
-
-    return answer
-
-
-class TestOutcome:
-    @pytest.mark.parametrize(
-        ("answer", "error"),
-        [
-            pytest.param(_lost_after_it_was_read, StoreTimeout, id="lost"),
-            pytest.param(_broken_off, StoreTimeout, id="broken off"),
-            pytest.param(Exchange.hang, StoreTimeout, id="hangs"),
-            pytest.param(_status(500), OutcomeUnknown, id="500"),
-            pytest.param(_status(504), OutcomeUnknown, id="504"),
-            pytest.param(_status(429, Retry_After="1"), OutcomeUnknown, id="429"),
-            pytest.param(_status(400), StoreRejected, id="400"),
-            pytest.param(_status(403), StoreRejected, id="403"),
-            pytest.param(_status(422), StoreRejected, id="422"),
-            pytest.param(_status(404), StoreNotFound, id="404"),
-            pytest.param(_status(409), StoreConflict, id="409"),
-            *(
-                pytest.param(_status(code, said=said), error, id=f"{code}, {said[:30]}")
-                for code, said, error in [
-                    (409, "etcdserver: request is too large", StoreRejected),
-                    (409, "etcdserver: request timed out", OutcomeUnknown),
-                    (409, "context deadline exceeded", OutcomeUnknown),
-                    (500, "rpc error: trying to send message larger than max", StoreRejected),
-                    (500, "etcdserver: leader changed", OutcomeUnknown),
-                    (500, 'failed calling webhook "x.example"', StoreRejected),
-                ]
-            ),
-            pytest.param(_status(401), OutcomeUnknown, id="401"),
-            pytest.param(_status(405), StoreRejected, id="405"),
-            pytest.param(_status(410), OutcomeUnknown, id="410"),
-            pytest.param(_status(413), StoreRejected, id="413"),
-            pytest.param(_status(307, Location="/elsewhere"), OutcomeUnknown, id="redirected"),
-        ],
-    )
-    @pytest.mark.parametrize("verb", ["bind", "touch_pod", "write_spec"])
-    def test_every_write_is_sent_once_and_its_error_states_what_is_certain(
-        self, loop: Loop, verb: str, answer: Any, error: type[StoreError]
-    ) -> None:
-        node = GPUNode(metadata=ObjectMeta(name="n", resource_version="7"))
-        with (
-            scripted_server(answer) as server,
-            over(server.configuration(), loop, read_timeout_s=0.2) as store,
-        ):
-            writes: dict[str, Callable[[], object]] = {
-                "bind": lambda: store.bind(binding(POD)),
-                "touch_pod": lambda: store.touch_pod(POD, "1"),
-                "write_spec": lambda: store.write_spec(node, GPUNodeSpec(initialised=True)),
-            }
-            with pytest.raises(error, match=r"(pod a/p|GPUNode n)") as caught:
-                writes[verb]()
-            assert type(caught.value) is error
-            assert len(server.requests) == 1
-
-    def test_an_error_contains_the_message_of_the_server(self, loop: Loop) -> None:
-        with (
-            scripted_server(_status(500)) as server,
-            over(server.configuration(), loop) as store,
-            pytest.raises(OutcomeUnknown) as caught,
-        ):
-            store.bind(binding(POD))
-        assert str(caught.value) == (
-            "bind pod a/p to node node-a: POST /api/v1/namespaces/a/pods/p/binding: "
-            "500 Because: server's words"
-        )
-
-    def test_a_failed_connection_is_unknown(self, loop: Loop) -> None:
-        with scripted_server() as server:
-            configuration = server.configuration()
-        with (
-            over(configuration, loop) as store,
-            pytest.raises(StoreTimeout, match="bind pod a/p"),
-        ):
-            store.bind(binding(POD))
-
-    def test_an_invalid_answer_is_unknown(self, loop: Loop) -> None:
-        with (
-            scripted_server(_nonsense, _nonsense, _nonsense) as server,
-            over(server.configuration(), loop) as store,
-        ):
-            with pytest.raises(OutcomeUnknown, match="pod a/p: the answer cannot be read") as err:
-                store.read_pod("a", "p")
-            assert not isinstance(err.value, StoreTimeout)  # of another pod it may be read
-            with pytest.raises(OutcomeUnknown, match="read GPUNode n: the answer cannot be read"):
-                store.read_gpunode("n")
-            with pytest.raises(OutcomeUnknown, match="list pods"):
-                store.list_pods()
-
-    def test_reservations_are_read_despite_an_invalid_status(self, loop: Loop) -> None:
-        garbled = {
-            "metadata": {"name": "n", "resourceVersion": "7"},
-            "spec": {"initialised": True},
-            "status": {"devices": "none"},
-        }
-        with (
-            scripted_server(lambda exchange: exchange.reply(200, garbled)) as server,
-            over(server.configuration(), loop) as store,
-        ):
-            node = store.read_gpunode("n")
-        assert node is not None
-        assert node.spec == GPUNodeSpec(initialised=True)
-        assert node.status is None
-
-    def test_a_list_with_an_expired_token_restarts_in_one_page(self, loop: Loop) -> None:
-        def page(uid: str, token: str) -> Any:
-            body = {
-                "metadata": {"resourceVersion": "9", "continue": token},
-                "items": [{"metadata": {"uid": uid}}],
-            }
-            return lambda exchange: exchange.reply(200, body)
-
-        with (
-            scripted_server(page("old", "token"), _status(410), page("new", "")) as server,
-            over(server.configuration(), loop, page_size=1) as store,
-        ):
-            pods = store.list_pods()
-        assert [pod.metadata.uid for pod in pods] == ["new"]
-        assert [request.query for request in server.requests] == [
-            {"limit": "1"},
-            {"limit": "1", "continue": "token"},
-            {},
-        ]
-
-
-_documents = st.recursive(
-    st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.lists(st.integers())),
-    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, min_size=1),
-    max_leaves=12,
-)
-_objects = st.dictionaries(st.sampled_from("abcd"), _documents)
-
-
-def applied(target: Any, patch: Any) -> Any:
-    """RFC 7386, section 2, word for word."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = applied(result.get(name), value)
-    return result
-
-
-@given(before=_objects, after=_objects)
-def test_a_merge_patch_turns_before_into_after(
-    before: dict[str, Any], after: dict[str, Any]
-) -> None:
-    patch = merge_patch(before, after)
-    assert applied(before, patch) == after
-    assert (patch == {}) == (before == after)
-
-
-_reservations = st.dictionaries(
-    st.sampled_from("abc"),
-    st.dictionaries(st.sampled_from(["GPU-0", "GPU-1"]), st.integers(1, 3), min_size=1).map(
-        lambda candidates: reservation(**candidates)
-    ),
-)
-_specs = st.builds(
-    GPUNodeSpec,
-    initialised=st.booleans(),
-    reservations=_reservations,
-    reserved=st.sampled_from(["", "1Gi"]),
-)
-
-
-@given(before=_specs, changes=_specs, kept=st.sets(st.sampled_from("abc")))
-def test_a_patch_omits_unchanged_reservations(
-    before: GPUNodeSpec, changes: GPUNodeSpec, kept: set[str]
-) -> None:
-    same = {uid: held for uid, held in before.reservations.items() if uid in kept}
-    after = msgspec.structs.replace(changes, reservations={**changes.reservations, **same})
-    patch = spec_patch(before, after)
-    assert msgspec.convert(applied(msgspec.to_builtins(before), patch), GPUNodeSpec) == after
-    assert not patch.get("reservations", {}).keys() & same.keys()
-    assert patch.get("reservations", {}) is not None

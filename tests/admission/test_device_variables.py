@@ -1,0 +1,208 @@
+"""Variables that pods get: the devices of the placement, and limits of their share."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import Replicas
+from contract.kube import NodeSpec, Taint
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest, understand
+from extender.placement.visible_devices import Visible
+from tests.admission.mutated import VISIBLE, env_of, follows
+from tests.admission.reviews import (
+    around,
+    container,
+    manifest,
+    mutated,
+    node,
+    pod,
+)
+from tests.builders import GIB, device, mig, shared
+
+
+class TestPinned:
+    PINNED = node("a", "pinned")
+    FOLLOWS = {VISIBLE: "metadata.annotations['headroom.gpu/devices.0']"}  # noqa: RUF012 - read only
+
+    def test_the_variable_follows_the_placement(self) -> None:
+        obj = manifest("8Gi", container("side", 0), container("main"), container("more"))
+        stored, _ = mutated(obj, around(self.PINNED))
+        assert env_of(stored, "main") == {VISIBLE: follows("devices.1")}
+        assert env_of(stored, "more") == {VISIBLE: follows("devices.2")}
+        assert env_of(stored, "side") == {}
+        request = understand(pod(stored), None, Rules())
+        assert isinstance(request, VramRequest)
+        assert request.visible is Visible.BY_PLACEMENT
+
+    def test_init_containers_are_on_the_devices_of_the_other_containers(self) -> None:
+        obj = manifest("8Gi", container("side", 0), container(), initContainers=[container("init")])
+        stored, _ = mutated(obj, around(self.PINNED))
+        assert env_of(stored, "init") == {VISIBLE: follows("devices.1")}
+        request = understand(pod(stored), None, Rules())
+        assert isinstance(request, VramRequest)
+        assert request.visible is Visible.BY_PLACEMENT
+
+    @pytest.mark.parametrize(
+        "nodes",
+        [
+            pytest.param((), id="no node is known"),
+            pytest.param((node("a"),), id="no pinned node"),
+            pytest.param((PINNED, node("b")), id="it could go elsewhere"),
+            pytest.param((PINNED, node("b", devices=None)), id="other nodes have no report"),
+            pytest.param((node("a", "pinned", devices=None),), id="not reported yet"),
+            pytest.param((node("a", "pinned", devices=[device()]),), id="devices of one pod each"),
+            pytest.param((node("a", "steered"),), id="steered"),
+            pytest.param((node("a", "no such choice"),), id="unreadable"),
+        ],
+    )
+    def test_never_if_it_would_be_empty(self, nodes: tuple[Any, ...]) -> None:
+        stored, _ = mutated(manifest(), around(*nodes))
+        assert env_of(stored) == {}
+
+    def test_confined_by_a_selector(self) -> None:
+        nodes = node("a", "pinned", labels={"pool": "a"}), node("b", labels={"pool": "b"})
+        for pool, env in (("a", {VISIBLE: follows("devices.0")}), ("b", {})):
+            stored, _ = mutated(manifest(nodeSelector={"pool": pool}), around(*nodes))
+            assert env_of(stored) == env
+
+    def test_a_cordoned_node_may_be_used_again(self) -> None:
+        taints = [Taint(key="node.kubernetes.io/not-ready", effect="NoExecute")]
+        spec = NodeSpec(unschedulable=True, taints=taints)
+        for other, env in (
+            (spec, {}),
+            (NodeSpec(taints=[Taint(key="team-b", effect="NoSchedule")]), self.FOLLOWS),
+        ):
+            held = msgspec.structs.replace(node("b").node, spec=other)
+            where = around(self.PINNED, replace(node("b"), node=held))
+            assert env_of(mutated(manifest(), where)[0]) == env
+
+    @pytest.mark.parametrize(
+        ("variable", "kept"),
+        [
+            pytest.param({"name": VISIBLE, "value": "all"}, "all", id="all"),
+            pytest.param({"name": VISIBLE, "value": ""}, "", id="nothing"),
+            pytest.param({"name": VISIBLE, "value": "GPU-x"}, "GPU-x", id="a device"),
+        ],
+    )
+    def test_never_if_the_user_set_it(self, variable: dict[str, str], kept: str) -> None:
+        obj = manifest("8Gi", container(env=[variable]), container("more"))
+        stored, _ = mutated(obj, around(self.PINNED))
+        assert env_of(stored) == {VISIBLE: kept}
+        assert env_of(stored, "more") == {}
+
+    def test_nor_if_an_unreadable_config_map_may_have_one(self) -> None:
+        obj = manifest("8Gi", container(envFrom=[{"configMapRef": {"name": "c"}}]))
+        assert env_of(mutated(obj, around(self.PINNED))[0]) == {VISIBLE: follows("devices.0")}
+        suspicious = Rules(suspect_env_from=True)
+        where = replace(around(self.PINNED), rules=suspicious)
+        assert env_of(mutated(obj, where)[0]) == {}
+
+    def test_not_of_another_scheduler_s(self) -> None:
+        obj = manifest(schedulerName="kai-scheduler")
+        assert mutated(obj, around(self.PINNED))[0] == obj
+        opted_out = around(self.PINNED, labels={"headroom.gpu/scheduler": "none"})
+        assert mutated(manifest(), opted_out)[0] == manifest()
+
+
+class TestShare:
+    def test_variables_follow_the_placement(self) -> None:
+        obj = manifest(
+            "main=8Gi,more=1Gi",
+            container("side", 0),
+            container(env=[{"name": "HEADROOM_VRAM_BYTES", "value": "mine"}]),
+            container("more"),
+            annotations={"headroom.gpu/share": "env"},
+        )
+        stored, _ = mutated(obj, around())
+        assert env_of(stored, "main") == {
+            "HEADROOM_VRAM_BYTES": "mine",
+            "HEADROOM_VRAM_FRACTION": follows("fraction.1"),
+        }
+        assert env_of(stored, "more") == {
+            "HEADROOM_VRAM_BYTES": follows("bytes.2"),
+            "HEADROOM_VRAM_FRACTION": follows("fraction.2"),
+        }
+        assert env_of(stored, "side") == {}
+
+    def test_a_namespace_may_enable_it_and_a_pod_may_disable_it(self) -> None:
+        where = around(annotations={"headroom.gpu/share": "env"})
+        assert len(env_of(mutated(manifest(), where)[0])) == 2
+        declined = manifest(annotations={"headroom.gpu/share": "none"})
+        assert env_of(mutated(declined, where)[0]) == {}
+
+    CAPABLE = node("a", driver="615.10", strategy="cdi-annotations,cdi-cri", limits="ok")
+
+    @pytest.mark.parametrize(
+        ("vram", "nodes", "mib"),
+        [
+            pytest.param("8Gi", (CAPABLE,), "8192", id="the driver can"),
+            pytest.param("8G", (CAPABLE,), "7629", id="rounded down"),
+            pytest.param("25%", (CAPABLE,), None, id="a share is not known yet"),
+            pytest.param("1Ki", (CAPABLE,), None, id="less than a MiB"),
+            pytest.param("8Gi", (CAPABLE, node("b")), None, id="another node cannot"),
+            pytest.param(
+                "8Gi",
+                (node("a", driver="614.99", strategy="cdi-cri", limits="ok"),),
+                None,
+                id="older driver",
+            ),
+            pytest.param(
+                "8Gi", (node("a", driver="615.10", limits="ok"),), None, id="no CDI, no hook"
+            ),
+            pytest.param(
+                "8Gi", (node("a", driver="615.10", strategy="cdi-cri"),), None, id="no cgroups v2"
+            ),
+            pytest.param(
+                "8Gi",
+                (
+                    node(
+                        "a",
+                        driver="615.10",
+                        strategy="cdi-cri",
+                        limits="ok",
+                        devices=[mig("MIG-a", 1)],
+                    ),
+                ),
+                None,
+                id="MIG",
+            ),
+            pytest.param("8Gi", (), None, id="no node"),
+        ],
+    )
+    def test_the_driver_s_cap(self, vram: str, nodes: tuple[Any, ...], mib: str | None) -> None:
+        obj = manifest(vram, annotations={"headroom.gpu/share": "limit"})
+        stored, answer = mutated(obj, around(*nodes))
+        env = env_of(stored)
+        assert env.get("NVIDIA_GPU_MEMORY_LIMIT") == env.get("NVIDIA_GPU_MEMORY_REQUEST") == mib
+        assert any("nothing can limit the pod" in warning for warning in answer.warnings) is (
+            mib is None
+        )
+
+    @pytest.mark.parametrize("own", ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"])
+    def test_a_cap_of_the_user_s_stands_alone(self, own: str) -> None:
+        obj = manifest("8Gi", container(env=[{"name": own, "value": "100"}]))
+        obj["metadata"]["annotations"]["headroom.gpu/share"] = "limit"
+        env = env_of(mutated(obj, around(self.CAPABLE))[0])
+        assert {name for name in env if name.startswith("NVIDIA_GPU")} == {own}
+
+    @pytest.mark.parametrize(
+        ("vram", "processes", "gpus", "mps"),
+        [
+            pytest.param("4Gi", "1", 1, "0=4096M", id="lower"),
+            pytest.param("6Gi", "1", 1, None, id="the plugin's own"),
+            pytest.param("8Gi", "1", 1, None, id="higher"),
+            pytest.param("8Gi", "4", 1, "0=2048M", id="each process"),
+            pytest.param("4Gi", "1", 2, None, id="two devices are not distinguished"),
+        ],
+    )
+    def test_mps_if_it_lowers_the_plugin_s_own(
+        self, vram: str, processes: str, gpus: int, mps: str | None
+    ) -> None:
+        each = shared("GPU-a", sharing="mps", memory_bytes=24 * GIB, replicas=Replicas(free=4))
+        wishes = {"headroom.gpu/share": "limit", "headroom.gpu/processes": processes}
+        obj = manifest(vram, container(gpus=gpus), annotations=wishes)
+        stored, _ = mutated(obj, around(node(devices=[each])))
+        assert env_of(stored).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == mps

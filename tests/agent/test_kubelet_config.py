@@ -1,0 +1,131 @@
+"""The kubelet's topology policy, from its files and flags, on each distribution."""
+
+import shutil
+
+import pytest
+
+from agent.probes.host_processes import parse_flags
+from agent.probes.plugin_config import ConfigurationProbe
+from tests.agent.host import Tree, policy, read
+
+#: Paths of the kubelet's configuration in distributions: arguments, file, its content, the policy.
+LAYOUTS = [
+    pytest.param(
+        ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),
+        ("var/lib/kubelet/config.yaml", "topologyManagerPolicy: restricted"),
+        id="kubeadm",
+    ),
+    pytest.param(
+        ("--config", "/home/kubernetes/kubelet-config.yaml"),
+        ("home/kubernetes/kubelet-config.yaml", "topologyManagerPolicy: restricted"),
+        id="GKE",
+    ),
+    pytest.param(
+        (
+            "--config",
+            "/etc/kubernetes/kubelet/config.json",
+            "--config-dir",
+            "/etc/kubernetes/kubelet/config.json.d",
+        ),
+        ("etc/kubernetes/kubelet/config.json", '{"topologyManagerPolicy": "restricted"}'),
+        id="EKS",
+    ),
+    pytest.param(
+        ("--config=/etc/default/kubeletconfig.json", "--topology-manager-policy=restricted"),
+        ("etc/default/kubeletconfig.json", '{"topologyManagerPolicy": "none"}'),
+        id="AKS",
+    ),
+    pytest.param(
+        ("--config=/etc/kubernetes/kubelet.conf", "--config-dir=/etc/openshift/kubelet.conf.d"),
+        ("etc/kubernetes/kubelet.conf", '{"topologyManagerPolicy": "restricted"}'),
+        id="OpenShift",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "file"), LAYOUTS)
+def test_the_kubelet_of_each_distribution_is_read(
+    tree: Tree, arguments: tuple[str, ...], file: tuple[str, str]
+) -> None:
+    path = tree.process(300, "kubelet", *arguments) / "root" / file[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(file[1])
+    assert policy(tree) == "restricted"
+
+
+def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
+    tree: Tree,
+) -> None:
+    """k3s runs the kubelet in its own process and replaces the command line by its name."""
+    folder = tree.process(300, "k3s", "server")
+    (folder / "comm").write_text("k3s-server\n")
+    shown, sources = read(tree.probe())
+    assert shown == []
+    assert sources["kubelet"].state == "absent"
+    drop_in = folder / "root/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/10.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("topologyManagerPolicy: best-effort")
+    assert policy(tree) == "best-effort"
+
+
+def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
+    folder = tree.process(300, "kubelet", *arguments)
+    for name, text in files.items():
+        path = folder / "root/etc" / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_the_kubelet_s_default_is_no_topology_policy(tree: Tree) -> None:
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml="kind: KubeletConfiguration")
+    assert policy(tree) == "none"
+
+
+def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_one_before(
+    tree: Tree,
+) -> None:
+    arguments = ["--config", "/etc/k.yaml", "--config-dir=/etc/d"]
+    files = {"k_yaml": "topologyManagerPolicy: best-effort"}
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "best-effort"
+    shutil.rmtree(tree.root / "300")
+    files |= {
+        "d__10_conf": "topologyManagerPolicy: single-numa-node",
+        "d__20_conf": "topologyManagerPolicy: restricted",
+        "d__30_conf": "podPidsLimit: 1",
+    }
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "restricted"
+    shutil.rmtree(tree.root / "300")
+    kubelet(tree, *arguments, "--topology-manager-policy=none", **files)
+    assert policy(tree) == "none"
+
+
+@pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
+def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
+    shown, sources = read(tree.probe())
+    assert shown == []
+    assert sources["kubelet"].state == "degraded"
+
+
+def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
+    shown, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
+    assert shown == []
+    assert {source.state for source in sources.values()} == {"absent"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--a=1", "--b", "2", "-c=3"], {"a": "1", "b": "2", "c": "3"}),
+        (["--on", "--a=1"], {"on": "", "a": "1"}),
+        (["--a=x", "--a=y"], {"a": "x,y"}),
+        (["--a=b=c", "word"], {"a": "b=c"}),
+        ([], {}),
+    ],
+)
+def test_flags_are_read_as_go_programs_read_them(
+    arguments: list[str], expected: dict[str, str]
+) -> None:
+    assert parse_flags(arguments) == expected

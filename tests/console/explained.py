@@ -1,0 +1,56 @@
+"""Explanations of a pod that waits in a small fleet."""
+
+from contract.gpunode import Reservation
+from contract.kube import Pod
+from extender.state.changes import (
+    Event,
+    GPUNodeSeen,
+    NodeSeen,
+    PodSeen,
+)
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.asking import Asked
+from tests.console.test_devices import since
+
+WAITS = pod("16Gi", uid="uw", name="waits")
+
+
+def node(name: str, free: int = 2, **sizes: int) -> list[Event]:
+    """One GPU of 24 GiB with pods of these sizes on it."""
+    uuid = f"GPU-{name}"
+    reservations: dict[str, Reservation] = {
+        f"u-{who}": since(reservation({uuid: gib * GIB}, name=who)) for who, gib in sizes.items()
+    }
+    rows = [use(f"u-{who}", uuid, replica=f"{uuid}::{n}") for n, who in enumerate(sizes)]
+    held = gpunode(
+        shared(uuid, free=free, allocated=len(sizes)),
+        name=name,
+        reservations=reservations,
+        pods=rows,
+        plugin=DISTRIBUTED,
+    )
+    pods = [
+        PodSeen(pod(f"{gib}Gi", uid=f"u-{who}", name=who, node=name, phase="Running", priority=5))
+        for who, gib in sizes.items()
+    ]
+    return [NodeSeen(kube_node(name)), *pods, GPUNodeSeen(held, 0.0)]
+
+
+def asked(*events: Event, waits: Pod = WAITS) -> Asked:
+    found = Asked()
+    found.cluster.apply([*events, PodSeen(waits)])
+    return found
+
+
+def explained(fleet: Asked) -> dict[str, object]:
+    answer = fleet.get("/v1/explain/pods/default/waits")
+    assert answer.status_code == 200, answer.text
+    body: dict[str, object] = answer.json()
+    return body
+
+
+def kinds(body: dict[str, object]) -> list[str]:
+    given = body["advice"]
+    assert isinstance(given, list)
+    assert body["suggestions"] == [one["sentence"] for one in given]
+    return [one["kind"] for one in given]

@@ -1,0 +1,124 @@
+"""A reflector that follows a scripted API server."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from extender.kube.client import KubeApi
+from extender.kube.reflector import Pace, Reflector
+from extender.kube.resources import watched_kinds
+from extender.state.changes import (
+    Event,
+    Relisted,
+)
+from tests.kube.recorder import Recorder
+from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
+
+KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
+#: So long may an answer, and a watch, be silent here. A machine that is busy takes a part of it.
+SILENT_S = 1.5
+QUICK = Pace(page_size=2, watch_s=0, grace_s=SILENT_S, backoff_base_s=1.0, backoff_cap_s=8.0)
+
+
+def obj(name: str, version: int, **rest: Any) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": metadata, **rest}
+
+
+def change(kind: str, name: str = "", version: int = 0, **rest: Any) -> dict[str, Any]:
+    return {"type": kind, "object": obj(name, version, **rest)}
+
+
+def error(code: int) -> dict[str, Any]:
+    return {"type": "ERROR", "object": {"kind": "Status", "code": code, "message": "words"}}
+
+
+def page(version: int, *items: dict[str, Any], token: str = "") -> Answer:
+    metadata = {"resourceVersion": str(version), "continue": token}
+    return lambda exchange: exchange.reply(200, {"metadata": metadata, "items": list(items)})
+
+
+def status(code: int, **headers: str) -> Answer:
+    return lambda exchange: exchange.reply(code, {"message": "words", "code": code}, **headers)
+
+
+def watch(*chunks: Any, then: Callable[[Exchange], None] = Exchange.end_stream) -> Answer:
+    def answer(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        for chunk in chunks:
+            exchange.chunk(chunk)
+        then(exchange)
+
+    return answer
+
+
+def breaks_off(exchange: Exchange) -> None:
+    """The connection closes inside a chunk."""
+    exchange.raw(b"ff\r\n{")
+
+
+@dataclass
+class Followed:
+    reflector: Reflector
+    server: ScriptedServer
+    seen: Recorder
+    #: Every pause that was taken, in seconds; none is slept.
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def queries(self) -> list[str]:
+        """The requests: ``list``, or ``watch`` with its version."""
+        return [
+            f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
+            for request in self.server.requests
+        ]
+
+    def told(self, count: int) -> list[Event]:
+        return self.seen.until(lambda events: len(events) >= count)
+
+
+@contextmanager
+def following(
+    *script: Answer,
+    kind: str = "nodes",
+    pace: Pace = QUICK,
+    deliver: Callable[[Sequence[Event]], None] | None = None,
+    clock: Callable[[], float] = lambda: 100.0,
+) -> Iterator[Followed]:
+    seen = Recorder()
+    waits: list[float] = []
+    with scripted_server(*script) as server:
+        api = KubeApi(server.configuration(), read_timeout_s=SILENT_S)
+        reflector = Reflector(
+            KINDS[kind],
+            api,
+            deliver or seen,
+            pace=pace,
+            jitter=lambda: 1.0,
+            wait=waits.append,
+            clock=clock,
+        )
+        thread = threading.Thread(target=reflector.run)
+        thread.start()
+        try:
+            yield Followed(reflector, server, seen, waits)
+        finally:
+            reflector.stop()
+            thread.join(3.0)
+            api.close()
+        assert not thread.is_alive()
+
+
+def relisted(*names: str) -> Callable[[Event], bool]:
+    return lambda event: (
+        isinstance(event, Relisted) and [each.metadata.name for each in event.objects] == [*names]
+    )
+
+
+def last_relisted(*names: str) -> Callable[[list[Event]], bool]:
+    return lambda events: any(map(relisted(*names), events))
+
+
+HANG = watch(then=Exchange.hang)

@@ -1,0 +1,66 @@
+"""The merge patches that turn one spec into another."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.gpunode import GPUNodeSpec
+from extender.ledger.kube_store import merge_patch, spec_patch
+from tests.ledger.client import reservation
+
+_documents = st.recursive(
+    st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.lists(st.integers())),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, min_size=1),
+    max_leaves=12,
+)
+_objects = st.dictionaries(st.sampled_from("abcd"), _documents)
+
+
+def applied(target: Any, patch: Any) -> Any:
+    """RFC 7386, section 2, word for word."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = applied(result.get(name), value)
+    return result
+
+
+@given(before=_objects, after=_objects)
+def test_a_merge_patch_turns_before_into_after(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    patch = merge_patch(before, after)
+    assert applied(before, patch) == after
+    assert (patch == {}) == (before == after)
+
+
+_reservations = st.dictionaries(
+    st.sampled_from("abc"),
+    st.dictionaries(st.sampled_from(["GPU-0", "GPU-1"]), st.integers(1, 3), min_size=1).map(
+        lambda candidates: reservation(**candidates)
+    ),
+)
+_specs = st.builds(
+    GPUNodeSpec,
+    initialised=st.booleans(),
+    reservations=_reservations,
+    reserved=st.sampled_from(["", "1Gi"]),
+)
+
+
+@given(before=_specs, changes=_specs, kept=st.sets(st.sampled_from("abc")))
+def test_a_patch_omits_unchanged_reservations(
+    before: GPUNodeSpec, changes: GPUNodeSpec, kept: set[str]
+) -> None:
+    same = {uid: held for uid, held in before.reservations.items() if uid in kept}
+    after = msgspec.structs.replace(changes, reservations={**changes.reservations, **same})
+    patch = spec_patch(before, after)
+    assert msgspec.convert(applied(msgspec.to_builtins(before), patch), GPUNodeSpec) == after
+    assert not patch.get("reservations", {}).keys() & same.keys()
+    assert patch.get("reservations", {}) is not None

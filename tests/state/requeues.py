@@ -1,0 +1,102 @@
+"""A replica that requeues pods while nodes fill and empty."""
+
+from typing import Literal
+
+import msgspec
+
+from contract.gpunode import SmActivity
+from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
+from contract.reasons import Reason
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.journal import Decision, Journal
+from extender.state.requeue_hints import RequeueHints
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared
+
+AT_ONCE = 64
+CLAIM_S = 2.0
+MAX_BACK_OFF_S = 10.0
+MOST_WEIGHED = 256
+
+WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
+SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
+
+
+def rejected(
+    uid: str, vram: str = "20Gi", *, message: str = SAID, minute: int = 0, priority: int = 0
+) -> Pod:
+    """As kube-scheduler leaves a pod that no node takes."""
+    created = f"2026-11-20T10:{minute:02}:00Z"
+    made = pod(vram, uid=uid, name=uid, created=created, priority=priority)
+    return saying(made, "PodScheduled", "False", "Unschedulable", message)
+
+
+def saying(waiting: Pod, kind: str, status: str, reason: str, message: str) -> Pod:
+    condition = PodCondition(type=kind, status=status, reason=reason, message=message)
+    status_of = PodStatus(phase="Pending", conditions=[condition])
+    return msgspec.structs.replace(waiting, status=status_of)
+
+
+class World:
+    """One replica that looks on while nodes of one shared 24 GiB GPU fill and empty."""
+
+    def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
+        self.state = ClusterWriter(Rules(), 90.0, WALL_S - NOW_S)
+        self.waking, self.journal = RequeueHints(), Journal()
+        self.now_s, self.version = NOW_S, 0
+        #: How wrong its wall clock is.
+        self.ahead_s = 0.0
+        for name in nodes:
+            metadata = ObjectMeta(name=name, labels=labels)
+            self.state.apply(
+                [NodeSeen(msgspec.structs.replace(kube_node(name), metadata=metadata))]
+            )
+            self.holds(name, 24)
+
+    def holds(self, name: str, gib: int, replicas: int = 4, sm: float | None = None) -> None:
+        """Its agent reports this unattributed use, number of free replicas and SM activity."""
+        self.version += 1
+        sm_activity = None if sm is None else SmActivity(sm, "gpm")
+        gpu = shared(
+            name,
+            free=replicas,
+            used_bytes=gib * GIB,
+            unattributed_bytes=gib * GIB,
+            sm_activity=sm_activity,
+        )
+        stamp = STAMP.replace("00:00:00", f"00:00:{self.version % 60:02}")
+        node = gpunode(gpu, name=name, version=str(self.version), observed_at=stamp)
+        self.state.apply([GPUNodeSeen(node, self.now_s)])
+
+    def starts(self, phase: Literal["starting", "running"]) -> None:
+        """The ledger of node n has one pod that starts alone, in this phase."""
+        self.version += 1
+        held = msgspec.structs.replace(
+            reservation({"n": 4 * GIB}), phase=phase, start_timeout_s=600
+        )
+        node = gpunode(shared("n"), reservations={"s": held}, version=str(self.version))
+        self.state.apply([GPUNodeSeen(node, self.now_s)])
+
+    def see(self, *pods: Pod) -> None:
+        self.state.apply(map(PodSeen, pods))
+
+    def decides(self, who: Pod, fits: int, sure: bool = True) -> None:
+        """This replica's filter was asked."""
+        generation = self.state.snapshot().generation
+        self.journal.record(
+            Decision(who, "d", self.wall_s, generation, 1, fits, {}, sure),
+        )
+
+    @property
+    def wall_s(self) -> float:
+        return WALL_S + self.now_s - NOW_S + self.ahead_s
+
+    def requeued(self, after_s: float = 0.01) -> list[str]:
+        """Those named now."""
+        self.now_s += after_s
+        steps = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
+        due = [who for who in steps if who is not None]
+        for who in due:
+            self.waking.requeued(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
+        return [who.metadata.uid for who in due]
