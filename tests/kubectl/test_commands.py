@@ -1,38 +1,24 @@
 """`kubectl headroom` with a real extender."""
 
-import contextlib
-import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 import yaml
 
-from extender.app.cli import app as extender_app
-from headroom.__main__ import COMMANDS, DEBUG_API_COMMANDS, unknown, usage
-from headroom.__main__ import main as dispatch
-from headroom.kubectl.commands import app
-from headroom.kubectl.help import EXPLAIN, FOLLOW, MAINTAIN, MEMORY, PLAN
-from headroom.plugin import complete
 from tests.controlplane import ROOT
 from tests.kubectl.transcripts import run
 from tests.processes import starts_processes
 from tests.serving import Server, serving
 from tests.waiting import until
 
-OF_ALL = (*app.registered_commands, *extender_app.registered_commands)
 FLEET = """\
 nodes:
   - {name: shared, count: 2, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
@@ -365,62 +351,6 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
     assert also.stdout.decode() == own
 
 
-def test_headroom_has_every_command_that_reads_the_debug_api() -> None:
-    commands = {str(each.callback and each.callback.__name__) for each in app.registered_commands}
-    assert commands - {"doctor", "plan"} == DEBUG_API_COMMANDS
-
-
-def test_help_lists_every_command_in_its_group() -> None:
-    shown = run("", "--help")
-    assert shown.returncode == 0
-    headings = [MEMORY, EXPLAIN, PLAN, MAINTAIN, FOLLOW]
-    assert re.findall(r"^(\w[\w ]+):$", shown.stdout, re.MULTILINE) == ["Options", *headings]
-    for heading in headings:
-        group = shown.stdout.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
-        listed = re.findall(r"^  (\S+)  ", group, re.MULTILINE)
-        assert {name for name in COMMANDS[heading] if name != "replay"} == set(listed)
-    assert "Exit status: 0: answered; 1: " in shown.stdout
-    assert max(map(len, shown.stdout.splitlines())) <= 80
-
-
-def test_help_of_headroom_lists_the_commands_of_all_programs() -> None:
-    names = {str(each.name or (each.callback and each.callback.__name__)) for each in OF_ALL}
-    listed = re.findall(r"^  (\S+) +\w", usage(), re.MULTILINE)[1:]  # not the description
-    programs = {name.replace("_", "-") for name in names} | {"config", "agent", "gate"}
-    assert sorted(listed) == sorted(programs)
-    assert max(map(len, usage().splitlines())) <= 80
-    assert unknown("tpo") == "there is no command 'tpo'. Did you mean top?"
-    assert unknown("xyz") == "there is no command 'xyz'. To list all: headroom --help"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "text"),
-    [
-        ([], 0, "Usage: headroom COMMAND"),
-        (["--help"], 0, "Usage: headroom COMMAND"),
-        (["tpo"], 2, "headroom: there is no command 'tpo'."),
-        (["gate", "--help"], 2, "headroom: gate takes no arguments."),
-        (["--server", "http://127.0.0.1:1", "top"], 3, "headroom: http://127.0.0.1:1 does not"),
-    ],
-)
-def test_headroom_dispatches(
-    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with mock.patch.object(sys, "argv", ["headroom", *arguments]):
-        try:
-            returned = dispatch()
-        except SystemExit as err:
-            returned = int(err.code or 0)
-    assert returned == status
-    assert text in "".join(capsys.readouterr())
-
-
-def test_a_wrong_subject_of_top_shows_the_valid_ones() -> None:
-    rejected = run("", "top", "namespaces")
-    assert rejected.returncode == 2
-    assert "'namespaces' is not one of node, gpu, pod, model. Example: top gpu" in rejected.stderr
-
-
 def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
     command = [sys.executable, "-m", "headroom.plugin", "ui", "--no-browser"]
@@ -455,132 +385,6 @@ def test_an_unknown_pod_exits_with_1(server: Server) -> None:
     rejected = run(server.debug, "why", "team-a/unknown")
     assert rejected.returncode == 1
     assert rejected.stderr.startswith("kubectl headroom: pod team-a/unknown is not known: ")
-
-
-def test_an_unreachable_address_exits_with_3() -> None:
-    rejected = run("http://127.0.0.1:1", "top")
-    assert rejected.returncode == 3
-    assert rejected.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
-    assert rejected.stderr.endswith("; check --server or HEADROOM_SERVER\n")
-    bad = run("127.0.0.1:8889", "top")
-    assert bad.returncode == 2
-    assert "Example: http://127.0.0.1:8889" in bad.stderr
-
-
-def test_a_missing_kubeconfig_has_its_own_message() -> None:
-    rejected = run("", "top")
-    assert rejected.returncode == 3
-    (line,) = rejected.stderr.splitlines()
-    assert line.startswith("kubectl headroom: no cluster is configured: ")
-    assert "--server http://127.0.0.1:8889" in line
-
-
-def test_an_unknown_context_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    contexts = [{"name": name, "context": {"cluster": "c", "user": "u"}} for name in ("b", "a")]
-    clusters = [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}]
-    content = {"kind": "Config", "apiVersion": "v1", "contexts": contexts, "clusters": clusters}
-    content |= {"users": [{"name": "u", "user": {}}], "current-context": "a"}
-    kubeconfig.write_text(yaml.safe_dump(content))
-    rejected = run("", "--kubeconfig", str(kubeconfig), "--context", "nix", "top")
-    assert rejected.returncode == 2
-    assert rejected.stderr == (
-        "kubectl headroom: --context: the kubeconfig has no context 'nix'. It has: a, b\n"
-    )
-
-
-def test_another_server_than_headrooms_is_named_with_its_answer() -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(418)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log no requests."""
-
-    with HTTPServer(("127.0.0.1", 0), Other) as other:
-        url = f"http://127.0.0.1:{other.server_address[1]}"
-        thread = threading.Thread(target=other.handle_request)
-        thread.start()
-        rejected = run(url, "top")
-        thread.join()
-    assert rejected.returncode == 3
-    assert rejected.stderr == (
-        f"kubectl headroom: {url} is not a debug API of Headroom: /v1/nodes returned 418 without "
-        "JSON; check --server or HEADROOM_SERVER\n"
-    )
-
-
-def test_the_doctor_is_a_command_of_the_plugin(tmp_path: Path) -> None:
-    fleet = tmp_path / "fleet.yaml"
-    fleet.write_text(
-        "nodes: [{name: a, gpus: 1, memory: 1Gi, annotations: {headroom.gpu/reserve: x}}]"
-    )
-    reported = run("", "doctor", "--fleet", str(fleet))
-    assert reported.stdout.startswith("warning: a: takes no pods: annotation headroom.gpu/reserve")
-    assert reported.returncode == 1
-    (one,) = json.loads(run("", "doctor", "--fleet", str(fleet), "-o", "json").stdout)
-    assert (one["weight"], one["nodes"]) == ("warning", ["a"])
-    assert yaml.safe_load(run("", "doctor", "--fleet", str(fleet), "-o", "yaml").stdout) == [one]
-    assert "--scheduler-config" in run("", "doctor", "--help").stdout
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_the_doctor_takes_the_context_before_and_after_its_name(
-    tmp_path: Path, before: bool
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        "{kind: Config, apiVersion: v1, clusters: [], users: [], contexts: [], current-context: c}"
-    )
-    where = ["--kubeconfig", str(kubeconfig), "--context", "unknown-context"]
-    reported = run("", *where, "doctor") if before else run("", "doctor", *where)
-    assert reported.returncode == 2
-    assert "unknown-context" in reported.stderr
-
-
-def test_the_plan_is_a_command_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = run("", "plan", "--help")
-    assert shown.returncode == 0
-    assert "--prometheus" in shown.stdout
-    assert "kubeconfig" in run("", "plan", "record", "--help").stdout
-    rejected = run("", "plan", "--pods", "pods.csv")
-    assert rejected.returncode == 2
-    assert rejected.stderr.startswith("headroom: a source of the history is missing. Example: ")
-    # The client alone does not have the packages of the placement.
-    monkeypatch.setitem(sys.modules, "extender.plan.command", None)
-    missing = run("", "plan", "--help")
-    assert missing.returncode == 2
-    assert missing.stderr.endswith("Install it: pip install 'headroom-gpu[extender]'\n")
-
-
-def test_version_is_printed() -> None:
-    shown = run("", "--version")
-    assert shown.returncode == 0
-    assert shown.stdout.startswith("kubectl headroom: ")
-
-
-def offered(*words: str) -> list[str]:
-    """As kubectl asks: the words after `headroom`."""
-    message = io.StringIO()
-    with (
-        mock.patch.dict(os.environ),
-        mock.patch.object(sys, "argv", ["kubectl_complete-headroom", *words]),
-        contextlib.redirect_stdout(message),
-    ):
-        complete()
-    *lines, directive = message.getvalue().splitlines()
-    assert directive == ":4"
-    return [line.partition("\t")[0] for line in lines]
-
-
-def test_kubectl_gets_completions() -> None:
-    assert {"top", "why", "doctor"} <= set(offered(""))
-    assert offered("do") == ["doctor"]
-    assert offered("top", "") == ["node", "gpu", "pod", "model"]
-    assert offered("doctor", "--sch") == ["--scheduler-config"]
-    assert offered("--context", "it's one", "cap") == ["capacity"]
-    assert offered("who") == []
-    assert offered() == offered("")
 
 
 @pytest.mark.parametrize(
