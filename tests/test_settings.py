@@ -38,6 +38,21 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         pytest.param("prometheus_url: http://", "prometheus_url: ", id="no host"),
         pytest.param("prometheus_url: 'http://p:x'", "prometheus_url: ", id="no number of a port"),
         pytest.param("prometheus_url: 'http://p/?q=1'", "prometheus_url: ", id="with a query"),
+        *(
+            pytest.param(
+                f"grafana_url: '{url}'", "&var-gpu={uuid}&from={from_ms}", id=f"link {url}"
+            )
+            for url in (
+                *("grafana/d/x?node={node}", "javascript:alert({node})", "http://{node}/d/x"),
+                *(
+                    "http://g/d/{node}",
+                    "http://g/?n={nodes}",
+                    "http://g/?n={node",
+                    "http://g/?n={}",
+                ),
+                *("http://g/?n={node!r}", "http://g/?n={node} b"),
+            )
+        ),
         pytest.param(
             "prometheus_ca: ca.crt", "set without prometheus_url", id="CA without a server"
         ),
@@ -51,6 +66,11 @@ def test_an_error_names_its_key(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(BadSettings) as caught:
         load_settings(path)
     assert says in str(caught.value)
+
+
+def test_a_link_may_contain_all_names_in_its_query() -> None:
+    link = "https://g/d/x?n={node}&u={uuid}&s={namespace}&p={pod}&from={from_ms}&to={to_ms}"
+    assert load_settings(None, grafana_url=link).grafana_url == link
 
 
 def test_every_setting_has_a_description() -> None:

@@ -152,6 +152,7 @@ class ClusterView:
             file=str(reloading.file) if reloading.file else None,
             rejected=list(reloading.rejected),
             after_restart=list(reloading.after_restart),
+            grafana_url=self.settings.grafana_url,
         )
 
     async def report_time(self) -> None:

@@ -4,6 +4,7 @@ Each error message gives a valid example or a fix. Most rules protect ports: any
 bind can bind pods, and any client that reaches an open debug API can read about all pods.
 """
 
+import re
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,11 +61,38 @@ def _url(url: str) -> str:
     return url
 
 
+#: Names in braces that a template of links may contain.
+LINK_NAMES = ("node", "uuid", "namespace", "pod", "from_ms", "to_ms")
+
+
+def _link_template(template: str) -> str:
+    try:
+        text = re.sub(rf"\{{({'|'.join(LINK_NAMES)})\}}", "1", template)
+        parts, without_names = urlsplit(template), urlsplit(text)
+        is_valid = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts[:3] == without_names[:3]
+            and not set(text) & set("{} ")
+        )
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        known = ", ".join(f"{{{name}}}" for name in LINK_NAMES)
+        raise ValueError(
+            f"is not a URL whose query may contain {known}. Example: "
+            "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}"
+        )
+    return template
+
+
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
 #: Host names or IP addresses, each with or without a port.
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
 #: An HTTP URL without query or fragment. It may contain a path prefix and a password.
 Url = Annotated[str, AfterValidator(_url)]
+#: An HTTP URL; its query may contain ``LINK_NAMES`` in braces.
+LinkTemplate = Annotated[str, AfterValidator(_link_template)]
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 

@@ -44,6 +44,7 @@ EXAMPLES = {
     "consoles": "[headroom-debug.headroom-system.svc]",
     "max_body": "16Mi",
     "gpu_hour_price": "2.50",
+    "grafana_url": "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}",
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
     "prometheus_url": "http://prometheus.monitoring:9090",

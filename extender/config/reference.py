@@ -135,6 +135,7 @@ GROUPS = {
         "waiting_events_per_s",
         "device_series",
         "gpu_hour_price",
+        "grafana_url",
         "journal_decisions",
         "journal_bytes",
         "journal_age_s",

@@ -14,7 +14,7 @@ from contract.annotations import (
     ScoringPolicy,
 )
 from extender.admission.context import WebhookSettings
-from extender.config.constraints import RULES, Addresses, QuantityBytes, Url
+from extender.config.constraints import RULES, Addresses, LinkTemplate, QuantityBytes, Url
 from extender.config.ports import PortSettings
 from extender.config.score_weights import ScoreWeights
 from extender.placement.policy import MIB, Rules, VisibleDevices
@@ -260,6 +260,12 @@ class Settings(PortSettings):
         description="Consoles whose history of the last hour a console takes over when it starts: "
         "host names or IP addresses, each with a port unless it is debug_port. The name of their "
         "Service is enough: it leads to a console that is ready, which the new one is not yet.",
+    )
+    grafana_url: LinkTemplate | None = Field(
+        None,
+        description="URL of a dashboard of yours, to which the page links from nodes and GPUs. "
+        "Its query may contain {node}, {uuid} (of the GPU), {namespace}, {pod}, {from_ms} "
+        "and {to_ms} (the last hour). The page leaves out parameters whose value it lacks.",
     )
     prometheus_url: Url | None = Field(
         None,

@@ -55,6 +55,8 @@ class SettingsView(BaseModel):
     rejected: list[str]
     #: Settings that changed in the file and take effect after a restart.
     after_restart: list[str]
+    #: Template of the links to a dashboard: setting grafana_url; null without it.
+    grafana_url: str | None = None
 
 
 def enforcing() -> SettingsView:

@@ -1,7 +1,7 @@
 """A real browser and an embedded server with a full fleet that has faults."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
 from tests.debian import Unavailable, chromium
 from tests.processes import starts_processes
 from tests.serving import Server, serving
@@ -118,7 +118,9 @@ def place(server: Server, name: str, vram: str, node: str) -> None:
     assert server.post("/bind", binding).json() == {"Error": ""}
 
 
-def report(server: Server, node: str, *devices: dict[str, Any]) -> None:
+def report(
+    server: Server, node: str, *devices: dict[str, Any], pods: Sequence[PodUse] = ()
+) -> None:
     """The agent reports its L4s as given from now on, with defaults for the other fields."""
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
@@ -141,6 +143,7 @@ def report(server: Server, node: str, *devices: dict[str, Any]) -> None:
             )
             for index, changed in enumerate(devices)
         ],
+        pods=list(pods),
     )
     body = [{"node": node, "status": msgspec.to_builtins(status)}]
     assert server.debug_post("/embedded/v1/reports", body).status == 204

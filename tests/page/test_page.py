@@ -456,7 +456,7 @@ def test_a_gone_extender_is_shown_and_earlier_data_stays(
         expect(page.locator("#observes")).to_contain_text("Mode observe")
         expect(page.locator("#observes")).to_be_visible()
     expect(page.locator("#live")).to_have_text(
-        re.compile(r"Not up to date since \d\d:\d\d:\d\d: the console does not answer"),
+        re.compile(r"Not up to date since \d\d:\d\d:\d\d \S+: the console does not answer"),
         timeout=20_000,
     )
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")

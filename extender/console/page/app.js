@@ -1,6 +1,6 @@
 // Shows the view named by the URL fragment, and keeps it up to date. Every view has its own link.
 
-import {ask, el, gib, many} from "./dom.js";
+import {ask, el, gib, many, moment} from "./dom.js";
 import {fleet} from "./fleet.js";
 import {idle} from "./idle.js";
 import {changes, drift, pending} from "./lists.js";
@@ -78,7 +78,7 @@ async function refresh() {
 
 /** Show whether the page is up to date; if not, since when and why. */
 function showLive() {
-  const at = upToDateAt ? upToDateAt.toLocaleTimeString("en-GB") : "";
+  const at = upToDateAt ? moment(upToDateAt) : "";
   live.textContent = problem ? `Not up to date${at ? ` since ${at}` : ""}: ${problem}` : `As of ${at}${isLive ? ", live" : wasLive ? ", connection lost: read again every 5 s" : ""}`;
   live.className = problem || wasLive && !isLive ? "bad" : "";
 }

@@ -1,6 +1,7 @@
 // One GPU: what holds its memory, a segment for each pod, and an hour of memory and SM activity.
 
 import {age, ask, clock, el, gib, many, measured, percent, podLink, since, swap} from "./dom.js";
+import {grafana} from "./grafana.js";
 import {about, plot} from "./plot.js";
 
 /** Pods with a colour and a line of their own. */
@@ -15,10 +16,10 @@ const CHOICES = {exact: "certain", "slot-safe": "any, and each has enough memory
 
 /** Show the GPU in the panel: {refresh, close}. onClose is called by the button that closes it. */
 export function device(panel, nodeName, index, onClose) {
-  const heading = el("h3", {id: "detail-title"}, `${nodeName} GPU ${index}`), now = el("div"), memory = plot("Memory"), activity = plot("SM activity"), marked = el("div"), source = el("p", {class: "quiet"});
+  const heading = el("h3", {id: "detail-title"}, `${nodeName} GPU ${index}`), now = el("div"), memory = plot("Memory"), activity = plot("SM activity"), marked = el("div"), source = el("p", {class: "quiet"}), links = el("p", {class: "quiet"});
   panel.setAttribute("aria-labelledby", "detail-title");
   panel.tabIndex = -1;
-  panel.replaceChildren(el("button", {type: "button", class: "close", "aria-label": "Close", onclick: onClose}, "×"), heading, now, memory.element, activity.element, marked, source);
+  panel.replaceChildren(el("button", {type: "button", class: "close", "aria-label": "Close", onclick: onClose}, "×"), heading, now, memory.element, activity.element, marked, source, links);
   let loads = 0;
 
   async function refresh() {
@@ -31,6 +32,7 @@ export function device(panel, nodeName, index, onClose) {
       const [body, history, {events}] = await Promise.all([
         ask(`v1/${path}`), ask(`v1/history/${path}`).catch(() => null), ask("v1/events", {follow: "false", since: "1h", node: nodeName})]);
       if (ownLoad !== loads) return;
+      if (!links.childElementCount) links.append(grafana({node: nodeName, uuid: found.uuid}));
       heading.textContent = `${nodeName} GPU ${index}, ${found.model}`;
       swap(now, ...present(node, body));
       if (history?.series.length) {

@@ -1,11 +1,17 @@
 // Helpers: elements, quantities with units, and requests to the debug API.
 
+/** Elements with a listener, which swap replaces as a whole. */
+const listening = new WeakSet();
+
 /** Return an element. An attribute "onclick" adds a listener; null, undefined or false adds nothing. Text is never parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) {
+      element.addEventListener(name.slice(2), value);
+      listening.add(element);
+    }
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter(child => child !== null && child !== undefined));
@@ -38,6 +44,9 @@ export const since = stamp => age((Date.now() - Date.parse(stamp)) / 1000);
 /** Return a Unix time, in seconds, as hours and minutes in the reader's zone. */
 export const clock = seconds => new Date(1000 * seconds).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit"});
 
+/** Return the time of a date in the reader's zone, with the zone. */
+export const moment = date => date.toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short"});
+
 /** Return a labelled list of options, whose chosen value is in the state of the view: {select, parts}. */
 export function choice(label, name, options, state) {
   const chosen = state.get(name);
@@ -49,8 +58,8 @@ export function choice(label, name, options, state) {
 const shown = new WeakMap();
 
 /**
- * Replace the children of an element, unless they are equal. What the reader opened stays open, and a link or button keeps the focus.
- * So text that is selected in a list stays selected until the list changes.
+ * Change the children of an element to the given ones. What does not differ stays as it is, so text stays selected; what the reader opened
+ * stays open, and a link or button keeps the focus.
  */
 export function swap(element, ...children) {
   const parts = children.filter(child => child !== null && child !== undefined), shell = el("div", {}, ...parts);
@@ -59,12 +68,33 @@ export function swap(element, ...children) {
   const opened = new Map([...element.querySelectorAll("details")].map(details => [nameOf(details), details.open]));
   const focused = element.contains(document.activeElement) ? document.activeElement.getAttribute("href") ?? nameOf(document.activeElement.parentElement) : null;
   shown.set(element, shell.innerHTML);
-  element.replaceChildren(...shell.childNodes);
+  change(element, shell);
   for (const details of element.querySelectorAll("details")) {
     details.open = opened.get(nameOf(details)) ?? details.open;
     if (focused && nameOf(details) === focused) details.querySelector("summary").focus({preventScroll: true});
   }
   if (focused) element.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+}
+
+/** Make the children of an element like those of another one, which loses them. */
+function change(element, wanted) {
+  const before = [...element.childNodes], after = [...wanted.childNodes];
+  after.forEach((child, i) => {
+    const known = before[i];
+    if (!known) element.append(child);
+    else if (known.nodeName !== child.nodeName || listening.has(known) || listening.has(child)) known.replaceWith(child);
+    else if (child.nodeType !== Node.ELEMENT_NODE) { if (known.data !== child.data) known.data = child.data; }
+    else if (!known.isEqualNode(child)) { changeAttributes(known, child); change(known, child); }
+  });
+  for (const child of before.slice(after.length)) child.remove();
+}
+
+function changeAttributes(element, wanted) {
+  for (const {name} of [...element.attributes]) if (!wanted.hasAttribute(name) && name !== "open") element.removeAttribute(name);
+  for (const {name, value} of wanted.attributes) {
+    if (name === "style") element.style.cssText = wanted.style.cssText; // the policy forbids the attribute, not the property
+    else if (element.getAttribute(name) !== value && name !== "open") element.setAttribute(name, value);
+  }
 }
 
 /** Return a table with a caption; a cell is text, or an array of nodes and text. */

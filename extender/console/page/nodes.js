@@ -1,10 +1,13 @@
 // Nodes: a row for each node, a bar for each device. The server searches and pages.
 
 import {age, ask, el, gib, many, measured, percent, podLink, table} from "./dom.js";
+import {grafana} from "./grafana.js";
 
 const LIMIT = 50;
 /** Delay of a search after the last key. */
 const WAIT_MS = 250;
+/** Fields that grow all the time: they alone do not change a row. */
+const AGES = new Set(["report_age_s", "observed_at", "sm_activity_age_s"]);
 /** What each certainty of a node means for the next pod. */
 const NEXT = {
   exact: "it is certain which device the next pod gets",
@@ -16,7 +19,7 @@ const NEXT = {
 };
 
 export function nodes(view, _, state) {
-  const opened = new Set();  // names of open nodes
+  const opened = new Set(), shown = new Map();  // names of open nodes; node -> its row, and what it shows
   let after = [], search = state.get("find"), troubled = state.get("troubled") !== "";  // after: "continue" values of this page and of the pages before it
   const rows = el("div", {id: "nodes", role: "list"}), found = el("p", {id: "found", role: "status"});
   const box = el("input", {type: "search", id: "search", placeholder: "node, model, pod, reason", autocomplete: "off", value: search});
@@ -46,12 +49,31 @@ export function nodes(view, _, state) {
     previous.disabled = !after.length;
     next.disabled = !body.remaining;
     next.dataset.after = body.continue ?? "";
-    const focused = document.activeElement?.closest?.("details")?.dataset.node;
-    rows.replaceChildren(...body.nodes.map(node => row(node, opened)));
-    if (focused) rows.querySelector(`details[data-node="${CSS.escape(focused)}"] > summary`)?.focus({preventScroll: true});
+    const focused = document.activeElement?.closest?.("details")?.dataset.node, earlier = new Map(shown);
+    shown.clear();
+    for (const node of body.nodes) {
+      const before = earlier.get(node.name), text = JSON.stringify(node, (key, value) => AGES.has(key) ? undefined : value);
+      shown.set(node.name, before?.text === text ? before : {text, element: row(node, opened)});
+      for (const each of shown.get(node.name).element.querySelectorAll(".age")) each.textContent = reportAge(node);
+    }
+    place(rows, [...shown.values()].map(({element}) => element));
+    if (focused && !rows.contains(document.activeElement)) rows.querySelector(`details[data-node="${CSS.escape(focused)}"] > summary`)?.focus({preventScroll: true});
   }
   return {refresh: load};
 }
+
+/** Make the children of an element the given ones. Those that stay are not moved, so they keep selected text and focus. */
+function place(element, children) {
+  let at = element.firstElementChild;
+  const wanted = new Set(children);
+  for (const child of children) {
+    while (at && !wanted.has(at)) { const gone = at; at = at.nextElementSibling; gone.remove(); }
+    if (child === at) at = at.nextElementSibling; else element.insertBefore(child, at);
+  }
+  while (at) { const gone = at; at = at.nextElementSibling; gone.remove(); }
+}
+
+const reportAge = node => node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
 
 function legend() {
   const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
@@ -66,17 +88,16 @@ function row(node, opened) {
   details.addEventListener("toggle", () => {
     if (details.open) { opened.add(node.name); fill(); } else opened.delete(node.name);
   });
-  const reportAge = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
   const summary = el("summary", {},
     el("span", {class: "name"}, el("b", {}, node.name),
-      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, reportAge)),
+      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet age"}, reportAge(node))),
     el("span", {class: "devices"}, ...node.devices.map(bar)));
   // A refresh can replace the row before "toggle" fires; the new row must be open or closed as the reader chose.
   summary.addEventListener("click", () => {
     if (details.open) opened.delete(node.name); else opened.add(node.name);
   });
   details.append(summary);
-  const fill = () => { if (details.childElementCount === 1) details.append(inside(node, reportAge)); };
+  const fill = () => { if (details.childElementCount === 1) details.append(inside(node)); };
   if (details.open) fill();
   return el("div", {role: "listitem"}, details);
 }
@@ -105,15 +126,16 @@ function bar(device) {
 }
 
 /** The details of an open node: notes, and a table of its devices. */
-function inside(node, reportAge) {
+function inside(node) {
   const about = [
-    node.detail, node.unmeasured, node.message || node.cordoned ? reportAge : null,
+    node.detail, node.unmeasured,
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
   const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unreserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
   return el("div", {class: "inside"},
     ...about.map(text => el("p", {class: "quiet"}, text)),
+    node.message || node.cordoned ? el("p", {class: "quiet age"}, reportAge(node)) : null, grafana({node: node.name}),
     table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
       node.devices.map(d => [
         [el("b", {}, String(d.index)), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],

@@ -1,0 +1,149 @@
+"""The page while things change: nothing that the reader has open, selected or scrolled is lost."""
+
+import re
+import time
+from typing import Any
+
+from playwright.sync_api import Browser, Page, Route, expect
+
+from contract.gpunode import PodUse, Replicas
+from tests.page.conftest import GIB, Looked, place, report
+from tests.serving import Server
+
+#: A report must be on the page after this time (on a quiet machine after 0.4 s, at most 0.8 s:
+#: python -m benchmarks.page). Loaded machines of tests get more.
+WITHIN_MS = 10_000
+SELECTED = "document.getSelection().toString()"
+
+
+def uses(server: Server, node: str, used_gib: int) -> None:
+    report(server, node, {"used_bytes": used_gib * GIB, "unattributed_bytes": used_gib * GIB}, {})
+
+
+def select(page: Page, text: str) -> None:
+    """Select the text of the first element that has just this text."""
+    page.get_by_text(text, exact=True).first.evaluate(
+        "element => document.getSelection().selectAllChildren(element)"
+    )
+    assert page.evaluate(SELECTED) == text
+
+
+def test_a_report_changes_the_open_gpu_and_keeps_scroll_and_selection(
+    readings: Looked, server: Server
+) -> None:
+    uses(server, "l4-0010", 3)
+    readings.page.set_viewport_size({"width": 1280, "height": 400})
+    page = readings.open("/fleet/l4-0010/0")
+    detail = page.get_by_role("complementary", name="l4-0010 GPU 0, L4")
+    expect(detail).to_contain_text("3.0 GiB in use")
+    expect(page.locator("#live")).to_contain_text("live")
+    select(page, "not shared" if detail.get_by_text("not shared").count() else "SM -")
+    kept = page.evaluate(SELECTED)
+    detail.evaluate("element => { element.scrollTop = 150; }")
+    scrolled = detail.evaluate("element => element.scrollTop")
+    assert scrolled > 0
+    uses(server, "l4-0010", 5)
+    expect(detail).to_contain_text("5.0 GiB in use", timeout=WITHIN_MS)
+    assert page.evaluate(SELECTED) == kept
+    assert detail.evaluate("element => element.scrollTop") == scrolled
+
+
+def test_a_report_changes_one_node_and_leaves_the_others_alone(
+    readings: Looked, server: Server
+) -> None:
+    page = readings.open("/nodes")
+    page.get_by_label("Search").fill("l4-001")
+    expect(page.locator("#found")).to_have_text("1 to 10 of 10 nodes")
+    page.locator("summary").filter(has_text="l4-0011").click()
+    page.locator("summary").filter(has_text="l4-0012").click()
+    inside = page.get_by_role("table", name="Devices of l4-0011")
+    expect(page.locator("#live")).to_contain_text("live")
+    select(page, "GPU-l4-0011-1")
+    page.evaluate("scrollTo(0, 200)")
+    uses(server, "l4-0012", 6)
+    changed = page.get_by_role("table", name="Devices of l4-0012")
+    expect(changed).to_contain_text("6.0 GiB", timeout=WITHIN_MS)
+    expect(inside).to_be_visible()
+    assert page.evaluate(SELECTED) == "GPU-l4-0011-1"
+    assert page.evaluate("scrollY") == 200
+
+
+def test_a_lost_stream_is_shown_and_the_page_is_read_again_without_it(
+    readings: Looked, server: Server
+) -> None:
+    """The stream ends at once, and the browser opens it again after a minute only."""
+    body = "retry: 60000\n\n"
+    readings.page.route(
+        "**/v1/events", lambda route: route.fulfill(content_type="text/event-stream", body=body)
+    )
+    page = readings.open("/fleet/l4-0013/0")
+    expect(page.locator("#live")).to_contain_text("connection lost: read again every 5 s")
+    expect(page.locator("#live")).to_have_class("bad")
+    uses(server, "l4-0013", 4)
+    detail = page.get_by_role("complementary", name="l4-0013 GPU 0, L4")
+    expect(detail).to_contain_text("4.0 GiB in use")
+
+
+def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
+    readings: Looked, server: Server
+) -> None:
+    """Which GPU is out of memory, and whose fault is it? At most three clicks and 30 s."""
+    place(server, "victim", "7Gi", "l4-0020")
+    place(server, "leaks", "7Gi", "l4-0020")
+    pods = [
+        PodUse(uid=f"uid-{name}", device="GPU-l4-0020-0", used_bytes=used * GIB)
+        for name, used in (("victim", 5), ("leaks", 18))
+    ]
+    full = {"used_bytes": 23 * GIB, "replicas": Replicas(free=2, allocated=2)}
+    report(server, "l4-0020", full, {}, pods=pods)
+    began_s = time.monotonic()
+    page = readings.open("/overview")
+    risk = page.get_by_role("region", name="At risk").get_by_role("listitem").first
+    expect(risk).to_contain_text("overcommitted")
+    expect(risk).to_contain_text("25.0 GiB are reserved or used of 24.0 GiB: 1.0 GiB too much")
+    risk.get_by_role("link", name="l4-0020 GPU 0").click()
+    detail = page.get_by_role("complementary", name="l4-0020 GPU 0, L4")
+    at_fault = detail.get_by_role("listitem").filter(has_text="more than reserved")
+    expect(at_fault).to_have_count(1)
+    expect(at_fault).to_contain_text("team-a/leaks")
+    expect(at_fault).to_contain_text("11.0 GiB more than reserved")
+    at_fault.get_by_role("link", name="team-a/leaks").click()
+    expect(page.get_by_role("heading", name="Pod team-a/leaks")).to_be_visible()
+    expect(page.locator("#answer")).to_contain_text("uses 18.0 GiB, but has reserved 7.0 GiB")
+    assert time.monotonic() - began_s < 30
+
+
+def test_nodes_and_gpus_link_to_the_dashboard_of_the_settings(readings: Looked) -> None:
+    template = "https://grafana.example/d/x?var-node={node}&var-gpu={uuid}&from={from_ms}"
+
+    def with_template(route: Route) -> None:
+        response = route.fetch()
+        body: dict[str, Any] = response.json()
+        assert body["settings"]["grafana_url"] is None
+        body["settings"]["grafana_url"] = template
+        route.fulfill(response=response, json=body)
+
+    page = readings.open("/fleet/l4-0030/1")
+    detail = page.get_by_role("complementary", name="l4-0030 GPU 1, L4")
+    expect(detail).to_contain_text("No pod holds memory of this GPU.")
+    expect(page.get_by_role("link", name="Grafana")).to_have_count(0)
+    page.route("**/v1/status", with_template)
+    page.reload()
+    link = detail.get_by_role("link", name="Grafana")
+    begin = r"https://grafana\.example/d/x\?var-node=l4-0030"
+    expect(link).to_have_attribute("href", re.compile(rf"{begin}&var-gpu=GPU-l4-0030-1&from=\d+"))
+    readings.open("/nodes?find=l4-0030")
+    page.locator("summary").click()
+    expect(page.get_by_role("link", name="Grafana")).to_have_attribute(
+        "href", re.compile(rf"^{begin}&from=\d+$")
+    )
+
+
+def test_times_are_in_the_zone_of_the_reader(browser: Browser, server: Server) -> None:
+    context = browser.new_context(timezone_id="Asia/Tokyo")
+    try:
+        page = context.new_page()
+        page.goto(f"{server.debug}/#/overview")
+        expect(page.locator("#live")).to_contain_text(re.compile(r"\d\d:\d\d:\d\d (GMT\+9|JST)"))
+    finally:
+        context.close()
