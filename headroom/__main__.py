@@ -43,6 +43,7 @@ COMMANDS = {
     },
     "Install": {
         "convert": "Convert manifests for KAI, HAMi or gpushare to Headroom.",
+        "overlays": "Print Karpenter's NodeOverlays for GPU instance types.",
         "config": "Check settings files.",
         "certs": "Create or renew the certificates of Headroom's ports.",
         "copy-certs": "Copy certificates to a folder, for a kube-scheduler on the host.",

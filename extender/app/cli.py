@@ -20,7 +20,7 @@ from extender.config.loading import check_settings, load_settings
 from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.doctor.command import doctor
-from extender.errors import BadSettings
+from extender.errors import BadSettings, NotSynced
 from extender.plan.command import app as plan
 
 app = typer.Typer(
@@ -253,6 +253,62 @@ def convert(
         typer.echo(f"{at}: {found.where}: {found.weight.value}: {found.message}", err=True)
     if not result.understood:
         raise typer.Exit(1)
+
+
+@app.command()
+def overlays(
+    types: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TYPE[=COUNTxMEMORY]]...",
+            help="Instance types; default: those of the cluster's GPU nodes.",
+        ),
+    ] = None,
+    plugin_config: Annotated[
+        typer.FileText | None,
+        typer.Option(help="Configuration of the device plugin on nodes of the named types."),
+    ] = None,
+    nodepool: Annotated[str | None, typer.Option(help="Only for this NodePool.")] = None,
+    mirror: Annotated[
+        bool, typer.Option(help="Also headroom.gpu/vram, for the setting mirror_vram.")
+    ] = True,
+    config: Config = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+) -> None:
+    """Print Karpenter's NodeOverlays with the replicas and GPU memory of instance types."""
+    from extender import overlays as karpenter
+
+    try:
+        if types:
+            source = plugin_config.name if plugin_config else ""
+            text = plugin_config.read() if plugin_config else ""
+            plugin = karpenter.parse_plugin_config(text, source)
+            found = [karpenter.of_type(each, plugin, mirror) for each in types]
+        elif plugin_config:
+            raise BadSettings(
+                "--plugin-config is for named types. Example: headroom overlays g6.xlarge "
+                "--plugin-config config.yaml"
+            )
+        else:
+            from extender.doctor.collect import list_cluster
+            from extender.doctor.node_rules import state_of
+
+            settings = load_settings(config)
+            cluster = state_of(settings, list_cluster(settings, kubeconfig, context))
+            found = karpenter.of_nodes(cluster, mirror)
+            if not found:
+                raise BadSettings(
+                    "no GPU node with a label node.kubernetes.io/instance-type was found: name the "
+                    "types. Example: headroom overlays g6.xlarge"
+                )
+        documents = "---\n".join(karpenter.overlays(found, nodepool))
+    except (BadSettings, NotSynced, UnicodeDecodeError) as err:
+        typer.echo(f"headroom: {err}", err=True)
+        raise typer.Exit(2) from err
+    typer.echo(documents, nl=False)
 
 
 app.command()(doctor)

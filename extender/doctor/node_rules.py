@@ -39,7 +39,7 @@ def examine_nodes(
     profiles: Sequence[VRAMProfile] = (),
 ) -> list[Finding]:
     """Examine the nodes and pods of the cluster that ``events`` describe."""
-    state = _state(settings, events)
+    state = state_of(settings, events)
     found = examine(state, time.monotonic(), own_version(), recent)
     return [*found, *examine_recommendations(state, profiles, time.time())]
 
@@ -48,10 +48,11 @@ def advised_plugin_config(
     settings: Settings, events: Sequence[Event], recent: RecentRequests = NO_RECENT
 ) -> str:
     """Return ``plugin_config`` for the nodes of the cluster that ``events`` describe."""
-    return plugin_config(_facts(_state(settings, events), time.monotonic(), "", recent))
+    return plugin_config(_facts(state_of(settings, events), time.monotonic(), "", recent))
 
 
-def _state(settings: Settings, events: Sequence[Event]) -> ClusterState:
+def state_of(settings: Settings, events: Sequence[Event]) -> ClusterState:
+    """Return the state of the cluster that ``events`` describe."""
     state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
     return state
