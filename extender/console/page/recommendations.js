@@ -26,10 +26,10 @@ export function recommendations(view) {
     const freed = body.teams.reduce((all, team) => all + team.reclaimable_bytes, 0);
     status.textContent = (found.length ? `Lower requests would free ${gib(freed)}.` : "No lives of containers are recorded. Does the recorder run?")
       + (found.length > MOST ? ` Shown are ${MOST} of ${many(found.length, "row")}.` : "");
-    const teams = [...body.teams].sort((a, b) => b.reclaimable_bytes - a.reclaimable_bytes);
+    const teams = body.teams.filter(team => team.reclaimable_bytes).sort((a, b) => b.reclaimable_bytes - a.reclaimable_bytes);
     rows.replaceChildren(...(found.length ? [
-      table("By namespace", ["Namespace", "Frees", "Most by"], teams.map(team => [team.namespace, gib(team.reclaimable_bytes),
-        team.owners.slice(0, 3).map(each => `${each.kind} ${each.name} (${many(each.pods, "pod")}, ${gib(each.reclaimable_bytes)})`).join(", ") || "-"])),
+      teams.length ? table("By namespace", ["Namespace", "Frees", "Most by"], teams.map(team => [team.namespace, gib(team.reclaimable_bytes),
+        team.owners.slice(0, 3).map(each => `${each.kind} ${each.name} (${many(each.pods, "pod")}, ${gib(each.reclaimable_bytes)})`).join(", ") || "-"])) : "",
       table("By container, the largest difference first", ["Owner", "Container", "Pods", "Request", "Recommended", "Frees", "Basis"], found.slice(0, MOST).map(each => [
         [`${each.namespace}/${each.owner_name}${each.family ? "*" : ""}`, el("div", {class: "quiet"}, each.owner_kind)],
         [each.container, el("div", {class: "quiet"}, each.model)],
@@ -38,7 +38,7 @@ export function recommendations(view) {
         each.request_bytes === null ? "-" : gib(each.request_bytes),
         each.request_bytes === null || !each.pods ? "-" : [el("span", {class: each.reclaimable_bytes < 0 ? "bad" : ""}, gib(each.reclaimable_bytes))],
         [each.message, each.setting ? el("div", {class: "quiet"}, each.setting) : null],
-      ])),
+      ]), "sums"),
     ] : []));
   }
 
