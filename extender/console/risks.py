@@ -138,6 +138,8 @@ def _risk(
             f"{gib(terms.committed_bytes)} are reserved or used of "
             f"{gib(terms.allocatable_bytes)}: {gib(-terms.headroom_bytes)} too much"
         )
+        if overused:
+            view.message += f"; {_overuse_text(overused[0])}"
         urgency = -view.excess_bytes
     elif grows is not None and risk is Risk.GROWING:
         view.full_in_s = urgency = round(grows.full_in_s, 1)
@@ -149,17 +151,20 @@ def _risk(
         view.message = f"unhealthy: {terms.health_detail or 'see the device'}; its pods may fail"
         urgency = -len(holders)
     else:
-        first = overused[0]
         view.excess_bytes = sum(each.excess_bytes for each in overused)
         view.pods = [
             PodName(namespace=each.namespace, name=each.name) for each in overused[:MOST_PODS]
         ]
-        view.message = (
-            f"{first.namespace}/{first.name} uses {gib(first.measured_bytes)} and requested "
-            f"{gib(first.requested_bytes)}"
-        )
+        view.message = _overuse_text(overused[0])
         urgency = -view.excess_bytes
     return (-risk, urgency, node.name, device.index), view
+
+
+def _overuse_text(each: Overuse) -> str:
+    return (
+        f"{each.namespace}/{each.name} uses {gib(each.measured_bytes)} and requested "
+        f"{gib(each.requested_bytes)}"
+    )
 
 
 def _minutes(seconds: float) -> str:

@@ -11,6 +11,7 @@ from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.growth import Growing
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
+from tests.console.test_idle import fleet, row
 
 
 def read(asked: Asked) -> dict[str, Any]:
@@ -79,6 +80,22 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     assert messages["over"] == "default/p-over uses 6.0 GiB and requested 4.0 GiB"
     pods = {each["node"]: each["pods"] for each in read(asked)["at_risk"]}
     assert pods["late"] == [{"namespace": "default", "name": "p-late"}]
+
+
+def test_a_pod_whose_use_overcommits_a_gpu_is_named() -> None:
+    asked = fleet(
+        shared("A", free=2, allocated=2, used_bytes=20 * GIB),
+        rows=[row("train", "A", 14), row("chat", "A", 6)],
+        held={"train": {"A": 10}, "chat": {"A": 12}},
+    )
+    asked.cluster.overuses.update(0.0)
+    asked.cluster.overuses.update(1e6)
+    (risk,) = read(asked)["at_risk"]
+    assert risk["kind"] == "overcommitted"
+    assert risk["message"] == (
+        "26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much; "
+        "ml/train uses 14.0 GiB and requested 10.0 GiB"
+    )
 
 
 def test_waiting_pods_of_one_owner_and_request_are_one_group() -> None:
