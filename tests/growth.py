@@ -274,6 +274,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/scheduler/assumed_binds.py": {
         "AssumedBinds._answers": Per("node", 16 * 64),
         "AssumedBinds._expected": Fixed(2 * 64_000),
+        "AssumedBinds._grouped": Fixed(64 * 64_000),
     },
     "extender/observability/feed.py": {
         "ChangeFeed._published": Fixed(10_000 * 500),

@@ -3,6 +3,9 @@
 kube-scheduler filters the next pod some milliseconds before it asks the extender to bind the last
 one. If filter offered the same memory to both, the extender would have to decline that bind, and
 its pod would back off for seconds.
+
+kube-scheduler with the Coscheduling plugin binds the pods of a group together, after it has chosen
+a node for each of them. So their binds are assumed for longer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,13 @@ from extender.state.node_whatif import rejection_beside
 BIND_FOLLOWS_WITHIN_S = 0.25
 #: Maximum number of assumed binds; the oldest is dropped. Each can cost filter a millisecond.
 BINDS_EXPECTED = 2
+#: Label with the name of a pod's group.
+POD_GROUP = "scheduling.x-k8s.io/pod-group"
+#: The same for pods of a group. If the last pod of a group comes later, the memory of the first may
+#: be gone. A longer time would let groups that are never complete keep memory from other pods.
+GROUP_FOLLOWS_WITHIN_S = 5.0
+#: Maximum number of assumed binds of pods of groups.
+GROUPED_EXPECTED = 64
 #: Maximum number of cached results of ``_rejection``.
 MOST_ANSWERS = 16
 
@@ -40,28 +50,33 @@ class AssumedBinds:
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        #: By uid, the latest last.
+        #: By uid, the latest last: single pods, and pods of groups.
         self._expected: Bounded[str, _Expected] = Bounded(BINDS_EXPECTED)
+        self._grouped: Bounded[str, _Expected] = Bounded(GROUPED_EXPECTED)
         #: (kind of request, node, generation of the snapshot in which the node last changed, kinds
         #: of the requests of assumed binds) -> reason.
         self._answers: Bounded[tuple[object, ...], Reason | None] = Bounded(MOST_ANSWERS)
 
     def expect(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
-        """Expect a bind call for the pod and the node within ``BIND_FOLLOWS_WITHIN_S``.
+        """Expect a bind call for the pod and the node within ``BIND_FOLLOWS_WITHIN_S``, or
+        ``GROUP_FOLLOWS_WITHIN_S`` if the pod belongs to a group.
 
         kube-scheduler does not make the call if it fails, or if a user's preference for another
         node outweighs the extender's score.
         """
-        uid = pod.metadata.uid
-        self._expected[uid] = _Expected(pod, request, node, now_s + BIND_FOLLOWS_WITHIN_S)
+        grouped = bool((pod.metadata.labels or {}).get(POD_GROUP))
+        expected = self._grouped if grouped else self._expected
+        until_s = now_s + (GROUP_FOLLOWS_WITHIN_S if grouped else BIND_FOLLOWS_WITHIN_S)
+        expected[pod.metadata.uid] = _Expected(pod, request, node, until_s)
 
     def bind_received(self, uid: str) -> None:
         """Drop the assumed bind of the pod, because kube-scheduler has called bind."""
         self._expected.pop(uid, None)
+        self._grouped.pop(uid, None)
 
     def reservations(self, now_s: float) -> Iterator[tuple[str, str, Reservation]]:
         """Yield the uid, the node and the future reservation of each assumed bind."""
-        for uid, each in list(self._expected.items()):
+        for uid, each in [*self._expected.items(), *self._grouped.items()]:
             gpunode = self._cluster.gpunode(each.node) if each.until_s >= now_s else None
             if gpunode is not None and (found := self._cluster.adopt(each.pod, gpunode)):
                 yield uid, each.node, found
@@ -84,11 +99,12 @@ class AssumedBinds:
         Write the reasons into ``codes``. Return whether any node was rejected.
         """
         by_node: dict[str, list[_Expected]] = {}
-        for uid, other in list(self._expected.items()):
-            if uid == pod.metadata.uid or other.until_s < now_s:
-                del self._expected[uid]
-            else:
-                by_node.setdefault(other.node, []).append(other)
+        for expected in (self._expected, self._grouped):
+            for uid, other in list(expected.items()):
+                if uid == pod.metadata.uid or other.until_s < now_s:
+                    del expected[uid]
+                else:
+                    by_node.setdefault(other.node, []).append(other)
         rejected = False
         for node, others in by_node.items():
             row = snap.row_of.get(node, -1)

@@ -83,6 +83,7 @@ def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> 
         who = named(size, f"p{number}")
         anew = AssumedBinds(state)
         anew._expected = dict(remembers._expected)
+        anew._grouped = dict(remembers._grouped)
         assert asked(state, remembers, who) == asked(state, anew, who)
         remembers.expect(who, wanted(state, who), "n", NOW_S)
         if begins:
@@ -153,6 +154,24 @@ def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, second) is FULL
     assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
+
+
+def test_the_pods_of_a_group_are_waited_for_together() -> None:
+    """Three pods fill the device. Of single pods, only the last two are waited for."""
+    state = cluster(gpunode(shared("A")))
+    another = named("8Gi", "another")
+    for labels, reason in ((None, None), ({"scheduling.x-k8s.io/pod-group": "g"}, FULL)):
+        binds = AssumedBinds(state)
+        for uid in ("first", "second", "third"):
+            single = named("8Gi", uid)
+            member = replace(single, metadata=replace(single.metadata, labels=labels))
+            binds.expect(member, wanted(state, member), "n", NOW_S)
+        assert asked(state, binds, another) is reason
+        assert asked(state, binds, another, NOW_S + 4.9) is reason
+        binds.bind_received("third")
+        assert asked(state, binds, another) is None
+        binds.expect(member, wanted(state, member), "n", NOW_S)
+        assert asked(state, binds, another, NOW_S + 5.1) is None
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
