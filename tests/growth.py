@@ -275,6 +275,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "AssumedBinds._answers": Per("node", 16 * 64),
         "AssumedBinds._expected": Fixed(2 * 64_000),
         "AssumedBinds._grouped": Fixed(64 * 64_000),
+        "AssumedBinds._rejected_until_s": Fixed(256 * 600),
     },
     "extender/observability/feed.py": {
         "ChangeFeed._published": Fixed(10_000 * 500),

@@ -33,6 +33,10 @@ POD_GROUP = "scheduling.x-k8s.io/pod-group"
 GROUP_FOLLOWS_WITHIN_S = 5.0
 #: Maximum number of assumed binds of pods of groups.
 GROUPED_EXPECTED = 64
+#: Seconds after filter rejected a pod of a group for which its binds are not assumed for longer.
+GROUP_REJECTED_S = 5.0
+#: Maximum number of such groups.
+GROUPS_REJECTED = 256
 #: Maximum number of cached results of ``_rejection``.
 MOST_ANSWERS = 16
 
@@ -53,6 +57,8 @@ class AssumedBinds:
         #: By uid, the latest last: single pods, and pods of groups.
         self._expected: Bounded[str, _Expected] = Bounded(BINDS_EXPECTED)
         self._grouped: Bounded[str, _Expected] = Bounded(GROUPED_EXPECTED)
+        #: (namespace, group) -> until when its binds are not assumed for longer.
+        self._rejected_until_s: Bounded[tuple[str, str], float] = Bounded(GROUPS_REJECTED)
         #: (kind of request, node, generation of the snapshot in which the node last changed, kinds
         #: of the requests of assumed binds) -> reason.
         self._answers: Bounded[tuple[object, ...], Reason | None] = Bounded(MOST_ANSWERS)
@@ -64,10 +70,23 @@ class AssumedBinds:
         kube-scheduler does not make the call if it fails, or if a user's preference for another
         node outweighs the extender's score.
         """
-        grouped = bool((pod.metadata.labels or {}).get(POD_GROUP))
+        group = group_of(pod)
+        grouped = group is not None and self._rejected_until_s.get(group, now_s) <= now_s
         expected = self._grouped if grouped else self._expected
         until_s = now_s + (GROUP_FOLLOWS_WITHIN_S if grouped else BIND_FOLLOWS_WITHIN_S)
         expected[pod.metadata.uid] = _Expected(pod, request, node, until_s)
+
+    def group_rejected(self, pod: Pod, now_s: float) -> None:
+        """Drop the assumed binds of the pod's group, because filter rejected the pod.
+
+        The plugin then rejects the pods of the group that wait for this one.
+        """
+        if (group := group_of(pod)) is None:
+            return
+        self._rejected_until_s[group] = now_s + GROUP_REJECTED_S
+        for uid, each in list(self._grouped.items()):
+            if group_of(each.pod) == group:
+                del self._grouped[uid]
 
     def bind_received(self, uid: str) -> None:
         """Drop the assumed bind of the pod, because kube-scheduler has called bind."""
@@ -153,3 +172,9 @@ class AssumedBinds:
         gpunode = self._cluster.gpunode(node)
         reserved = gpunode.spec.reservations if gpunode else {}
         return uid not in reserved and uid not in self._cluster.binding_to(node)
+
+
+def group_of(pod: Pod) -> tuple[str, str] | None:
+    """Return the namespace and the name of the pod's group; None if it has none."""
+    name = (pod.metadata.labels or {}).get(POD_GROUP)
+    return (pod.metadata.namespace, name) if name else None

@@ -138,6 +138,8 @@ class Filter:
             if len(passed) == 1:  # then prioritize is not called
                 node = offered.names[passed[0]]
                 state.assumed.expect(pod, managed, node, state.clock.monotonic())
+        if not len(passed):
+            state.assumed.group_rejected(pod, began_s)
         if managed is not None:  # not for a wrong guess, whose rows were not offered
             state.cluster.usual.see(managed, pod, snap, rows)
         answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -74,15 +73,37 @@ def bound(cluster: PlayedCluster, name: str) -> list[str]:
     ]
 
 
-def test_one_gang_is_placed_at_once(new_cluster: NewCluster, tmp_path: Path, tell: Tell) -> None:
-    cluster = new_cluster(4, Shape())
+def test_one_gang_is_placed_at_once(new_cluster: NewCluster, tell: Tell) -> None:
+    """Each pod is named another node, although no memory is reserved before the last one comes."""
+    cluster = new_cluster(6, Shape())
     with coscheduling(cluster), kubelets(cluster):
         began_s = time.monotonic()
-        gang(cluster, "one", "20Gi", 4)
+        gang(cluster, "one", "20Gi", 6)
         cluster.until(lambda: len(bound(cluster, "one")) > 0, "the first pod is bound")
         first_s = time.monotonic() - began_s
-        cluster.until(lambda: len(bound(cluster, "one")) == 4, "all are bound")
+        cluster.until(lambda: len(bound(cluster, "one")) == 6, "all are bound")
+        last_s = time.monotonic() - began_s
+        assert sorted(bound(cluster, "one")) == sorted(cluster.names)
+        declined = cluster.metric('headroom_verb_errors_total{verb="bind"}')
         tell(
-            f"a gang of 4 pods: first bound after {first_s:.1f} s, last after "
-            f"{time.monotonic() - began_s:.1f} s"
+            f"a gang of 6 pods of 20 GiB on 6 GPUs: first bound after {first_s:.1f} s, last after "
+            f"{last_s:.1f} s, {declined:.0f} binds declined"
         )
+
+
+def test_half_of_a_gang_holds_no_memory(new_cluster: NewCluster, tell: Tell) -> None:
+    """Two gangs of three pods want four GPUs. Another pod gets the fourth."""
+    cluster = new_cluster(4, Shape())
+    with coscheduling(cluster), kubelets(cluster):
+        gang(cluster, "whole", "20Gi", 3)
+        cluster.until(lambda: len(bound(cluster, "whole")) == 3, "one gang is bound")
+        gang(cluster, "half", "20Gi", 3)
+        cluster.until(lambda: cluster.rejection("half-2") != "", "the other gang waits")
+        began_s = time.monotonic()
+        cluster.create_pod("single", "20Gi")
+        cluster.until(lambda: cluster.node_of("single") != "", "a single pod gets the last GPU")
+        tell(f"beside half of a gang, a pod of its size waited {time.monotonic() - began_s:.1f} s")
+        assert bound(cluster, "half") == []
+        for name in ("whole-0", "whole-1", "whole-2", "single"):
+            cluster.delete_pod(name)
+        cluster.until(lambda: len(bound(cluster, "half")) == 3, "the other gang is bound", 120)

@@ -156,22 +156,47 @@ def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
     assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
 
 
+def member(size: str, uid: str, group: str = "g") -> Pod:
+    single = named(size, uid)
+    labels = {"scheduling.x-k8s.io/pod-group": group}
+    return replace(single, metadata=replace(single.metadata, labels=labels))
+
+
 def test_the_pods_of_a_group_are_waited_for_together() -> None:
     """Three pods fill the device. Of single pods, only the last two are waited for."""
     state = cluster(gpunode(shared("A")))
     another = named("8Gi", "another")
-    for labels, reason in ((None, None), ({"scheduling.x-k8s.io/pod-group": "g"}, FULL)):
+    for make, reason in ((named, None), (member, FULL)):
         binds = AssumedBinds(state)
         for uid in ("first", "second", "third"):
-            single = named("8Gi", uid)
-            member = replace(single, metadata=replace(single.metadata, labels=labels))
-            binds.expect(member, wanted(state, member), "n", NOW_S)
+            who = make("8Gi", uid)
+            binds.expect(who, wanted(state, who), "n", NOW_S)
         assert asked(state, binds, another) is reason
         assert asked(state, binds, another, NOW_S + 4.9) is reason
         binds.bind_received("third")
         assert asked(state, binds, another) is None
-        binds.expect(member, wanted(state, member), "n", NOW_S)
+        binds.expect(who, wanted(state, who), "n", NOW_S)
         assert asked(state, binds, another, NOW_S + 5.1) is None
+
+
+def test_a_group_of_which_a_pod_was_rejected_is_not_waited_for() -> None:
+    """Its next pod counts like a single one. Groups that never fit cannot keep others waiting."""
+    state = cluster(gpunode(shared("A")))
+    binds, another = AssumedBinds(state), named("20Gi", "another")
+
+    def expect(who: Pod, now_s: float) -> None:
+        binds.expect(who, wanted(state, who), "n", now_s)
+
+    expect(member("20Gi", "first"), NOW_S)
+    binds.group_rejected(member("20Gi", "x", "other"), NOW_S)
+    assert asked(state, binds, another, NOW_S + 0.1) is FULL
+    binds.group_rejected(member("20Gi", "second"), NOW_S)
+    assert asked(state, binds, another, NOW_S + 0.1) is None
+    expect(member("20Gi", "third"), NOW_S + 0.1)
+    assert asked(state, binds, another, NOW_S + 0.2) is FULL
+    assert asked(state, binds, another, NOW_S + 0.4) is None
+    expect(member("20Gi", "third"), NOW_S + 5.1)
+    assert asked(state, binds, another, NOW_S + 9.9) is FULL
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
