@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -39,7 +40,7 @@ class PluginConfig:
 
     mig_strategy: str = "none"
     #: Resource as configured -> replicas of each device, and the resource that is offered.
-    shared: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    shared: Mapping[str, tuple[int, str]] = field(default_factory=lambda: MappingProxyType({}))
 
     def offered(self, resource: str, devices: int) -> tuple[str, int]:
         """Return the resource that so many devices offer, and its amount."""
