@@ -58,8 +58,14 @@ def play(rows: Sequence[Row], nodes: int) -> list[Ran]:
     return found
 
 
-def lines(ran: Sequence[Ran], nodes: int, start_s: float, end_s: float) -> Iterator[str]:
-    """Yield all samples between two Unix times; second 0 of the history is ``start_s``."""
+def lines(
+    ran: Sequence[Ran], nodes: int, start_s: float, end_s: float, longer_s: float = 0.0
+) -> Iterator[str]:
+    """Yield all samples between two Unix times; second 0 of the history is ``start_s``.
+
+    Nodes and idle GPUs have samples from ten minutes before ``end_s`` to ``longer_s`` after it.
+    """
+    since_s, until_s = end_s - 600, end_s + longer_s
     for number in range(nodes):
         name = node_name(number)
         for resource, value in (
@@ -68,16 +74,16 @@ def lines(ran: Sequence[Ran], nodes: int, start_s: float, end_s: float) -> Itera
             ("memory", 512 << 30),
         ):
             labels = f'node="{name}",resource="{resource}"'
-            yield from _series("kube_node_status_allocatable", labels, value, end_s - 600, end_s)
+            yield from _series("kube_node_status_allocatable", labels, value, since_s, until_s)
         labels = f'node="{name}",label_pool="{"a" if number % 2 == 0 else "b"}"'
-        yield from _series("kube_node_labels", labels, 1, end_s - 600, end_s)
+        yield from _series("kube_node_labels", labels, 1, since_s, until_s)
         for gpu in range(GPUS_OF_NODE):
-            labels, since_s = dcgm(number, gpu), end_s - 600
-            busy = [r for r in ran if r.node == number and gpu in r.gpus]
-            if not any(start_s + r.ended_s > since_s for r in busy):
-                yield from _series("DCGM_FI_DEV_FB_USED", labels, _IDLE_MIB, since_s, end_s)
-                free = GPU_MIB - _IDLE_MIB
-                yield from _series("DCGM_FI_DEV_FB_FREE", labels, free, since_s, end_s)
+            labels = dcgm(number, gpu)
+            ends = (r.ended_s for r in ran if r.node == number and gpu in r.gpus)
+            idle_s = max([since_s, *(min(start_s + end, end_s) + EVERY_S for end in ends)])
+            free = GPU_MIB - _IDLE_MIB
+            yield from _series("DCGM_FI_DEV_FB_USED", labels, _IDLE_MIB, idle_s, until_s)
+            yield from _series("DCGM_FI_DEV_FB_FREE", labels, free, idle_s, until_s)
     for each in ran:
         yield from _pod_lines(each, start_s, end_s)
 

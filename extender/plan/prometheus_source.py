@@ -18,8 +18,10 @@ _TIMEOUT_S = 120.0
 _MOST_QUOTED = 200
 
 
-def read_prometheus(url: str, days: int, nodes: Mapping[str, str]) -> History:
-    """Return the history of the last ``days`` days.
+def read_prometheus(
+    url: str, days: int, nodes: Mapping[str, str], end_s: float | None = None
+) -> History:
+    """Return the history of ``days`` days until the Unix time ``end_s``; None: until now.
 
     ``nodes``: labels that the nodes must have. Raises ``BadSettings`` if Prometheus cannot be read
     or has too little data.
@@ -27,7 +29,7 @@ def read_prometheus(url: str, days: int, nodes: Mapping[str, str]) -> History:
     parts = urlsplit(url)
     public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     auth = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
-    end_s = time.time()
+    end_s = time.time() if end_s is None else end_s
     with requests.Session() as session:
         session.trust_env = False  # a proxy or .netrc must not decide where metrics come from
         connection = PrometheusConnect(public, auth=auth, session=session, timeout=_TIMEOUT_S)
