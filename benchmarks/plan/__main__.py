@@ -1,7 +1,8 @@
-"""Writes the history of a made-up cluster, for `headroom plan`, and tests the stated ranges.
+"""Writes the history of a made-up cluster, for `headroom plan`, tests its ranges, and times it.
 
 python -m benchmarks.plan generate cluster --days 14 --nodes 16
 python -m benchmarks.plan backtest
+python -m benchmarks.plan speed --pods 10000 --pods 100000
 """
 
 import os
@@ -11,8 +12,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.packing.__main__ import machine_line
-from benchmarks.plan import backtest, generated
+from benchmarks.plan import backtest, generated, speed
 from benchmarks.plan.backtest import Cluster, Week
+from extender.plan.scenarios import Configuration
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 SCALES, DRIFTS = (0.3, 1.0, 4.0), (0.0, 0.05)
@@ -82,6 +84,30 @@ def ranges(
     if trace is not None:
         some = backtest.trace_weeks(trace / "pods.csv", trace / "nodes.csv", _FIRST_DAY, seeds)
         typer.echo(backtest.table("published trace", some, factor))
+
+
+@app.command("speed")
+def times(
+    pods: Annotated[
+        list[int] | None, typer.Option(help="Number of pods, about. Can be repeated.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(help="exclusive, counting, predicted or steered."),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Replicas of each GPU.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the generated history.")] = 1,
+) -> None:
+    """Print the table of docs/plan.md: time and memory of one configuration and one seed."""
+    typer.echo(f"{machine_line()}\n")
+    typer.echo("| configuration | pods | nodes | GPUs needed | time | CPU time | memory |")
+    typer.echo("|---" * 7 + "|")
+    for count in pods or (10_000,):
+        for each in mode or ("exclusive", "counting", "predicted", "steered"):
+            shared = each != "exclusive"
+            configuration = Configuration(each, replicas if shared else 1, speed.PEAKS)
+            found = speed.measure(count, configuration, seed)
+            typer.echo(f"| {configuration.text} | {found.row} |")
 
 
 if __name__ == "__main__":

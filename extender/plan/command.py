@@ -14,7 +14,7 @@ import typer
 from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
-from extender.plan.lives import History, Vram, with_more
+from extender.plan.lives import History, Vram, model_named, with_more
 from extender.plan.mig import PROFILES, split_by_mig
 from extender.plan.prices import read_prices
 from extender.plan.recommended import with_recommendations
@@ -213,13 +213,13 @@ def _bought(history: History, given: str) -> History:
             f"--nodes {given} is not a number of nodes and a GPU model. Example: "
             f"--nodes +4x{models[0]}"
         )
-    try:
-        return with_more(history, count, found[2])
-    except KeyError as err:
+    model = model_named(models, found[2])
+    if model is None:
         raise BadSettings(
-            f"--nodes {given}: no node has GPU model {found[2]}, so the size of such a node is "
-            f"unknown. Models of the cluster: {', '.join(models)}"
-        ) from err
+            f"--nodes {given}: not exactly one GPU model of the cluster has this name, so the size "
+            f"of such a node is unknown. Models of the cluster: {', '.join(models)}"
+        )
+    return with_more(history, count, model)
 
 
 def _labels(selector: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 from extender.plan.intervals import need_interval
+from extender.plan.prices import monthly
 from extender.plan.report import next_step_lines, row_name, table, table_rows
 from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Study
@@ -42,7 +43,7 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
         "<ul>",
         *(f"<li>{escape(each)}</li>" for each in rest),
         "</ul>",
-        *_pictures(study),
+        *_pictures(study, prices),
         "<h2>All configurations</h2><table><thead><tr>",
         *(f'<th scope="col">{escape(cell)}</th>' for cell in heading),
         "</tr></thead><tbody>",
@@ -64,7 +65,7 @@ def _text_of(steps: Sequence[str]) -> str:
     return "\n".join(steps[2:])
 
 
-def _pictures(study: Study) -> Iterator[str]:
+def _pictures(study: Study, prices: Mapping[str, float] | None) -> Iterator[str]:
     waits = [each.today_wait_s for row in table_rows(study) for each in row.figures]
     yield _picture(study, "GPUs for the same waiting time", lambda each: each.gpus, "", need=True)
     yield _picture(
@@ -73,12 +74,28 @@ def _pictures(study: Study) -> Iterator[str]:
         lambda each: 100 * each.memory_ratio if each.gpus else None,
         " %",
     )
+    if prices is not None:
+        costs = prices
+        yield _picture(
+            study, "Cost of these GPUs a month", lambda each: _cost(each, costs), "", need=True
+        )
+    if any(each.contention.competing_ratio for row in study.rows for each in row.figures):
+        yield _picture(
+            study,
+            "Running time in which pods that share a GPU compete for its SMs",
+            lambda each: 100 * each.contention.competing_ratio if each.gpus else None,
+            " %",
+        )
     if any(each.out_of_memory for row in study.rows for each in row.figures):
         yield _picture(study, "Pods that run out of memory", lambda each: each.out_of_memory, "")
     if any(wait_s is not None and wait_s >= 1 for wait_s in waits):
         yield _picture(
             study, "Mean waiting time on today's GPUs", lambda each: each.today_wait_s, " s"
         )
+
+
+def _cost(figures: Figures, prices: Mapping[str, float]) -> float | None:
+    return monthly(figures.models, prices) if figures.gpus else None
 
 
 def _picture(

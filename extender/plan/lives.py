@@ -164,7 +164,23 @@ def with_more(history: History, count: int, model: str) -> History:
     if like is None:
         raise KeyError(model)
     new = [replace(like, name=f"{like.name}+new-{number}") for number in range(count)]
-    return replace(history, machines=(*history.machines, *new))
+    nodes = "1 node" if count == 1 else f"{count:,} nodes"
+    added = (
+        f"{nodes} with {like.gpus} {model} each {'is' if count == 1 else 'are'} added to the "
+        f"{len(history.machines):,} of the cluster, and {'counts' if count == 1 else 'count'} as "
+        "today's."
+    )
+    machines = (*history.machines, *new)
+    return replace(history, machines=machines, assumptions=(*history.assumptions, added))
+
+
+def model_named(models: Sequence[str], name: str) -> str | None:
+    """Return the GPU model with this name, or else the only one with it as a word: ``L40S`` for
+    ``NVIDIA L40S``; None if there is none or several."""
+    if name in models:
+        return name
+    found = [model for model in models if name.lower() in re.split(r"[\s-]+", model.lower())]
+    return found[0] if len(found) == 1 else None
 
 
 def first_machines(ordered: Sequence[Machine], count: int) -> list[Machine]:

@@ -74,15 +74,26 @@ def namespace_defaults(found: Sequence[Candidate]) -> list[tuple[str, str]]:
 
 
 def plugin_config(configuration: Configuration) -> str:
-    """Return the device plugin's configuration for this number of replicas, as YAML."""
+    """Return the device plugin's ConfigMap for this number of replicas, as YAML."""
+    name = f"gpu-{configuration.replicas}"
     return (
-        "version: v1\n"
-        "sharing:\n"
-        "  timeSlicing:\n"
-        "    failRequestsGreaterThanOne: true\n"
-        "    resources:\n"
-        "    - name: nvidia.com/gpu\n"
-        f"      replicas: {configuration.replicas}\n"
+        "# Merge it into the ConfigMap that the device plugin uses (Helm value config.name, or\n"
+        "# devicePlugin.config.name of the GPU Operator). Drain each node that is to share, and\n"
+        "# label it:\n"
+        f"# kubectl label --overwrite node NODE nvidia.com/device-plugin.config={name}\n"
+        "apiVersion: v1\n"
+        "kind: ConfigMap\n"
+        "metadata:\n"
+        "  name: nvidia-device-plugin-configs\n"
+        "data:\n"
+        f"  {name}: |\n"
+        "    version: v1\n"
+        "    sharing:\n"
+        "      timeSlicing:\n"
+        "        failRequestsGreaterThanOne: true\n"
+        "        resources:\n"
+        "        - name: nvidia.com/gpu\n"
+        f"          replicas: {configuration.replicas}\n"
     )
 
 

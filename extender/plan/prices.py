@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from extender.errors import BadSettings
+from extender.plan.lives import model_named
 
 #: Hours of a month, on average.
 MONTH_H = 730
@@ -15,7 +16,8 @@ EXAMPLE = "L40S: 1.20"
 def read_prices(path: Path, models: Mapping[str, int]) -> dict[str, float]:
     """Return model -> price of one GPU for an hour, from a YAML mapping.
 
-    ``models``: the models that need a price. Raises ``BadSettings`` if one is missing or invalid.
+    ``models``: the models that need a price; the file may name them by a word, such as L40S for
+    NVIDIA L40S. Raises ``BadSettings`` if one is missing or invalid.
     """
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -27,12 +29,14 @@ def read_prices(path: Path, models: Mapping[str, int]) -> dict[str, float]:
         )
     prices: dict[str, float] = {}
     for model in sorted(models):
-        if model not in given:
+        named = [model] if model in given else [k for k in given if model_named([model], str(k))]
+        if len(named) != 1:
+            has = "more than one price" if named else "no price"
             raise BadSettings(
-                f"{path}: model {model} has no price; the cluster has {models[model]} of these "
-                f"GPUs. Example: {model}: 1.20"
+                f"{path}: model {model} has {has}; the cluster has {models[model]} of these GPUs. "
+                f"Example: {model}: 1.20"
             )
-        price = given[model]
+        price = given[named[0]]
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < 1e6:
             raise BadSettings(
                 f"{path}: {model}: {price!r} is not a price per GPU and hour. Example: {EXAMPLE}"

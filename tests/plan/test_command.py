@@ -181,7 +181,9 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(
     assert steps["namespaces"] == [
         {"namespace": "ml", "annotation": "headroom.gpu/default-vram: 2304Mi"}
     ]
-    plugin = yaml.safe_load(steps["plugin_config"])
+    config_map = yaml.safe_load(steps["plugin_config"])
+    assert (config_map["kind"], list(config_map["data"])) == ("ConfigMap", ["gpu-4"])
+    plugin = yaml.safe_load(config_map["data"]["gpu-4"])
     assert plugin["sharing"]["timeSlicing"]["resources"] == [
         {"name": "nvidia.com/gpu", "replicas": 4}
     ]
@@ -230,6 +232,26 @@ def test_more_nodes_shorten_the_wait(files: tuple[Path, Path]) -> None:
     assert before["today_wait_s"] > 1000
     assert after["gpus"] == 6
     assert after["configurations"][0]["replays"][0]["today_wait_s"] == 0.0
+    added = "2 nodes with 2 L4 each are added to the 1 of the cluster, and count as today's."
+    assert added in after["assumptions"]
+
+
+def test_a_model_may_be_named_by_one_of_its_words(files: tuple[Path, Path], tmp_path: Path) -> None:
+    _, nodes = files
+    nodes.write_text("\n".join([NODES, "n0,2,NVIDIA L4,23034", "n1,2,NVIDIA L40S,46068"]) + "\n")
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("L4: 0.5\nNVIDIA L40S: 1\n")
+    few = ("--replicas", "2", "--mode", "counting", "--seeds", "1", "--prices", str(prices))
+    data = json.loads(run(files, *few, "--nodes", "+3xL4", "--json")[1])
+    assert data["gpus"] == 10
+    unshared = data["configurations"][0]["replays"][0]
+    models = unshared["models"]
+    cost = 730 * (0.5 * models["NVIDIA L4"] + models["NVIDIA L40S"])
+    assert unshared["month_cost"] == cost > 0
+    prices.write_text("L4: 0.5\nNVIDIA: 1\nL40S: 1")
+    code, _, error = run(files, *few)
+    assert code == 2
+    assert "model NVIDIA L4 has more than one price" in error
 
 
 def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
@@ -306,7 +328,11 @@ def test_errors_name_file_line_and_column(
         (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
         (["--nodes", "+0xL4"], "--nodes +0xL4 is not a number of nodes and a GPU model. Example: "),
-        (["--nodes", "+2xH100"], "no node has GPU model H100, so the size of such a node is"),
+        (
+            ["--nodes", "+2xH100"],
+            "not exactly one GPU model of the cluster has this name, so the size of such a node is "
+            "unknown. Models of the cluster: L4",
+        ),
         (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
         (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
         (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),

@@ -1,0 +1,80 @@
+"""Measures the time and the memory of a plan: one configuration and one seed.
+
+That is all work from the CSV files to the figures: reading, recommendations, today's cluster, the
+search of the fewest nodes for the pods that share and for those that do not, and the spread. Each
+measurement is a process of its own.
+"""
+
+import multiprocessing
+import resource
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.plan import generated
+from extender.plan.csv_source import read_history
+from extender.plan.lives import Vram
+from extender.plan.recommended import with_recommendations
+from extender.plan.scenarios import (
+    Configuration,
+    answer,
+    baseline,
+    exclusive_pool,
+    spread_of,
+    unshared_pool,
+)
+
+DAYS = 14
+#: Generated pods for each unit of the scale, and nodes that are about twice as many as they need.
+_PODS_A_SCALE, _NODES_A_SCALE = 2010, 30
+PEAKS = Vram("peaks", 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    pods: int
+    nodes: int
+    gpus: int | None
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+    @property
+    def row(self) -> str:
+        cells = f"{self.pods:,}", f"{self.nodes:,}", f"{self.gpus:,}" if self.gpus else "-"
+        times = f"{self.wall_s:.0f} s", f"{self.cpu_s:.0f} s"
+        return " | ".join([*cells, *times, f"{self.peak_bytes / (1 << 20):.0f} MiB"])
+
+
+def measure(pods: int, configuration: Configuration, seed: int) -> Measured:
+    """Generate a history of about this many pods, and plan one configuration in a new process."""
+    scale = pods / _PODS_A_SCALE
+    nodes = max(1, round(_NODES_A_SCALE * scale))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = generated.rows(DAYS, seed, scale)
+        files = generated.write(Path(folder), rows, nodes)
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1) as pool:
+            return pool.apply(_plan, (*files, configuration))
+
+
+def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    history = with_recommendations(read_history(pods, nodes))
+    today = baseline(history, history.lives, 0)
+    if configuration.mode == "exclusive":
+        pool = unshared_pool(history, history.lives, 0, today)
+        gpus = None if pool is None else pool.gpus
+    else:
+        exclusive = exclusive_pool(history, history.lives, configuration, 0, today)
+        gpus = answer(history, history.lives, configuration, 0, today, exclusive).gpus
+    spread_of(history, configuration)
+    return Measured(
+        len(history.lives),
+        len(history.machines),
+        gpus,
+        time.perf_counter() - wall_s,
+        time.process_time() - cpu_s,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
