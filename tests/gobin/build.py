@@ -35,6 +35,7 @@ BY_HAND = (
     "cert-manager-cainjector",
     "cert-manager-controller",
     "kube-proxy",
+    "kube-state-metrics",
     "kueue",
     "ollama-share",
     "scheduler-plugins",
