@@ -5,8 +5,9 @@ generated clusters have one GPU each, so that needs are exact to one GPU. To tes
 little time, the need can also be the most GPUs that the pods use at once if none waits, packed
 without loss.
 
-The rival repeats the need of the last week, plus and minus a part of it: the least that contains
-90 % of the needs of the weeks on which the constants of the plan were chosen.
+The rival repeats the need of the last week, plus and minus a part of it. This part is chosen as the
+constants of the plan were, so that 90 % of the needs of each kind of weeks are contained, but for
+clusters of each size on its own, which the plan does not need.
 """
 
 import math
@@ -156,11 +157,13 @@ def run(clusters: Sequence[Cluster], processes: int) -> list[Week]:
         return [week for weeks in pool.map(play, clusters, chunksize=1) for week in weeks]
 
 
-def rival_factor(weeks: Sequence[Week]) -> float:
-    """Return the least part, in percent steps, by which the last week's need must be widened."""
+def rival_factor(kinds: Sequence[Sequence[Week]]) -> float:
+    """Return the least part, in percent steps, by which the last week's need must be widened so
+    that the range contains ``COVERED`` of the needs of each kind of weeks."""
     for percent in range(1, 100):
-        if _covered([rival(week, percent / 100) for week in weeks], weeks) >= COVERED:
-            return percent / 100
+        factor = percent / 100
+        if all(_covered([rival(w, factor) for w in weeks], weeks) >= COVERED for weeks in kinds):
+            return factor
     return 1.0
 
 
@@ -169,12 +172,16 @@ def rival(week: Week, factor: float) -> tuple[int, int]:
     return outward(week.before * (1 - factor), week.before * (1 + factor))
 
 
-def table(name: str, weeks: Sequence[Week], factor: float) -> str:
-    """Return a row: weeks, mean need, coverage and mean width of both ranges."""
-    cells = [name, str(len(weeks)), f"{statistics.mean(week.need for week in weeks):.1f}"]
-    stated = [(week.low, week.high) for week in weeks]
-    for ranges in (stated, [rival(week, factor) for week in weeks]):
-        cells.append(f"{100 * _covered(ranges, weeks):.0f} %")
+def table(name: str, weeks: Sequence[tuple[Week, float]]) -> str:
+    """Return a row: weeks, mean need, coverage and mean width of both ranges.
+
+    ``weeks``: each with the rival's factor.
+    """
+    held = [week for week, _ in weeks]
+    cells = [name, str(len(held)), f"{statistics.mean(week.need for week in held):.1f}"]
+    stated = [(week.low, week.high) for week in held]
+    for ranges in (stated, [rival(week, factor) for week, factor in weeks]):
+        cells.append(f"{100 * _covered(ranges, held):.0f} %")
         cells.append(f"{statistics.mean(high - low for low, high in ranges):.1f}")
     return f"| {' | '.join(cells)} |"
 

@@ -25,9 +25,9 @@ LEAST = 4
 #: Half of the range of a need, as a part of it: ``CHANCE`` times the spread of drawn histories,
 #: for chance within the history, and ``SEASON``, for what differs from week to week; their squares
 #: are added.
-CHANCE, SEASON = 1.3, 0.12
+CHANCE, SEASON = 1.4, 0.10
 #: Growth from one history to the next, as a part of the need.
-GROWTH = 0.03
+GROWTH = 0.04
 
 
 def interval(figures: Sequence[float]) -> tuple[float, float]:

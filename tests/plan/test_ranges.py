@@ -84,12 +84,12 @@ def test_pods_that_ran_before_the_history_stay_in_each_drawn_one() -> None:
 
 
 def test_the_range_of_a_need_is_wider_for_histories_that_vary() -> None:
-    # The centre is (100 + 96) / 2, plus 3 % of growth; half of the range is 12 % of it.
+    # The centre is (100 + 96) / 2, plus 4 % of growth; half of the range is 10 % of it.
     low, high = need_interval([100, 90, 98], 1e-9)
-    assert (low, high) == (pytest.approx(100.94 * 0.88), pytest.approx(100.94 * 1.12))
-    # With a spread of 10 %: the root of 0.12² + 0.13².
+    assert (low, high) == (pytest.approx(101.92 * 0.9), pytest.approx(101.92 * 1.1))
+    # With a spread of 10 %: the root of 0.10² + 0.14².
     low, high = need_interval([100], 0.1)
-    assert (low, high) == (pytest.approx(103 * 0.823082), pytest.approx(103 * 1.176918))
+    assert (low, high) == (pytest.approx(104 * 0.827953), pytest.approx(104 * 1.172047))
     assert need_interval([4, 7], 0.0) == (4, 7)  # too short a history
 
 
