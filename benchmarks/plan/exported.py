@@ -12,6 +12,8 @@ from benchmarks.plan.generated import GPU_MIB, GPUS_OF_NODE, MODEL, Row
 
 #: Interval of the samples.
 EVERY_S = 60
+#: Nodes and idle GPUs have samples for this time, as a plan reads them at its end.
+SHOWN_S = 600
 _KSM = 'job="kube-state-metrics",instance="10.0.0.1:8080"'
 _IDLE_MIB = 3
 NAMESPACE = "ml"
@@ -65,52 +67,69 @@ def lines(
 
     Nodes and idle GPUs have samples from ten minutes before ``end_s`` to ``longer_s`` after it.
     """
-    since_s, until_s = end_s - 600, end_s + longer_s
     for number in range(nodes):
-        name = node_name(number)
-        for resource, value in (
-            ("nvidia_com_gpu", GPUS_OF_NODE),
-            ("cpu", 64),
-            ("memory", 512 << 30),
-        ):
-            labels = f'node="{name}",resource="{resource}"'
-            yield from _series("kube_node_status_allocatable", labels, value, since_s, until_s)
-        labels = f'node="{name}",label_pool="{"a" if number % 2 == 0 else "b"}"'
-        yield from _series("kube_node_labels", labels, 1, since_s, until_s)
+        for line in _node_series(number):
+            yield from repeated(line, end_s - SHOWN_S, end_s + longer_s)
+    for each in ran:
+        for line in _pod_series(each, start_s):
+            yield from repeated(line, *life(each, start_s, end_s))
+    yield from dcgm_lines(ran, nodes, start_s, end_s, longer_s)
+
+
+def dcgm_lines(
+    ran: Sequence[Ran], nodes: int, start_s: float, end_s: float, longer_s: float = 0.0
+) -> Iterator[str]:
+    """Yield the samples of dcgm-exporter only."""
+    for number in range(nodes):
         for gpu in range(GPUS_OF_NODE):
             labels = dcgm(number, gpu)
             ends = (r.ended_s for r in ran if r.node == number and gpu in r.gpus)
-            idle_s = max([since_s, *(min(start_s + end, end_s) + EVERY_S for end in ends)])
+            busy_s = (min(start_s + end, end_s) + EVERY_S for end in ends)
+            since_s, until_s = max([end_s - SHOWN_S, *busy_s]), end_s + longer_s
             free = GPU_MIB - _IDLE_MIB
-            yield from _series("DCGM_FI_DEV_FB_USED", labels, _IDLE_MIB, idle_s, until_s)
-            yield from _series("DCGM_FI_DEV_FB_FREE", labels, free, idle_s, until_s)
+            yield from _series("DCGM_FI_DEV_FB_USED", labels, _IDLE_MIB, since_s, until_s)
+            yield from _series("DCGM_FI_DEV_FB_FREE", labels, free, since_s, until_s)
     for each in ran:
-        yield from _pod_lines(each, start_s, end_s)
+        yield from _dcgm_of_pod(each, *life(each, start_s, end_s))
 
 
-def _pod_lines(ran: Ran, start_s: float, end_s: float) -> Iterator[str]:
+def life(ran: Ran, start_s: float, end_s: float) -> tuple[float, float]:
+    """Return when the samples of a pod begin and end."""
+    return start_s + ran.started_s, min(start_s + ran.ended_s, end_s)
+
+
+def repeated(line: str, since_s: float, until_s: float) -> Iterator[str]:
+    """Yield the samples of a line of kube-state-metrics, ``name{labels} value``, as Prometheus has
+    them."""
+    series, _, value = line.rpartition(" ")
+    series = f"{series.removesuffix('}')},{_KSM}}}"
+    for at_s in _times(since_s, until_s):
+        yield f"{series} {value} {at_s:.3f}"
+
+
+def _node_series(number: int) -> Iterator[str]:
+    name = node_name(number)
+    for resource, value in (("nvidia_com_gpu", GPUS_OF_NODE), ("cpu", 64), ("memory", 512 << 30)):
+        yield f'kube_node_status_allocatable{{node="{name}",resource="{resource}"}} {value}'
+    yield f'kube_node_labels{{node="{name}",label_pool="{"a" if number % 2 == 0 else "b"}"}} 1'
+
+
+def _pod_series(ran: Ran, start_s: float) -> Iterator[str]:
     row = ran.row
-    since_s = start_s + ran.started_s
-    until_s = start_s + ran.ended_s
-    if since_s >= end_s:
-        return
     pod = f'namespace="{NAMESPACE}",pod="{row.name}",uid="{row.name}"'
     own = f'{pod},container="main",node="{node_name(ran.node)}"'
-    requests = "kube_pod_container_resource_requests"
-    last_s = min(until_s, end_s)
-    for resource, value in (
-        ("nvidia_com_gpu", row.gpus),
-        ("cpu", 4 * row.gpus),
-        ("memory", (16 << 30) * row.gpus),
-    ):
-        yield from _series(requests, f'{own},resource="{resource}"', value, since_s, last_s)
-    for name, at_s in (
-        ("kube_pod_created", start_s + row.created_s),
-        ("kube_pod_start_time", since_s),
-    ):
-        yield from _series(name, pod, round(at_s), since_s, last_s)
+    amounts = {"nvidia_com_gpu": 1, "cpu": 4, "memory": 16 << 30}
+    for resource, each in amounts.items():
+        labels = f'{own},resource="{resource}"'
+        yield f"kube_pod_container_resource_requests{{{labels}}} {each * row.gpus}"
+    yield f"kube_pod_created{{{pod}}} {round(start_s + row.created_s)}"
+    yield f"kube_pod_start_time{{{pod}}} {round(start_s + ran.started_s)}"
     owner = f'{pod},owner_kind="ReplicaSet",owner_name="{row.workload}-6d4b75cb6d"'
-    yield from _series("kube_pod_owner", owner, 1, since_s, last_s)
+    yield f"kube_pod_owner{{{owner}}} 1"
+
+
+def _dcgm_of_pod(ran: Ran, since_s: float, until_s: float) -> Iterator[str]:
+    row, times = ran.row, list(_times(since_s, until_s))
     for gpu in ran.gpus:
         labels = f'{dcgm(ran.node, gpu)},exported_namespace="{NAMESPACE}",exported_pod="{row.name}"'
         # The peak is reached once, in the middle of the life.
@@ -118,11 +137,10 @@ def _pod_lines(ran: Ran, start_s: float, end_s: float) -> Iterator[str]:
             ("DCGM_FI_DEV_FB_USED", row.peak_mib * 6 // 10, row.peak_mib),
             ("DCGM_FI_DEV_FB_FREE", GPU_MIB - row.peak_mib * 6 // 10, GPU_MIB - row.peak_mib),
         ):
-            times = list(_times(since_s, last_s))
             for number, at_s in enumerate(times):
                 value = high if number == len(times) // 2 else low
                 yield f"{name}{{{labels}}} {value} {at_s:.3f}"
-        yield from _series("DCGM_FI_PROF_SM_ACTIVE", labels, row.sm_ratio, since_s, last_s)
+        yield from _series("DCGM_FI_PROF_SM_ACTIVE", labels, row.sm_ratio, since_s, until_s)
 
 
 def node_name(number: int) -> str:
@@ -146,6 +164,5 @@ def _times(since_s: float, until_s: float) -> Iterator[float]:
 
 
 def _series(name: str, labels: str, value: float, since_s: float, until_s: float) -> Iterator[str]:
-    own = labels if "DCGM" in name else f"{labels},{_KSM}"
     for at_s in _times(since_s, until_s):
-        yield f"{name}{{{own}}} {value} {at_s:.3f}"
+        yield f"{name}{{{labels}}} {value} {at_s:.3f}"
