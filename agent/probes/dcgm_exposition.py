@@ -9,7 +9,6 @@ MIG series have the UUID of the whole GPU and the number of the GPU instance. Th
 """
 
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from prometheus_client.samples import Sample
 
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
+from contract.dcgm import Key, key_of_series, label
 from contract.quantity import MAX_DEVICE_BYTES
 
 _MIB = 1 << 20
@@ -37,9 +37,6 @@ _WINDOW_S = 60.0
 _TOLERANCE_BYTES = 64 << 20
 #: Consecutive scrapes that must disagree: a peak between two of our samples is no disagreement.
 _IN_A_ROW = 3
-
-#: UUID of a physical GPU, and number of the GPU instance; None for the whole GPU.
-Key = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +85,7 @@ _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
     "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _bytes),
     "DCGM_FI_DEV_XID_ERRORS": ("xid", _xid),
 }
-#: Label names that exporters and relabelling rules use for the same value.
-_UUIDS = ("UUID", "uuid", "gpu_uuid", "GPU_UUID")
-_INSTANCES = ("GPU_I_ID", "gpu_i_id")
-_INSTANCE = re.compile("[0-9]{1,4}")
+#: Label names that exporters and relabelling rules use for the pod.
 _PODS = ("pod", "pod_name", "exported_pod")
 
 
@@ -112,13 +106,13 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
             continue
         if blank:
             continue
-        key = _key(sample.labels)
+        key = key_of_series(sample.labels)
         field, convert = _METRICS[sample.name]
         value = convert(sample.value)
         if key is None or value is None:
             bad += 1
             continue
-        alone = not _label(sample.labels, _PODS)
+        alone = not label(sample.labels, _PODS)
         found.setdefault(key, {}).setdefault(field, []).append((alone, value))
     readings = []
     for (uuid, instance), series in found.items():
@@ -148,18 +142,6 @@ def _samples(lines: list[str]) -> tuple[list[Sample], int]:
 def _parsed(lines: Iterable[str]) -> list[Sample]:
     families = text_string_to_metric_families("\n".join(lines) + "\n")
     return [s for s in chain.from_iterable(f.samples for f in families) if s.name in _METRICS]
-
-
-def _key(labels: Mapping[str, str]) -> Key | None:
-    """Return the device of a series; None if its labels do not identify one."""
-    uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
-    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
-        return None
-    return uuid, int(instance) if instance else None
-
-
-def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 @dataclass(slots=True)

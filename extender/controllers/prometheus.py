@@ -16,20 +16,13 @@ answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for
 """
 
 import math
-import re
-from collections.abc import Iterable, Mapping
 
+from contract.dcgm import INSTANCES, UUIDS, key_of_series
 from extender.controllers.sm_history import Answer, QuerySource, Span
 from extender.errors import PrometheusUnreadable
 from extender.prometheus import BAD_FORMAT, Series, connected, series
-from extender.state.sm_activity import Key
 
 METRIC = "DCGM_FI_PROF_SM_ACTIVE"
-#: Names of the label in exporters and after relabelling, the preferred one first. If the scraped
-#: target has a label of the same name, Prometheus renames the exporter's to ``exported_...``.
-_UUIDS = ("exported_UUID", "exported_uuid", "UUID", "uuid", "GPU_UUID", "gpu_uuid")
-_INSTANCES = ("exported_GPU_I_ID", "exported_gpu_i_id", "GPU_I_ID", "gpu_i_id")
-_INSTANCE = re.compile("[0-9]{1,4}")
 #: Counters of one moment may add up to slightly more than 1; a larger value is no ratio.
 _MOST_RATIO = 1.01
 #: Parts by device index on its node, which every release of dcgm-exporter calls ``gpu``. The last
@@ -61,7 +54,7 @@ def queries(span: Span) -> list[str]:
 
 
 def _pair(span: Span, series: str) -> tuple[str, str]:
-    by = f"max by ({', '.join((*_UUIDS, *_INSTANCES))})"
+    by = f"max by ({', '.join((*UUIDS, *INSTANCES))})"
     now = f"(({series} >= 0) <= {_MOST_RATIO})"
     past = f"quantile_over_time({span.quantile:g}, {series}[{span.window_s:.0f}s])"
     ratio = f"{by} (((({past}) >= 0) <= {_MOST_RATIO}) and {now})"
@@ -85,7 +78,7 @@ def read(result: object) -> Answer:
 
 def _add(answer: Answer, of: Series) -> None:
     answer.evaluated_at_s, figure = of.value[0], float(of.value[1])
-    key = _key(of.metric)
+    key = key_of_series(of.metric)
     if key is None or not math.isfinite(figure) or figure < 0:
         return
     if of.metric.get("figure") == "ratio":
@@ -94,14 +87,3 @@ def _add(answer: Answer, of: Series) -> None:
     else:
         age_s = answer.evaluated_at_s - figure
         answer.ages_s[key] = min(age_s, answer.ages_s.get(key, math.inf))
-
-
-def _key(labels: Mapping[str, str]) -> Key | None:
-    uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
-    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
-        return None
-    return uuid, int(instance) if instance else None
-
-
-def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")

@@ -24,12 +24,13 @@ from pathlib import Path
 
 import structlog
 
+from contract.dcgm import Key
 from extender.config.settings import Settings
 from extender.errors import PrometheusUnreadable, innermost
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_reading import HISTORY, Activity
 from extender.state.changes import ActivitySeen, Event
-from extender.state.sm_activity import Activities, Key
+from extender.state.sm_activity import Activities
 
 log = structlog.get_logger()
 

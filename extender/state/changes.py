@@ -7,6 +7,7 @@ stale.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from contract.dcgm import Key
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.vramprofile import VRAMProfile
@@ -15,7 +16,6 @@ from extender.placement.placement_record import Placement
 from extender.state.nominations import Place
 from extender.state.pod_selectors import key
 from extender.state.prediction_tracker import Outcome
-from extender.state.sm_activity import Key
 
 
 @dataclass(frozen=True, slots=True)

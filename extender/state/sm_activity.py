@@ -9,15 +9,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from contract.dcgm import Key
 from contract.gpunode import Device
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.device_reading import HISTORY, Activity, reported
 from extender.placement.snapshot import NodeTerms
 from extender.state.heartbeats import age
 from extender.state.tracker import Tracker, WeighedNode
-
-#: UUID of the GPU, and the GPU instance or None for the whole GPU.
-Key = tuple[str, int | None]
 
 
 def key_of(device: Device) -> Key:

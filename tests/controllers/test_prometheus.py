@@ -15,12 +15,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
+from contract.dcgm import Key
 from extender import prometheus as shared
 from extender.controllers import sm_history
 from extender.controllers.prometheus import queries
 from extender.controllers.sm_history import PrometheusHistory, QuerySource, Span
 from extender.placement.device_reading import Activity
-from extender.state.sm_activity import Key
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority
 from tests.controllers.test_promql import AT_S, SPAN, body, ratio, sampled

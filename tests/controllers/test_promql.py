@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from contract.dcgm import Key
 from extender.controllers.prometheus import queries, read
 from extender.controllers.sm_history import Span, changed, history, still_fresh
 from extender.errors import PrometheusUnreadable
 from extender.placement.device_reading import Activity
 from extender.prometheus import examine
-from extender.state.sm_activity import Key
 
 HISTORY = "dcgm-history"
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from contract.dcgm import Key
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
 from extender.placement.device_reading import Activity
@@ -12,7 +13,7 @@ from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.sm_activity import Key, key_of
+from extender.state.sm_activity import key_of
 from tests.builders import (
     NOW_S,
     device,

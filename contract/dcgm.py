@@ -1,0 +1,26 @@
+"""Identifies a device by the labels of a series of dcgm-exporter."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+#: Names of the label in exporters and after relabelling, the preferred one first. If the scraped
+#: target has a label of the same name, Prometheus renames the exporter's to ``exported_...``.
+UUIDS = ("exported_UUID", "exported_uuid", "UUID", "uuid", "GPU_UUID", "gpu_uuid")
+INSTANCES = ("exported_GPU_I_ID", "exported_gpu_i_id", "GPU_I_ID", "gpu_i_id")
+_INSTANCE = re.compile("[0-9]{1,4}")
+
+#: UUID of a physical GPU, and number of the GPU instance; None for the whole GPU.
+Key = tuple[str, int | None]
+
+
+def key_of_series(labels: Mapping[str, str]) -> Key | None:
+    """Return the device of a series; None if its labels do not identify one."""
+    uuid, instance = label(labels, UUIDS), label(labels, INSTANCES)
+    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
+        return None
+    return uuid, int(instance) if instance else None
+
+
+def label(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    """Return the value of the first of these labels that has one; empty if none has."""
+    return next((labels[name] for name in names if labels.get(name)), "")
