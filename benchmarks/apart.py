@@ -46,8 +46,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from benchmarks.apart_results import (
+    IDLE,
+    LATE_S,
+    PARTS,
+    PAUSE_S,
+    PHASES,
+    SCHEMA,
+    Phase,
+    Results,
+    Samples,
+    Stalls,
+    finding,
+    show,
+)
 from benchmarks.hotpath.bodies import SEED, Bodies, bind_of
-from benchmarks.hotpath.calling import Caller, Spread, spread
+from benchmarks.hotpath.calling import Caller
 from benchmarks.hotpath.feeder import GPUNODES, Order, feed
 from benchmarks.hotpath.machine import cores, processor, versions
 from benchmarks.vitals import vitals
@@ -57,101 +71,13 @@ from tests.certificates import Authority
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
-SCHEMA = "headroom.apart/v1"
-VERBS = ("filter", "prioritize", "bind")
-PARTS = ("extender", "console", "webhook")
 #: Cores of each process; of all readers and senders together; of the API server.
 QUOTAS = {"extender": 0.8, "console": 0.3, "webhook": 0.3, "echo": 0.2, "load": 0.2, "api": 0.2}
-MOST_RATIO = 1.5
 _CGROUPS = Path("/sys/fs/cgroup")
 #: The kubelet's.
 _PERIOD_US = 100_000
 _PATIENCE_S = 300.0
-#: Between two pods.
-_PAUSE_S = 0.02
 _BURST_EVERY_S = 5.0
-_LATE_S = 0.005
-
-
-class Phase(msgspec.Struct, frozen=True):
-    name: str
-    #: Reports of each agent per second.
-    reports_per_s: float = 0.0
-    bursts: bool = False
-    read: bool = False
-    flooded: bool = False
-
-
-IDLE = Phase("idle")
-PHASES = (
-    IDLE,
-    Phase("growing", 1 / 5),
-    Phase("freeing", 1.0),
-    Phase("bursts", bursts=True),
-    Phase("read", read=True),
-    Phase("flooded", flooded=True),
-    Phase("everything", 1 / 5, read=True, flooded=True),
-)
-
-
-class Beside(msgspec.Struct):
-    """One verb, and its echo in the same phase."""
-
-    verb: Spread
-    echo: Spread
-    ratio_p50: float
-    ratio_p99: float
-    #: Growth of the p99 from idle to this phase, relative to the growth of the echo's p99.
-    growth_p99: float
-
-
-class Stalls(msgspec.Struct):
-    """Number of scheduled runs of an event loop, and of those that were over 5 ms late."""
-
-    samples: int = 0
-    late: int = 0
-
-    def since(self, before: "Stalls") -> "Stalls":
-        return Stalls(self.samples - before.samples, self.late - before.late)
-
-
-class Found(msgspec.Struct):
-    """All rounds of one phase."""
-
-    phase: str
-    calls: int
-    verbs: dict[str, Beside]
-    stalls: Stalls
-    echo_stalls: Stalls
-    #: Process -> share of a core, and resident MiB at the end.
-    cpu_ratio: dict[str, float]
-    resident_mib: dict[str, float]
-
-
-class Results(msgspec.Struct):
-    schema: str
-    machine: str
-    cores: int
-    versions: dict[str, str]
-    seed: int
-    nodes: int
-    pods_per_device: int
-    seconds: float
-    rounds: int
-    quotas: dict[str, float]
-    #: From the order for a burst until the console shows the node that reports last.
-    burst_shown_in_s: float
-    phases: list[Found]
-
-
-class _Samples(msgspec.Struct):
-    verbs: dict[str, list[int]] = msgspec.field(default_factory=lambda: {v: [] for v in VERBS})
-    echoes: dict[str, list[int]] = msgspec.field(default_factory=lambda: {v: [] for v in VERBS})
-    stalls: Stalls = msgspec.field(default_factory=Stalls)
-    echo_stalls: Stalls = msgspec.field(default_factory=Stalls)
-    cpu_s: dict[str, float] = msgspec.field(default_factory=dict)
-    resident_mib: dict[str, float] = msgspec.field(default_factory=dict)
-    took_s: float = 0.0
 
 
 Put = Callable[[str, int], None]
@@ -201,7 +127,7 @@ def echo(port: int) -> None:
 
     def observe(late_s: float) -> None:
         stalls.samples += 1
-        stalls.late += late_s > _LATE_S
+        stalls.late += late_s > LATE_S
 
     @contextlib.asynccontextmanager
     async def sampled(_: Starlette) -> Any:
@@ -315,7 +241,7 @@ class _Site:
             text = caller.get("metrics")[0].decode()
         found = re.findall(r'^headroom_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', text, re.M)
         at_most = {le: int(float(count)) for le, count in found}
-        extender = Stalls(at_most["+Inf"], at_most["+Inf"] - at_most[str(_LATE_S)])
+        extender = Stalls(at_most["+Inf"], at_most["+Inf"] - at_most[str(LATE_S)])
         with contextlib.closing(Caller(self.echo)) as caller:
             return extender, msgspec.json.decode(caller.get("stalls")[0], type=Stalls)
 
@@ -336,11 +262,11 @@ class _Play:
         for caller in (self._verbs, self._echo, self._api):
             caller.close()
 
-    def play(self, phase: Phase, seconds: float, samples: _Samples) -> None:
+    def play(self, phase: Phase, seconds: float, samples: Samples) -> None:
         site = self._site
         pids = {part: site.processes.pid(part) for part in PARTS}
         with site.load(phase, self._nodes):
-            self._ask(min(3.0, seconds), phase, _Samples())  # until the load has begun
+            self._ask(min(3.0, seconds), phase, Samples())  # until the load has begun
             before, stalls = {part: vitals(pid) for part, pid in pids.items()}, site.stalls()
             self._ask(seconds, phase, samples)
             for part, pid in pids.items():
@@ -355,7 +281,7 @@ class _Play:
             total.samples += part.samples
             total.late += part.late
 
-    def _ask(self, seconds: float, phase: Phase, samples: _Samples) -> None:
+    def _ask(self, seconds: float, phase: Phase, samples: Samples) -> None:
         burst_at_s = time.monotonic()
         until_s = burst_at_s + seconds
         while time.monotonic() < until_s:
@@ -372,9 +298,9 @@ class _Play:
             bound = self._call("bind", args, samples)
             if error := msgspec.json.decode(bound).get("Error"):
                 raise RuntimeError(f"a pod is not bound: {error}")
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
 
-    def _call(self, verb: str, body: bytes, samples: _Samples) -> bytes:
+    def _call(self, verb: str, body: bytes, samples: Samples) -> bytes:
         answer, took_ns = self._verbs.post(verb, body)
         samples.verbs[verb].append(took_ns)
         echoed_ns = self._write(body) if verb == "bind" else self._echo.post("echo", body)[1]
@@ -405,7 +331,7 @@ class _Play:
 def results(
     nodes: int, pods_per_device: int, seconds: float, rounds: int, with_quotas: bool
 ) -> Results:
-    samples = {phase.name: _Samples() for phase in PHASES}
+    samples = {phase.name: Samples() for phase in PHASES}
     with contextlib.ExitStack() as undo:
         put: Put = undo.enter_context(quotas()) if with_quotas else lambda name, pid: None
         processes = Processes("headroom-apart-")
@@ -429,71 +355,8 @@ def results(
         rounds=rounds,
         quotas=QUOTAS if with_quotas else {},
         burst_shown_in_s=round(burst_s, 2),
-        phases=[_found(name, of, samples[IDLE.name]) for name, of in samples.items()],
+        phases=[finding(name, of, samples[IDLE.name]) for name, of in samples.items()],
     )
-
-
-def _found(name: str, of: _Samples, idle: _Samples) -> Found:
-    return Found(
-        phase=name,
-        calls=len(of.verbs["filter"]),
-        verbs={verb: _beside(verb, of, idle) for verb in VERBS},
-        stalls=of.stalls,
-        echo_stalls=of.echo_stalls,
-        cpu_ratio={part: round(spent / of.took_s, 3) for part, spent in of.cpu_s.items()},
-        resident_mib={part: round(mib, 1) for part, mib in of.resident_mib.items()},
-    )
-
-
-def _beside(verb: str, of: _Samples, idle: _Samples) -> Beside:
-    took, echoed = spread(of.verbs[verb]), spread(of.echoes[verb])
-    grown = took.p99_ms / spread(idle.verbs[verb]).p99_ms
-    echo_grown = echoed.p99_ms / spread(idle.echoes[verb]).p99_ms
-    return Beside(
-        verb=took,
-        echo=echoed,
-        ratio_p50=round(took.p50_ms / echoed.p50_ms, 2),
-        ratio_p99=round(took.p99_ms / echoed.p99_ms, 2),
-        growth_p99=round(grown / echo_grown, 2),
-    )
-
-
-def show(found: Results) -> None:
-    typer.echo(
-        f"{found.machine}, {found.cores} cores; {found.nodes} nodes of 8 GPUs with "
-        f"{found.pods_per_device} pods each, {found.rounds} rounds of {found.seconds:g} s; "
-        f"cores: {found.quotas or 'without quotas'}"
-    )
-    row = "{:<12}{:<11}{:>6}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}  {}"
-    head = "phase", "verb", "calls", "p50 ms", "p99 ms", "echo p50", "p99", "ratio", "p99", "growth"
-    typer.echo(row.format(*head, f"goal {MOST_RATIO}"))
-    for of in found.phases:
-        for verb, each in of.verbs.items():
-            typer.echo(
-                row.format(
-                    of.phase,
-                    verb,
-                    of.calls,
-                    f"{each.verb.p50_ms:.2f}",
-                    f"{each.verb.p99_ms:.2f}",
-                    f"{each.echo.p50_ms:.2f}",
-                    f"{each.echo.p99_ms:.2f}",
-                    each.ratio_p50,
-                    each.ratio_p99,
-                    each.growth_p99,
-                    "met" if each.growth_p99 <= MOST_RATIO else "NOT MET",
-                )
-            )
-        ours, echoed = of.stalls, of.echo_stalls
-        held = ", ".join(
-            f"{part} {of.cpu_ratio[part]:.2f} cores {of.resident_mib[part]:.0f} MiB"
-            for part in PARTS
-        )
-        typer.echo(
-            f"  over 5 ms late: {ours.late} of {ours.samples}, "
-            f"echo {echoed.late} of {echoed.samples}; {held}"
-        )
-    typer.echo(f"the console shows a burst within {found.burst_shown_in_s} s")
 
 
 def main(

@@ -39,7 +39,7 @@ from benchmarks.hotpath.calling import Caller
 from benchmarks.hotpath.machine import machine
 from benchmarks.real.stage import UNHURRIED, Bound, Stage, latencies, pending, quantile, stage
 from benchmarks.real.start import start_nothing, start_scheduler
-from benchmarks.scale import node_name
+from benchmarks.scale_objects import node_name
 from tests.processes import free_ports
 
 VARIANTS = ("none", "nothing", "swap", "headroom")

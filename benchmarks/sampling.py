@@ -20,7 +20,7 @@ import typer
 from benchmarks.hotpath.machine import machine
 from benchmarks.real.stage import Bound, Stage, latencies, pending, stage
 from benchmarks.real.start import start_scheduler
-from benchmarks.scale import fill, gpunode, node_name
+from benchmarks.scale_objects import fill, gpunode, node_name
 from benchmarks.storm import LARGE, SMALL, changes
 from tests.e2e.cluster import NAMESPACE
 

@@ -36,7 +36,7 @@ import urllib3
 from benchmarks.hotpath.machine import machine
 from benchmarks.real.stage import Bound, Stage, latencies, pending, quantile, stage
 from benchmarks.real.start import start_nothing, start_scheduler
-from benchmarks.scale import gpunode, node_name, pod
+from benchmarks.scale_objects import gpunode, node_name, pod
 from contract.annotations import RETRY
 from tests.controlplane import SCHEDULER_FLAGS
 from tests.e2e.cluster import GPUNODES, PODS, scheduling_message

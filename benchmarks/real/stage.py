@@ -20,8 +20,8 @@ import msgspec
 import urllib3
 
 from benchmarks.hotpath.bodies import pod_as_sent
-from benchmarks.scale import (
-    Extender,
+from benchmarks.scale import Extender
+from benchmarks.scale_objects import (
     cluster_objects,
     fill,
     gpunode,

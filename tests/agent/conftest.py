@@ -15,12 +15,16 @@ from kubernetes import client
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
+from agent.probes.driver_limits_probe import LimitsProbe
+from agent.probes.nvml import Gate
 from agent.status_writer import StatusWriter
 from tests.agent.host import Tree
-from tests.agent.nvml_library import _PROBES
+from tests.agent.limited import UIDS, library
+from tests.agent.nvml_library import PROBES
 from tests.agent.scripted import ApiServer
+from tests.agent.whole import Whole
 from tests.agent.writing import Clock
-from tests.driver import Driver, Gpu, library_folder
+from tests.driver import GIB, Driver, Gpu, h100, library_folder
 from tests.processes import starts_processes
 
 ROOT = Path(__file__).parents[2]
@@ -165,5 +169,30 @@ def status_writer(publisher: KubernetesPublisher, clock: Clock) -> StatusWriter:
 @pytest.fixture
 def threads_end() -> Iterator[None]:
     yield
-    while _PROBES:
-        _PROBES.pop().close()
+    while PROBES:
+        PROBES.pop().close()
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Whole]:
+    """Three pods on one device."""
+    built = Whole(tmp_path, [h100("GPU-a")], 4)
+    for uid, name in zip(UIDS, ("limited", "counted", "neither"), strict=False):
+        built.run(uid, name, GIB)
+    yield built
+    built.stop()
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[Callable[..., LimitsProbe]]:
+    """A probe whose driver answers so; below its root there are no cgroups yet."""
+    started: list[LimitsProbe] = []
+    (tmp_path / "cgroup.controllers").touch()
+
+    def start(limits: Callable[..., None], deadline_s: float = 30.0) -> LimitsProbe:
+        started.append(LimitsProbe(Gate(library(limits)), deadline_s, tmp_path))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()

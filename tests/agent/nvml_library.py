@@ -77,13 +77,13 @@ def gate(**functions: Any) -> Gate:
     return opened
 
 
-_PROBES: list[NvmlProbe] = []
+PROBES: list[NvmlProbe] = []
 
 
 def probing(opened: Gate, deadline_s: float = 30.0, cgroup: str | None = None) -> NvmlProbe:
     """A probe whose threads end with the test."""
-    _PROBES.append(NvmlProbe(opened, deadline_s, cgroup=cgroup))
-    return _PROBES[-1]
+    PROBES.append(NvmlProbe(opened, deadline_s, cgroup=cgroup))
+    return PROBES[-1]
 
 
 def devices(probe: NvmlProbe) -> list[DeviceReading]:

@@ -1,11 +1,9 @@
 """Limits of containers in drivers from r615 on: a whole agent on the fake library, and parts."""
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -19,44 +17,16 @@ from agent.probes.readings import (
     Degraded,
     DeviceReading,
     DriverReading,
-    FactsReading,
-    HighWaterReading,
     HoldingReading,
     LimitReading,
     MirrorReading,
     Reading,
     SourceReading,
 )
+from tests.agent.limited import CALL, HASH, SAMPLE, UIDS, granting, held, library, reported, source
 from tests.agent.whole import Whole
-from tests.driver import GIB, h100
+from tests.driver import GIB
 from tests.threads import begun_since
-
-GPU = "nvidia.com/gpu"
-CALL = "nvmlDeviceGetMemoryLimits_v1"
-UIDS = [f"{number:08x}-1111-4222-8333-{number:012x}" for number in range(4)]
-HASH = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Iterator[Whole]:
-    """Three pods on one device."""
-    built = Whole(tmp_path, [h100("GPU-a")], 4)
-    for uid, name in zip(UIDS, ("limited", "counted", "neither"), strict=False):
-        built.run(uid, name, GIB)
-    yield built
-    built.stop()
-
-
-def reported(whole: Whole, *flags: str) -> dict[str, Any]:
-    done = whole.once("--json", *(flags or ("--pause", "0")))
-    assert "Traceback" not in done.stderr, done.stderr
-    status: dict[str, Any] = json.loads(done.stdout)
-    return status
-
-
-def source(status: dict[str, Any]) -> tuple[str, str]:
-    (found,) = [s for s in status["sources"] if s["name"] == "limits"]
-    return found.get("state", "ok"), found.get("message", "")
 
 
 def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whole: Whole) -> None:
@@ -96,46 +66,6 @@ def test_a_driver_before_r615_is_reported_to_have_none(whole: Whole) -> None:
     )
     assert "limits" not in status
     assert all(pod["used"] == GIB for pod in status["pods"])
-
-
-def library(limits: Callable[..., None]) -> Any:
-    return SimpleNamespace(
-        NVMLError=pynvml.NVMLError,
-        _nvmlGetFunctionPointer=lambda name: name,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetMemoryLimits_v1=limits,
-        c_nvmlGetMemoryLimits_v1_t=pynvml.c_nvmlGetMemoryLimits_v1_t,
-        NVML_DEVICE_MEMORY_LIMIT_MAX=pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX,
-    )
-
-
-@pytest.fixture
-def probe(tmp_path: Path) -> Iterator[Callable[..., LimitsProbe]]:
-    """A probe whose driver answers so; below its root there are no cgroups yet."""
-    started: list[LimitsProbe] = []
-    (tmp_path / "cgroup.controllers").touch()
-
-    def start(limits: Callable[..., None], deadline_s: float = 30.0) -> LimitsProbe:
-        started.append(LimitsProbe(Gate(library(limits)), deadline_s, tmp_path))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
-
-
-def granting(used: int) -> Callable[..., None]:
-    def limits(device: str, asked: Any) -> None:
-        asked.softLimit, asked.hardLimit, asked.currentUsed = 0, 2**64 - 1, used
-
-    return limits
-
-
-def held(uid: str, replica: str = "A::0", container: str = "main") -> HoldingReading:
-    return HoldingReading("checkpoint", uid, container, GPU, replica, "ns", "p")
-
-
-SAMPLE: list[Reading] = [DriverReading("nvml"), DeviceReading("nvml", "A", 0), held(UIDS[1])]
 
 
 def ids(readings: list[Reading]) -> list[str]:
@@ -326,79 +256,3 @@ def test_a_container_is_named_only_if_it_is_certain() -> None:
     assert names(two, limit("u", "c1")) == [("u", "")]
     assert names([held("u")], limit("u", "c1"), limit("u", "c2")) == [("u", ""), ("u", "")]
     assert names([held(HASH)], limit(HASH, "c1")) == [("mirror", "main")]
-
-
-#: As the driver names its regions: NVIDIA's documentation of dmem.
-PEAKS = """\
-nvidia/0000:17:00.0/vidmem {bytes}
-nvidia/0000:65:00.0/vidmem 7
-drm/0000:03:00.0/vram0 9
-"""
-FACTS: list[Reading] = [
-    FactsReading("nvml", "A", pci_bus_id="00000000:17:00.0"),
-    FactsReading("nvml", "B", pci_bus_id="00000000:65:00.0"),
-]
-
-
-def marked(folder: Path, text: str, uid: str = UIDS[1]) -> None:
-    """Write the high-water marks of the pod's only container."""
-    container = folder / f"kubepods/pod{uid}" / f"{1:064x}"
-    container.mkdir(parents=True)
-    (container / "dmem.peak").write_text(text)
-
-
-def marks(readings: list[Reading]) -> list[tuple[str, str, str, int]]:
-    return [
-        (r.device, r.uid, r.container_id, r.peak_bytes)
-        for r in readings
-        if isinstance(r, HighWaterReading)
-    ]
-
-
-def test_the_high_water_mark_of_a_container_is_that_of_the_device_it_holds(
-    probe: Callable[..., LimitsProbe], tmp_path: Path
-) -> None:
-    marked(tmp_path, PEAKS.format(bytes=12 * GIB))
-    found = probe(granting(0)).follow([*SAMPLE, *FACTS])
-    assert marks(found) == [("A", UIDS[1], f"{1:064x}", 12 * GIB)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="nothing"),
-        pytest.param(PEAKS.format(bytes="max"), id="no number"),
-        pytest.param(PEAKS.format(bytes=0), id="nothing used"),
-        pytest.param(PEAKS.format(bytes=1 << 45), id="more than any device has"),
-        pytest.param("nvidia/0000:17:00.0/vidmem", id="no value"),
-        pytest.param("nvidia/0000:18:00.0/vidmem 5\n", id="a device that is not here"),
-    ],
-)
-def test_other_high_water_marks_are_ignored(
-    probe: Callable[..., LimitsProbe], tmp_path: Path, text: str
-) -> None:
-    marked(tmp_path, text)
-    found = probe(granting(0)).follow([*SAMPLE, *FACTS])
-    assert marks(found) == []
-    assert SourceReading("limits") in found
-
-
-def test_a_kernel_without_high_water_marks_is_no_fault(
-    probe: Callable[..., LimitsProbe], tmp_path: Path
-) -> None:
-    (tmp_path / f"kubepods/pod{UIDS[1]}" / f"{1:064x}").mkdir(parents=True)
-    found = probe(granting(0)).follow([*SAMPLE, *FACTS])
-    assert (marks(found), SourceReading("limits") in found) == ([], True)
-
-
-def test_high_water_marks_are_in_the_report(whole: Whole) -> None:
-    limited = whole.cgroup(UIDS[0])
-    address = "0000:01:00.0"  # as the fake library numbers its first device
-    (limited / "dmem.peak").write_text(f"nvidia/{address}/vidmem {9 * GIB}\n")
-    pods = {pod["name"]: pod for pod in reported(whole)["pods"]}
-    assert (pods["limited"]["peak"], pods["limited"]["peakSource"]) == (9 * GIB, "driver")
-    assert "peakPartial" not in pods["limited"]
-    assert (pods["counted"]["peak"], pods["counted"]["peakSource"]) == (GIB, "nvml")
-    # A single sample cannot know what was before.
-    assert pods["counted"]["peakPartial"] is True
-    assert "startupPeak" not in pods["counted"]

@@ -20,7 +20,7 @@ from agent.probes.nvml_errors import (
 )
 from agent.probes.nvml_probe import NvmlProbe
 from agent.probes.readings import Degraded
-from tests.agent.nvml_library import _PROBES, devices, gate, library, listing, probing, refusing
+from tests.agent.nvml_library import PROBES, devices, gate, library, listing, probing, refusing
 
 pytestmark = pytest.mark.usefixtures("threads_end")
 
@@ -137,7 +137,7 @@ def test_agent_that_is_limited_itself_believes_no_figure() -> None:
     # Inside a limited cgroup the driver reports the limit as the memory of the device.
     for hard, fault in ((10, "the agent's own cgroup"), (2**64 - 1, "")):
         probe = NvmlProbe(limited(hard), cgroup="/sys/fs/cgroup/a")
-        _PROBES.append(probe)
+        PROBES.append(probe)
         (device,) = devices(probe)
         assert device.fault.startswith(fault)
         assert bool(device.fault) is bool(fault)
@@ -150,7 +150,7 @@ def test_numa_node_is_that_of_the_pci_device(tmp_path: Path, text: str, node: in
     (folder / "numa_node").write_text(text)
     pci = SimpleNamespace(busId=b"00000000:3B:00.0")
     probe = NvmlProbe(gate(nvmlDeviceGetPciInfo_v3=lambda handle: pci), sysfs=tmp_path)
-    _PROBES.append(probe)
+    PROBES.append(probe)
     (facts,) = probe.read().facts
     assert (facts.pci_bus_id, facts.numa_node) == ("00000000:3B:00.0", node)
 
@@ -258,7 +258,7 @@ def test_gpus_of_the_kernel_that_the_driver_does_not_show_are_reported(tmp_path:
         (folder / "class").write_text(f"{kind}\n")
         (folder / "driver").symlink_to(f"/sys/bus/pci/drivers/{driver}")
     probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: 0), sysfs=tmp_path)
-    _PROBES.append(probe)
+    PROBES.append(probe)
     (degraded,) = probe.read().degraded
     assert degraded.what.startswith("the kernel has 1 NVIDIA GPU, but the driver shows none")
 

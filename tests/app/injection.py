@@ -250,7 +250,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def main(calls: Sequence[int], part: int, parts: int) -> None:
     sys.meta_path.insert(0, _Finder())
     # Only now may anything of the extender be loaded.
-    from tests.app.life import Told, live, quicken
+    from tests.app.life import live
+    from tests.app.life_world import Told, quicken
 
     quicken()
     logging.disable()

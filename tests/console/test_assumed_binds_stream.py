@@ -3,10 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import count
-from typing import TypeVar, cast
+from typing import cast
 
 import hypothesis
 import pytest
@@ -15,20 +13,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode, Reservation
-from contract.kube import Pod, PodStatus
+from contract.kube import Pod
 from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.ledger.bind import BindRequest, Failed
 from extender.ledger.ledger import Ledger
-from extender.observability.journal_follower import AssumedBindsUpdater, assumed_by
+from extender.observability.journal_follower import assumed_by
 from extender.observability.journal_stream import (
     AssumedBind,
     AssumedLine,
     Copy,
-    Cursor,
     Nomination,
     StateLine,
     assumed_line,
@@ -36,18 +32,11 @@ from extender.observability.journal_stream import (
 )
 from extender.observability.journals import Followed
 from extender.observability.metrics import ViewTelemetry
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
 from extender.scheduler import assumed_binds
-from extender.scheduler.assumed_binds import AssumedBinds
 from extender.state.changes import (
     AssumedSeen,
-    BindBegun,
-    BindEnded,
-    Event,
     GPUNodeSeen,
     NodeSeen,
-    PodGone,
     PodSeen,
 )
 from extender.state.cluster_writer import ClusterWriter
@@ -55,6 +44,7 @@ from extender.state.journal import Journal
 from extender.state.nominations import Place
 from extender.state.pending_pods import Pending
 from tests.builders import NOW_S, gpunode, kube_node, reservation, shared
+from tests.console.extender_and_console import NODES, STEPS, Pair, state
 from tests.console.test_journal_follower import extender as extender_at
 from tests.examples import examples
 from tests.serving import binding, offer
@@ -64,166 +54,6 @@ from tests.waiting import until_then
 
 EXPIRES_S = 15.0
 MAX_ASSUMED = 500
-
-EPOCH_S = 1_795_219_200.0 - NOW_S
-NODES = ("n0", "n1")
-PODS = tuple(f"p{number}" for number in range(4))
-T = TypeVar("T", GPUNode, Pod)
-
-
-def state() -> ClusterWriter:
-    return ClusterWriter(Rules(nomination_hold_s=20.0), 90.0, EPOCH_S)
-
-
-class Pair:
-    """An extender, and a console that reads its stream and the same API server, each late."""
-
-    def __init__(self) -> None:
-        self.extender, self.console = state(), state()
-        self.coming = AssumedBinds(self.extender)
-        self.now_s = NOW_S
-        self._versions = count(2)
-        #: Events of the API server that the console has not read yet.
-        self.unread: list[Event] = []
-        self.gpunodes = {name: gpunode(shared(f"GPU-{name}"), name=name) for name in NODES}
-        self.pods = {
-            name: newcomer(8, priority=10 * (number % 2), name=name)
-            for number, name in enumerate(PODS)
-        }
-        for name, gn in self.gpunodes.items():
-            self.both([NodeSeen(kube_node(name)), GPUNodeSeen(gn, NOW_S)])
-        self.both([PodSeen(each) for each in self.pods.values()])
-        self.begun: dict[str, str] = {}
-        self.gone: set[str] = set()
-        self.copy = Copy(Journal())
-        self.wire: list[bytes] = []
-        self.connect()
-        self.assuming = AssumedBindsUpdater(lambda: [self.followed()], self.console.apply)
-
-    def both(self, events: Sequence[Event]) -> None:
-        """The extender sees them at once."""
-        self.extender.apply(events)
-        self.unread += events
-
-    def followed(self) -> Followed:
-        return Followed("x", self.copy.journal, None, 0.1, "", assumed=self.copy.assumed)
-
-    def line(self) -> AssumedLine:
-        return assumed_line(self.extender, self.coming.reservations(self.now_s), self.now_s)
-
-    # Steps of the extender.
-
-    def expect(self, name: str, node: str) -> None:
-        request = self.extender.understand(self.pods[name])
-        assert isinstance(request, VramRequest)
-        self.coming.expect(self.pods[name], request, node, self.now_s)
-
-    def waits(self, name: str) -> bool:
-        return name not in self.gone and not self.pods[name].node
-
-    def begin(self, name: str, node: str) -> None:
-        if name not in self.begun and self.waits(name):
-            self.begun[name] = node
-            self.coming.bind_received(name)
-            self.extender.apply([BindBegun(self.pods[name], node)])
-
-    def write(self, name: str) -> None:
-        """The reservation, and the pod on its node."""
-        if (node := self.begun.get(name)) is None or not self.waits(name):
-            return
-        assumed = self.extender.binding_to(node).get(name)
-        if assumed is not None:
-            self._reserve(node, {**self.gpunodes[node].spec.reservations, name: assumed})
-            spec = replace(self.pods[name].spec, node_name=node)
-            self._pod(name, replace(self.pods[name], spec=spec))
-
-    def end(self, name: str) -> None:
-        if node := self.begun.pop(name, ""):
-            self.extender.apply([BindEnded(name, node)])
-
-    def nominate(self, name: str, node: str) -> None:
-        """An empty node takes the nomination back."""
-        if self.waits(name):
-            status = PodStatus(phase="Pending", nominated_node_name=node or None)
-            self._pod(name, replace(self.pods[name], status=status))
-
-    def foretell(self, name: str, node: str) -> None:
-        """kube-scheduler is going to nominate the pod."""
-        if self.waits(name):
-            self.extender.nominations.expect(self.pods[name], node, self.now_s)
-
-    def delete(self, name: str) -> None:
-        self.gone.add(name)
-        self.both([PodGone(name)])
-        for node, each in self.gpunodes.items():
-            left = {uid: r for uid, r in each.spec.reservations.items() if uid != name}
-            if len(left) < len(each.spec.reservations):
-                self._reserve(node, left)
-
-    def pass_s(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.extender.nominees(self.now_s)  # as every filter call asks
-
-    def _reserve(self, node: str, reservations: dict[str, Reservation]) -> None:
-        spec = replace(self.gpunodes[node].spec, reservations=reservations)
-        self.gpunodes[node] = self._next(replace(self.gpunodes[node], spec=spec))
-        self.both([GPUNodeSeen(self.gpunodes[node], NOW_S)])
-
-    def _pod(self, name: str, after: Pod) -> None:
-        self.pods[name] = self._next(after)
-        self.both([PodSeen(self.pods[name])])
-
-    def _next(self, of: T) -> T:
-        version = str(next(self._versions))
-        return replace(of, metadata=replace(of.metadata, resource_version=version))
-
-    # Steps of the console.
-
-    def look(self) -> None:
-        self.wire += [encode(line) for line in self.cursor.lines()]
-
-    def read(self, twice: bool = False) -> None:
-        if self.wire:
-            line = self.wire.pop(0)
-            for _ in range(1 + twice):
-                self.copy.take(line)
-        self.assume()
-
-    def lose(self) -> None:
-        """The connection, and what it had not delivered."""
-        self.wire.clear()
-        self.connect()
-
-    def connect(self) -> None:
-        self.cursor = Cursor(Journal(), self.copy.version, self.line)
-
-    def watch(self) -> None:
-        if self.unread:
-            self.console.apply([self.unread.pop(0)])
-
-    def assume(self) -> None:
-        asyncio.run(self.assuming.once())
-
-    def catch_up(self) -> None:
-        while self.unread:
-            self.watch()
-        self.look()
-        while self.wire:
-            self.read()
-
-
-STEPS = st.one_of(
-    st.tuples(
-        st.sampled_from(["expect", "begin", "nominate", "foretell"]),
-        st.sampled_from(PODS),
-        st.sampled_from(NODES),
-    ),
-    st.tuples(st.just("nominate"), st.sampled_from(PODS), st.just("")),
-    st.tuples(st.sampled_from(["write", "end", "delete"]), st.sampled_from(PODS)),
-    st.tuples(st.just("pass_s"), st.sampled_from([0.1, 3.0, 16.0, 30.0])),
-    st.tuples(st.just("read"), st.booleans()),
-    st.tuples(st.sampled_from(["look", "watch", "lose"])),
-)
 
 
 def counted(state: ClusterWriter) -> dict[str, object]:

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from tests.controlplane import control_plane
 from tests.driver import Gpu
-from tests.kubelet.node import Node, gpu_container, gpu_pod, node
+from tests.kubelet.node import Node, node
+from tests.kubelet.node_objects import gpu_container, gpu_pod
 from tests.kubelet.test_steering import SteeredNode
 
 GPUS, REPLICAS = 4, 12

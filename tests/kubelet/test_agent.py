@@ -38,7 +38,8 @@ from contract.gpunode import Device, GPUNodeStatus, PodUse
 from tests.controlplane import ROOT
 from tests.driver import library_folder
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import RESOURCE, Node, gpu_container, gpu_pod
+from tests.kubelet.node import Node
+from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 
 GIB = 1 << 30
 

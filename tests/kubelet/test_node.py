@@ -15,7 +15,8 @@ import pytest
 
 from tests.controlplane import ROOT
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import RESOURCE, Held, Node, gpu_container, gpu_pod
+from tests.kubelet.node import Held, Node
+from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.processes import alive
 from tests.waiting import until
 

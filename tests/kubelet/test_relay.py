@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import RESOURCE, Node, gpu_pod
+from tests.kubelet.node import Node
+from tests.kubelet.node_objects import RESOURCE, gpu_pod
 from tests.kubelet.relay import Relay, register
 
 PLUGIN = "nvidia-gpu.sock"

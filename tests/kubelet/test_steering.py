@@ -16,7 +16,8 @@ from contract.gpunode_json import decode_gpunode
 from tests.controlplane import ApiRefused
 from tests.driver import Gpu, Instance
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import PODS, RESOURCE, Node, gpu_container, gpu_pod
+from tests.kubelet.node import PODS, Node
+from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.kubelet.relay import register
 
 GIB = 1 << 30

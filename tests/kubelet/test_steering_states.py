@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.kubelet.node import RESOURCE
+from tests.kubelet.node_objects import RESOURCE
 from tests.kubelet.test_steering import StartSteered, SteeredNode, start_steered
 
 __all__ = ["start_steered"]

@@ -13,14 +13,8 @@ from typing import Any
 
 import grpc
 
-from tests.kubelet.node import (
-    PLUGIN_HEARD,
-    RESOURCE,
-    Node,
-    gpu_container,
-    gpu_pod,
-    plugin_configuration,
-)
+from tests.kubelet.node import PLUGIN_HEARD, Node
+from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod, plugin_configuration
 from tests.kubelet.relay import SERVICE, Relay, api
 from tests.standin.checkpoint import checksum
 from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferred, Verdict

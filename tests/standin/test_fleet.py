@@ -11,7 +11,8 @@ import pytest
 from tests import waiting
 from tests.controlplane import ApiRefused, ControlPlane
 from tests.driver import GIB, Driver, Gpu
-from tests.kubelet.node import PODS, RESOURCE, gpu_container, gpu_pod
+from tests.kubelet.node import PODS
+from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.standin.fleet import NODES, Fleet
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings

@@ -12,7 +12,7 @@ from extender.placement.request import VramRequest, understand
 from extender.placement.snapshot import REASONS
 from extender.state.node_whatif import codes_of_new
 from tests.builders import pod
-from tests.state.test_label_inventory import SLICED, gfd, gke
+from tests.state.labels import SLICED, gfd, gke
 
 MOST_NODES = 100
 

@@ -1,0 +1,92 @@
+"""The high-water marks of cgroups, if the kernel has them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.probes.driver_limits_probe import LimitsProbe
+from agent.probes.readings import (
+    FactsReading,
+    HighWaterReading,
+    Reading,
+    SourceReading,
+)
+from tests.agent.limited import SAMPLE, UIDS, granting, reported
+from tests.agent.whole import Whole
+from tests.driver import GIB
+
+#: As the driver names its regions: NVIDIA's documentation of dmem.
+PEAKS = """\
+nvidia/0000:17:00.0/vidmem {bytes}
+nvidia/0000:65:00.0/vidmem 7
+drm/0000:03:00.0/vram0 9
+"""
+FACTS: list[Reading] = [
+    FactsReading("nvml", "A", pci_bus_id="00000000:17:00.0"),
+    FactsReading("nvml", "B", pci_bus_id="00000000:65:00.0"),
+]
+
+
+def marked(folder: Path, text: str, uid: str = UIDS[1]) -> None:
+    """Write the high-water marks of the pod's only container."""
+    container = folder / f"kubepods/pod{uid}" / f"{1:064x}"
+    container.mkdir(parents=True)
+    (container / "dmem.peak").write_text(text)
+
+
+def marks(readings: list[Reading]) -> list[tuple[str, str, str, int]]:
+    return [
+        (r.device, r.uid, r.container_id, r.peak_bytes)
+        for r in readings
+        if isinstance(r, HighWaterReading)
+    ]
+
+
+def test_the_high_water_mark_of_a_container_is_that_of_the_device_it_holds(
+    probe: Callable[..., LimitsProbe], tmp_path: Path
+) -> None:
+    marked(tmp_path, PEAKS.format(bytes=12 * GIB))
+    found = probe(granting(0)).follow([*SAMPLE, *FACTS])
+    assert marks(found) == [("A", UIDS[1], f"{1:064x}", 12 * GIB)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param(PEAKS.format(bytes="max"), id="no number"),
+        pytest.param(PEAKS.format(bytes=0), id="nothing used"),
+        pytest.param(PEAKS.format(bytes=1 << 45), id="more than any device has"),
+        pytest.param("nvidia/0000:17:00.0/vidmem", id="no value"),
+        pytest.param("nvidia/0000:18:00.0/vidmem 5\n", id="a device that is not here"),
+    ],
+)
+def test_other_high_water_marks_are_ignored(
+    probe: Callable[..., LimitsProbe], tmp_path: Path, text: str
+) -> None:
+    marked(tmp_path, text)
+    found = probe(granting(0)).follow([*SAMPLE, *FACTS])
+    assert marks(found) == []
+    assert SourceReading("limits") in found
+
+
+def test_a_kernel_without_high_water_marks_is_no_fault(
+    probe: Callable[..., LimitsProbe], tmp_path: Path
+) -> None:
+    (tmp_path / f"kubepods/pod{UIDS[1]}" / f"{1:064x}").mkdir(parents=True)
+    found = probe(granting(0)).follow([*SAMPLE, *FACTS])
+    assert (marks(found), SourceReading("limits") in found) == ([], True)
+
+
+def test_high_water_marks_are_in_the_report(whole: Whole) -> None:
+    limited = whole.cgroup(UIDS[0])
+    address = "0000:01:00.0"  # as the fake library numbers its first device
+    (limited / "dmem.peak").write_text(f"nvidia/{address}/vidmem {9 * GIB}\n")
+    pods = {pod["name"]: pod for pod in reported(whole)["pods"]}
+    assert (pods["limited"]["peak"], pods["limited"]["peakSource"]) == (9 * GIB, "driver")
+    assert "peakPartial" not in pods["limited"]
+    assert (pods["counted"]["peak"], pods["counted"]["peakSource"]) == (GIB, "nvml")
+    # A single sample cannot know what was before.
+    assert pods["counted"]["peakPartial"] is True
+    assert "startupPeak" not in pods["counted"]

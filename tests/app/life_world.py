@@ -1,0 +1,281 @@
+"""An extender over a store in memory, with what kube-scheduler, agents and users do."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from contract.annotations import OBSERVED_AT, RETRY
+from contract.gpunode import GPUNode, Source
+from contract.heartbeat import Confirmation, encode_confirmation
+from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
+from contract.reasons import Reason
+from extender import periodic
+from extender.app import cluster_view
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.config import reload
+from extender.controllers import (
+    extended_resource,
+    overuse,
+    pending_events,
+    preemption,
+    reconcile,
+    requeue,
+    starts,
+)
+from extender.controllers.eviction import DOES_NOT_FIT
+from extender.errors import StoreConflict, StoreRejected
+from extender.ledger.memory_store import EmbeddedStore
+from extender.observability import feed
+from extender.state import event_queue, eviction_candidates, nominations, overuse_decisions
+from extender.state.changes import HeartbeatSeen, PodGone
+from extender.state.notices import Notice
+from tests.builders import DISTRIBUTED, GIB, gate, gpunode, pod, shared, use
+from tests.waiting import until_then
+
+NODES = ("a", "b")
+SOURCES = [Source(name="checkpoint"), Source(name="proc")]
+#: For each step; nothing here takes a second.
+SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
+
+
+def quicken() -> None:
+    """Loops look often, so that a life takes part of a second."""
+    event_queue.RETRY_S = periodic.AGAIN_AFTER_S = 0.01
+    event_queue.TOGETHER_S = 0.002
+    reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
+    eviction_candidates.FIRST_S = 0.1
+    starts.EVERY_S = 0.02
+    overuse.EVERY_S, overuse_decisions.REJECTED_FOR_S = 0.02, 0.05
+    reconcile.AT_ONCE = feed.AT_ONCE = 1
+    requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
+    pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
+    requeue.SLICE_S = -1.0
+    preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
+    feed.CHECK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
+    cluster_view.CLOCK_EVERY_S = 0.05
+    nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
+    structlog.configure(processors=[lambda logger, name, event: _drop()])
+
+
+def _drop() -> None:
+    raise structlog.DropEvent
+
+
+@dataclass
+class Told:
+    #: The step that did not come about; empty when all did.
+    missing: str = ""
+    #: Exceptions that the replica logged and counted, or that a caller was answered with.
+    failures: float = 0.0
+
+
+class Store(EmbeddedStore):
+    """With what kube-scheduler and an admin write."""
+
+    def set_status(self, pod: Pod, status: PodStatus) -> None:
+        def write() -> Pod:
+            held = self._held_pod(pod.metadata.namespace, pod.metadata.name)
+            changed = msgspec.structs.replace(held, status=status)
+            return self._put_pod(changed, held.metadata.annotations, held.spec)
+
+        self._do("set_status", write)
+
+    #: Version of the Leases of all agents.
+    lease_version = 100
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return str(self.lease_version)
+
+    def lose_pod(self, name: str) -> None:
+        """Deleted by force: it is unknown whether its containers still run."""
+
+        def delete() -> None:
+            pod = self._held_pod("default", name)
+            del self._pods["default", name]
+            self._deliver([PodGone(pod.metadata.uid)])
+
+        self._do("lose_pod", delete)
+
+    def start_deleting(self, name: str) -> None:
+        def write() -> GPUNode:
+            held = self._held(name)
+            metadata = msgspec.structs.replace(
+                held.metadata,
+                deletion_timestamp=datetime.now(UTC).isoformat(),
+                finalizers=["headroom.gpu/ledger"],
+            )
+            return self._put_gpunode(msgspec.structs.replace(held, metadata=metadata))
+
+        self._do("start_deleting", write)
+
+
+@dataclass
+class World:
+    """Hands, agents and kube-scheduler of the replica, which do their part without a mistake."""
+
+    extender: Extender
+    store: Store
+    #: Settings of the world.
+    file: Path
+    console: Console
+    #: Those of the replica, once they are made.
+    verbs: Any = None
+    #: Exceptions that kube-scheduler was answered with.
+    errors: int = 0
+    mirrored: set[str] = field(default_factory=set)
+    #: Name of a pod -> what it uses, if not 1 GiB; pods with an Event that they are stuck.
+    used_bytes: dict[str, int] = field(default_factory=dict)
+    stuck: list[str] = field(default_factory=list)
+    #: Operations that another replica is faster at.
+    contested: list[str] = field(
+        default_factory=lambda: ["write_spec", "bind", "evict", "touch_pod", "touch_pod"]
+    )
+    #: Operations that the API server rejects, once each: the second while a pod is bound in mode
+    #: observe, the last in that mode.
+    rejected: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
+    binds: bool = False
+    #: Pods whose eviction the API server rejects once.
+    budgets: set[str] = field(default_factory=lambda: {"leaks"})
+    #: That were posted.
+    events: list[Notice] = field(default_factory=list)
+
+    async def may_evict(self, pod: Pod) -> None:
+        return None
+
+    def fault(self, operation: str, when: str) -> None:
+        if when != "before":
+            return
+        if operation in self.contested:
+            self.contested.remove(operation)
+            raise StoreConflict("another replica was faster")
+        observes = self.extender.observes
+        now = {"bind": True, "write_spec": observes and self.binds, "touch_pod": observes}
+        if operation in self.rejected and now[operation]:
+            self.rejected.remove(operation)
+            raise StoreRejected("a webhook rejects it")
+
+    async def evict(self, pod: Pod) -> None:
+        self.fault("evict", "before")
+        if pod.metadata.name in self.budgets:
+            self.budgets.remove(pod.metadata.name)
+            raise StoreRejected("a disruption budget forbids it")
+        self.store.delete_pod(pod.metadata.namespace, pod.metadata.name)
+        self.report()
+
+    def post(self, notice: Notice) -> bool:
+        self.events.append(notice)
+        if notice.reason == DOES_NOT_FIT:
+            self.stuck.append(notice.about.name)
+        return True
+
+    def call(self, method: str, path: str, **request: Any) -> bytes:
+        """Takes the patches of Nodes, as the API server does."""
+        self.mirrored.add(path.split("/")[-2])
+        return b"{}"
+
+    def report(self) -> None:
+        """As the agents do, of the pods that are bound."""
+        for node in NODES:
+            held = self.store.read_gpunode(node)
+            if held is None:
+                continue
+            uuid = f"GPU-{node}"
+            there = [each for each in self.store.list_pods(node)]
+            used = [self.used_bytes.get(each.metadata.name, GIB) for each in there]
+            rows = [use(each.metadata.uid, uuid, n) for each, n in zip(there, used, strict=True)]
+            free = shared(uuid, free=4 - len(rows), allocated=len(rows), used_bytes=sum(used))
+            stamp = datetime.now(UTC).isoformat()
+            made = gpunode(free, name=node, pods=rows, observed_at=stamp, plugin=DISTRIBUTED)
+            status = msgspec.structs.replace(made.status, sources=SOURCES)
+            self.store.report([(node, status)])
+            self.beat(node, held.metadata.uid, stamp)
+        self.store.lease_version += 1
+
+    def beat(self, node: str, uid: str, stamp: str) -> None:
+        vouch = Confirmation(stamp, uid, stamp, after=str(self.store.lease_version))
+        annotations = {OBSERVED_AT: encode_confirmation(vouch)}
+        lease = Lease(metadata=ObjectMeta(name=node, annotations=annotations))
+        self.extender.enqueue([HeartbeatSeen(lease, time.monotonic())])
+
+    def pod(self, name: str) -> Pod:
+        found = self.store.read_pod("default", name)
+        assert found is not None, f"{name} is lost"
+        return found
+
+    def create(self, name: str, gib: int, priority: int = 0) -> None:
+        made = pod(f"{gib}Gi", uid=f"uid-{name}", name=name, priority=priority, version="")
+        self.store.admit(made)
+
+    def create_gated(self, name: str, gib: int, controlled: bool) -> None:
+        made = pod(f"{gib}Gi", init=[gate()], uid=f"uid-{name}", name=name, version="")
+        owners = [OwnerReference(kind="ReplicaSet", controller=True)] if controlled else None
+        metadata = msgspec.structs.replace(made.metadata, owner_references=owners)
+        self.used_bytes[name] = 0
+        self.store.admit(msgspec.structs.replace(made, metadata=metadata))
+
+    async def schedule(self, name: str) -> None:
+        """As kube-scheduler does: after an error it tries again; a pod that no node takes it tries
+        again when the pod is changed."""
+        verbs = self.verbs
+        while not (held := self.pod(name)).node:
+            wire = msgspec.to_builtins(held)
+            body = msgspec.json.encode({"Pod": wire, "Nodes": None, "NodeNames": list(NODES)})
+            try:
+                answer = msgspec.json.decode(verbs.filter(body))
+                if answer.get("Error"):
+                    raise RuntimeError(answer["Error"])
+                if names := answer["NodeNames"]:
+                    wanted = {
+                        "PodName": name,
+                        "PodNamespace": "default",
+                        "PodUID": held.metadata.uid,
+                        "Node": names[0],
+                    }
+                    self.binds = True
+                    bound = msgspec.json.decode(await verbs.bind(msgspec.json.encode(wanted)))
+                    if bound["Error"]:
+                        raise RuntimeError(bound["Error"])
+                    self.binds = False
+                    self.report()
+                    return
+            except Exception:  # noqa: BLE001 - answered with 500, or with an Error
+                self.binds, self.errors = False, self.errors + 1
+                await asyncio.sleep(0.01)
+                continue
+            await self.changed(name, self.reject(name))
+        self.report()
+
+    async def changed(self, name: str, before: str | None) -> None:
+        await until_then(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
+
+    def reject(self, name: str) -> str | None:
+        """Writes why the pod waits; returns its annotation of wakes."""
+        held = self.pod(name)
+        condition = PodCondition(
+            type="PodScheduled", status="False", reason="Unschedulable", message=SAID
+        )
+        status = PodStatus(phase="Pending", conditions=[condition])
+        self.store.set_status(held, status)
+        return held.annotation(RETRY)
+
+    def set_mode(self, mode: str) -> None:
+        self.file.write_text(f"mode: {mode}\n")
+
+    def delete(self, name: str) -> None:
+        self.store.delete_pod("default", name)
+        self.report()
+
+    def reserved(self) -> set[str]:
+        nodes = filter(None, map(self.store.read_gpunode, NODES))
+        return {uid for node in nodes for uid in node.spec.reservations}
+
+
+def rejected(pod: Pod) -> bool:
+    return bool(pod.status and pod.status.conditions)

@@ -1,0 +1,370 @@
+"""A node on which every pod passes a gate: pods, plugin, agent and gate, step by step."""
+
+import itertools
+from datetime import UTC, datetime
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.strategies import DataObject
+
+from agent.gate_decision import Limits, Verdict, judge
+from contract.gate import GATE
+from contract.gpunode import (
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    Source,
+)
+from contract.kube import (
+    ContainerState,
+    ContainerStatus,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    OwnerReference,
+    Pod,
+    PodStatus,
+    Terminated,
+)
+from extender.controllers.eviction import Evictions
+from extender.errors import StoreConflict
+from extender.ledger.bind import BindRequest
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.placement.policy import Rules
+from extender.state.changes import NodeSeen, TimePassed
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.reconcile_queue import unreserved_pods
+from tests.blocking import Ledger, now
+from tests.builders import GATE_IMAGE, GPU, gate, pod
+from tests.driver import GIB, Gpu
+from tests.standin import devices
+from tests.standin.node import StandIn
+from tests.standin.plugin import Plugin as StandInPlugin
+from tests.standin.plugin import Settings, device_of
+
+MEMORY_BYTES = 12 * GIB
+REPLICAS = 4
+NOW_S, WALL_S = 1000.0, 1_795_219_200.0
+#: After the longest back-off.
+LONG_AFTER_S = 2000.0
+NAME = "n"
+
+
+class Store(EmbeddedStore):
+    def let_through(self, of: Pod) -> None:
+        """Its kubelet reports that its gate has ended successfully."""
+        ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
+        status = PodStatus(phase="Running", init_container_statuses=[ended])
+        with self._lock:
+            held = self._held_pod(of.metadata.namespace, of.metadata.name)
+            shown = msgspec.structs.replace(held, status=status)
+            self._put_pod(shown, held.metadata.annotations, held.spec)
+
+
+class Given:
+    """Whatever led to it, the plugin gave this device."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def preferred(self, plugin: StandInPlugin, call: devices.Preferred) -> devices.Ids:
+        return self.some(call.available, call.size)
+
+    def some(self, replicas: devices.Ids, count: int) -> devices.Ids:
+        here = sorted(each for each in replicas if device_of(each) == self._device)
+        return frozenset(here[:count])
+
+
+class Gated(RuleBasedStateMachine):
+    """Sizes are in GiB; all pods have one container and ask for one replica."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count(1)
+        self.ids = itertools.count(1)
+        self.state = ClusterWriter(Rules(gate_image=GATE_IMAGE), 90.0, WALL_S - NOW_S)
+        self.store = Store(self.state.apply, lambda: NOW_S)
+        self.ledger = Ledger(
+            self.store,
+            lambda pod, gpunode: self.state.judge(pod, gpunode, NOW_S),
+            self.state.adopt,
+            lambda gpunode: None,
+            lambda: WALL_S,
+            lambda: str(next(self.ids)),
+        )
+        self.evictions = Evictions(
+            AsyncStore(self.store),
+            self.ledger.awaited,
+            self,
+            lambda gpunode: self.state.misplaced(gpunode, NOW_S),
+        )
+        #: Bound, and not seen by the kubelet yet.
+        self.coming: dict[str, devices.Pod] = {}
+        self.sizes: dict[str, int] = {}
+        self.begun: set[str] = set()
+        #: Whether a pod without a gate has ever come.
+        self.lawless = False
+        self.evicted = 0
+        #: Pods of a test that must end.
+        self.extra: list[str] = []
+
+    @initialize(gpus=st.integers(2, 3), policy=st.sampled_from(["distributed", "packed"]))
+    def start(self, gpus: int, policy: str) -> None:
+        self.policy = policy
+        cards = [Gpu(f"GPU-{i}", MEMORY_BYTES, reserved_bytes=0) for i in range(gpus)]
+        self.node = StandIn(cards, self.settings(), seed=gpus)
+        offered = NodeStatus(allocatable={GPU: str(gpus * REPLICAS)})
+        self.state.apply([NodeSeen(Node(metadata=ObjectMeta(name=NAME), status=offered))])
+        spec = GPUNodeSpec(initialised=True)
+        self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=NAME), spec=spec))
+        self.report()
+        self.read = self.gpunode()
+
+    def settings(self) -> Settings:
+        return Settings(REPLICAS, self.policy, release=20)  # type: ignore[arg-type]
+
+    # What happens.
+
+    @rule(size=st.integers(1, 10))
+    def we_bind_a_pod(self, size: int) -> None:
+        made = self.create(size, gated=True)
+        (namespace, name), uid = (made.metadata.namespace, made.metadata.name), made.metadata.uid
+        self.ledger.bind(BindRequest(namespace, name, uid, NAME, None, None))
+        bound = self.store.read_pod(namespace, name)
+        assert bound is not None
+        if bound.node:
+            self.comes(bound, gated=True)
+        else:
+            self.store.delete_pod(namespace, name)
+
+    @rule(size=st.integers(1, 10), gated=st.booleans())
+    def somebody_else_binds_one(self, size: int, gated: bool) -> None:
+        self.comes(self.create(size, gated, node=NAME), gated)
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data())
+    def one_is_admitted(self, data: DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.coming)))
+        self.admit(uid)
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data())
+    def one_is_deleted_before_it_is_admitted(self, data: DataObject) -> None:
+        self.one_deleted(data.draw(st.sampled_from(sorted(self.coming))))
+
+    @precondition(lambda self: self.node.pods)
+    @rule(data=st.data())
+    def one_ends(self, data: DataObject) -> None:
+        self.one_goes(data.draw(st.sampled_from(sorted(self.node.pods))))
+
+    @rule(data=st.data())
+    def a_replica_turns_unhealthy(self, data: DataObject) -> None:
+        replicas = [each.id for each in self.node.devices.allocatable]
+        if replicas:
+            self.node.fail(data.draw(st.sampled_from(sorted(replicas))))
+
+    @rule(policy=st.sampled_from(["distributed", "packed"]))
+    def the_plugin_is_started_anew(self, policy: str) -> None:
+        self.policy = policy
+        self.node.stop_plugin()
+        self.node.start_plugin(self.settings())
+
+    @rule()
+    def the_agent_reports(self) -> None:
+        self.report()
+
+    @rule()
+    def the_agent_reads_the_ledger(self) -> None:
+        self.read = self.gpunode()
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data())
+    def a_gate_asks(self, data: DataObject) -> None:
+        self.ask(data.draw(st.sampled_from(sorted(self.waiting()))))
+
+    @rule(twice=st.booleans())
+    def housekeeping(self, twice: bool) -> None:
+        for _ in range(1 + twice):
+            for found in unreserved_pods(self.state):
+                self.ledger.charge(found.node, found.pod)
+            now(self.evictions.evict_misplaced(NAME))
+
+    @rule()
+    def a_back_off_ends(self) -> None:
+        self.state.apply([TimePassed(LONG_AFTER_S)])
+
+    # What must be.
+
+    @invariant()
+    def nothing_is_taken_twice_where_everybody_is_gated(self) -> None:
+        if not self.lawless:
+            used = self.node.used_bytes() if hasattr(self, "node") else {}
+            assert all(size <= MEMORY_BYTES for size in used.values()), used
+
+    def teardown(self) -> None:
+        """In the end every pod has started, except for those that were placed elsewhere."""
+        if not hasattr(self, "node"):
+            return
+        for _ in range(4 * len(self.sizes) + 2):
+            for uid in sorted(self.coming):
+                self.admit(uid)
+            self.report()
+            self.housekeeping(twice=False)
+            self.report()
+            self.read = self.gpunode()
+            for uid in sorted(self.waiting()):
+                self.ask(uid)
+            self.a_back_off_ends()
+        assert not self.waiting(), {uid: self.verdict(uid) for uid in self.waiting()}
+
+    # How.
+
+    def create(self, size: int, gated: bool, node: str = "") -> Pod:
+        uid = f"u{next(self.numbers):03}"
+        made = pod(f"{size}Gi", uid=uid, name=uid, version="", node=node or None)
+        owner = OwnerReference(kind="ReplicaSet", name="r", controller=True)
+        metadata = msgspec.structs.replace(made.metadata, owner_references=[owner])
+        if gated:
+            spec = msgspec.structs.replace(made.spec, init_containers=[gate()])
+            made = msgspec.structs.replace(made, spec=spec)
+        self.sizes[uid] = size
+        return self.store.admit(msgspec.structs.replace(made, metadata=metadata))
+
+    def sit(self, size: int, device: str) -> str:
+        """A pod that has been running there for long."""
+        made = self.create(size, gated=False, node=NAME)
+        uid = made.metadata.uid
+        self.comes(made, gated=False)
+        self.node.admit(self.coming.pop(uid), Given(device))
+        self.begun.add(uid)
+        self.report()
+        self.housekeeping(twice=False)
+        return uid
+
+    def one_deleted(self, uid: str) -> None:
+        del self.coming[uid]
+        self.forget(uid)
+
+    def one_goes(self, uid: str) -> None:
+        self.node.delete(uid)
+        self.forget(uid)
+
+    def comes(self, bound: Pod, gated: bool) -> None:
+        uid = bound.metadata.uid
+        takes_bytes = self.sizes[uid] * GIB
+        main = devices.Container("main", 1, takes_bytes=takes_bytes)
+        self.coming[uid] = devices.Pod(uid, (main,), uid, gated=gated)
+        self.lawless = self.lawless or not gated
+
+    def admit(self, uid: str) -> None:
+        if not self.node.admit(self.coming.pop(uid)).admitted:
+            del self.node.pods[uid]
+            self.forget(uid)
+
+    def waiting(self) -> set[str]:
+        return {uid for uid, held in self.node.pods.items() if held.pod.gated} - self.begun
+
+    def verdict(self, uid: str) -> Verdict:
+        return judge(self.read, self.sample(), uid, Limits(0, 0))
+
+    def ask(self, uid: str) -> None:
+        if self.verdict(uid).answer != "yes":
+            return
+        self.node.let_through(uid)
+        self.begun.add(uid)
+        taken = self.running_bytes(self.device(uid))
+        assert taken <= MEMORY_BYTES, f"{uid} starts where {taken} bytes are taken with it"
+        found = self.store.read_pod("default", uid)
+        assert found is not None
+        self.store.let_through(found)
+
+    def device(self, uid: str) -> str:
+        entry = self.node.devices.given(uid, "main")
+        assert entry is not None
+        (replica,) = entry.replicas
+        return device_of(replica)
+
+    def running_bytes(self, device: str) -> int:
+        """The requests of the running pods, which they may use."""
+        running = (uid for uid, _ in self.node.processes)
+        return sum(self.sizes[uid] * GIB for uid in running if self.device(uid) == device)
+
+    def forget(self, uid: str) -> None:
+        self.store.delete_pod("default", uid)
+        self.begun.discard(uid)
+        self.ledger.remove(NAME, uid, left=True)
+
+    async def evict(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        if uid in self.begun:
+            raise StoreConflict("it has begun")
+        self.evicted += 1
+        self.coming.pop(uid, None)
+        if uid in self.node.pods:
+            self.node.delete(uid)
+        self.forget(uid)
+
+    async def may_evict(self, pod: Pod) -> None:
+        """No client reads it here."""
+
+    def gpunode(self) -> GPUNode:
+        found = self.store.read_gpunode(NAME)
+        assert found is not None
+        return found
+
+    def report(self) -> None:
+        self.store.report([(NAME, self.sample())])
+        # What was still shown when it went.
+        for uid in self.gpunode().spec.reservations.keys() - self.coming.keys():
+            if uid not in self.node.pods:
+                self.ledger.remove(NAME, uid, left=True)
+
+    def sample(self) -> GPUNodeStatus:
+        """The agent's report of the node now."""
+        rows = [
+            PodUse(
+                uid=held.uid,
+                device=each.device,
+                namespace="default",
+                name=held.name,
+                container=container,
+                replica=each.id,
+                # Pods without a gate take their memory late.
+                used_bytes=self.sizes[held.uid] * GIB if held.uid in self.begun else 0,
+            )
+            for held, containers in self.node.pod_resources()
+            for container, replicas in containers.items()
+            for each in replicas
+        ]
+        used = self.node.used_bytes()
+        shown = []
+        for gpu in self.node.gpus:
+            taken = sum(row.device == gpu.uuid for row in rows)
+            free = sum(device_of(each) == gpu.uuid for each in self.node.devices.available)
+            shown.append(
+                Device(
+                    gpu.uuid,
+                    memory_bytes=MEMORY_BYTES,
+                    reserved_bytes=0,
+                    used_bytes=min(used[gpu.uuid], MEMORY_BYTES),
+                    unattributed_bytes=0,
+                    sharing="time-slicing",
+                    resource=GPU,
+                    replicas=Replicas(
+                        free=free, allocated=taken, unhealthy=max(0, REPLICAS - free - taken)
+                    ),
+                )
+            )
+        stamp = datetime.fromtimestamp(WALL_S + next(self.ids) / 1000, UTC)
+        return GPUNodeStatus(
+            observed_at=stamp.isoformat(),
+            devices=shown,
+            pods=rows,
+            plugin=Plugin(allocation_policy=self.policy, topology_manager_policy="none"),  # type: ignore[arg-type]
+            sources=[Source(name="checkpoint"), Source(name="proc")],
+        )
