@@ -39,6 +39,7 @@ from extender.console import (
     snapshot,
     status,
     teams,
+    timeline,
     whatif,
 )
 from extender.console.problem_details import use_problem_details
@@ -51,6 +52,7 @@ _VIEWS = (
         pods,
         pools,
         teams,
+        timeline,
         whatif,
         decisions,
         defrag,

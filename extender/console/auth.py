@@ -37,7 +37,7 @@ Sees = Callable[[str, str], bool]
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 OPEN_FOLDER = "/page/"
 #: Paths of views that show a single pod, named by the rest of the path.
-_PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/")
+_PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/", "/v1/timeline/pods/")
 #: Views that show a single pod, named by the query parameter ``pod``.
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4

@@ -75,6 +75,8 @@ class SuggestionsView(BaseModel):
     node: str | None
     nodes: int
     lower_to_bytes: int | None
+    #: A kubectl command, or YAML for the pod or its template, that does it; null if there is none.
+    fix: str | None
     wait_for: HeldView | None
 
 
@@ -289,6 +291,7 @@ def _advice_view(one: Suggestion) -> SuggestionsView:
         node=one.node or None,
         nodes=one.nodes,
         lower_to_bytes=one.lower_to_bytes,
+        fix=one.fix or None,
         wait_for=held_view(one.held) if one.held else None,
     )
 

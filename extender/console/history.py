@@ -158,9 +158,22 @@ async def pod(
     context: InContext, namespace: Namespace, name: PodName, snap: Newest, since: Since = None
 ) -> Response:
     """Return the history of a pod, of the last hour or since a time: its use of each of its
-    devices. Readable by each caller that may ``get`` the pod."""
+    devices, and their SM activity in the last hour. Readable by each caller that may ``get`` the
+    pod."""
     if within := _range(context, since):
         return await _from_prometheus(context, snap, of_pod(namespace, name), within)
+    at_s, series = pod_series(context, namespace, name)
+    if not series and context.cluster.pod_named(namespace, name) is None:
+        raise HTTPException(
+            404,
+            f"no history of pod {namespace}/{name} is on record: no report has shown it on a GPU",
+        )
+    return encoded(_body(context.head(snap), context.history.first_step, at_s, series))
+
+
+def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float], list[SeriesView]]:
+    """Return the times, and the pod's use and the SM activity of each of its devices in the last
+    hour; empty if no report has shown it. Only the event loop may call it."""
     history, known = context.history, context.cluster.pod_named(namespace, name)
     nodes = [known.node] if known is not None and known.node else history.nodes()
     for node in nodes:
@@ -170,12 +183,9 @@ async def pod(
         )
         if series:
             at_s = _times(parts, history.first_step, context.wall_s())
-            return encoded(_body(context.head(snap), history.first_step, at_s, series))
-    if known is not None:
-        return encoded(_body(context.head(snap), history.first_step, [], []))
-    raise HTTPException(
-        404, f"no history of pod {namespace}/{name} is on record: no report has shown it on a GPU"
-    )
+            uuids = dict.fromkeys(each.device or "" for each in series)
+            return at_s, [*series, *(_column(parts, uuid, "sm", SM) for uuid in uuids)]
+    return [], []
 
 
 @routes.get(

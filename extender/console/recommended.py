@@ -8,6 +8,7 @@ from extender.placement.request import VramRequest
 from extender.recommend.checkpoint import newest_requests
 from extender.recommend.families import profile_controller
 from extender.state.eligible_nodes import Feasible
+from extender.state.fixes import request_memory
 from extender.state.request_whatif import Amounts, with_amounts
 from extender.state.suggestions import Suggestion, but_not_checked
 
@@ -49,4 +50,5 @@ def lower_as_recommended(
         f"lower {VRAM} to {changed[0].annotation(VRAM)}, as recommended from past lives of this "
         f"workload: the pod fits on {on}{but_not_checked(where.not_checked())}"
     )
-    return [Suggestion("recommended", sentence, nodes=nodes, recreates=True)]
+    fix = request_memory(pod, changed[0].annotation(VRAM) or "")
+    return [Suggestion("recommended", sentence, nodes=nodes, recreates=True, fix=fix)]

@@ -19,6 +19,7 @@ from extender.placement.explain import Explanation, NodeExplanation, failing
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
+from extender.state import fixes
 from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Held, holders
 from extender.state.eligible_nodes import Feasible, Obstacle
@@ -54,6 +55,8 @@ class Suggestion:
     nodes: int = 1
     #: Whether the pod must be deleted and created again.
     recreates: bool = False
+    #: A command or YAML that does it, from ``fixes``; empty if there is none.
+    fix: str = ""
 
 
 def suggest(
@@ -158,7 +161,8 @@ def _lower(
     if nodes:
         now = "that much is free now" if not_checked else "that fits now"
         sentence = f"lower {VRAM} to {text} or less: {now}{but_not_checked(not_checked)}"
-        yield Suggestion("lower", sentence, "", None, lower_bytes, nodes, recreates=True)
+        fix = fixes.request_memory(pod, text)
+        yield Suggestion("lower", sentence, "", None, lower_bytes, nodes, True, fix)
 
 
 def _wait(
@@ -235,7 +239,9 @@ def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
         # kube-scheduler has not made its other checks for these nodes.
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
         node, recreates = first if nodes == 1 else "", obstacle.code != "cordoned"
-        yield Suggestion("eligible", sentence, node, nodes=nodes, recreates=recreates)
+        fix = fixes.tolerate(obstacle.what) if obstacle.code == "taint" else ""
+        fix = fix if recreates else fixes.uncordon(first)
+        yield Suggestion("eligible", sentence, node, nodes=nodes, recreates=recreates, fix=fix)
 
 
 def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
@@ -266,7 +272,8 @@ def _steer(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterat
             f"steer {nodes_text(helped)}: the pod would fit there if Headroom chose the device"
             f"{but_not_checked(checks)}; {first.to_do}"
         )
-        yield Suggestion("steer", sentence, first.node, nodes=nodes)
+        fix = first.command if first.to_do == first.command else ""
+        yield Suggestion("steer", sentence, first.node, nodes=nodes, fix=fix)
 
 
 def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:

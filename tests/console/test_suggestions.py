@@ -126,8 +126,18 @@ def test_memory_without_replicas_wants_more_replicas() -> None:
         "node": None,
         "nodes": 2,
         "lower_to_bytes": None,
+        "fix": None,
         "wait_for": None,
     }
+
+
+def test_a_suggestion_has_the_yaml_that_does_it() -> None:
+    body = explained(asked(*node("a", one=14)))
+    fixes = {each["kind"]: each["fix"] for each in body["advice"]}  # type: ignore[attr-defined]
+    assert fixes["lower"].startswith("metadata:\n  annotations:\n    headroom.gpu/vram: ")
+    text = fixes["lower"].rpartition(" ")[2].strip('"')
+    assert f"lower headroom.gpu/vram to {text} or less" in str(body["suggestions"])
+    assert fixes["wait"] is None
 
 
 def test_a_pod_that_fits_needs_no_advice() -> None:

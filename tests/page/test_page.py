@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from headroom.kubectl.why import why
 from tests.controlplane import ROOT
 from tests.page.conftest import Looked, ask, place
 from tests.processes import free_ports
@@ -118,6 +119,59 @@ def test_pods_are_found_by_what_the_url_says(readings: Looked) -> None:
     page.get_by_role("button", name="Clear").click()
     expect(rows).to_have_count(3)
     assert page.url.endswith("#/pods")
+
+
+def test_a_user_learns_in_two_clicks_why_a_pod_is_pending_and_what_helps(
+    readings: Looked, server: Server
+) -> None:
+    page = readings.open("/overview")
+    page.get_by_role("link", name="Pods", exact=True).click()
+    page.get_by_role("link", name="team-a/large").click()
+    verdict = page.locator(".verdict")
+    expect(verdict).to_have_text(
+        "no node can take the pod: it needs 90.0 GiB, larger than any GPU that it may use "
+        "(80.0 GiB)"
+    )
+    # The page, the API and `kubectl headroom why` show the same sentences.
+    body = server.get("/v1/explain/pods/team-a/large").json()
+    assert why(body)[0] == f"Pod team-a/large: {verdict.inner_text()}"
+    lower = page.get_by_role("listitem").filter(has_text=body["suggestions"][0])
+    assert f"  {body['suggestions'][0]}" in why(body)
+    fix = lower.locator("code")
+    expect(fix).to_have_text(body["advice"][0]["fix"])
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    lower.get_by_role("button", name="Copy").click()
+    expect(lower.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == body["advice"][0]["fix"]
+    life = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    expect(life.first).to_contain_text("filtered kube-scheduler tried it: 3 nodes offered, none")
+    expect(life.last).to_contain_text("created the pod was created")
+    assert page.evaluate(CONTRASTS) == []
+
+
+def test_a_lead_learns_in_three_clicks_which_team_wastes_most(readings: Looked) -> None:
+    sums = {"pods": 1, "waiting_pods": 0, "reserved_bytes": 8 << 30, "used_bytes": 2 << 30}
+    sums |= {"peak_bytes": 3 << 30, "overuse_bytes": 0, "unmeasured_pods": 0}
+    ml = {"namespace": "team-a", **sums, "unused_bytes": 6 << 30}
+    owner = {**ml, "kind": "Pod", "name": "runs"}
+
+    def measured(route: Route) -> None:
+        body = route.fetch().json()
+        body |= {"teams": [ml, {**ml, "namespace": "web", "unused_bytes": 1 << 30}]}
+        route.fulfill(json=body | {"owners": [owner], "matching": 1})
+
+    readings.page.route("**/v1/teams*", measured)
+    page = readings.open("/overview")
+    page.get_by_role("link", name="Teams").click()
+    expect(page.get_by_text("team-a wastes most:")).to_have_text(
+        "team-a wastes most: 6.0 GiB are reserved and unused, 75 % of its reservations. "
+        "Of all owners, Pod team-a/runs wastes most: 6.0 GiB."
+    )
+    page.get_by_role("table", name="By owner").get_by_role("link", name="team-a/runs").click()
+    rows = page.get_by_role("table", name="All pods").get_by_role("row")
+    expect(rows).to_have_count(2)
+    rows.get_by_role("link", name="team-a/runs").click()
+    expect(page.locator(".verdict")).to_have_text("bound to node l4-0000")
 
 
 def test_pools_are_summed_by_model(readings: Looked) -> None:
@@ -266,7 +320,9 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(readings: 
     expect(answer).to_contain_text("container main requests 1 x nvidia.com/gpu with 90Gi")
     expect(answer).to_contain_text("3 nodes: insufficient GPU memory on any device")
     expect(answer).to_contain_text(re.compile(r"source: recomputed, generation \d+"))
-    expect(answer).to_contain_text(re.compile(r"source: decision, generation \d+ of extender \w+"))
+    expect(page.locator("#details")).to_contain_text(
+        re.compile(r"source: decision, generation \d+ of extender \w+")
+    )
     sums = page.get_by_role("table", name="Candidate devices of h100")
     first = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
     assert first[:1] == ["0, 1, 2, 3, 4, 5, 6, 7 H100"]
@@ -291,7 +347,7 @@ def test_the_last_decision_names_the_extender_and_the_verb_that_ranked(readings:
         route.fulfill(response=response, json=body)
 
     readings.page.route("**/v1/explain/pods/**", ranked)
-    answer = readings.open("/pod/team-a/large").locator("#answer")
+    answer = readings.open("/pod/team-a/large").locator("#details")
     expect(answer).to_contain_text("source: decision, generation 4711 of extender ext-ranks")
     expect(answer).to_contain_text("prioritize: h100 of 2 nodes (0.5 ms)")
     by_filter = True

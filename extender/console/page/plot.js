@@ -36,7 +36,7 @@ export function plot(title) {
     drawn?.destroy();
     drawn = new uPlot(options(uPlot, box.clientWidth || 600, series, most, element), data, box);
     drawn.marks = marks;
-    drawn.redraw();
+    drawn.redraw(false);  // only commit: otherwise the scale of time, which is set in a microtask, would be reset
     drawnAs = shape;
   }
   const resized = new ResizeObserver(() => { if (drawn && box.clientWidth) drawn.setSize({width: box.clientWidth, height: HEIGHT}); });

@@ -16,9 +16,9 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  const memory = plot("Memory of the pod in the last hour"), source = el("p", {class: "quiet"}), details = el("div", {id: "details"});
-  memory.element.hidden = true;
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, source, details);
+  const memory = plot("Memory of the pod in the last hour"), activity = plot("SM activity of its GPUs in the last hour"), source = el("p", {class: "quiet"}), life = el("div"), details = el("div", {id: "details"});
+  memory.element.hidden = activity.element.hidden = true;
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, activity.element, source, life, details);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
@@ -30,44 +30,74 @@ export function pod(view, [namespace = "", name = ""]) {
       swap(details);
       return;
     }
-    const found = parts(body).filter(Boolean);
-    swap(answer, ...found.slice(0, -1));
-    swap(details, found.at(-1));
-    if (body.bound_to) await showHistory();
+    swap(answer, ...first(body));
+    swap(details, ...rest(body));
+    await Promise.all([showLife(), body.bound_to ? showHistory() : null]);
   }
 
   /** Show the use of each device of the pod, if any report has shown the pod on one. */
   async function showHistory() {
     const history = await ask(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(() => null);
-    memory.element.hidden = !history?.series.length;
+    memory.element.hidden = activity.element.hidden = !history?.series.length;
     if (memory.element.hidden) return;
     source.textContent = about(history);
-    const requested = history.series[0].requested_bytes;
+    const uses = history.series.filter(each => each.kind === "pod"), sm = history.series.filter(each => each.kind === "sm"), requested = uses[0].requested_bytes;
+    await activity.show({at: history.at_s, most: 1, series: sm.map((each, i) => ({label: `SM activity of ${each.device}`, values: each.values, unit: "ratio", colour: i ? `var(--pod-${1 + i % 5})` : "var(--sm)", fill: i === 0}))});
     await memory.show({at: history.at_s, series: [
-      ...history.series.map((each, i) => ({label: `in use on ${each.device}`, values: each.values, unit: "bytes", colour: `var(--pod-${1 + i % 5})`, fill: i === 0})),
+      ...uses.map((each, i) => ({label: `in use on ${each.device}`, values: each.values, unit: "bytes", colour: `var(--pod-${1 + i % 5})`, fill: i === 0})),
       ...(requested === null ? [] : [{label: "reserved", values: history.at_s.map(() => requested), unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}])]});
   }
-  return {refresh: load, close: memory.close, leastMs: 1500};
+  /** Show what happened to the pod, the latest first. */
+  async function showLife() {
+    const found = await ask(`v1/timeline/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(() => null);
+    if (!found) return;
+    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    swap(life, ...(found.entries.length ? [el("h3", {}, "Timeline, the latest first"), el("ol", {class: "timeline", reversed: true, "aria-label": "Timeline"}, ...found.entries.toReversed().map(each =>
+      el("li", {class: each.kind}, el("time", {datetime: each.at, title: each.at}, new Date(each.at).toLocaleString("en-GB", {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit"})), " ", el("b", {}, each.kind), ` ${each.message}`))),
+      el("p", {class: "quiet"}, `Times in ${zone}. ${found.kept}`)] : []));
+  }
+  return {refresh: load, close: () => { memory.close(); activity.close(); }, leastMs: 1500};
 }
 
-function parts(body) {
+/** Return a text to copy, with a button that copies it. Browsers copy only on pages of localhost or https; else the text is selected. */
+function fix(text) {
+  const code = el("code", {}, text), button = el("button", {type: "button", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected: copy it with Ctrl+C";
+    }
+  }}, "Copy");
+  return el("div", {class: "fix"}, el("pre", {tabindex: "0"}, code), button);
+}
+
+/** The verdict and what helps. */
+function first(body) {
   return [
     el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
-    body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
-    body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
-    !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "Suggestions"),
-      el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
-    !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that cannot take it"),
-      el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
-        body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: left out by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
-    el("p", {class: "quiet"}, body.attempts.message),
-    ...decision(body.last_decision),
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
       el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
+    body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
+    body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
+    !body.bound_to && body.advice.length ? el("section", {}, el("h3", {}, "Suggestions"),
+      el("ul", {}, ...body.advice.map(each => el("li", {}, each.sentence, each.fix ? fix(each.fix) : null)))) : null,
+    !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that cannot take it"),
+      el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
+        body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: excluded by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
+    el("p", {class: "quiet"}, body.attempts.message),
+  ];
+}
+
+/** The evidence. */
+function rest(body) {
+  return [
+    ...decision(body.last_decision),
     body.bound_to && body.caps.length ? el("section", {}, el("h3", {}, "Memory limit"),
       el("ul", {}, ...body.caps.map(cap => el("li", {}, el("code", {}, cap.device), ` ${cap.message}`)))) : null,
-    body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "Nearest nodes"), ...body.nearest.map(nearest)),
+    body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "Eligible nodes, the nearest first"), ...body.nearest.map(nearest)),
   ];
 }
 

@@ -1,0 +1,92 @@
+"""/v1/timeline/pods: the life of a pod, the oldest entry first."""
+
+from typing import Any
+
+from contract.reasons import Reason
+from extender.console.history import SeriesView
+from extender.console.responses import stamp
+from extender.console.timeline import growth
+from extender.observability.feed import Feed
+from extender.placement.snapshot import CODE_OF
+from extender.state.changes import PodSeen
+from extender.state.decision_records import BindTried, Filtered
+from tests.builders import GIB, pod
+from tests.console.asking import WALL_S, Asked
+
+CREATED = "2026-11-20T23:00:00Z"
+
+
+def entries(asked: Asked, name: str = "p") -> list[tuple[str, str]]:
+    answer = asked.get(f"/v1/timeline/pods/default/{name}")
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    assert "4,096 changes" in body["kept"]
+    assert [each["at"] for each in body["entries"]] == sorted(
+        each["at"] for each in body["entries"]
+    )
+    return [(each["kind"], each["message"]) for each in body["entries"]]
+
+
+def series(*gib: float | None, requested: int | None = 8) -> SeriesView:
+    return SeriesView(
+        kind="pod",
+        unit="bytes",
+        device="GPU-1",
+        requested_bytes=None if requested is None else requested * GIB,
+        values=[None if each is None else each * GIB for each in gib],
+    )
+
+
+def test_growth_has_an_entry_for_each_new_highest_use() -> None:
+    at_s = [WALL_S + each for each in range(7)]
+    found = growth(at_s, series(1, None, 1.4, 4, 2, 4.5, 9))
+    assert [(each.at, each.kind, each.message) for each in found] == [
+        (stamp(WALL_S + 3), "grew", "its use of device GPU-1 grew from 1.0 GiB to 4.0 GiB"),
+        (
+            stamp(WALL_S + 6),
+            "grew",
+            "its use of device GPU-1 grew from 4.0 GiB to 9.0 GiB, 1.0 GiB more than it reserved",
+        ),
+    ]
+
+
+def test_an_unreserved_pod_grows_by_half_a_gib() -> None:
+    found = growth([WALL_S, WALL_S + 1, WALL_S + 2], series(1, 1.4, 1.5, requested=None))
+    assert [each.at for each in found] == [stamp(WALL_S + 2)]
+
+
+def test_a_pod_of_which_nothing_is_on_record_was_created() -> None:
+    asked = Asked()
+    asked.cluster.apply([PodSeen(pod(created=CREATED))])
+    assert entries(asked) == [("created", "the pod was created")]
+    assert asked.get("/v1/timeline/pods/default/none").status_code == 404
+
+
+def test_attempts_binds_and_changes_are_in_the_order_of_time() -> None:
+    feed = Feed(lambda: WALL_S + 40, lambda: 1)
+    asked = Asked(feed=feed)
+    asked.add_node("a")
+    first, second = pod(created=CREATED), pod(created=CREATED, version="2")
+    asked.cluster.apply([PodSeen(second)])
+    code = CODE_OF[Reason.NO_REPORT]
+    asked.journal.note(first, Filtered(WALL_S + 10, 1, 1, 2, 0, {code: 2}, ()), WALL_S + 10)
+    asked.journal.note(second, Filtered(WALL_S + 20, 1, 1, 1, 1, {}, ()), WALL_S + 20)
+    bound = BindTried(WALL_S + 21, 1, "a", "bound", 0, "")
+    asked.journal.note(second, bound, WALL_S + 21, "a")
+    feed.publish("pod_observed", node="a", device="GPU-a-0", uid="uid-p")
+    feed.publish("pod_observed", node="a", device="GPU-a-0", uid="other")
+    feed.publish(
+        "reservation_changed", node="a", uid="uid-p", cause="is_to_leave", message="overuse"
+    )
+    assert entries(asked) == [
+        ("created", "the pod was created"),
+        (
+            "filtered",
+            "kube-scheduler tried it: 2 nodes offered, none could take it; "
+            f"2 nodes: {Reason.NO_REPORT.sentence}",
+        ),
+        ("requeued", "kube-scheduler tried it: 1 node offered, 1 could take it"),
+        ("bound", "bind to node a: bound"),
+        ("confirmed", "a report shows it on device GPU-a-0"),
+        ("evicting", "it is marked for eviction: overuse"),
+    ]
