@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | auto | overuse | gpu | docs |
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | docs |
 # images | containers | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend auto overuse gpu \
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu \
 	docs images containers neighbours samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
@@ -96,6 +96,12 @@ bench-recommend: $(VENV)/test.stamp  ## recommendations: bytes found and misses,
 
 auto: $(VENV)/test.stamp  ## vram: auto on a real API server: 40 oversized pods on half the GPUs, and a judge
 	@PYTHONPATH=. $(RUN) -m benchmarks.right_sizing $(ARGS)
+
+pictures: $(VENV)/test.stamp  ## make the pictures of the docs from the running page: ARGS="--all /tmp/pictures"
+	@PYTHONPATH=. $(RUN) -m benchmarks.pictures $(ARGS)
+
+bench-page: $(VENV)/test.stamp  ## the page in a browser while 5,000 nodes report
+	@PYTHONPATH=. $(RUN) -m benchmarks.page $(ARGS)
 
 gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
+from extender.console.risks import RiskView, risk_of
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
@@ -197,6 +198,8 @@ class DeviceBody(Body):
     node: str
     report_age_s: float | None
     device: DeviceView
+    #: The most urgent risk, as in /v1/overview; null without one.
+    risk: RiskView | None
     health: HealthView
     #: MIG: the physical GPU, and the GPU instance whose memory compute instances share.
     mig_parent: str | None
@@ -248,6 +251,7 @@ def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Resp
             node=name,
             report_age_s=rounded_s(age(status.observed_at, wall_s)) if status else None,
             device=device_view(terms, context.activity_age()),
+            risk=risk_of(context, snap.nodes[row], terms),
             health=HealthView(
                 healthy=reported.healthy,
                 detail=reported.health_reason or None,

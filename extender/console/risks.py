@@ -64,6 +64,14 @@ def risks(context: Context, snap: Snapshot) -> list[RiskView]:
     return [view for _, view in sorted(found, key=lambda each: each[0])]
 
 
+def risk_of(context: Context, node: NodeTerms, terms: DeviceTerms) -> RiskView | None:
+    """Return the most urgent risk of one device; None without one."""
+    uuid, growing = terms.device.uuid, context.growing().get(node.name, ())
+    overused = _overuse_by_device(context.cluster.overuses.lasting).get(uuid, ())
+    level = _level(terms, any(each.device == uuid for each in growing), bool(overused))
+    return _risk(node, terms, level, growing, overused)[1] if level else None
+
+
 def risk_levels(context: Context, snap: Snapshot) -> Mapping[str, Risk]:
     """Return the risk of each device at risk, by UUID."""
     return {terms.device.uuid: risk for _, terms, risk in _at_risk(context, snap)}

@@ -281,7 +281,7 @@ def _detail(reading: Reading, row: Row, levels: str, width: int) -> Iterator[Lin
         return
     device, holders = found.body["device"], found.body["holders"]
     yield "bold", f"{found.node} GPU {found.index}, {device['model']}"
-    for text in wrapped(_verdict(reading, row, device), width, "  "):
+    for text in wrapped(_verdict(found, row, device), width, "  "):
         yield ("red" if row.problems else ""), text
     memory = device["memory_bytes"]
     used = "unknown" if device["used_bytes"] < 0 else gib(device["used_bytes"])
@@ -302,11 +302,10 @@ def _detail(reading: Reading, row: Row, levels: str, width: int) -> Iterator[Lin
         yield "quiet", "  No pod holds memory of this GPU."
 
 
-def _verdict(reading: Reading, row: Row, device: Body) -> str:
+def _verdict(found: Detail, row: Row, device: Body) -> str:
     """Return the risk of the GPU with its numbers, its fault, or its free memory."""
-    for risk in reading.overview["at_risk"]:
-        if (risk["node"], risk["index"]) == (row.node, row.index):
-            return str(risk["message"])
+    if found.body["risk"]:
+        return str(found.body["risk"]["message"])
     if device["unhealthy"]:
         return f"unhealthy: {device['unhealthy_detail'] or device['unhealthy']}"
     free = f"{gib(max(0, device['headroom_bytes']))} free for reservation"

@@ -78,6 +78,11 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     assert messages["soon"] == "grows by 1.0 GiB an hour: full in 2 minutes"
     assert messages["sick"] == "unhealthy: XID 79; its pods may fail"
     assert messages["over"] == "default/p-over uses 6.0 GiB and requested 4.0 GiB"
+    # The view of a device has the same entry.
+    for risk in read(asked)["at_risk"]:
+        path = f"/v1/nodes/{risk['node']}/devices/{risk['device']}"
+        assert asked.get(path).json()["risk"] == risk
+    assert asked.get("/v1/nodes/fine/devices/F").json()["risk"] is None
     pods = {each["node"]: each["pods"] for each in read(asked)["at_risk"]}
     assert pods["late"] == [{"namespace": "default", "name": "p-late"}]
 

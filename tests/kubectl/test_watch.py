@@ -34,6 +34,7 @@ from tests.kubectl.bodies import GIB
 from tests.serving import serving
 from tests.waiting import until
 
+RISK = "26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much"
 AT_S = 1_800_000_000.0
 
 
@@ -62,7 +63,7 @@ def reading(found: WatchedFleet, detail: Detail | None = None) -> Reading:
     }
     risk = {
         **{"node": "a", "index": 1, "pods": [{"namespace": "team-a", "name": "llm"}]},
-        "message": "26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much",
+        "message": RISK,
     }
     group = {"namespace": "team-b", "owner_name": "job", "pods": 3, "oldest_s": 300.0}
     return Reading(
@@ -95,7 +96,9 @@ def detail() -> Detail:
     }
     used = {"kind": "used", "values": [5 * GIB, 10 * GIB]}
     history = {"at_s": [AT_S - 1800, AT_S], "series": [used]}
-    return Detail("a", 1, {"device": device, "holders": [holder]}, history)
+    return Detail(
+        "a", 1, {"device": device, "holders": [holder], "risk": {"message": RISK}}, history
+    )
 
 
 def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,8 @@ def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     expect(risk).to_contain_text("25.0 GiB are reserved or used of 24.0 GiB: 1.0 GiB too much")
     risk.get_by_role("link", name="l4-0020 GPU 0").click()
     detail = page.get_by_role("complementary", name="l4-0020 GPU 0, L4")
+    message = "overcommitted: 25.0 GiB are reserved or used of 24.0 GiB: 1.0 GiB too much"
+    expect(detail).to_contain_text(message)
     at_fault = detail.get_by_role("listitem").filter(has_text="more than reserved")
     expect(at_fault).to_have_count(1)
     expect(at_fault).to_contain_text("team-a/leaks")

@@ -12,6 +12,8 @@ const MARKS = {
   "reservation_changed is_to_leave": ["E", "--bad", "to be evicted"], device_unhealthy: ["X", "--bad", "GPU unhealthy"], device_healthy: ["H", "--good", "GPU healthy again"],
   device_cordoned: ["C", "--unattributed", "GPU cordoned"], device_uncordoned: ["C", "--unattributed", "GPU uncordoned"], report_lost: ["L", "--bad", "report lost"], report_returned: ["L", "--good", "report returned"],
 };
+/** Kinds of risks in words. */
+export const RISKS = {overcommitted: "overcommitted", growing: "full soon", unhealthy: "unhealthy", overuse: "overuse"};
 const CHOICES = {exact: "certain", "slot-safe": "any, and each has enough memory", predicted: "the plugin's choice among several", any: "any", pinned: "pinned by Headroom", steered: "steered by Headroom"};
 
 /** Show the GPU in the panel: {refresh, close}. onClose is called by the button that closes it. */
@@ -70,18 +72,19 @@ const highest = ({values}) => values.reduce((most, value) => Math.max(most, valu
 const coloursOf = holders => new Map(holders.slice(0, MOST_PODS).map((held, i) => [held.uid, `var(--pod-${i + 1})`]));
 
 /** The GPU now: its state, the bar of its memory, and its pods. */
-function present(node, {device: d, holders, health, report_age_s: reportAge, unattributed_processes: processes}) {
+function present(node, {device: d, risk, holders, health, report_age_s: reportAge, unattributed_processes: processes}) {
   const state = [
     node.message && el("li", {class: "bad"}, node.message), node.cordoned && el("li", {class: "bad"}, "node cordoned"), d.cordoned && el("li", {class: "bad"}, "GPU cordoned: takes no new pods"),
     d.unhealthy && el("li", {class: "bad"}, `unhealthy${health.since ? ` for ${since(health.since)}` : ""}: ${d.unhealthy_detail ?? d.unhealthy}`),
-    d.headroom_bytes < 0 && el("li", {class: "bad"}, `overcommitted by ${gib(-d.headroom_bytes)}`),
     ...node.taints.map(taint => el("li", {}, `taint ${taint}`)),
     el("li", {}, `${gib(Math.max(0, d.headroom_bytes))} free for reservation`), el("li", {}, `${measured(d.used_bytes)} in use`), el("li", {}, `SM ${percent(d.sm_activity_ratio)}`),
     el("li", {}, d.sharing === "none" ? "not shared" : `${d.sharing}, ${d.replicas_free} of ${many(d.replicas_free + d.replicas_allocated + d.replicas_unhealthy, "replica")} free`),
     node.certainty && !node.message && el("li", {}, `GPU of the next pod: ${CHOICES[node.certainty] ?? node.certainty}`),
     el("li", {}, reportAge === null ? "no report" : `report ${age(reportAge)} old`),
   ].filter(Boolean);
-  return [el("ul", {class: "badges"}, ...state), bar(d, holders), podList(holders, d, node.overuse), processList(processes)].filter(Boolean);
+  const key = el("p", {class: "key"}, "Each pod: ", ...[["outlined", "reserved"], ["filled", "in use"], ["beyond", "in use, not reserved"], ["system", "driver and node reserve"]].map(([name, words]) => el("span", {}, el("i", {class: name, "aria-hidden": "true"}), words)));
+  const atRisk = risk && el("p", {class: "verdict bad"}, `${RISKS[risk.kind]}: ${risk.message}`, ...(risk.kind === "growing" ? risk.pods.slice(0, 1).flatMap(each => ["; mostly ", podLink(each.namespace, each.name)]) : []));
+  return [atRisk, el("ul", {class: "badges"}, ...state), bar(d, holders), key, podList(holders, d, node.overuse), processList(processes)].filter(Boolean);
 }
 
 /** The memory of the GPU in segments: one for each pod, outlined as far as it is reserved and filled as far as it is in use. */

@@ -1,6 +1,7 @@
 // The overview: what is at risk, what waits, what is broken, and an hour of the fleet.
 
 import {age, ask, el, gib, many, podLink, swap} from "./dom.js";
+import {RISKS} from "./device.js";
 import {about, plot} from "./plot.js";
 
 const MOST = 10;
@@ -44,7 +45,7 @@ function section(title, purpose) {
 const gpuLink = (node, index) => el("a", {href: `#/fleet/${encodeURIComponent(node)}/${index}`}, `${node} GPU ${index}`);
 
 function riskItem(risk) {
-  return el("li", {class: risk.kind}, gpuLink(risk.node, risk.index), el("b", {class: "tag"}, {overcommitted: "overcommitted", growing: "full soon", unhealthy: "unhealthy", overuse: "overuse"}[risk.kind]),
+  return el("li", {class: risk.kind}, gpuLink(risk.node, risk.index), el("b", {class: "tag"}, RISKS[risk.kind]),
     el("div", {}, risk.message), risk.pods.length ? el("div", {class: "quiet"}, ...risk.pods.flatMap((each, i) => [i ? ", " : "", podLink(each.namespace, each.name)])) : null);
 }
 

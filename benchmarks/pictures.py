@@ -1,0 +1,106 @@
+"""Makes the pictures of the docs from the running page: python -m benchmarks.pictures [FOLDER]
+
+Default folder: docs/images. With --all it also makes pictures of each view in light and dark and on
+a phone, to look at. It takes two minutes, in which the console sees which GPU is full soon.
+"""
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from benchmarks.pictured_fleet import LEAK, PicturedFleet, ask, fleet_yaml, replaced_console
+from tests.debian import chromium
+from tests.serving import Server, serving
+
+#: Pictures of the docs: name -> view, and color scheme.
+PICTURES = {
+    "overview": ("/overview", "light"),
+    "gpu": ("/fleet/l4-0007/0?group=model", "light"),
+}
+VIEWS = {
+    "overview": "/overview",
+    "fleet": "/fleet?group=model",
+    "gpu": "/fleet/l4-0007/0?group=model",
+    "nodes": "/nodes",
+    "teams": "/teams",
+    "pending": "/pending",
+}
+#: Maximum size of a picture.
+MOST_BYTES = 300_000
+SCREEN = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where the pictures go.")] = Path("docs/images"),
+    all_views: Annotated[bool, typer.Option("--all", help="Make pictures of each view.")] = False,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    fleet = PicturedFleet()
+    fleet.fill()
+    program, environment = chromium()
+    with (
+        TemporaryDirectory() as settings,
+        replaced_console(fleet.history()) as replaced,
+        sync_playwright() as playwright,
+    ):
+        config = Path(settings, "config.yaml")
+        config.write_text(f"consoles: ['{replaced}']\n", encoding="utf-8")
+        browser = playwright.chromium.launch(
+            executable_path=program, env=dict(environment), args=["--no-sandbox"]
+        )
+        with serving(fleet_yaml(), "--config", str(config)) as server:
+            fleet.bind(server)
+            for name in ("pretrain-b7xq2", "pretrain-k2m8d", "pretrain-z5w9t"):
+                ask(server, "research", name, "90Gi", list(fleet.pods))
+            ask(
+                server,
+                "vision",
+                "segmenter-6b7f-q8d4c",
+                "30Gi",
+                [n for n in fleet.pods if "l4" in n],
+            )
+            with fleet.reporting(server):
+                _wait_for_the_risk(browser, server)
+                for name, (view, scheme) in PICTURES.items():
+                    _picture(browser, server, view, scheme, SCREEN, folder / f"{name}.png")
+                for name, view in VIEWS.items() if all_views else ():
+                    for scheme in ("light", "dark"):
+                        _picture(
+                            browser, server, view, scheme, SCREEN, folder / f"{name}-{scheme}.png"
+                        )
+                    _picture(browser, server, view, "light", PHONE, folder / f"{name}-phone.png")
+        browser.close()
+    for each in folder.glob("*.png"):
+        size = each.stat().st_size
+        assert all_views or size <= MOST_BYTES, f"{each} has {size} bytes"
+        print(f"{each}: {size / 1000:.0f} kB")  # noqa: T201
+
+
+def _wait_for_the_risk(browser: Browser, server: Server) -> None:
+    page = browser.new_page()
+    page.goto(f"{server.debug}/#/overview")
+    risk = page.get_by_role("region", name="At risk")
+    expect(risk).to_contain_text(re.compile(f"grows by .*{LEAK}"), timeout=180_000)
+    page.close()
+
+
+def _picture(
+    browser: Browser, server: Server, view: str, scheme: str, size: dict[str, int], path: Path
+) -> None:
+    context = browser.new_context(viewport=size, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
+    page: Page = context.new_page()
+    page.goto(f"{server.debug}/#{view}")
+    expect(page.locator("#live")).to_contain_text("live", timeout=30_000)
+    # The figures have arrived; the plots are drawn in the next frames.
+    page.wait_for_timeout(1500)
+    page.screenshot(path=path)
+    context.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)
