@@ -2,16 +2,15 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from extender.plan.recording import history_of, read_recording
+from tests import forks
 from tests.scripted import Exchange, scripted_server
 from tests.waiting import until
 
@@ -46,6 +45,7 @@ NODE = {
 }
 
 
+@pytest.mark.slow
 def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
     listed = [gpu_pod("a"), gpu_pod("b")]
     watched = threading.Event()
@@ -78,24 +78,22 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
                 }
             )
         )
-        command = [sys.executable, "-m", "extender", "plan", "record", str(file)]
-        command += ["--kubeconfig", str(kubeconfig)]
+        command = ["plan", "record", str(file), "--kubeconfig", str(kubeconfig)]
+        log = tmp_path / "record.log"
 
         def recorded(*more: str) -> None:
             watched.clear()
-            process = subprocess.Popen([*command, *more], env=os.environ, stderr=subprocess.PIPE)
+            process = forks.Forked("extender", [*command, *more], log, os.environ)
             try:
                 assert watched.wait(30.0)
                 until(file.exists, "the file is written")
-                other = subprocess.run(
-                    command, capture_output=True, text=True, check=False, timeout=30
-                )
+                other = forks.run("extender", *command, env=os.environ, timeout_s=30.0)
                 assert other.returncode == 2
                 assert "another process records to it" in other.stderr
             finally:
-                process.send_signal(signal.SIGTERM)
-                _, error = process.communicate(timeout=30)
-            assert process.returncode == 0, error.decode()
+                process.terminate()
+                status = process.wait(30.0)
+            assert status == 0, log.read_text()
 
         recorded()
         first = read_recording(file)
