@@ -57,7 +57,6 @@ def note(records: Records, number: int, at_s: float) -> None:
 
 def test_the_reported_size_is_the_memory_in_use() -> None:
     for most in (1, 4):  # decisions that were only filtered, and whole ones
-        gc.collect()
         tracemalloc.start()
         records = Records(replace(DEFAULT_BOUNDS, size_bytes=1 << 40))
         for number in range(2000):
@@ -215,7 +214,6 @@ def pod_of_many_tolerations(number: int) -> dict[str, Any]:
 def test_no_pod_takes_more_memory_than_estimated(manifest: Callable[[int], dict[str, Any]]) -> None:
     bodies = [json.dumps(manifest(number)).encode() for number in range(50)]
     decode = msgspec.json.Decoder(Pod).decode
-    gc.collect()
     tracemalloc.start()
     pods = [kept_pod(decode(body)) for body in bodies]
     gc.collect()
