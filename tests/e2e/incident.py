@@ -15,6 +15,7 @@ from tests.controlplane import ROOT
 from tests.driver import GIB
 from tests.e2e.cluster import NAMESPACE
 from tests.e2e.real import GPU_BYTES, RealCluster, is_refused
+from tests.loopback import LOOPBACK
 
 STRANGER_PID, STRANGER_GIB = 99_998, 7
 #: Use of every GPU, so that 8 GiB are free.
@@ -106,8 +107,9 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     yield ask("Who else is there?", "top pod -A", *on_first, first)
     last = cluster.names[-1]
     cluster.machines[last].kill("agent")
+    events = f"{cluster.debug_url()}/v1/events?follow=false"
     cluster.until(
-        lambda: "report_lost" in kubectl(cluster, "log"), "a report that is lost", patience_s=120.0
+        lambda: "report_lost" in LOOPBACK.get(events).text, "a report that is lost", 120.0
     )
     stale = "GPU report of the node is stale"
     yield ask(
