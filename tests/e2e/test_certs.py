@@ -1,8 +1,6 @@
 """headroom certs against a real API server, with the rights of its manifest and no others."""
 
 import base64
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -15,6 +13,7 @@ from extender.certs.cluster_secrets import AUTHORITIES, Certificates, wanted
 from extender.certs.pki import Pair, Terms, facts, is_signed_by
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi
+from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.e2e.cluster import RBAC, role_binding
 from tests.e2e.nodes import SYSTEM_NAMESPACE
@@ -100,9 +99,8 @@ def bundle(plane: ControlPlane, name: str = "headroom") -> bytes:
 def test_the_first_run_makes_all_and_the_next_one_nothing(
     plane: ControlPlane, rights: None
 ) -> None:
-    command = [sys.executable, "-m", "extender", "certs", "--namespace", SYSTEM_NAMESPACE]
     env = {"KUBECONFIG": str(plane.kubeconfig("certs-of-the-tests")), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forks.run("extender", "certs", "--namespace", SYSTEM_NAMESPACE, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         "serving CA",
