@@ -124,8 +124,8 @@ class Play:
         if done.returncode:
             raise RuntimeError(f"{script}: {done.stdout}{done.stderr}")
 
-    def ours(self, component: str) -> list[dict[str, Any]]:
-        query = f"labelSelector=app.kubernetes.io/component={component}"
+    def ours(self, *components: str) -> list[dict[str, Any]]:
+        query = f"labelSelector=app.kubernetes.io/component+in+({','.join(components)})"
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?{query}"
         pods: list[dict[str, Any]] = self.plane.call("GET", path)["items"]
         return pods
@@ -134,8 +134,7 @@ class Play:
         """Return the tags of Headroom's images that pods use, also pods that end."""
         return {
             container["image"].rpartition(":")[2]
-            for component in ("extender", "webhook", "console", "agent")
-            for pod in self.ours(component)
+            for pod in self.ours("extender", "webhook", "console", "agent")
             for container in pod["spec"]["containers"]
             if container["name"] != "kube-scheduler"
         }
@@ -315,12 +314,15 @@ class Upgraded(Play):
         """Return whether the CRD is that of the new version, and what nodes have in its field."""
         (version,) = self.plane.call("GET", CRD)["spec"]["versions"]
         schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-        nodes = self.plane.call("GET", GPUNODES)["items"]
         return {
             "field": FIELD in schema,
             "column": COLUMN in self.plane.kubectl("get", "gpunodes").splitlines()[0],
-            "values": sorted({node["spec"].get(FIELD, "") for node in nodes}),
+            "values": self._values(),
         }
+
+    def _values(self) -> list[str]:
+        nodes = self.plane.call("GET", GPUNODES)["items"]
+        return sorted({node["spec"].get(FIELD, "") for node in nodes})
 
     def _write_field(self) -> None:
         """Write the new field as an extender of the new version would, when it is served."""
@@ -328,7 +330,7 @@ class Upgraded(Play):
 
         def written() -> bool:
             self.plane.kubectl("patch", "gpunodes", *self.names(), f"--as={EXTENDER}", *patch)
-            return self._crd()["values"] == ["written"]
+            return self._values() == ["written"]
 
         until(written, "a GPUNode with the new field")
 
