@@ -216,6 +216,11 @@ def _reported() -> Iterator[None]:
         raise typer.Exit(1) from err
 
 
+class ConvertTo(Enum):
+    HEADROOM = "headroom"
+    DRA = "dra"
+
+
 class MemoryUnit(Enum):
     GIB = "GiB"
     MIB = "MiB"
@@ -232,8 +237,11 @@ def convert(
     scheduler_name: Annotated[
         str | None, typer.Option(help="schedulerName; default: remove KAI's and HAMi's.")
     ] = None,
+    to: Annotated[
+        ConvertTo, typer.Option(help="dra: from Headroom's annotation to claims of DRA.")
+    ] = ConvertTo.HEADROOM,
 ) -> None:
-    """Convert manifests for KAI, HAMi or gpushare to Headroom, on stdout.
+    """Convert manifests for KAI, HAMi, gpushare or DRA to Headroom, on stdout; or to DRA.
 
     Reports on stderr what could not be converted. The exit status is 1 if something was not
     understood and left unchanged, 2 if the file cannot be read.
@@ -243,7 +251,8 @@ def convert(
 
     unit_bytes = 1 << (30 if memory_unit is MemoryUnit.GIB else 20)
     try:
-        result = converted(file.read(), Options(unit_bytes, scheduler_name))
+        options = Options(unit_bytes, scheduler_name, to is ConvertTo.DRA)
+        result = converted(file.read(), options)
     except (BadManifest, UnicodeDecodeError) as err:
         typer.echo(f"headroom: {file.name}: {err}", err=True)
         raise typer.Exit(2) from err

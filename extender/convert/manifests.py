@@ -1,5 +1,8 @@
 """Converts a file of manifests: finds the pod templates in its documents and converts each.
 
+Pods for KAI, HAMi and gpushare, and pods with claims of DRA, become pods for Headroom; pods for
+Headroom become pods with claims of DRA.
+
 The result keeps comments, quotes and the order of keys. A file in which nothing is converted is
 returned byte for byte.
 """
@@ -14,7 +17,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 
-from extender.convert.allocators import is_foreign, unconverted
+from contract.annotations import VRAM
+from extender.convert.allocators import GPU, is_foreign, unconverted
+from extender.convert.claim_template import ClaimTemplates
+from extender.convert.dra_claims import from_claims, to_claims
 from extender.convert.pod_template import Finding, Template, Weight
 
 #: Kind -> path of its pod template.
@@ -43,6 +49,8 @@ class Options:
     memory_unit_bytes: int = 1 << 30
     #: The schedulerName of the converted pods; None: keep it, or remove that of an allocator.
     scheduler_name: str | None = None
+    #: Whether to convert Headroom's pods to claims of DRA, instead of others' pods to Headroom.
+    to_dra: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ def convert(text: str, options: Options) -> Converted:
         raise BadManifest(f"is not YAML: {' '.join(str(err).split())}") from err
     findings: list[Finding] = []
     changed = False
+    claims = ClaimTemplates(documents)
     for index, document in enumerate(documents):
         if document is None:
             continue
@@ -85,7 +94,7 @@ def convert(text: str, options: Options) -> Converted:
             )
         if bad_line := _invalid_key_line(document):
             raise BadManifest(f"line {bad_line}: a key is not a string; {_RENDER_FIRST}")
-        if index in aliased and any(True for _ in _keys(document, is_foreign)):
+        if index in aliased and any(True for _ in _keys(document, _is_concerned(options))):
             message = "not changed: it uses a YAML alias (*name); replace the alias with its value"
             findings.append(_not_understood(document, message, aliased[index]))
             continue
@@ -94,15 +103,41 @@ def convert(text: str, options: Options) -> Converted:
             if isinstance(template, Finding):
                 findings.append(template)
                 continue
-            changed |= template.convert()
+            changed |= _converted(template, document, claims, options)
             findings += template.findings
-        if all(found.weight is not Weight.NOT_UNDERSTOOD for found in findings[before:]):
+        if not options.to_dra and all(
+            found.weight is not Weight.NOT_UNDERSTOOD for found in findings[before:]
+        ):
             findings += _left_over(document)
     if not changed:
         return Converted(text, tuple(findings))
     out = io.StringIO()
-    yaml.dump_all([document for document in documents if document is not None], out)
+    yaml.dump_all(claims.placed(documents), out)
     return Converted(out.getvalue(), tuple(findings))
+
+
+def _converted(template: Template, document: Any, claims: ClaimTemplates, options: Options) -> bool:
+    """Convert one pod template of a document in place; return whether it was changed."""
+    if options.to_dra:
+        claim, findings = to_claims(template.pod, template.where, template.name, template.namespace)
+        template.findings += findings
+        if claim is not None:
+            claims.add(claim, document)
+            if options.scheduler_name is not None:
+                template.pod["spec"]["schedulerName"] = options.scheduler_name
+        return claim is not None
+    changed = template.convert()
+    used, findings = from_claims(template.pod, template.where, claims.of(template.namespace))
+    template.findings += findings
+    claims.release(template.namespace, used)
+    return changed or bool(used)
+
+
+def _is_concerned(options: Options) -> Callable[[object], bool]:
+    """Return whether a key, anywhere in a manifest, can be converted."""
+    if options.to_dra:
+        return lambda key: key in (GPU, VRAM)
+    return lambda key: is_foreign(key) or key == "resourceClaims"
 
 
 def _left_over(document: dict[str, Any]) -> Iterator[Finding]:
@@ -171,7 +206,16 @@ def _templates(obj: Any, where: str, options: Options) -> Iterator[Template | Fi
     if wrong := _invalid_part(pod):
         yield Finding(Weight.NOT_UNDERSTOOD, None, where, f"not changed: {wrong}")
         return
-    yield Template(pod, where, options.memory_unit_bytes, options.scheduler_name)
+    name, namespace = _identity(obj.get("metadata"))
+    yield Template(pod, where, options.memory_unit_bytes, options.scheduler_name, name, namespace)
+
+
+def _identity(metadata: Any) -> tuple[str, str]:
+    """Return name and namespace; of a generated name, its beginning."""
+    if not isinstance(metadata, dict):
+        return "", ""
+    name = metadata.get("name") or str(metadata.get("generateName") or "").rstrip("-")
+    return str(name), str(metadata.get("namespace") or "")
 
 
 def _invalid_part(pod: Any) -> str:
@@ -184,6 +228,8 @@ def _invalid_part(pod: Any) -> str:
     for part in ("annotations", "labels"):
         if not isinstance(metadata.get(part) or {}, dict):
             return f"metadata.{part} is not a mapping"
+    if not _are_mappings(pod["spec"].get("resourceClaims") or []):
+        return "resourceClaims is not a list of mappings"
     if not pod["spec"].get("containers"):
         return "it has no containers"
     for part in ("initContainers", "containers"):
@@ -201,9 +247,15 @@ def _invalid_part(pod: Any) -> str:
             )
             if not all(isinstance(each or {}, dict) for each in mappings):
                 return f"resources of container {container['name']} are not a mapping"
+            if not _are_mappings((resources or {}).get("claims") or []):
+                return f"claims of container {container['name']} are not a list of mappings"
             if not isinstance(container.get("env") or [], list):
                 return f"env of container {container['name']} is not a list"
     return ""
+
+
+def _are_mappings(part: Any) -> bool:
+    return isinstance(part, list) and all(isinstance(each, dict) for each in part)
 
 
 def _keys(node: Any, wanted: Callable[[object], object]) -> Iterator[tuple[str, int | None]]:

@@ -67,6 +67,9 @@ class Template:
     where: str
     memory_unit_bytes: int
     scheduler_name: str | None
+    #: Name and namespace of the object with the template; empty if it has none.
+    name: str = ""
+    namespace: str = ""
     findings: list[Finding] = field(default_factory=list)
     #: Container name -> its request to the other allocator.
     _requests: dict[str, ForeignRequest] = field(default_factory=dict)
@@ -145,7 +148,7 @@ class Template:
             if len(keys) > 1 and self._value(annotations, keys["request"], quantity) != amount:
                 self._report(
                     Weight.CHANGED,
-                    _line(annotations, keys["request"]),
+                    line_of(annotations, keys["request"]),
                     f"{keys['request']} is less than the limit; Headroom reserves the limit",
                 )
             self._add("KAI", name, ForeignRequest(amount))
@@ -174,7 +177,7 @@ class Template:
                 unit, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
                 self._report(
                     Weight.CHANGED,
-                    _line(asked, GPUSHARE_MEMORY),
+                    line_of(asked, GPUSHARE_MEMORY),
                     f"{GPUSHARE_MEMORY}: {asked[GPUSHARE_MEMORY]} was read as {unit}; "
                     f"if gpushare's plugin counts {other}, use --memory-unit {other}",
                 )
@@ -206,7 +209,7 @@ class Template:
         changed = False
         annotations, labels = self._annotations(), self._labels()
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
-            name, line = str(key), _line(part, key)
+            name, line = str(key), line_of(part, key)
             if part is annotations and (why := lost_annotation(name)):
                 self._report(Weight.LOST, line, f"{name}: {why}")
             elif STAMPS.fullmatch(name):
@@ -227,7 +230,7 @@ class Template:
                 if isinstance(env, dict) and env.get("name") == "NVIDIA_VISIBLE_DEVICES":
                     self._report(
                         Weight.LOST,
-                        _line(env, "name"),
+                        line_of(env, "name"),
                         "NVIDIA_VISIBLE_DEVICES: can give the container devices that were not "
                         "allocated to it; remove it",
                     )
@@ -243,7 +246,7 @@ class Template:
             for key in list(asked):
                 if key in LOST_RESOURCES and key not in reported:
                     reported.add(key)
-                    self._report(Weight.LOST, _line(asked, key), f"{key}: {LOST_RESOURCES[key]}")
+                    self._report(Weight.LOST, line_of(asked, key), f"{key}: {LOST_RESOURCES[key]}")
                 if key in LOST_RESOURCES or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY):
                     del asked[key]
                     changed = True
@@ -256,14 +259,14 @@ class Template:
         for container in self._containers():
             request = self._requests.get(str(container["name"]))
             if request is not None:
-                resources = _mapping(container, "resources")
-                _mapping(resources, "limits")[GPU] = request.devices
+                resources = mapping(container, "resources")
+                mapping(resources, "limits")[GPU] = request.devices
                 if GPU in _part(container, "requests"):
                     resources["requests"][GPU] = request.devices
                 if request.devices > 1:
                     self._report(
                         Weight.CHANGED,
-                        _line(container, "name"),
+                        line_of(container, "name"),
                         f"container {container['name']}: {request.devices} devices; if GPUs are "
                         "shared, the container can get two replicas of one device",
                     )
@@ -282,13 +285,13 @@ class Template:
                 f"{VRAM}: {text}: the share refers to the memory that pods can reserve; before, it "
                 "included the driver's part of the device",
             )
-        _mapping(_mapping(self.pod, "metadata"), "annotations")[VRAM] = text
+        mapping(mapping(self.pod, "metadata"), "annotations")[VRAM] = text
 
     def _set_scheduler(self) -> bool:
         """Set or remove ``schedulerName`` of a pod that requests a GPU; return whether it did."""
         spec = self.pod["spec"]
         theirs = SCHEDULERS.get(str(spec.get("schedulerName", "")))
-        line = _line(spec, "schedulerName")
+        line = line_of(spec, "schedulerName")
         if theirs is not None and not self._requests and not self._gpu_containers():
             self._report(
                 Weight.CHANGED,
@@ -335,7 +338,9 @@ class Template:
 
     def _report(self, weight: Weight, line: int | None, message: str) -> None:
         """Add a finding; without a line, at the line of the pod's spec."""
-        self.findings.append(Finding(weight, line or _line(self.pod, "spec"), self.where, message))
+        self.findings.append(
+            Finding(weight, line or line_of(self.pod, "spec"), self.where, message)
+        )
 
 
 def _mib(value: object) -> Bytes | None:
@@ -347,7 +352,7 @@ def _part(container: Yaml, part: str) -> Yaml:
     return (container.get("resources") or {}).get(part) or {}
 
 
-def _mapping(parent: Yaml, key: str) -> Yaml:
+def mapping(parent: Yaml, key: str) -> Yaml:
     """Return the mapping under ``key``; create it if it is missing."""
     if not parent.get(key):
         parent[key] = {}
@@ -355,9 +360,9 @@ def _mapping(parent: Yaml, key: str) -> Yaml:
     return found
 
 
-def _line(mapping: Any, key: object) -> int | None:
+def line_of(of: Any, key: object) -> int | None:
     """Return the line of the key in the file, from 1; None if it has none."""
     try:
-        return int(mapping.lc.key(key)[0]) + 1
+        return int(of.lc.key(key)[0]) + 1
     except (AttributeError, KeyError, TypeError):
         return None

@@ -1,0 +1,182 @@
+"""ResourceClaimTemplates for GPU memory: how one is written, and how one is read."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contract.errors import shortened
+from contract.quantity import format_bytes
+from extender.convert.allocators import BadValue, count, quantity
+from extender.convert.pod_template import Yaml
+
+#: Name of NVIDIA's driver, and of the DeviceClass that it installs.
+DEVICE_CLASS = "gpu.nvidia.com"
+#: Differs between devices, so that the devices of one request are different ones.
+_UUID = f"{DEVICE_CLASS}/uuid"
+API_VERSION = "resource.k8s.io/v1"
+KIND = "ResourceClaimTemplate"
+MEMORY = "memory"
+#: Maximum number of requests of one claim, as the API server validates it.
+MAX_REQUESTS = 32
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of a claim: ``count`` devices with ``memory_bytes`` on each."""
+
+    name: str
+    count: int
+    memory_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.count * self.memory_bytes
+
+
+def written(name: str, namespace: str, requests: Iterable[Request]) -> Yaml:
+    """Return a ResourceClaimTemplate with these requests; without a namespace if it is empty."""
+    devices: dict[str, Any] = {
+        "requests": [
+            {
+                "name": each.name,
+                "exactly": {
+                    "deviceClassName": DEVICE_CLASS,
+                    "allocationMode": "ExactCount",
+                    "count": each.count,
+                    "capacity": {"requests": {MEMORY: format_bytes(each.memory_bytes)}},
+                },
+            }
+            for each in requests
+        ]
+    }
+    # Otherwise one device, which several claims may share, could be allocated twice.
+    if several := [each.name for each in requests if each.count > 1]:
+        devices["constraints"] = [
+            {"requests": [name], "distinctAttribute": _UUID} for name in several
+        ]
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    spec = {"spec": {"devices": devices}}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def requests_of(name: str, claim: Yaml, templates: Mapping[str, Yaml]) -> list[Request]:
+    """Return the requests of claim ``name`` of a pod; empty if it is for other devices than GPUs.
+
+    Raise ``BadValue`` if Headroom cannot express them.
+    """
+    if shared := claim.get("resourceClaimName"):
+        raise BadValue(
+            f"claim {name} is ResourceClaim {shortened(str(shared))}, which pods can share; only "
+            f"claims from a {KIND} are converted"
+        )
+    wanted = str(claim.get("resourceClaimTemplateName"))
+    if wanted not in templates:
+        raise BadValue(f"{KIND} {shortened(wanted)} of claim {name} is not in the file; add it")
+    try:
+        devices = templates[wanted]["spec"]["spec"]["devices"]
+        # v1beta1 has the fields in the request itself.
+        found = [(str(each["name"]), each.get("exactly") or each) for each in devices["requests"]]
+        classes = {str(exact.get("deviceClassName")) for _, exact in found}
+        if DEVICE_CLASS not in classes:
+            return []
+        constraints = devices.get("constraints") or ()
+        is_known = all(set(each) <= {"requests", "distinctAttribute"} for each in constraints)
+        if classes != {DEVICE_CLASS} or not is_known or devices.get("config"):
+            raise BadValue(
+                f"claim {name} has a request for another class than {DEVICE_CLASS}, a constraint "
+                "or a configuration, which Headroom cannot express"
+            )
+        return [_read(f"request {each} of claim {name}", each, exact) for each, exact in found]
+    except (KeyError, TypeError, AttributeError) as err:
+        raise BadValue(f"{KIND} {shortened(wanted)} is not valid") from err
+
+
+def _read(where: str, name: str, exact: Yaml) -> Request:
+    known = {"name", "deviceClassName", "allocationMode", "count", "capacity"}
+    more = sorted(set(map(str, exact)) - known)
+    if exact.get("allocationMode", "ExactCount") != "ExactCount":
+        more.append("allocationMode")
+    if more:
+        raise BadValue(f"{where} has {', '.join(more)}, which has no equivalent")
+    amounts = (exact.get("capacity") or {}).get("requests") or {}
+    text = amounts.get(MEMORY, amounts.get(f"{DEVICE_CLASS}/{MEMORY}"))
+    if text is None or len(amounts) != 1:
+        raise BadValue(f"{where} does not request {MEMORY} alone. Example: {MEMORY}: 8Gi")
+    amount, devices = quantity(text), count(exact.get("count", 1))
+    if amount is None:
+        raise BadValue(f"{where} requests no {MEMORY}. Example: {MEMORY}: 8Gi")
+    return Request(name, devices, amount.count_bytes)
+
+
+class ClaimTemplates:
+    """The ResourceClaimTemplates of a file, and the changes to them."""
+
+    def __init__(self, documents: Iterable[Any]) -> None:
+        #: Namespace, "" if it is not given -> name -> template.
+        self._templates: dict[str, dict[str, Yaml]] = {}
+        for each in _objects(documents):
+            if each.get("kind") == KIND and isinstance(each.get("metadata"), dict):
+                self.of(_namespace(each))[str(each["metadata"].get("name"))] = each
+        #: Namespace and name of those that a converted pod used.
+        self._used: set[tuple[str, str]] = set()
+        #: Id of the document of a workload -> the templates that it needs.
+        self._added: dict[int, list[Yaml]] = {}
+
+    def of(self, namespace: str) -> dict[str, Yaml]:
+        """Return the templates of a namespace by name."""
+        return self._templates.setdefault(namespace, {})
+
+    def add(self, template: Yaml, document: Any) -> None:
+        """Put a template in front of the document that needs it."""
+        self._added.setdefault(id(document), []).append(template)
+
+    def release(self, namespace: str, names: Iterable[str]) -> None:
+        """Note templates that one pod does not need any more."""
+        self._used.update((namespace, name) for name in names)
+
+    def placed(self, documents: Iterable[Any]) -> list[Any]:
+        """Return the documents with the added templates, without those that no pod needs."""
+        kept = [document for document in documents if document is not None]
+        needed = {(ns, str(name)) for each in kept for ns, name in _references(each)}
+        unneeded = {
+            id(self.of(namespace)[name])
+            for namespace, name in self._used - needed
+            if name in self.of(namespace)
+        }
+        for each in kept:
+            if isinstance(each.get("items"), list):
+                each["items"] = [item for item in each["items"] if id(item) not in unneeded]
+        return [
+            part
+            for each in kept
+            if id(each) not in unneeded
+            for part in (*self._added.get(id(each), ()), each)
+        ]
+
+
+def _objects(documents: Iterable[Any]) -> Iterator[Yaml]:
+    """Yield the objects of the documents, and those in lists."""
+    for each in documents:
+        if isinstance(each, dict):
+            yield each
+            items = each.get("items")
+            yield from _objects(items if isinstance(items, list) else ())
+
+
+def _namespace(of: Yaml) -> str:
+    metadata = of.get("metadata")
+    return str(metadata.get("namespace") or "") if isinstance(metadata, dict) else ""
+
+
+def _references(node: Any, namespace: str = "") -> Iterator[tuple[str, object]]:
+    """Yield namespace and name of each template that the tree refers to."""
+    if isinstance(node, dict):
+        namespace = _namespace(node) or namespace
+        for key, value in node.items():
+            if key == "resourceClaimTemplateName":
+                yield namespace, value
+            else:
+                yield from _references(value, namespace)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value, namespace)
