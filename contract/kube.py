@@ -296,13 +296,33 @@ class ResourcePool(KubeStruct, frozen=True):
     name: str = ""
 
 
+class DeviceAttribute(KubeStruct, frozen=True):
+    """An attribute; those that are no strings are not decoded."""
+
+    string: str | None = None
+
+
+class BasicDevice(KubeStruct, frozen=True):
+    """The fields of a device in v1beta1."""
+
+    attributes: Mapping[str, DeviceAttribute] | None = None
+
+
+class SliceDevice(KubeStruct, frozen=True):
+    """A device that a DRA driver offers."""
+
+    name: str = ""
+    attributes: Mapping[str, DeviceAttribute] | None = None
+    basic: BasicDevice | None = None
+
+
 class ResourceSliceSpec(KubeStruct, frozen=True):
     """Fields that v1, v1beta2 and v1beta1 of resource.k8s.io have in common."""
 
     driver: str = ""
     node_name: str | None = None
     pool: ResourcePool = ResourcePool()
-    devices: list[Present] | None = None
+    devices: list[SliceDevice] | None = None
 
 
 class ResourceSlice(KubeStruct, frozen=True):

@@ -181,6 +181,24 @@ def recorder(
         uvloop.run(serve_recorder(settings, typer.echo, origin=origin))
 
 
+@app.command()
+def device_taints(
+    config: Config = None,
+    host: Host = None,
+    debug_host: DebugHost = None,
+    debug_port: DebugPort = None,
+    debug_tls_cert: DebugTlsCert = None,
+    debug_tls_key: DebugTlsKey = None,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Taint DRA devices with use beyond their claims; probes and metrics on the debug port."""
+    with _reported():
+        from extender.app.device_taints import serve_device_taints
+
+        settings, origin = _loaded(locals())
+        uvloop.run(serve_device_taints(settings, typer.echo, origin=origin))
+
+
 def _serve_part(part: str, given: Mapping[str, Any]) -> None:
     with _reported():
         # The Kubernetes client is an optional dependency, and slow to import.

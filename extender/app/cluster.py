@@ -28,7 +28,7 @@ from extender.kube.client import Configuration, KubeApi, authorization, load_con
 from extender.kube.informers import KubernetesSources
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
-from extender.kube.resources import profile_kind, watched_kinds
+from extender.kube.resources import claim_kind, profile_kind, watched_kinds
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
@@ -96,16 +96,19 @@ class Cluster:
         settings = self._settings
         self._sources = sources = KubernetesSources(
             self.api,
-            view.enqueue,
+            view.take_for_all if for_people else view.enqueue,
             watched_kinds(settings.agent_namespace, view.cluster.concerns),
             pace=self._pace,
         )
         view.observed.health = lambda: sources.health
         sources.start()
-        # Apart from the others: no decision depends on profiles, so the console is ready without
-        # them.
+        # Apart from the others: no decision depends on profiles and claims, so the console is ready
+        # without them.
         profiles = KubernetesSources(
-            self.api, view.profiles.apply, [profile_kind()] if for_people else (), pace=self._pace
+            self.api,
+            view.take_for_people,
+            [profile_kind(), claim_kind()] if for_people else (),
+            pace=self._pace,
         )
         profiles.start()
         if for_people and self.guard is not None and self.debug_tls is not None:

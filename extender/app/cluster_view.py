@@ -12,6 +12,7 @@ from extender.console.auth import Guard
 from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessMonitor, SettingsView
 from extender.console.view_context import Context, no_quotas
+from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
 from extender.observability.history_recorder import HistoryRecorder
@@ -19,7 +20,7 @@ from extender.observability.journal_stream import AssumedLine
 from extender.observability.journals import Journals
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
 from extender.periodic import Loops
-from extender.state.changes import Effects, TimePassed
+from extender.state.changes import Effects, Event, TimePassed
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
@@ -59,7 +60,7 @@ class ClusterView:
         #: The same state, for readers.
         self.cluster: ClusterState = self._writer
         #: For the console alone.
-        self.profiles = Profiles()
+        self.profiles, self.claims = Profiles(), Claims()
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
@@ -70,6 +71,16 @@ class ClusterView:
         self.event_queue.reactions.append(self._note_begun)
         telemetry.registry.register(CertificateCollector(settings.served_certificates))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
+
+    def take_for_people(self, events: Sequence[Event]) -> None:
+        """Take events that only views show, from any thread."""
+        self.profiles.apply(events)
+        self.claims.apply(events)
+
+    def take_for_all(self, events: Sequence[Event]) -> None:
+        """Take events that decisions and views depend on, from any thread."""
+        self.claims.apply(events)
+        self.enqueue(events)
 
     @property
     def observes(self) -> bool:
@@ -131,6 +142,7 @@ class ClusterView:
             self.assumed,
             lambda: self.settings.gpu_hour_price,
             profiles=self.profiles,
+            claims=self.claims,
             history=recorder.history if recorder else History(),
             ranges=ranges_of(self.settings),
             growing=lambda: recorder.growing if recorder else {},

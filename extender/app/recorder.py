@@ -6,11 +6,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from prometheus_client import CollectorRegistry
 
+from extender.app.probes import probes_app
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
@@ -79,7 +77,7 @@ async def serve_recorder(
         if history is not None:
             loops.start("history", history.look, LOOK_S, unready=not_ready)
 
-    app = recorder_app(not_ready, loops.stuck, telemetry)
+    app = probes_app("Headroom recorder", not_ready, loops.stuck, telemetry.exposition)
     tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
     port = Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)
     sources.start()
@@ -105,27 +103,3 @@ def _history_reader(
         settings.prometheus_ca,
     )
     return HistoryReader(source, past, leads, time.time, time.monotonic)
-
-
-def recorder_app(
-    not_ready: Callable[[], str],
-    stuck: Callable[[], dict[str, float]],
-    telemetry: RecorderTelemetry,
-) -> FastAPI:
-    """Return the ASGI application, which serves probes and metrics. No answer names a pod."""
-    app = FastAPI(title="Headroom recorder", openapi_url=None)
-
-    async def healthz(_: Request) -> Response:
-        late = ", ".join(f"{name} ({s:.0f} s)" for name, s in stuck().items())
-        return PlainTextResponse(f"{late or 'ok'}\n", 503 if late else 200)
-
-    async def readyz(_: Request) -> Response:
-        missing = not_ready()
-        return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
-
-    async def metrics(_: Request) -> Response:
-        return Response(telemetry.exposition(ready=not not_ready()), media_type=CONTENT_TYPE_LATEST)
-
-    for path, answer in (("healthz", healthz), ("readyz", readyz), ("metrics", metrics)):
-        app.router.add_route(f"/{path}", answer, methods=["GET"])
-    return app

@@ -18,7 +18,7 @@ from extender.console.responses import (
     stamp,
     unchanged,
 )
-from extender.console.view_context import InContext, Newest
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.prediction_outcome import Result, chosen, observed, predicted
 from extender.state.cluster_state import ClusterState
 from extender.state.prediction_tracker import Outcome, PredictionTracker
@@ -60,6 +60,28 @@ class DriftView(BaseModel):
     overuse_bytes: int
 
 
+class ClaimView(BaseModel):
+    """Use of a device that a DRA driver allocates, by one pod; by processes of no known pod, if
+    ``uid`` is empty."""
+
+    node: str
+    uuid: str
+    #: Its pool and its name in the ResourceSlice.
+    pool: str
+    device: str
+    namespace: str
+    name: str
+    uid: str
+    #: Names of the pod's ResourceClaims on the device; empty if it has none there.
+    claims: list[str]
+    #: Sum of their consumedCapacity, or the device's memory if a claim holds the whole device.
+    claimed_bytes: int
+    #: Null if the use of some container was not measured.
+    measured_bytes: int | None
+    #: Use that no claim accounts for.
+    excess_bytes: int
+
+
 class MissView(BaseModel):
     """A missed prediction that this replica observed; the pod may have ended since."""
 
@@ -81,6 +103,8 @@ class MissView(BaseModel):
 
 class DriftBody(Body):
     pods: list[DriftView]
+    #: By node, device and pod.
+    claims: list[ClaimView]
     #: Number of pods by result, over all placements that this replica observed since its start.
     results: dict[str, int]
     #: The latest first.
@@ -90,21 +114,28 @@ class DriftBody(Body):
 Pods = Annotated[
     bool,
     Query(
-        description="false: only the counts and the misses, without the pods.", examples=["false"]
+        description="false: only the counts, the misses and the claims, without the pods.",
+        examples=["false"],
     ),
 ]
+Claims = Annotated[bool, Query(description="false: without the claims.", examples=["false"])]
 
 routes = APIRouter()
 
 
 @routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
 def drift(
-    context: InContext, snap: Newest, pods: Pods = True, etag: IfNoneMatch = None
+    context: InContext,
+    snap: Newest,
+    pods: Pods = True,
+    claims: Claims = True,
+    etag: IfNoneMatch = None,
 ) -> Response:
     """List every pod with a reservation: its reserved and used memory, its predicted and actual
     devices. Count the predictions by result, and list the misses."""
     tracker = context.cluster.observations
-    tag = context.tag(snap, *dict(tracker.totals).values(), len(tracker.misses))
+    figures = (*dict(tracker.totals).values(), len(tracker.misses), context.claims.version)
+    tag = context.tag(snap, *figures)
     if is_current(etag, tag):
         return unchanged(tag)
     # Copy the lists first: the event loop appends to them while this thread reads.
@@ -113,6 +144,7 @@ def drift(
     body = DriftBody(
         **context.head(snap),
         pods=[],
+        claims=list(claim_views(context)) if claims else [],
         results={result.value: totals.get(result, 0) for result in Result},
         misses=[_miss(each, epoch_s) for each in reversed(misses)],
     )
@@ -127,6 +159,29 @@ def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
         overuse_bytes[each.uid] += each.excess_bytes
     for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
         yield from _pods(gpunode, cluster.observations, overuse_bytes)
+
+
+def claim_views(context: Context) -> Iterator[ClaimView]:
+    """Yield the use of each device that a DRA driver allocates, beside its claims."""
+    reports = (
+        (node, gpunode.status)
+        for node in context.claims.nodes()
+        if (gpunode := context.cluster.gpunode(node)) is not None and gpunode.status is not None
+    )
+    for use in context.claims.uses(reports):
+        yield ClaimView(
+            node=use.node,
+            uuid=use.uuid,
+            pool=use.device.pool,
+            device=use.device.name,
+            namespace=use.namespace,
+            name=use.name,
+            uid=use.uid,
+            claims=list(use.claims),
+            claimed_bytes=use.claimed_bytes,
+            measured_bytes=use.used_bytes,
+            excess_bytes=use.excess_bytes,
+        )
 
 
 def _pods(

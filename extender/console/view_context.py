@@ -13,6 +13,7 @@ from extender.console.auth import Guard, Sees, everything, visible_to
 from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from extender.console.responses import stamp
+from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
 from extender.observability.journal_stream import AssumedLine
@@ -62,6 +63,8 @@ class Context:
     gpu_hour_price: Callable[[], float | None] = lambda: None
     #: The peaks of past lives, for recommendations.
     profiles: Profiles = field(default_factory=Profiles)
+    #: The claims of DRA, and the devices that they hold.
+    claims: Claims = field(default_factory=Claims)
     #: The last hour of devices and pods; only its own thread, the event loop, may read it.
     history: History = field(default_factory=History)
     #: Reads history of any range; None without setting prometheus_url.

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from contract.dra import DRIVER
 from contract.errors import shortened
 from contract.quantity import format_bytes
 from extender.convert.allocators import BadValue, count, quantity
 from extender.convert.pod_template import Yaml
 
-#: Name of NVIDIA's driver, and of the DeviceClass that it installs.
-DEVICE_CLASS = "gpu.nvidia.com"
+#: The DeviceClass that NVIDIA's driver installs has the driver's name.
+DEVICE_CLASS = DRIVER
 #: Differs between devices, so that the devices of one request are different ones.
 _UUID = f"{DEVICE_CLASS}/uuid"
 API_VERSION = "resource.k8s.io/v1"

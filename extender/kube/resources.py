@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from contract.dra import DRIVER, Allocation, ResourceClaim
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode
 from contract.gpunode_json import decode_reservations
@@ -24,11 +25,14 @@ from extender.kube.interning import GPUNodeReader, Nodes, Pods
 from extender.state.changes import (
     BudgetGone,
     BudgetSeen,
+    ClaimGone,
+    ClaimSeen,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatGone,
     HeartbeatSeen,
+    Listed,
     NamespaceGone,
     NamespaceSeen,
     NodeGone,
@@ -43,12 +47,10 @@ from extender.state.changes import (
 from extender.state.kept_fields import kept_namespace, kept_node, kept_pod, unannotated
 
 T = TypeVar("T")
-KubeObject = (
-    Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget | VRAMProfile
-)
+KubeObject = Listed
 
 #: Newest first; the served versions depend on the cluster's version and feature gates.
-_SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Kind:
         | type[GPUNode]
         | type[Lease]
         | type[ResourceSlice]
+        | type[ResourceClaim]
         | type[PodDisruptionBudget]
         | type[VRAMProfile]
     )
@@ -146,8 +149,8 @@ def _reader(kind: type[T], keep: Callable[[T], T]) -> Callable[[msgspec.Raw], T]
     return lambda raw: keep(decode(raw))
 
 
-def _slices(version: str) -> str:
-    return f"/apis/resource.k8s.io/{version}/resourceslices"
+def _dra(resources: str) -> tuple[str, ...]:
+    return tuple(f"/apis/resource.k8s.io/{version}/{resources}" for version in _DRA_VERSIONS)
 
 
 def watched_kinds(
@@ -198,12 +201,12 @@ def watched_kinds(
         ),
         Kind(
             "resourceslices",
-            _slices(_SLICE_VERSIONS[0]),
+            _dra("resourceslices")[0],
             ResourceSlice,
             _reader(ResourceSlice, unannotated),
             lambda piece, at_s: SliceSeen(piece),
             lambda metadata: SliceGone(metadata.name),
-            other_paths=tuple(map(_slices, _SLICE_VERSIONS[1:])),
+            other_paths=_dra("resourceslices")[1:],
         ),
         Kind(
             "poddisruptionbudgets",
@@ -238,4 +241,24 @@ def profile_kind() -> Kind:
         # Twice, which makes the kind optional: without its CRD there are no recommendations, and
         # everything else works.
         other_paths=(path,),
+    )
+
+
+def claim_kind() -> Kind:
+    """Return ResourceClaims, which the console and the controller of device taints watch."""
+    path, *others = _dra("resourceclaims")
+    return Kind(
+        "resourceclaims",
+        path,
+        ResourceClaim,
+        _reader(ResourceClaim, unannotated),
+        lambda claim, at_s: ClaimSeen(claim),
+        lambda metadata: ClaimGone(metadata.namespace, metadata.name),
+        other_paths=tuple(others),
+        # Most claims of a cluster can be for other devices. Of a list, they are dropped.
+        concerns=lambda claim: any(
+            each.driver == DRIVER
+            for each in ((claim.status and claim.status.allocation) or Allocation()).devices.results
+            or ()
+        ),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from contract.dcgm import Key
+from contract.dra import ResourceClaim
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.vramprofile import VRAMProfile
@@ -100,6 +101,17 @@ class SliceGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimSeen:
+    claim: ResourceClaim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGone:
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileSeen:
     profile: VRAMProfile
 
@@ -170,7 +182,15 @@ class AssumedSeen:
 
 
 Listed = (
-    Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget | VRAMProfile
+    Pod
+    | Node
+    | Namespace
+    | GPUNode
+    | Lease
+    | ResourceSlice
+    | ResourceClaim
+    | PodDisruptionBudget
+    | VRAMProfile
 )
 
 
@@ -185,6 +205,7 @@ class Relisted:
         | type[GPUNode]
         | type[Lease]
         | type[ResourceSlice]
+        | type[ResourceClaim]
         | type[PodDisruptionBudget]
         | type[VRAMProfile]
     )
@@ -207,6 +228,8 @@ Event = (
     | SliceGone
     | BudgetSeen
     | BudgetGone
+    | ClaimSeen
+    | ClaimGone
     | ProfileSeen
     | ProfileGone
     | DepartureMarked
@@ -285,6 +308,8 @@ def _seen(o: Listed, at_s: float) -> Event:
             return HeartbeatSeen(o, at_s)
         case ResourceSlice():
             return SliceSeen(o)
+        case ResourceClaim():
+            return ClaimSeen(o)
         case PodDisruptionBudget():
             return BudgetSeen(o)
         case VRAMProfile():

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from contract.annotations import DEFAULT_VRAM
+from contract.dra import DRIVER
 from contract.gate import is_whole
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import (
@@ -25,9 +26,9 @@ from contract.kube import (
     ObjectMeta,
     Pod,
     PodSpec,
-    Present,
     ResourceSlice,
     ResourceSliceSpec,
+    SliceDevice,
 )
 from contract.reasons import Reason
 from extender.errors import BadSettings
@@ -47,7 +48,6 @@ from extender.state.changes import (
 )
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.foreign_allocators import DRA_DRIVER
 from extender.state.journal import Decision
 from extender.state.kept_fields import kept_node, kept_pod
 from extender.state.sm_activity import key_of
@@ -302,7 +302,7 @@ def _managing(node: str, code: str) -> Event:
     """Return an event from which the state detects this foreign allocator on the node."""
     reason = next(reason for reason in Reason if reason.code == code)
     if reason is Reason.DRA_MANAGES:
-        spec = ResourceSliceSpec(driver=DRA_DRIVER, node_name=node, devices=[Present()])
+        spec = ResourceSliceSpec(driver=DRIVER, node_name=node, devices=[SliceDevice()])
         return SliceSeen(ResourceSlice(metadata=ObjectMeta(name=f"of-{node}"), spec=spec))
     metadata = ObjectMeta(name="of", uid=f"of-{node}", annotations={_MARKS[reason]: "0"})
     return PodSeen(Pod(metadata=metadata, spec=PodSpec(node_name=node)))

@@ -21,6 +21,7 @@ DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the no
 
 from collections.abc import Iterable, Iterator
 
+from contract.dra import DRIVER
 from contract.kube import Node, Pod, ResourceSlice
 from contract.reasons import Reason
 from extender.state.tracker import LastSeen, Tracker
@@ -36,7 +37,6 @@ MANAGERS = (
     Reason.GPUSHARE_MANAGES,
 )
 
-DRA_DRIVER = "gpu.nvidia.com"
 _HAMI_HANDSHAKE = "hami.io/node-handshake"
 _HAMI_REGISTER = "hami.io/node-nvidia-register"
 _HAMI_NODE = "hami.io/vgpu-node"
@@ -104,7 +104,7 @@ def is_mark(key: str) -> bool:
 def node_of(piece: ResourceSlice) -> str:
     """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice; empty if none."""
     spec = piece.spec
-    if spec.driver != DRA_DRIVER or not spec.devices:
+    if spec.driver != DRIVER or not spec.devices:
         return ""
     return spec.node_name or spec.pool.name
 

@@ -13,6 +13,7 @@ from enum import Enum
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Node, Pod
+from contract.reasons import Reason
 from extender.state.cluster_state import ClusterState
 from extender.state.deleted_pods import is_unreachable
 from extender.state.heartbeats import age
@@ -144,13 +145,16 @@ def devices_known(state: ClusterState, gpunode: GPUNode) -> bool:
 def uninitialised(state: ClusterState, among: Iterable[Node] | None = None) -> list[Node]:
     """Return the nodes with managed GPUs whose ledger can be initialised now.
 
-    These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known.
+    Nodes whose GPUs a DRA driver manages are among them, so that their agents can report. These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known.
     ``among``: the nodes to check, None for all.
     """
     found: list[Node] = []
     for node in state.nodes() if among is None else among:
         offers = node.status.allocatable if node.status else None
-        if any(state.rules.manages(resource) for resource in offers or ()):
+        if (
+            any(state.rules.manages(resource) for resource in offers or ())
+            or state.manager(node.metadata.name) is Reason.DRA_MANAGES
+        ):
             gpunode = state.gpunode(node.metadata.name)
             if gpunode is None or (devices_known(state, gpunode) and not gpunode.spec.initialised):
                 found.append(node)

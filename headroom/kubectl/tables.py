@@ -13,6 +13,7 @@ Body = Mapping[str, Any]
 
 def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
     """Return a row for each reservation: whether its device was predicted, and its measured use.
+    On nodes of a DRA driver, a row for each pod and device: the bytes of its claims, and its use.
 
     ``wide`` adds the predicted and the actual devices, the time and the uid.
     """
@@ -40,6 +41,21 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
             "; ".join(state) or "ok",
             bad=bool(state),
         )
+    for use in body["claims"]:
+        if namespace in (None, use["namespace"]):
+            excess = gib(use["excess_bytes"]) if use["excess_bytes"] else ""
+            state = f"uses {excess} more than its claims" if excess else "ok"
+            if not use["uid"]:
+                state = f"processes of no known pod use {excess} of {_abbreviated([use['uuid']])}"
+            claims = ", ".join(use["claims"]) or "-"
+            table.add(
+                *(use["namespace"] or "-", use["name"] or "-", use["node"]),
+                *("claimed" if use["claims"] else "-", gib(use["claimed_bytes"])),
+                "?" if use["measured_bytes"] is None else gib(use["measured_bytes"]),
+                *((claims, use["uuid"], "-", use["uid"] or "-") if wide else ()),
+                state,
+                bad=bool(excess),
+            )
     return table
 
 

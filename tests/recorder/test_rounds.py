@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from contract.gpunode import GPUNode
 from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
-from extender.app.recorder import recorder_app
+from extender.app.probes import probes_app
 from extender.kube.api_errors import ApiStatus, NoAnswer
 from extender.observability.metrics import RecorderTelemetry
 from extender.recommend.checkpoint import restored
@@ -274,7 +274,7 @@ def test_old_profiles_are_deleted(world: World) -> None:
 
 def test_probes_and_metrics_are_as_documented(world: World) -> None:
     reasons = [""]
-    app = recorder_app(lambda: reasons[0], dict, world.telemetry)
+    app = probes_app("Recorder", lambda: reasons[0], dict, world.telemetry.exposition)
 
     async def get(path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app)

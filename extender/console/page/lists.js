@@ -43,7 +43,7 @@ export function drift(view) {
   const status = el("p", {role: "status"}), rows = el("div");
   view.append(el("h2", {}, "Drift"), status, rows);
   async function load() {
-    const {results, misses} = await ask("v1/drift", {pods: "false"});
+    const {results, misses, claims} = await ask("v1/drift", {pods: "false"});
     const seen = results.hit + results.shifted + results.miss;
     status.textContent = seen ? `${(seen - results.miss).toLocaleString("en")} of ${many(seen, "pod")} were observed on a predicted device.`
       : "No pod has been observed on its device yet.";
@@ -53,9 +53,24 @@ export function drift(view) {
       m.observed.join(", "),
       [m.message, m.overcommitted_bytes ? el("div", {class: "bad"}, `overcommits the device by ${gib(m.overcommitted_bytes)}`) : null,
         el("div", {class: "quiet"}, `${since(m.at)} ago`)],
-    ]))] : []));
+    ]))] : []), ...(claims.length ? [claimTable(claims)] : []));
   }
   return {refresh: load};
+}
+
+/** Maximum number of claims shown. */
+const CLAIMS = 200;
+
+/** The bytes of DRA claims beside measured use; first those with use that no claim accounts for. */
+function claimTable(claims) {
+  const worst = claims.toSorted((a, b) => b.excess_bytes - a.excess_bytes).slice(0, CLAIMS);
+  const title = worst.length < claims.length ? `DRA claims: ${CLAIMS} of ${claims.length}` : "DRA claims and measured use";
+  return table(title, ["Pod", "Device", "Claimed", "Used", "Beyond the claims"], worst.map(c => [
+    c.uid ? [podLink(c.namespace, c.name), el("div", {class: "quiet"}, c.claims.join(", ") || "no claim")] : "processes of no known pod",
+    [`${c.pool}/${c.device}`, el("div", {class: "quiet"}, `${c.node}, ${c.uuid}`)],
+    gib(c.claimed_bytes), c.measured_bytes === null ? "unknown" : gib(c.measured_bytes),
+    c.excess_bytes ? el("span", {class: "bad"}, gib(c.excess_bytes)) : "-",
+  ]));
 }
 
 /** Maximum number of changes shown. */
