@@ -145,7 +145,8 @@ def devices_known(state: ClusterState, gpunode: GPUNode) -> bool:
 def uninitialised(state: ClusterState, among: Iterable[Node] | None = None) -> list[Node]:
     """Return the nodes with managed GPUs whose ledger can be initialised now.
 
-    Nodes whose GPUs a DRA driver manages are among them, so that their agents can report. These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known.
+    These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known. Nodes
+    whose GPUs a DRA driver manages are among them, so that their agents can report.
     ``among``: the nodes to check, None for all.
     """
     found: list[Node] = []

@@ -44,16 +44,16 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
     for use in body["claims"]:
         if namespace in (None, use["namespace"]):
             excess = gib(use["excess_bytes"]) if use["excess_bytes"] else ""
-            state = f"uses {excess} more than its claims" if excess else "ok"
+            verdict = f"uses {excess} more than its claims" if excess else "ok"
             if not use["uid"]:
-                state = f"processes of no known pod use {excess} of {_abbreviated([use['uuid']])}"
+                verdict = f"processes of no known pod use {excess} of {use['uuid']}"
             claims = ", ".join(use["claims"]) or "-"
             table.add(
                 *(use["namespace"] or "-", use["name"] or "-", use["node"]),
                 *("claimed" if use["claims"] else "-", gib(use["claimed_bytes"])),
                 "?" if use["measured_bytes"] is None else gib(use["measured_bytes"]),
                 *((claims, use["uuid"], "-", use["uid"] or "-") if wide else ()),
-                state,
+                verdict,
                 bad=bool(excess),
             )
     return table

@@ -1,0 +1,108 @@
+"""When a DRA device is tainted, and when no more."""
+
+import pytest
+
+from extender.state.claimed_devices import DraDevice
+from extender.state.taint_decisions import (
+    CLEARED_BELOW_BYTES,
+    FIRST_HOLD_S,
+    FORGOTTEN_AFTER_S,
+    LONGEST_HOLD_S,
+    MAX_TAINTS,
+    TAINTED_FROM_BYTES,
+    UNKNOWN_AFTER_S,
+    TaintDecisions,
+)
+
+GPU = DraDevice("n", "gpu-0")
+HIGH, LOW = TAINTED_FROM_BYTES, CLEARED_BELOW_BYTES - 1
+
+
+class Played:
+    def __init__(self) -> None:
+        self.decisions = TaintDecisions()
+        self.now_s = 0.0
+        self.exists = self.known = True
+
+    def after(self, seconds: float, excess_bytes: int) -> bool:
+        """Return whether the device is tainted, so much later, with this excess."""
+        self.now_s += seconds
+        given = {GPU: excess_bytes} if excess_bytes else {}
+        decided = self.decisions.decide(
+            given, lambda _: self.exists, lambda _: self.known, self.now_s
+        )
+        return GPU in decided
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+def test_a_taint_begins_at_once_and_ends_when_the_excess_stays_low(played: Played) -> None:
+    assert not played.after(0, HIGH - 1)
+    assert played.after(1, HIGH)
+    assert played.after(1, CLEARED_BELOW_BYTES)  # between the limits nothing changes
+    assert played.after(1, LOW)
+    assert played.after(FIRST_HOLD_S - 0.5, LOW)
+    assert played.after(0.25, HIGH)
+    assert played.after(1, LOW)
+    assert not played.after(FIRST_HOLD_S, 0)
+
+
+def test_use_that_comes_and_goes_is_tainted_a_few_times_only(played: Played) -> None:
+    """Ten seconds of each, for an hour."""
+    changes = before = 0
+    for second in range(3600):
+        tainted = played.after(1, HIGH if second % 20 < 10 else 0)
+        changes += tainted is not bool(before)
+        before = tainted
+    # It ends after 3 and 6 s; 12 s are never reached.
+    assert changes == 5
+    assert before
+
+
+def test_the_time_doubles_up_to_a_limit_and_is_forgotten(played: Played) -> None:
+    held_s = []
+    for _ in range(9):
+        assert played.after(1, HIGH)
+        waited_s = 0.0
+        while played.after(1, 0):
+            waited_s += 1.0
+        held_s.append(waited_s)
+    assert held_s == [3, 6, 12, 24, 48, 96, 192, LONGEST_HOLD_S, LONGEST_HOLD_S]
+    assert not played.after(FORGOTTEN_AFTER_S + 1, 0)
+    assert played.after(0, HIGH)
+    assert played.after(0, 0)
+    assert not played.after(FIRST_HOLD_S, 0)
+
+
+def test_without_a_report_a_taint_neither_begins_nor_ends_soon(played: Played) -> None:
+    played.known = False
+    assert not played.after(1, HIGH)
+    played.known = True
+    assert played.after(1, HIGH)
+    played.known = False
+    assert played.after(UNKNOWN_AFTER_S, 0)
+    assert not played.after(1, 0)
+
+
+def test_a_taint_ends_with_its_device(played: Played) -> None:
+    assert played.after(1, HIGH)
+    played.exists = False
+    assert not played.after(0, 0)
+
+
+def test_taints_of_an_earlier_process_are_continued(played: Played) -> None:
+    played.decisions.adopt([GPU], played.now_s)
+    assert played.after(1, 0)
+    assert not played.after(FIRST_HOLD_S, 0)
+
+
+def test_the_number_of_taints_is_bounded_and_the_largest_excess_comes_first() -> None:
+    decisions = TaintDecisions()
+    devices = {DraDevice("n", f"gpu-{i}"): HIGH + i for i in range(MAX_TAINTS + 5)}
+    everything = lambda _: True  # noqa: E731
+    tainted = decisions.decide(devices, everything, everything, 0.0)
+    assert tainted == {DraDevice("n", f"gpu-{i}") for i in range(5, MAX_TAINTS + 5)}
+    assert decisions.untainted == 5
