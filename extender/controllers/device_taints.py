@@ -212,6 +212,7 @@ class DeviceTaintsController:
         if not self._store.version and not await _ask(self._store.discover):
             self.obstacle = NOT_SERVED
             return None
+        is_first = self._rules is None
         try:
             self._rules = await _ask(self._store.list)
         except ApiStatus as err:
@@ -219,7 +220,8 @@ class DeviceTaintsController:
                 self._store.version = ""
             raise
         self.obstacle = ""
-        self._decisions.adopt(self._rules, now_s)
+        if is_first:
+            self._decisions.adopt(self._rules, now_s)
         self._list_at_s = now_s + LIST_EVERY_S
         return self._rules
 

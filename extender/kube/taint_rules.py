@@ -31,9 +31,9 @@ NOT_SERVED = (
     "The API server serves no DeviceTaintRules. Enable feature gate DRADeviceTaintRules, and API "
     "resource.k8s.io/v1beta2 (Kubernetes 1.36) or v1alpha3 (before)"
 )
-#: The rules belong to this ClusterRole: Kubernetes deletes them when it is uninstalled.
+#: The rules belong to this ValidatingAdmissionPolicy, which limits what the controller may write:
+#: Kubernetes deletes them when it is uninstalled.
 OWNER = "headroom-device-taints"
-_OWNER_PATH = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{OWNER}"
 
 
 class _Resource(KubeStruct, frozen=True):
@@ -126,12 +126,13 @@ class TaintRules:
         """Return the owner of new rules; None if it cannot be read."""
         if self._owner is None:
             try:
-                body = self._api.call("GET", _OWNER_PATH, accept=METADATA_ONLY)
+                folder = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+                body = self._api.call("GET", f"{folder}/{OWNER}", accept=METADATA_ONLY)
             except ApiError:
                 return None
             self._owner = OwnerReference(
-                api_version="rbac.authorization.k8s.io/v1",
-                kind="ClusterRole",
+                api_version="admissionregistration.k8s.io/v1",
+                kind="ValidatingAdmissionPolicy",
                 name=OWNER,
                 uid=_decode_partial(body).metadata.uid,
             )

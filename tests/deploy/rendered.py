@@ -47,6 +47,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "cert-manager": {"certManager": True},
     "deny-other-schedulers": {"denyOtherSchedulers": True},
     "in-tree-mirror": {"mirror": True},
+    "device-taints": {"deviceTaints": {"enabled": True}},
     "openshift": {"securityContextConstraints": True},
     "webhook-host-network": {"webhook": {"hostNetwork": True}},
     # The chart's Job stays without it.
@@ -58,6 +59,7 @@ EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": ["registry-login"],
     "denyOtherSchedulers": True,
     "mirror": True,
+    "deviceTaints": {"enabled": True, "replicas": 1},
     "securityContextConstraints": True,
     "settings": {"policy": "spread"},
     "scheduler": {

@@ -27,6 +27,7 @@ FILES = (
     DEPLOY / "base/rbac.yaml",
     DEPLOY / "base/certificates.yaml",
     DEPLOY / "components/in-tree-mirror/rbac.yaml",
+    DEPLOY / "components/device-taints/device-taints.yaml",
     DEPLOY / "components/monitors/rbac.yaml",
 )
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
@@ -41,6 +42,7 @@ def rights(group: str, resource: str, *verbs: str, where: str = "") -> set[Right
 
 
 GPUNODES = "headroom.gpu", "gpunodes"
+WEBHOOKS = "admissionregistration.k8s.io"
 LEASES = "coordination.k8s.io", "leases"
 PROFILES = "headroom.gpu", "vramprofiles"
 WATCHED = (
@@ -52,6 +54,7 @@ WATCHED = (
     | rights("resource.k8s.io", "resourceslices", "list", "watch")
     | rights("policy", "poddisruptionbudgets", "list", "watch")
 )
+CLAIMS = rights("resource.k8s.io", "resourceclaims", "list", "watch")
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
 
@@ -80,10 +83,11 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.ledger.kube_store:KubernetesStore.list_pods": rights("", "pods", "list"),
     "extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create"),
     "extender.ledger.kube_store:KubernetesStore.touch_pod": rights("", "pods", "patch"),
-    "extender.kube.resources:_slices": set(),
+    "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.resources:watched_kinds": WATCHED,
 }
 CONSOLE: dict[str, set[Right]] = {
+    "extender.kube.resources:_dra": CLAIMS,
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
@@ -120,6 +124,30 @@ RECORDER: dict[str, set[Right]] = {
     ),
     "extender.recorder.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
+RULES = "resource.k8s.io", "devicetaintrules"
+DEVICE_TAINTS: dict[str, set[Right]] = {
+    # It watches three of the kinds of ``watched_kinds``.
+    "extender.kube.resources:watched_kinds": (
+        rights(*GPUNODES, "list", "watch")
+        | rights(*LEASES, "list", "watch", where=NAMESPACE)
+        | rights("resource.k8s.io", "resourceslices", "list", "watch")
+    ),
+    "extender.kube.resources:_dra": CLAIMS,
+    "extender.kube.taint_rules:TaintRules.create": rights(*RULES, "create"),
+    "extender.kube.taint_rules:TaintRules.delete": rights(*RULES, "delete"),
+    "extender.kube.taint_rules:TaintRules._path": rights(*RULES, "list"),  # and of its callers
+    # Every user may read which resources are served.
+    "extender.kube.taint_rules:TaintRules._served": set(),
+    "extender.kube.taint_rules:TaintRules._owned_by": rights(
+        WEBHOOKS, "validatingadmissionpolicies", "get"
+    ),
+    "extender.recorder.election:Election.__init__": set(),
+    "extender.recorder.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "extender.recorder.election:Election.attempt": (
+        rights(*LEASES, "create", "update", where=NAMESPACE)
+    ),
+    "extender.recorder.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+}
 AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.api_server:request": set(),  # of its callers
@@ -139,7 +167,6 @@ AGENT: dict[str, set[Right]] = {
     "agent.probes.node_probe:NodeApi._mirror": set(),
     "agent.probes.node_probe:NodeApi._get": set(),
 }
-WEBHOOKS = "admissionregistration.k8s.io"
 CERTS: dict[str, set[Right]] = {
     "extender.certs.cluster_secrets:Certificates._read": rights(
         "", "secrets", "get", where=NAMESPACE
@@ -165,6 +192,7 @@ ROLES = {
         "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
     },
     "headroom-recorder": RECORDER,
+    "headroom-device-taints": DEVICE_TAINTS,
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
     "headroom-extender-mirror": MIRROR,
@@ -174,7 +202,7 @@ OTHERS = {
     "extender.plan.prometheus_source:read_prometheus",
     "extender.scheduler.server:verbs_app",
     "extender.admission.endpoints:webhook_app",
-    "extender.app.recorder:recorder_app",
+    "extender.app.probes:probes_app",
     "extender.observability.history_handover:HistoryHandover._read",  # another console
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor

@@ -101,7 +101,7 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
     ("no-ptrace", "selinux", "kubernetes-1.32", "in-tree-mirror", "webhook-host-network"),
-    ("steering", "mig", "cert-manager", "monitors", "rules"),
+    ("steering", "mig", "cert-manager", "monitors", "rules", "device-taints"),
 )
 
 
@@ -471,6 +471,7 @@ def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
     assert links == {
         "base": DEPLOY / "base",
         "default-scheduler": DEPLOY / "default-scheduler",
+        "device-taints.yaml": DEPLOY / "components/device-taints/device-taints.yaml",
         "mirror.yaml": DEPLOY / "components/in-tree-mirror/rbac.yaml",
         "cert-manager.yaml": DEPLOY / "components/cert-manager/certificates.yaml",
         "monitors.yaml": DEPLOY / "components/monitors/monitors.yaml",

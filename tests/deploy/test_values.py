@@ -21,6 +21,7 @@ PARTS = {
     "webhook": {"headroom-webhook"},
     "console": {"headroom-console"},
     "recorder": {"headroom-recorder"},
+    "deviceTaints": {"headroom-device-taints"},
     "certificates": {"headroom-certs", "headroom-certs-first"},
     "agent": {"headroom-agent"},
 }
@@ -31,6 +32,7 @@ CONTAINERS = {
     "webhook": {("headroom-webhook", "webhook")},
     "console": {("headroom-console", "console")},
     "recorder": {("headroom-recorder", "recorder")},
+    "deviceTaints": {("headroom-device-taints", "device-taints")},
     "certificates": {("headroom-certs", "certs"), ("headroom-certs-first", "certs")},
     "agent": {("headroom-agent", "agent")},
 }

@@ -344,7 +344,7 @@ def play(scene: Scene) -> None:
     scene.use("b", 24 * GIB)
     scene.seconds_until(lambda: scene.tainted() == {full}, "the device is tainted", 300.0)
     plane.kill("device-taints")
-    plane.call("DELETE", f"{FOLDERS['ClusterRole']}/{ACCOUNT}")
+    plane.call("DELETE", f"{FOLDERS['ValidatingAdmissionPolicy']}/{ACCOUNT}")
     took_s = scene.seconds_until(lambda: not plane.rules(), "the rules are deleted", 60.0)
     say(f"   Kubernetes deleted the rules in {took_s:.1f} s")
 

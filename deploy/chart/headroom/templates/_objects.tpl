@@ -42,7 +42,7 @@
 {{- if and (has $object.kind (list "Deployment" "PodDisruptionBudget")) (eq $name "headroom-scheduler") }}
 {{- $_ := set $object.metadata "name" "headroom-extender" }}
 {{- end }}
-{{- if and (eq $object.kind "Deployment") (not (has $name (list "headroom-webhook" "headroom-console" "headroom-recorder"))) }}
+{{- if and (eq $object.kind "Deployment") (not (has $name (list "headroom-webhook" "headroom-console" "headroom-recorder" "headroom-device-taints"))) }}
 {{- $_ := unset $object.spec.template.metadata.annotations "checksum/scheduler-config" }}
 {{- $spec := $object.spec.template.spec }}
 {{- range $container := $spec.containers }}
