@@ -130,6 +130,27 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Profiles._found_by": Per("VRAMProfile", 4_000),
         "Profiles._profiles": Per("VRAMProfile", 512 << 10),
     },
+    # Slices, claims and holdings have a few hundred bytes for each device that they name.
+    "extender/state/claimed_devices.py": {
+        "ClaimedDevices._claims": Per("ResourceClaim", 4_000),
+        "ClaimedDevices._holdings": Per("ResourceClaim", 1_000),
+        "ClaimedDevices._lingering": Fixed(1_000 * 16 * 500),
+        "ClaimedDevices._pools": Per("node", 500),
+        "ClaimedDevices._slices": Per("device", 500),
+        "ClaimedDevices._slices_of": Per("node", 500),
+    },
+    "extender/state/taint_decisions.py": {
+        "TaintDecisions._former": Fixed(1_000 * 400),
+        "TaintDecisions._taints": Fixed(100 * 500),
+    },
+    "extender/controllers/device_taints.py": {
+        "DeviceTaintsController._again_until_s": Per("node", 200),
+        "DeviceTaintsController._devices": Per("device", 300),
+        "DeviceTaintsController._excess_bytes": Per("device", 200),
+        "Reports._changed": Per("node", 200),
+        "Reports._reports": Per("node", 64 << 10),
+        "Reports._seen_at_s": Per("node", 200),
+    },
     "extender/state/sm_activity.py": {
         "Activities._history": Per("device", 600),
         "Activities._gpus_of": Per("node", 500),

@@ -12,7 +12,7 @@ from tests.growth import GROWS, MIB, PASSING, Fixed
 #: Commands that end by themselves, and the metrics, whose labels are few.
 OTHERS = (
     *("extender/convert/", "extender/certs/", "extender/plan/"),
-    "extender/observability/metrics.py",
+    *("extender/observability/metrics.py", "extender/observability/taint_metrics.py"),
 )
 MAKERS = {
     *("dict", "set", "frozenset", "list", "deque", "defaultdict", "Counter", "OrderedDict"),

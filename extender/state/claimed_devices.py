@@ -31,7 +31,7 @@ from extender.state.changes import (
 #: the end of its processes can arrive later.
 LINGERS_S = 15.0
 #: Devices, and holdings of a device, that are remembered for that.
-MAX_LINGERING, MAX_OF_DEVICE = 10_000, 128
+MAX_LINGERING, MAX_OF_DEVICE = 1_000, 16
 
 
 @dataclass(frozen=True, slots=True)

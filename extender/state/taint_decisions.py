@@ -23,7 +23,7 @@ UNKNOWN_AFTER_S = 600.0
 #: Maximum number of taints. A larger number is more likely an error of measurement.
 MAX_TAINTS = 100
 #: Devices that are remembered after their taint ended.
-MAX_FORMER = 10_000
+MAX_FORMER = 1_000
 
 
 @dataclass(slots=True)

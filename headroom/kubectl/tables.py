@@ -41,7 +41,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
             "; ".join(state) or "ok",
             bad=bool(state),
         )
-    for use in body["claims"]:
+    for use in body.get("claims", ()):  # an older console has none
         if namespace in (None, use["namespace"]):
             excess = gib(use["excess_bytes"]) if use["excess_bytes"] else ""
             verdict = f"uses {excess} more than its claims" if excess else "ok"
@@ -51,7 +51,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
             table.add(
                 *(use["namespace"] or "-", use["name"] or "-", use["node"]),
                 *("claimed" if use["claims"] else "-", gib(use["claimed_bytes"])),
-                "?" if use["measured_bytes"] is None else gib(use["measured_bytes"]),
+                "-" if use["measured_bytes"] is None else gib(use["measured_bytes"]),
                 *((claims, use["uuid"], "-", use["uid"] or "-") if wide else ()),
                 verdict,
                 bad=bool(excess),

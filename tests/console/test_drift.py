@@ -1,6 +1,8 @@
 """/v1/drift and the metrics of drift: reserved and measured use, predicted and actual devices."""
 
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -17,12 +19,16 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import ObjectMeta
-from extender.console.drift import drift_views
+from extender.console.drift import claim_views, drift_views
+from extender.console.view_context import Context
+from extender.kube.claims import Claims
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen
+from extender.state.changes import ClaimSeen, GPUNodeSeen, SliceSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import DISTRIBUTED, gpunode, reservation, shared, use
 from tests.serving import Server, binding, offer, pod, serving
+from tests.state.test_claimed_devices import claim, piece
+from tests.state.test_claimed_devices import report as use_report
 
 GI = 1 << 30
 LASTING_S = Rules().overuse_after_s
@@ -153,6 +159,29 @@ def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
     (shown,) = drift_views(cluster)
     assert {on.uuid: on.reservation_bytes for on in shown.observed} == {"A": 10 * GI, "B": 8 * GI}
+
+
+def test_drift_shows_claims_of_dra_beside_measured_use() -> None:
+    cluster = ClusterWriter(Rules(), 90.0, 0.0)
+    node = GPUNode(metadata=ObjectMeta(name="n"), status=use_report(unattributed=1 << 30, a=9))
+    cluster.apply([GPUNodeSeen(node, 0.0)])
+    claims = Claims(lambda: 0.0)
+    claims.apply([SliceSeen(piece()), SliceSeen(piece("unreported", name="t"))])
+    claims.apply([ClaimSeen(claim("c", "a", "8Gi")), ClaimSeen(claim("d", "b", "16Gi"))])
+    context = cast(Context, SimpleNamespace(cluster=cluster, claims=claims))
+    rows = [view.model_dump() for view in claim_views(context)]
+    where = {"node": "n", "uuid": "GPU-0", "pool": "n", "device": "gpu-0"}
+    assert rows == [
+        where | dict(zip(PART, row, strict=True))
+        for row in [
+            ("t", "pod-a", "a", ["c"], 8 * GI, 9 * GI, GI),
+            ("t", "pod-b", "b", ["d"], 16 * GI, 0, 0),
+            ("", "", "", [], 0, GI, GI),
+        ]
+    ]
+
+
+PART = ("namespace", "name", "uid", "claims", "claimed_bytes", "measured_bytes", "excess_bytes")
 
 
 def test_drift_shows_overuse_that_has_lasted_for_a_minute() -> None:

@@ -218,22 +218,23 @@ def test_the_rules_of_a_removed_node_are_deleted(world: World) -> None:
     assert world.round() == []
 
 
-def test_rules_of_others_stay_and_changed_rules_of_ours_are_deleted(world: World) -> None:
-    spec = {"taint": {"key": "k", "value": "v", "effect": "NoExecute"}}
-    world.api.rules = {
-        "headroom-x": {
-            "metadata": {"name": "headroom-x", "uid": "1", "labels": MINE},
-            "spec": spec,
-        },
-        "other": {
-            "metadata": {"name": "other", "uid": "2"},
-            "spec": {**spec, "deviceSelector": {}},
-        },
+def test_rules_of_others_stay_and_changed_rules_of_ours_are_replaced(world: World) -> None:
+    place = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}
+    spec = {
+        "deviceSelector": place,
+        "taint": {"key": "k", "value": "v", "effect": "NoExecute"},
     }
-    world.controller._store.discover()
-    world.now_s += 1.0
-    asyncio.run(world.controller.round())
-    assert list(world.api.rules) == ["other"]
+    changed = {"metadata": {"name": "headroom-x", "uid": "1", "labels": MINE}, "spec": spec}
+    other = {"metadata": {"name": "other", "uid": "2"}, "spec": spec}
+    world.api.rules = {"headroom-x": changed, "other": other}
+    world.reported(5)
+    world.round()
+    assert world.api.rules.pop("other") == other
+    (rule,) = world.api.rules.values()
+    assert (rule["spec"]["deviceSelector"], rule["spec"]["taint"]["effect"]) == (
+        place,
+        "NoSchedule",
+    )
 
 
 def test_a_rule_that_a_person_deleted_is_created_again(world: World) -> None:

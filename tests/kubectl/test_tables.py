@@ -45,6 +45,40 @@ def test_drift_highlights_overuse_and_missed_predictions() -> None:
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
+CLAIMED: dict[str, Any] = {
+    "node": "n",
+    "uuid": "GPU-a",
+    "pool": "n",
+    "device": "gpu-0",
+    "namespace": "team-a",
+    "name": "p",
+    "uid": "uid-p",
+    "claims": ["p-gpu-x"],
+    "claimed_bytes": 8 * GIB,
+    "measured_bytes": 10 * GIB,
+    "excess_bytes": 2 * GIB,
+}
+NO_POD = {"namespace": "", "name": "", "uid": "", "claims": [], "claimed_bytes": 0}
+
+
+def test_drift_shows_claims_of_dra_beside_measured_use() -> None:
+    within = CLAIMED | {"measured_bytes": None, "excess_bytes": 0}
+    body = {"pods": [], "claims": [CLAIMED, within, CLAIMED | NO_POD]}
+    table = tables.drift(body, None)
+    assert column(table, "STATE") == [
+        "uses 2.0 GiB more than its claims",
+        "ok",
+        "processes of no known pod use 2.0 GiB of GPU-a",
+    ]
+    assert column(table, "RESERVED") == ["8.0 GiB", "8.0 GiB", "0.0 GiB"]
+    assert column(table, "USED") == ["10.0 GiB", "-", "10.0 GiB"]
+    assert column(table, "POD") == ["p", "p", "-"]
+    assert table.bad == {0, 2}
+    wide = tables.drift(body, "team-a", wide=True)
+    assert column(wide, "PREDICTED") == ["p-gpu-x", "p-gpu-x"]
+    assert column(wide, "ACTUAL") == ["GPU-a", "GPU-a"]
+
+
 def test_wide_drift_shows_every_device() -> None:
     chosen = RIGHT | {"choice": ["GPU-a"]}
     table = tables.drift({"pods": [MISSED, chosen]}, None, wide=True)
