@@ -1,15 +1,10 @@
-"""DRA with real components: kube-scheduler, kubelet and dra-example-driver, beside Headroom.
+"""A cluster whose GPUs a DRA driver allocates: kube-scheduler, kubelet and driver are real.
 
-    python -m tests.neighbours.dra [--version v1beta2|v1alpha3]
-
-Needs root, for a kubelet in a mount namespace. The driver has the name of NVIDIA's, because that is
-the driver whose devices Headroom reads; the GPUs are a table behind a fake NVML library, with the
-uuids that the driver publishes. The agent has its default intervals, and the controller of device
-taints the rights of its own ServiceAccount. Prints each step with its figures; fails if a figure is
-not as stated.
+The driver is dra-example-driver under the name of NVIDIA's, whose devices Headroom reads. The GPUs
+are a table behind a fake NVML library, with the uuids that the driver publishes. The agent has its
+default intervals, and the controller of device taints the rights of its own ServiceAccount.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,8 +24,6 @@ from tests.processes import free_ports
 from tests.waiting import until
 
 GIB = 1 << 30
-#: A device is tainted, and cleared, within so many seconds of the use.
-LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
 NODE = "dra-1"
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -258,97 +251,6 @@ def answers(scene: Scene, url: str) -> int:
         return 0
 
 
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def play(scene: Scene) -> None:
-    plane = scene.plane
-    say("1. Claims and measured use")
-    devices: dict[str, str] = {}
-    for name, memory in (("a", "30Gi"), ("b", "20Gi"), ("c", "60Gi")):
-        scene.claim(name, memory)
-        devices[name] = scene.run(name)
-    assert devices["a"] == devices["b"] != devices["c"], devices
-    for name, used in (("a", 25), ("b", 20), ("c", 60)):
-        scene.use(name, used * GIB)
-    expected = {("a", 30, 25), ("b", 20, 20), ("c", 60, 60)}
-
-    def shown() -> bool:
-        rows = {
-            (row["name"], row["claimed_bytes"] // GIB, (row["measured_bytes"] or 0) // GIB)
-            for row in scene.drift()
-        }
-        return rows == expected
-
-    took_s = scene.seconds_until(shown, "claims and use in /v1/drift", 60.0)
-    say(f"   allocated by kube-scheduler: {devices}; in /v1/drift after {took_s:.1f} s")
-    say(headroom("--server", scene.console, "drift", "-A"))
-
-    say("2. Use of no known pod")
-    start_controller(scene)
-    assert scene.tainted() == set()
-    full, other = devices["a"], devices["c"]
-    scene.unknown_process(full, 5 * GIB)
-    took_s = scene.seconds_until(lambda: scene.tainted() == {full}, "the device is tainted", 30.0)
-    (rule,) = plane.rules()
-    assert rule["spec"]["taint"]["effect"] == "NoSchedule", rule
-    say(f"   tainted {took_s:.1f} s after the process began: {rule['spec']}")
-    assert took_s < LIMIT_S
-    scene.claim("d", "25Gi")  # it would fit on this device alone
-    until(lambda: "tainted" in pending(scene, "d") or pending(scene, "d"), "d waits", 30.0)
-    say(f"   pod d of 25 GiB, for which only {full} has room: {pending(scene, 'd')}")
-    scene.claim("e", "15Gi")
-    assert scene.run("e") == other
-    say(f"   pod e of 15 GiB got {other}; nothing was ended: {sorted(running(scene))}")
-    assert running(scene) == {"a", "b", "c", "e"}
-    say(headroom("--server", scene.console, "drift", "-A"))
-    scene.unknown_process(full, 0)
-    took_s = scene.seconds_until(lambda: not scene.tainted(), "the taint is cleared", 30.0)
-    say(f"   cleared {took_s:.1f} s after the process ended")
-    assert took_s < CLEARED_LIMIT_S
-    assert scene.run("d") == full
-    say(f"   pod d runs on {full}")
-
-    say("3. Use of a pod beyond its claims")
-    scene.use("b", 24 * GIB)
-    took_s = scene.seconds_until(lambda: scene.tainted() == {full}, "the device is tainted", 30.0)
-    say(f"   tainted {took_s:.1f} s after pod b of 20 GiB used 24 GiB")
-    assert took_s < LIMIT_S
-    assert {row["excess_bytes"] for row in scene.drift() if row["name"] == "b"} == {4 * GIB}
-    scene.use("b", 20 * GIB)
-    took_s = scene.seconds_until(lambda: not scene.tainted(), "the taint is cleared", 60.0)
-    say(f"   cleared {took_s:.1f} s after it used 20 GiB again")
-
-    say("4. Use that changes every 3 s, for 90 s")
-    counted = Counter(scene)
-    for _ in range(15):
-        scene.use("b", 24 * GIB)
-        counted.watch(3.0)
-        scene.use("b", 20 * GIB)
-        counted.watch(3.0)
-    say(f"   {counted.created} taints, {counted.deleted} cleared")
-    assert counted.created <= 4
-    scene.seconds_until(lambda: not scene.tainted(), "the taint is cleared", 120.0)
-
-    say("5. Pods that end: no taint, although the report still shows their use")
-    counted = Counter(scene)
-    plane.call("DELETE", f"{PODS}/c")
-    plane.call("DELETE", f"{PODS}/e")
-    counted.watch(20.0)
-    assert (counted.created, running(scene)) == (0, {"a", "b", "d"})
-    say("   0 taints in 20 s")
-
-    say("6. Uninstall, with a device tainted")
-    scene.use("b", 24 * GIB)
-    scene.seconds_until(lambda: scene.tainted() == {full}, "the device is tainted", 300.0)
-    plane.kill("device-taints")
-    plane.call("DELETE", f"{FOLDERS['ValidatingAdmissionPolicy']}/{ACCOUNT}")
-    took_s = scene.seconds_until(lambda: not plane.rules(), "the rules are deleted", 60.0)
-    say(f"   Kubernetes deleted the rules in {took_s:.1f} s")
-
-
 class Counter:
     """Counts rules that appear and disappear."""
 
@@ -379,14 +281,3 @@ def pending(scene: Scene, pod: str) -> str:
 def running(scene: Scene) -> set[str]:
     pods = scene.plane.call("GET", PODS)["items"]
     return {each["metadata"]["name"] for each in pods if each["status"].get("phase") == "Running"}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--version", choices=("v1beta2", "v1alpha3"), default="v1beta2")
-    with scene(parser.parse_args().version) as ready:
-        play(ready)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,132 @@
+"""DRA with a real kube-scheduler, kubelet and driver, beside Headroom: docs/dra.md."""
+
+import os
+
+import pytest
+
+from tests.e2e.conftest import Tell
+from tests.neighbours.dra import (
+    ACCOUNT,
+    FOLDERS,
+    GIB,
+    PODS,
+    Counter,
+    Scene,
+    headroom,
+    pending,
+    running,
+    scene,
+    start_controller,
+)
+from tests.waiting import until
+
+#: A device is tainted, and cleared, within so many seconds of the use.
+TAINTED_LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1alpha3"])
+def test_claims_beside_use_and_taints_of_devices(version: str, tell: Tell) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a kubelet needs root, in a mount namespace of its own")
+    with scene(version) as played:
+        first, second = claims_appear_in_drift(played, tell)
+        start_controller(played)
+        assert played.tainted() == set()
+        unknown_processes_taint(played, tell, first, second)
+        use_beyond_a_claim_taints(played, tell, first)
+        if version == "v1beta2":
+            changing_use_does_not_flap(played, tell)
+        pods_that_end_do_not_taint(played, tell)
+        an_uninstall_leaves_no_rules(played, tell, first)
+
+
+def claims_appear_in_drift(played: Scene, tell: Tell) -> tuple[str, str]:
+    """Pods a and b of 30 and 20 GiB share one device, c of 60 GiB has the other; return both."""
+    devices: dict[str, str] = {}
+    for name, memory in (("a", "30Gi"), ("b", "20Gi"), ("c", "60Gi")):
+        played.claim(name, memory)
+        devices[name] = played.run(name)
+    assert devices["a"] == devices["b"] != devices["c"], devices
+    for name, used_gib in (("a", 25), ("b", 20), ("c", 60)):
+        played.use(name, used_gib * GIB)
+    expected = {("a", 30, 25), ("b", 20, 20), ("c", 60, 60)}
+
+    def shown() -> bool:
+        rows = {
+            (row["name"], row["claimed_bytes"] // GIB, (row["measured_bytes"] or 0) // GIB)
+            for row in played.drift()
+        }
+        return rows == expected
+
+    took_s = played.seconds_until(shown, "claims and use in /v1/drift", 60.0)
+    tell(f"claims and measured use of 3 pods are in /v1/drift after {took_s:.1f} s")
+    table = headroom("--server", played.console, "drift", "-A")
+    assert "claimed  30.0 GiB  25.0 GiB  ok" in table, table
+    return devices["a"], devices["c"]
+
+
+def unknown_processes_taint(played: Scene, tell: Tell, first: str, second: str) -> None:
+    """Only pod d of 25 GiB has to wait: it fits on the first device alone."""
+    played.unknown_process(first, 5 * GIB)
+    took_s = played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
+    tell(f"tainted {took_s:.1f} s after a process of no pod used 5 GiB")
+    assert took_s < TAINTED_LIMIT_S
+    (rule,) = played.plane.rules()
+    assert rule["spec"]["taint"]["effect"] == "NoSchedule"
+    played.claim("d", "25Gi")
+    until(lambda: pending(played, "d"), "kube-scheduler rejects pod d", 60.0)
+    played.claim("e", "15Gi")
+    assert played.run("e") == second
+    assert running(played) == {"a", "b", "c", "e"}
+    table = headroom("--server", played.console, "drift", "-A")
+    assert "processes of no known pod use 5.0 GiB of" in table, table
+    assert played.device_of("d") == ""
+    played.unknown_process(first, 0)
+    took_s = played.seconds_until(lambda: not played.tainted(), "the taint is cleared", 30.0)
+    tell(f"cleared {took_s:.1f} s after the process ended")
+    assert took_s < CLEARED_LIMIT_S
+    assert played.run("d") == first
+
+
+def use_beyond_a_claim_taints(played: Scene, tell: Tell, first: str) -> None:
+    played.use("b", 24 * GIB)
+    took_s = played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
+    tell(f"tainted {took_s:.1f} s after a pod of 20 GiB used 24 GiB")
+    assert took_s < TAINTED_LIMIT_S
+    assert [row["excess_bytes"] for row in played.drift() if row["name"] == "b"] == [4 * GIB]
+    played.use("b", 20 * GIB)
+    took_s = played.seconds_until(lambda: not played.tainted(), "the taint is cleared", 60.0)
+    tell(f"cleared {took_s:.1f} s after it used 20 GiB again; the time to clear doubled to 6 s")
+
+
+def changing_use_does_not_flap(played: Scene, tell: Tell) -> None:
+    """Excess for 3 s in every 6 s, for 90 s."""
+    counted = Counter(played)
+    for _ in range(15):
+        played.use("b", 24 * GIB)
+        counted.watch(3.0)
+        played.use("b", 20 * GIB)
+        counted.watch(3.0)
+    tell(f"{counted.created} taints in 90 s with excess in every second 3 s")
+    assert counted.created <= 3
+    played.seconds_until(lambda: not played.tainted(), "the taint is cleared", 120.0)
+
+
+def pods_that_end_do_not_taint(played: Scene, tell: Tell) -> None:
+    """For seconds the report shows use of pods whose claims are deallocated already."""
+    counted = Counter(played)
+    for name in ("c", "e"):
+        played.plane.call("DELETE", f"{PODS}/{name}")
+    counted.watch(20.0)
+    assert counted.created == 0
+    assert running(played) == {"a", "b", "d"}
+    tell("no taint in 20 s after two pods ended")
+
+
+def an_uninstall_leaves_no_rules(played: Scene, tell: Tell, first: str) -> None:
+    played.use("b", 24 * GIB)
+    played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
+    played.plane.kill("device-taints")
+    played.plane.call("DELETE", f"{FOLDERS['ValidatingAdmissionPolicy']}/{ACCOUNT}")
+    took_s = played.seconds_until(lambda: not played.plane.rules(), "the rules are gone", 60.0)
+    tell(f"Kubernetes deleted the rules {took_s:.1f} s after the uninstall")
