@@ -113,7 +113,7 @@ def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
             for key, each in found.items()
             if key[0] in operated
         ]
-        assert labelled == [True] * 6
+        assert labelled == [True] * 7
 
 
 def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> None:

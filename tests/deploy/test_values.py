@@ -3,7 +3,7 @@
 import functools
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,20 @@ CONTAINERS = {
 }
 
 
+#: Values with which the chart renders every part.
+WHOLE: dict[str, Any] = {"deviceTaints": {"enabled": True}}
+
+
 @functools.cache
 def rendered() -> str:
-    """Return what the chart renders without values except the images."""
+    """Return what the chart renders with all its parts, without other values except the images."""
     with tempfile.TemporaryDirectory() as home:
-        return template(Path(home), {})
+        return template(Path(home), WHOLE)
+
+
+def with_part(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all parts, with these for one part."""
+    return {**WHOLE, part: {**WHOLE.get(part, {}), **values}}
 
 
 def templates(text: str) -> dict[str, dict[str, Any]]:
@@ -75,7 +84,7 @@ def test_values_of_a_part_reach_its_pods_and_no_others(part: str, tmp_path: Path
     spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
     if part != "agent":
         values["topologySpreadConstraints"] = [spread]
-    before, after = templates(rendered()), templates(template(tmp_path, {part: values}))
+    before, after = templates(rendered()), templates(template(tmp_path, with_part(part, values)))
     assert {name for name in before if before[name] != after[name]} == PARTS[part]
     for name in PARTS[part]:
         spec, metadata = after[name]["spec"], after[name]["metadata"]
@@ -114,7 +123,7 @@ def test_values_of_a_container_reach_it_and_no_other(part: str, tmp_path: Path) 
             for each in pod["spec"]["containers"]
         }
 
-    before, after = containers(rendered()), containers(template(tmp_path, {part: values}))
+    before, after = containers(rendered()), containers(template(tmp_path, with_part(part, values)))
     assert {key for key in before if before[key] != after[key]} == CONTAINERS[part]
     for key in CONTAINERS[part]:
         assert after[key]["env"] == [*before[key].get("env", []), *values["extraEnv"]]
