@@ -41,7 +41,7 @@ LIST_EVERY_S = 60.0
 
 
 class Reports:
-    """The newest reports of nodes, and when their agents were last heard of."""
+    """The newest reports of nodes, and when their agents last sent data."""
 
     def __init__(self, claims: Claims, wake: Callable[[], object]) -> None:
         self._claims, self._wake = claims, wake
@@ -72,7 +72,7 @@ class Reports:
             return self._reports.get(node)
 
     def seen_at_s(self, node: str) -> float:
-        """Return when the node's agent was last heard of, in seconds of the monotonic clock."""
+        """Return when the node's agent last sent data, in seconds of the monotonic clock."""
         with self._lock:
             return self._seen_at_s.get(node, -float("inf"))
 

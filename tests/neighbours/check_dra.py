@@ -20,6 +20,8 @@ from tests.neighbours.dra import (
 )
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 #: A device is tainted, and cleared, within so many seconds of the use.
 TAINTED_LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
 
@@ -77,7 +79,7 @@ def unknown_processes_taint(played: Scene, tell: Tell, first: str, second: str) 
     until(lambda: pending(played, "d"), "kube-scheduler rejects pod d", 60.0)
     played.claim("e", "15Gi")
     assert played.run("e") == second
-    assert running(played) == {"a", "b", "c", "e"}
+    until(lambda: running(played) == {"a", "b", "c", "e"}, "all others run", 60.0)
     table = headroom("--server", played.console, "drift", "-A")
     assert "processes of no known pod use 5.0 GiB of" in table, table
     assert played.device_of("d") == ""
@@ -119,7 +121,7 @@ def pods_that_end_do_not_taint(played: Scene, tell: Tell) -> None:
         played.plane.call("DELETE", f"{PODS}/{name}")
     counted.watch(20.0)
     assert counted.created == 0
-    assert running(played) == {"a", "b", "d"}
+    until(lambda: running(played) == {"a", "b", "d"}, "the others run", 60.0)
     tell("no taint in 20 s after two pods ended")
 
 

@@ -29,7 +29,7 @@ PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 COMPONENT = ROOT / "deploy/components/device-taints/device-taints.yaml"
 ACCOUNT = "headroom-device-taints"
-#: Where an object of a manifest is created.
+#: Kind of an object -> the path at which it is created.
 FOLDERS = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
