@@ -30,6 +30,7 @@ from extender.state.changes import (
     PodGone,
     PodSeen,
     Relisted,
+    SliceSeen,
 )
 from extender.state.deleted_pods import DeletedPods
 from extender.state.reconcile_queue import (
@@ -56,6 +57,7 @@ from tests.builders import (
     use,
 )
 from tests.recording import RecordingState
+from tests.state.test_claimed_devices import piece
 
 KUBELET_ENDS_S = 120.0
 REMEMBERED = 10000
@@ -337,6 +339,15 @@ def test_nodes_that_offer_gpus_wait_for_their_ledger() -> None:
     state.apply([NodeSeen(kube_node("unreported")), GPUNodeSeen(silent, NOW_S)])
     state.apply([GPUNodeSeen(begun, NOW_S)])
     assert [node.metadata.name for node in uninitialised(state)] == ["new", "begun"]
+
+
+def test_a_node_whose_gpus_a_dra_driver_manages_gets_a_gpunode() -> None:
+    """Without one its agent could not report."""
+    state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
+    state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name))) for name in ("n", "without-gpus")])
+    assert uninitialised(state) == []
+    state.apply([SliceSeen(piece("n"))])
+    assert [node.metadata.name for node in uninitialised(state)] == ["n"]
 
 
 def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
