@@ -1,18 +1,29 @@
 """DRA with a real kube-scheduler, kubelet and driver, beside Headroom: docs/dra.md."""
 
+import json
 import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import pytest
 
+from extender.kube.api_errors import ApiStatus
+from extender.kube.client import KubeApi
+from extender.kube.taint_rules import TaintRules
+from extender.state.claimed_devices import DraDevice
 from tests.e2e.conftest import Tell
+from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.neighbours.dra import (
     ACCOUNT,
     FOLDERS,
     GIB,
     PODS,
     Counter,
+    DraPlane,
     Scene,
     headroom,
+    install,
     pending,
     running,
     scene,
@@ -27,17 +38,74 @@ TAINTED_LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1alpha3"])
-def test_claims_beside_use_and_taints_of_devices(version: str, tell: Tell) -> None:
+def test_rules_are_written_in_the_version_that_the_api_server_serves(version: str) -> None:
+    """A kube-scheduler 1.36 reads v1beta2 only, so the other version is tried without one."""
+    plane = DraPlane(version)
+    try:
+        plane.start()
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
+        api = KubeApi(plane.configuration(install(plane)))
+        rules = TaintRules(api)
+        assert rules.discover()
+        assert rules.version == version
+        device = DraDevice("n", "gpu-0")
+        until(lambda: created(rules, device), "the account has its rights", 30.0)
+        assert list(rules.list()) == [device]
+        (rule,) = plane.rules()
+        (owner,) = rule["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("ValidatingAdmissionPolicy", ACCOUNT)
+
+        # The policy of the component rejects all other rules.
+        strong = rule["spec"] | {"taint": rule["spec"]["taint"] | {"effect": "NoExecute"}}
+        labels = rule["metadata"]["labels"]
+        for metadata, spec, message in (
+            ({"labels": labels}, strong, "with effect NoSchedule"),
+            ({"labels": labels}, rule["spec"] | {"deviceSelector": {}}, "only single devices"),
+            ({}, rule["spec"], "with label app.kubernetes.io/managed-by"),
+        ):
+            body = {"metadata": metadata | {"name": "another"}, "spec": spec}
+            # The API server takes a moment to read a new policy.
+            until(partial(is_rejected, api, plane, body, message), message, 30.0)
+        plane.call("POST", plane.rules_path, {"metadata": {"name": "other"}, "spec": strong})
+        with pytest.raises(ApiStatus, match="with label"):
+            api.call("DELETE", f"{plane.rules_path}/other")
+        rules.delete(rules.list()[device])
+        assert [each["metadata"]["name"] for each in plane.rules()] == ["other"]
+    finally:
+        plane.stop()
+
+
+def created(rules: TaintRules, device: DraDevice) -> bool:
+    """Create a rule; return False if the API server has not read the roles yet."""
+    try:
+        rules.create(device, "n", "GPU-0")
+    except ApiStatus as err:
+        if err.status != 403:
+            raise
+        return False
+    return True
+
+
+def is_rejected(api: KubeApi, plane: DraPlane, body: Mapping[str, Any], message: str) -> bool:
+    """Return whether the API server would not create a rule, with this in its message."""
+    query = {"dryRun": "All"}
+    try:
+        api.call("POST", plane.rules_path, query=query, body=json.dumps(body).encode())
+    except ApiStatus as err:
+        return message in err.message
+    return False
+
+
+def test_claims_beside_use_and_taints_of_devices(tell: Tell) -> None:
     if os.geteuid() != 0:
         pytest.skip("a kubelet needs root, in a mount namespace of its own")
-    with scene(version) as played:
+    with scene("v1beta2") as played:
         first, second = claims_appear_in_drift(played, tell)
         start_controller(played)
         assert played.tainted() == set()
         unknown_processes_taint(played, tell, first, second)
         use_beyond_a_claim_taints(played, tell, first)
-        if version == "v1beta2":
-            changing_use_does_not_flap(played, tell)
+        changing_use_does_not_flap(played, tell)
         pods_that_end_do_not_taint(played, tell)
         an_uninstall_leaves_no_rules(played, tell, first)
 

@@ -93,8 +93,7 @@ class Scene:
         self.console = ""
 
     def create(self, manifest: Mapping[str, Any]) -> None:
-        folder = FOLDERS[manifest["kind"]].format(namespace=SYSTEM_NAMESPACE)
-        self.plane.call("POST", folder, manifest)
+        create(self.plane, manifest)
 
     def claim(self, name: str, memory: str) -> None:
         """Create a pod that Headroom's annotation describes, converted by headroom convert."""
@@ -217,15 +216,26 @@ def scene(version: str) -> Iterator[Scene]:
         plane.stop()
 
 
+def create(plane: ControlPlane, manifest: Mapping[str, Any]) -> None:
+    folder = FOLDERS[manifest["kind"]].format(namespace=SYSTEM_NAMESPACE)
+    plane.call("POST", folder, manifest)
+
+
+def install(plane: ControlPlane) -> str:
+    """Create the component's objects, except its pods; return a token of its account."""
+    for manifest in yaml.safe_load_all(COMPONENT.read_text()):
+        if manifest["kind"] in FOLDERS:
+            create(plane, manifest)
+    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token: str = plane.call("POST", path, body)["status"]["token"]
+    return token
+
+
 def start_controller(scene: Scene) -> None:
     """Install the component's objects, and run its program with the token of its account."""
     plane = scene.plane
-    for manifest in yaml.safe_load_all(COMPONENT.read_text()):
-        if manifest["kind"] in FOLDERS:
-            scene.create(manifest)
-    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = plane.call("POST", path, body)["status"]["token"]
+    token = install(plane)
     kubeconfig = plane.folder / "device-taints.kubeconfig"
     plane.write_kubeconfig(kubeconfig, {"token": token})
     (port,) = free_ports(1)
