@@ -21,7 +21,7 @@ export function fleet(view, [node, index], state) {
   const search = el("input", {type: "search", id: "find", placeholder: "node, model", value: state.get("find"), autocomplete: "off"});
   const bigger = el("button", {type: "button", "aria-label": "Zoom in", onclick: () => zoom(1)}, "+"), smaller = el("button", {type: "button", "aria-label": "Zoom out", onclick: () => zoom(-1)}, "-");
   const found = el("p", {id: "found", role: "status"}), hovered = el("p", {class: "hovered", "aria-hidden": "true"}), legend = el("p", {class: "key"});
-  const canvas = el("canvas", {"aria-hidden": "true"}), option = el("div", {role: "option", id: "tile", class: "unseen", "aria-selected": "false"});
+  const canvas = el("canvas", {"aria-hidden": "true"}), option = el("div", {role: "option", id: "tile", class: "unseen", "aria-selected": "false"}, "no GPU yet");
   const map = el("div", {class: "map", role: "listbox", tabindex: "0", "aria-label": "GPUs; arrow keys move, Enter opens", "aria-activedescendant": "tile"}, option, canvas);
   const panel = el("aside", {id: "detail", hidden: true, "aria-label": "The chosen GPU"});
   const form = el("form", {class: "tools", role: "search"}, ...colour.parts, ...group.parts, label, el("label", {for: "find"}, "Find"), search, el("span", {class: "zoom"}, smaller, bigger), found);

@@ -14,7 +14,7 @@ let library = null;
 
 /** Return a plot with a title: {element, show, close}. */
 export function plot(title) {
-  const box = el("div"), text = el("figcaption", {class: "quiet"}), element = el("figure", {class: "plot", role: "group", "aria-label": title}, el("h4", {}, title), box, text);
+  const box = el("div"), text = el("p", {class: "quiet"}), element = el("div", {class: "plot", role: "group", "aria-label": title}, el("h4", {}, title), box, text);
   let drawn = null, drawnAs = "", lastShown = null, isClosed = false;
 
   /**

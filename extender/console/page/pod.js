@@ -1,6 +1,7 @@
 // One pod: why it is pending or where it is placed, with the memory accounting of the nearest nodes.
 
 import {ask, el, gib, many, podLink, since, swap, table} from "./dom.js";
+import {grafana} from "./grafana.js";
 import {asks} from "./lists.js";
 import {about, plot} from "./plot.js";
 
@@ -18,7 +19,7 @@ export function pod(view, [namespace = "", name = ""]) {
   });
   const memory = plot("Memory of the pod in the last hour"), activity = plot("SM activity of its GPUs in the last hour"), source = el("p", {class: "quiet"}), life = el("div"), details = el("div", {id: "details"});
   memory.element.hidden = activity.element.hidden = true;
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, activity.element, source, life, details);
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, activity.element, source, name ? grafana({namespace, pod: name}) : "", life, details);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
