@@ -115,7 +115,7 @@ def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     assert time.monotonic() - began_s < 30
 
 
-def test_nodes_and_gpus_link_to_the_dashboard_of_the_settings(readings: Looked) -> None:
+def test_nodes_gpus_and_pods_link_to_the_dashboard_of_the_settings(readings: Looked) -> None:
     template = "https://grafana.example/d/x?var-node={node}&var-gpu={uuid}&from={from_ms}"
 
     def with_template(route: Route) -> None:
@@ -138,6 +138,10 @@ def test_nodes_and_gpus_link_to_the_dashboard_of_the_settings(readings: Looked) 
     page.locator("summary").click()
     expect(page.get_by_role("link", name="Grafana")).to_have_attribute(
         "href", re.compile(rf"^{begin}&from=\d+$")
+    )
+    readings.open("/pod/team-a/runs")
+    expect(page.get_by_role("link", name="Grafana")).to_have_attribute(
+        "href", re.compile(r"^https://grafana\.example/d/x\?from=\d+$")
     )
 
 
