@@ -264,8 +264,9 @@ class Settings(PortSettings):
     grafana_url: LinkTemplate | None = Field(
         None,
         description="URL of a dashboard of yours, to which the page links from nodes, GPUs "
-        "and pods. Its query may contain {node}, {uuid} (of the GPU), {namespace}, {pod}, {from_ms} "
-        "and {to_ms} (the last hour). The page leaves out parameters whose value it lacks.",
+        "and pods. Its query may contain {node}, {uuid} (of the GPU), {namespace}, {pod}, "
+        "{from_ms} and {to_ms} (the last hour). The page leaves out parameters whose value it "
+        "lacks.",
     )
     prometheus_url: Url | None = Field(
         None,
