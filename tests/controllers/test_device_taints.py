@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, ObjectMeta
@@ -19,6 +20,7 @@ from extender.kube.taint_rules import NOT_SERVED, TaintRules
 from extender.observability.taint_metrics import TaintTelemetry
 from extender.state.changes import ClaimSeen, GPUNodeGone, GPUNodeSeen, HeartbeatSeen, SliceSeen
 from extender.state.taint_decisions import FIRST_HOLD_S
+from tests.monitoring.documented import documented
 from tests.state.test_claimed_devices import claim, piece, report
 
 GIB = 1 << 30
@@ -258,6 +260,24 @@ def test_a_failed_write_is_repeated(world: World) -> None:
     assert world.round(FIRST_HOLD_S) == ["gpu-0"]
     world.api.fault = None
     assert world.round() == []
+
+
+def test_metrics_are_as_documented(world: World) -> None:
+    world.reported(5)
+    world.round()
+    text = world.telemetry.exposition(True).decode()
+    families = {
+        each.name + {"counter": "_total", "info": "_info"}.get(each.type, ""): each
+        for each in text_string_to_metric_families(text)
+        if not each.name.endswith("_created")
+    }
+    own = documented("The controller of device taints")
+    assert own.keys() == {name for name in families if name.startswith("headroom_device_taint")}
+    for name, row in own.items():
+        labels = {label for sample in families[name].samples for label in sample.labels}
+        assert (families[name].type, labels) == (row.type, set(row.labels)), name
+    assert "\nheadroom_device_taints 1.0\n" in text
+    assert "\nheadroom_device_taints_leads 1.0\n" in text
 
 
 def test_an_old_report_taints_nothing_until_a_heartbeat_confirms_it(world: World) -> None:

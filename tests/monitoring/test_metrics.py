@@ -15,13 +15,15 @@ from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
 from tests.waiting import until
 
-#: Metrics of an agent that steers, which needs a kubelet and a cluster; of the webhook and the
-#: recorder, which need a cluster (tests/admission/test_served.py, tests/recorder/test_rounds.py);
-#: and of a console in a process of its own.
+#: Metrics of an agent that steers, which needs a kubelet and a cluster; of the webhook, the
+#: recorder and the controller of device taints, which need a cluster
+#: (tests/admission/test_served.py, tests/recorder/test_rounds.py,
+#: tests/controllers/test_device_taints.py); and of a console in a process of its own.
 ELSEWHERE = {
     *("headroom_agent_steered_total", "headroom_console_ready"),
     *documented("The webhook"),
     *documented("The recorder"),
+    *documented("The controller of device taints"),
 }
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
