@@ -141,6 +141,41 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
     assert_nobody_took_what_was_not_there(cluster)
 
 
+def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_one_on_its_device(
+    cluster: RealCluster,
+) -> None:
+    """Another scheduler binds one such pod after the other was placed, and it is admitted first.
+    One device holds two more pods than the other, so both pods get the other one."""
+    here, elsewhere = cluster.names
+    machine = cluster.machines[here]
+    small(cluster, [f"s{i}" for i in range(6)], here)
+    (full,) = {held.device for held in machine.held("s0")}
+    for held in machine.held():
+        if held.device != full:
+            cluster.plane.call("DELETE", f"{PODS}/{held.pod}")
+    cluster.until(lambda: len(machine.held()) == 3, "the replicas of the others are free")
+    cluster.until(lambda: len(cluster.gpunode(here).spec.reservations) == 3, "three are left")
+    small(cluster, ["s6"], here)
+    cordon(cluster, elsewhere, True)
+    with machine.kubelet_restarts():
+        create(cluster, "first", 8, alone=True)
+        create(cluster, "second", 8, alone=True, gated=True)
+        cluster.until(lambda: cluster.node_of("second") == here, "it is bound")
+        bind(cluster, "first", here)
+    waits = "another pod that starts alone is starting on the same device"
+    cluster.until(
+        lambda: any(waits in gate.output for gate in gates(machine, "second")),
+        "its gate prints why it waits",
+    )
+    assert machine.held("first")[0].device == machine.held("second")[0].device != full
+    assert running(machine) & {"first", "second"} == {"first"}
+    phases = {each.name: each.phase for each in cluster.gpunode(here).spec.reservations.values()}
+    assert phases["first"] == phases["second"] == "starting"
+    cluster.plane.call("DELETE", f"{PODS}/first")
+    cluster.until(lambda: "second" in running(machine), "it starts when the first one has gone")
+    assert_nobody_took_what_was_not_there(cluster)
+
+
 def test_a_pod_without_a_gate_gets_the_reason_of_gated_nodes(cluster: RealCluster) -> None:
     cluster.ask("plain", 1)
     cluster.until(lambda: bool(cluster.rejection("plain")), "it is rejected")
@@ -184,8 +219,16 @@ def small(cluster: RealCluster, names: list[str], node: str) -> None:
     cluster.until(lambda: set(names) <= running(machine), "small pods run")
 
 
-def create(cluster: RealCluster, name: str, gib: int) -> None:
-    cluster.plane.call("POST", PODS, pod_of(name, gib))
+def create(
+    cluster: RealCluster, name: str, gib: int, alone: bool = False, gated: bool = False
+) -> None:
+    """``gated``: for Headroom's scheduler, with a gate."""
+    pod = pod_of(name, gib)
+    if alone:
+        pod["metadata"]["annotations"]["headroom.gpu/startup"] = "alone"
+    if gated:
+        pod["spec"] |= {"schedulerName": SCHEDULER_NAME, "initContainers": [GATE_CONTAINER]}
+    cluster.plane.call("POST", PODS, pod)
     cluster.asked_bytes[name] = gib * GIB
     time.sleep(1.1)  # a kubelet that starts admits the oldest first, by the second
 
