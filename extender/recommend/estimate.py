@@ -7,13 +7,17 @@ distribution, and the request is the value that the next life exceeds with proba
 a prediction bound of Student's t. Only peaks above ``CENTRE`` count for the spread, because lives
 that ended early or did less do not show the largest need.
 
+Programs of one container usually differ in size, but vary alike from life to life. So the spread of
+the container's other programs counts for a program that is new.
+
 The constants were tuned with ``benchmarks.recommend`` (docs/design/recommendations.md).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 from extender.recommend.histogram import highest, quantile, upper_end
 
@@ -27,6 +31,9 @@ FREEDOM_PER_LIFE = 0.5
 #: freedom it counts.
 ASSUMED_SPREAD, ASSUMED_FREEDOM = 0.02, 1.0
 LEAST_FREEDOM = 2.0
+#: Degrees of freedom for which the spread of the other programs counts at most, and from how many
+#: on it is known well enough for a request after one life.
+OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
 #: A request is at least this much above the highest peak.
 LEAST_MARGIN = 0.01
 #: The highest peak is the one at and above which lives have this weight: one life after about four
@@ -43,6 +50,17 @@ _DENSITY = _NORMAL.pdf(_Z) / (1 - CENTRE)
 _RMS_ABOVE = math.sqrt(1 - _Z * _DENSITY + _Z * _Z)
 
 
+class Spread(NamedTuple):
+    """How much peaks differ: the mean square of their logarithms' distance from the centre."""
+
+    variance: float
+    freedom: float
+
+
+#: The spread if a container has no other programs.
+NO_OTHERS = Spread(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     #: The quantile ``CENTRE`` of the peaks.
@@ -53,22 +71,44 @@ class Estimate:
     request_bytes: int
 
 
-def estimate(weights: Mapping[int, float], lives: int) -> Estimate:
-    """Return the estimate from a histogram's weights, which are not empty, of so many lives."""
+def spread(weights: Mapping[int, float], lives: int) -> Spread:
+    """Return how much the peaks of so many lives differ. ``weights`` are not empty."""
     centre_bytes = quantile(weights, CENTRE)
-    highest_bytes = highest(weights, HIGHEST_WEIGHT)
     log_centre = math.log(centre_bytes)
     squares = total = 0.0
     for bucket, weight in weights.items():
         if (value := upper_end(bucket)) >= centre_bytes:
             squares += weight * (math.log(value) - log_centre) ** 2
             total += weight
+    return Spread(squares / total, max(0.0, (lives - 1) * FREEDOM_PER_LIFE))
+
+
+def pooled(spreads: Iterable[Spread]) -> Spread:
+    """Return the spread of several programs, with at most ``OTHERS_FREEDOM``."""
+    squares = freedom = 0.0
+    for each in spreads:
+        squares += each.variance * each.freedom
+        freedom += each.freedom
+    if not freedom:
+        return NO_OTHERS
+    return Spread(squares / freedom, min(OTHERS_FREEDOM, freedom))
+
+
+def estimate(weights: Mapping[int, float], lives: int, others: Spread = NO_OTHERS) -> Estimate:
+    """Return the estimate from a histogram's weights, which are not empty, of so many lives.
+
+    ``others``: the spread of the container's other programs.
+    """
+    centre_bytes = quantile(weights, CENTRE)
+    highest_bytes = highest(weights, HIGHEST_WEIGHT)
     counted = max(1.0, min(lives, sum(weights.values())))
     freedom = max(1.0, (counted - 1) * FREEDOM_PER_LIFE)
-    assumed = ASSUMED_FREEDOM * ASSUMED_SPREAD**2
-    spread = math.sqrt((freedom * squares / total + assumed) / (freedom + ASSUMED_FREEDOM))
-    deviations = student_t(1 - TAIL, max(LEAST_FREEDOM, freedom + ASSUMED_FREEDOM)) - _Z
-    above = deviations / _RMS_ABOVE * spread * math.sqrt(1 + 1 / counted)
+    known = freedom * spread(weights, lives).variance
+    assumed = ASSUMED_FREEDOM * ASSUMED_SPREAD**2 + others.freedom * others.variance
+    freedom += ASSUMED_FREEDOM + others.freedom
+    deviation = math.sqrt((known + assumed) / freedom)
+    deviations = student_t(1 - TAIL, max(LEAST_FREEDOM, freedom)) - _Z
+    above = deviations / _RMS_ABOVE * deviation * math.sqrt(1 + 1 / counted)
     # More than the exponent of any device is the same as the largest one.
     bound = centre_bytes * math.exp(min(above, 20.0))
     request = max(bound, highest_bytes * (1 + LEAST_MARGIN))

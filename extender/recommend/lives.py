@@ -14,8 +14,12 @@ from enum import Enum
 from extender.recommend.estimate import (
     HIGHEST_WEIGHT,
     LEAST_MARGIN,
+    NO_OTHERS,
+    OTHERS_KNOWN_FREEDOM,
     Estimate,
+    Spread,
     estimate,
+    spread,
 )
 from extender.recommend.histogram import Histogram, highest
 
@@ -25,7 +29,8 @@ DAY_S = 24 * HOUR_S
 HALF_LIFE_S = 10 * DAY_S
 #: A life of this length counts as complete, whether it still runs or was ended by others.
 MATURE_S = DAY_S
-#: Fewer complete lives than this give no recommendation.
+#: Fewer complete lives than this give no recommendation, unless the container's other programs have
+#: shown how much its peaks differ. Then one life is enough.
 LEAST_LIVES = 3
 #: At most this factor above a censored peak that exceeds the request.
 CENSORED_MARGIN = 1.2
@@ -99,10 +104,10 @@ class Track:
         """Return the number of lives that count, running ones included."""
         return self.ended + round(self.running.total)
 
-    def record(self, life: Life) -> None:
-        """Add a life that ended."""
+    def record(self, life: Life, others: Spread = NO_OTHERS) -> None:
+        """Add a life that ended. ``others``: the spread of the container's other programs."""
         self.decay(life.until_s)
-        if (found := self.estimate(running=False)) is not None:
+        if (found := self.estimate(others, running=False)) is not None:
             self.tested += 1
             self.missed += life.peak_bytes > found.request_bytes
         self.first_s = min(self.first_s or life.started_s, life.started_s)
@@ -137,7 +142,13 @@ class Track:
         self.tested += other.tested
         self.missed += other.missed
 
-    def estimate(self, running: bool = True) -> Estimate | None:
+    def spread(self) -> Spread:
+        """Return how much the peaks of lives that ended differ; ``NO_OTHERS`` with too few."""
+        if self.ended < LEAST_LIVES or not self.complete:
+            return NO_OTHERS
+        return spread(self.complete.weights, self.ended)
+
+    def estimate(self, others: Spread = NO_OTHERS, running: bool = True) -> Estimate | None:
         """Return the estimate as of the last decay; None with too few lives.
 
         Without ``running``, from lives that ended only.
@@ -148,9 +159,10 @@ class Track:
         if running:
             _add(weights, self.running)
             _add(censored, self.running_censored)
-        if lives < LEAST_LIVES or not weights:
+        least_lives = 1 if others.freedom >= OTHERS_KNOWN_FREEDOM else LEAST_LIVES
+        if lives < least_lives or not weights:
             return None
-        found = estimate(weights, lives)
+        found = estimate(weights, lives, others)
         beyond = highest(censored, HIGHEST_WEIGHT)
         if beyond <= found.request_bytes:
             return found

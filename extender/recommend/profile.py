@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from extender.recommend.estimate import STEP_BYTES, Estimate
+from extender.recommend.estimate import STEP_BYTES, Estimate, Spread, pooled
 from extender.recommend.histogram import quantile, weight_above
 from extender.recommend.lives import LEAST_LIVES, Life, Track
 
@@ -77,7 +77,8 @@ class ContainerProfile:
 
     def record(self, program: str, life: Life) -> None:
         """Add a life that ended."""
-        self._track(program).record(life)
+        track = self._track(program)
+        track.record(life, self._others(track))
 
     def run(self, lives: Iterable[tuple[str, Life]]) -> None:
         """Replace the lives that run; each comes with its program."""
@@ -102,13 +103,17 @@ class ContainerProfile:
             return Recommendation(None, Missing.NEW_PROGRAM if lives else Missing.NO_LIVES, 0, 0.0)
         track.decay(now_s)
         span_s = max(0.0, track.last_s - track.first_s)
-        found = track.estimate()
+        found = track.estimate(self._others(track))
         if found is None:
             missing = Missing.FEW_LIVES if track.lives else Missing.NO_LIVES
             if track.lives >= LEAST_LIVES:
                 missing = Missing.OLD_LIVES
             return Recommendation(None, missing, track.lives, span_s)
         return _recommendation(track, found, self._limited(found.request_bytes), span_s)
+
+    def _others(self, own: Track) -> Spread:
+        """Return the spread of the other programs."""
+        return pooled(track.spread() for track in self.tracks.values() if track is not own)
 
     def _limited(self, request_bytes: int) -> int:
         """Return the request, at most the device's memory; else no node could take the pod."""

@@ -72,6 +72,39 @@ def test_fewer_than_three_lives_give_no_recommendation() -> None:
     assert (other.missing, other.lives) == (Missing.NEW_PROGRAM, 0)
 
 
+def programs(first: list[float], second: list[float]) -> ContainerProfile:
+    """Record lives with these peaks in GiB of program o, and then of program p."""
+    profile = ContainerProfile()
+    for program, peaks in (("o", first), ("p", second)):
+        for peak in peaks:
+            profile.record(program, life(peak))
+    return profile
+
+
+def test_the_spread_of_other_programs_counts_for_a_new_one() -> None:
+    """One life is enough, if the other programs have shown how much peaks differ."""
+
+    def asked(spread: float) -> list[float | None]:
+        rng = random.Random(3)
+        others = [4 * rng.lognormvariate(0, spread) for _ in range(16)]
+        return [asked_gib(programs(others, [8.0] * lives)) for lives in (0, 1, 3)]
+
+    assert asked(0.01) == [None, 8.71, 8.59]
+    assert asked(0.1) == [None, 14.32, 12.94]
+
+
+def test_few_lives_of_other_programs_show_too_little() -> None:
+    few = programs([4.0] * 8, [8, 8])
+    found = few.recommendation("p", 2 * DAY_S)
+    assert (found.request_bytes, found.missing, found.lives) == (None, Missing.FEW_LIVES, 2)
+    assert asked_gib(programs([4.0] * 9, [8, 8])) is not None
+
+
+def test_lives_of_a_new_program_are_tested_from_the_second_on() -> None:
+    found = programs([4.0] * 9, [8, 8, 16]).recommendation("p", 2 * DAY_S)
+    assert (found.tested, found.missed) == (2, 1)
+
+
 @pytest.mark.parametrize("ending", [each for each in Ending if each is not Ending.COMPLETED])
 def test_lives_cut_short_can_only_raise(ending: Ending) -> None:
     complete = [life(8), life(8.1), life(7.9)]
