@@ -35,7 +35,8 @@ from extender.state.journal import Decision, Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import yields
 
-#: Maximum duration of a claim.
+#: Maximum duration of a claim. It is shorter than the back-off of kube-scheduler, up to 10 s, because
+#: memory must not stay free for a pod that is not tried. A pod that is tried later only loses its turn.
 CLAIM_S = 2.0
 #: A pod that passed filter less than this time ago counts as being bound, even if its condition
 #: still shows a rejection.

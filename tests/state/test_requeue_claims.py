@@ -205,3 +205,23 @@ def test_pods_that_start_alone_are_requeued_one_after_the_other() -> None:
     assert world.requeued() == ["first"]
     assert world.requeued(CLAIM_S / 2) == []  # it may be bound, and start alone
     assert world.requeued(CLAIM_S) == ["second"]  # the first pod was not bound
+
+
+def test_a_pod_that_is_tried_after_its_claim_is_requeued_for_the_next_gain() -> None:
+    """kube-scheduler may try a requeued pod only after its back-off, of at most 10 s. A claim is
+    shorter, so that the memory is not left free for a pod that is not tried."""
+    world = World("n")
+    first, second = rejected("first", minute=1), rejected("second", minute=2)
+    world.see(first, second)
+    world.holds("n", 0)
+    assert world.requeued() == ["first"]
+    assert world.requeued(CLAIM_S - 0.1) == []
+    assert world.requeued(0.1) == ["second"]
+    world.see(pod("20Gi", uid="second", name="second", node="n"))
+    world.holds("n", 24)
+    world.now_s += MAX_BACK_OFF_S
+    world.decides(first, fits=0)
+    assert world.requeued() == []
+    world.see(pod("20Gi", uid="second", name="second", node="n", phase="Succeeded"))
+    world.holds("n", 0)
+    assert world.requeued() == ["first"]
