@@ -36,7 +36,7 @@ from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import yields
 
 #: Maximum duration of a claim. It is shorter than kube-scheduler's longest back-off, 10 s: memory
-#: must not stay free for a pod that is not tried. A pod that is tried later waits for the next gain.
+#: must not stay free for a pod that is not tried. A pod tried later waits for the next gain.
 CLAIM_S = 2.0
 #: A pod that passed filter less than this time ago counts as being bound, even if its condition
 #: still shows a rejection.
