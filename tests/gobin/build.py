@@ -34,6 +34,7 @@ MODULES = Path(__file__).resolve().parent
 BY_HAND = (
     "cert-manager-cainjector",
     "cert-manager-controller",
+    "cluster-autoscaler",
     "dra-example-driver",
     "kube-proxy",
     "kube-state-metrics",

@@ -1,0 +1,1 @@
+"""Scales pretended node groups with a real Cluster Autoscaler, and counts unused nodes."""
