@@ -174,6 +174,22 @@ def test_a_lead_learns_in_three_clicks_which_team_wastes_most(readings: Looked) 
     expect(page.locator(".verdict")).to_have_text("bound to node l4-0000")
 
 
+def test_500_pending_pods_take_at_most_six_screens_of_a_phone(readings: Looked) -> None:
+    def many(route: Route) -> None:
+        body = route.fetch().json()
+        limit = int(re.search(r"limit=(\d+)", route.request.url)[1])  # type: ignore[index]
+        body |= {"pods": body["pods"] * limit, "matching": 500, "remaining": 500 - limit}
+        route.fulfill(json=body | {"continue": "team-a/large"})
+
+    readings.page.set_viewport_size({"width": 390, "height": 844})
+    readings.page.route("**/v1/pending?*", many)
+    page = readings.open("/pending")
+    expect(page.get_by_text("500 pods pending for a GPU")).to_be_visible()
+    expect(page.get_by_role("link", name="team-a/large")).to_have_count(10)
+    expect(page.get_by_role("button", name="Next")).to_be_enabled()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 844
+
+
 def test_pools_are_summed_by_model(readings: Looked) -> None:
     page = readings.open("/pools")
     expect(page.get_by_text("1 pool, 128 GPUs.")).to_be_visible()
