@@ -15,18 +15,19 @@ _STYLE = """
   :root { --bar: #6fa3e0; --text: #e8e8e8; --line: #555; --page: #181818; }
 }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+  max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .75rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; }
-pre { overflow-x: auto; }
+td { white-space: nowrap; }
+pre, .wide { overflow-x: auto; }
 figure { margin: 1.5rem 0; overflow-x: auto; } figcaption { font-weight: 600; }
 svg text { fill: var(--text); font: 13px system-ui, sans-serif; }
 svg .low { fill: var(--bar); } svg .range { fill: var(--bar); opacity: .45; }
 svg line { stroke: var(--line); }
 """
 #: Measures of a picture, in pixels.
-_LEFT, _RIGHT, _ROW, _BAR, _LABEL = 210, 130, 26, 16, 480
+_LEFT, _RIGHT, _ROW, _BAR, _LABEL = 330, 130, 26, 16, 480
 
 
 def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str:
@@ -44,14 +45,14 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
         *(f"<li>{escape(each)}</li>" for each in rest),
         "</ul>",
         *_pictures(study, prices),
-        "<h2>All configurations</h2><table><thead><tr>",
+        '<h2>All configurations</h2><div class="wide"><table><thead><tr>',
         *(f'<th scope="col">{escape(cell)}</th>' for cell in heading),
         "</tr></thead><tbody>",
     ]
     for row in rows:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
         parts.append(f"<tr>{cells}</tr>")
-    parts.append("</tbody></table>")
+    parts.append("</tbody></table></div>")
     if steps := next_step_lines(study):
         parts.append(f"<h2>Next steps</h2><pre>{escape(_text_of(steps))}</pre>")
     parts.append("<h2>Assumptions</h2><ul>")

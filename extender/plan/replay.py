@@ -36,7 +36,7 @@ class Outcome:
     never_ran: int
     out_of_memory: int
     #: Mean over time, from the first to the last arrival, of the used part of all GPU memory and of
-    #: the sum of SM activity per GPU.
+    #: the sum of SM activity per GPU. If all pods come at once, it is over the shortest life.
     memory_ratio: float
     sm_ratio: float
     #: The most pods that ran at once.
@@ -128,6 +128,8 @@ class Replay:
         if not self._lives:
             return self._outcome()
         self._now_s, self._until_s = self._lives[0].created_s, self._lives[-1].created_s
+        if self._until_s == self._now_s:  # all pods come at once, as those of a snapshot
+            self._until_s += min(life.run_s for life in self._lives)
         for index, life in enumerate(self._lives):
             if not self._run_until(life.created_s, limit_s):
                 return None

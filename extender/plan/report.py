@@ -40,7 +40,7 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
         ]
         if prices:
             costs = [round(monthly(each.models, prices)) for each in figures if each.gpus]
-            cells.append(number_range(costs) or "-")
+            cells.append(need_range(costs, row.spread_ratio) or "-")
         rows.append(cells)
     return rows
 

@@ -29,7 +29,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     """Return the answer in plain sentences, the most important first."""
     history, found = study.history, [_scope(study)]
     unshared = need_range(study.unshared.gpus, study.unshared.spread_ratio)
-    days = plural(history.days, "day")
+    days = "this day" if history.days == 1 else f"these {history.days} days"
     if unshared is None:
         found.append(
             f"Unshared, no number of nodes gives the waiting time of today's {history.gpus:,} GPUs."
@@ -37,7 +37,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     else:
         wait = seconds_text(study.unshared.figures[0].today_wait_s or 0.0)
         found.append(
-            f"Unshared, the work of these {days} needs {unshared} of today's {history.gpus:,} GPUs "
+            f"Unshared, the work of {days} needs {unshared} of today's {history.gpus:,} GPUs "
             f"for the same mean waiting time ({wait})."
         )
     best = best_row(study.rows)

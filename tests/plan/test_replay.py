@@ -55,6 +55,13 @@ def test_shared_pods_run_at_once_until_memory_is_short() -> None:
     assert found.sm_ratio == pytest.approx((0.5 * 10 + 0.75 * 10) / 20)
 
 
+def test_memory_is_also_counted_if_all_pods_come_at_once() -> None:
+    lives = [life(0, 100, 6, sm=0.5), life(0, 50, 6, sm=0.25)]
+    found = played(lives, one(), ByHeadroom(one(), Sharing(4, steered=True), 1))
+    assert found.memory_ratio == pytest.approx(12 / 24)
+    assert found.sm_ratio == pytest.approx(0.75)
+
+
 def test_counting_lets_pods_run_out_of_memory() -> None:
     lives = [life(0, 100, 10), life(10, 100, 10), life(20, 50, 10), life(115, 5, 10)]
     found = played(lives, one(), ByCounting(one(), Sharing(4), 1))
