@@ -25,8 +25,8 @@ COMMANDS = {
         "defaults": "Suggest default requests of namespaces from measured use.",
         "recommend": "Recommend requests from the memory peaks of past lives.",
         "drift": "Compare each reservation with reality.",
-        "plan": "Answer from a cluster's history whether sharing would save GPUs.",
-        "costs": "Report GPU hours that teams held, used and left idle, with costs.",
+        "plan": "Answer from a cluster's history if sharing would save GPUs.",
+        "costs": "Report GPU hours that teams held, used and left idle; costs.",
         "idle": "List pods that hold GPU memory and use no SM, with costs.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
@@ -42,17 +42,18 @@ COMMANDS = {
         "replay": "Recompute the decisions about the pods in a snapshot.",
     },
     "Install": {
-        "convert": "Convert manifests for KAI, HAMi or gpushare to Headroom.",
+        "convert": "Convert manifests of KAI, HAMi or gpushare, also to DRA claims.",
         "overlays": "Print Karpenter's NodeOverlays for GPU instance types.",
         "config": "Check settings files.",
         "certs": "Create or renew the certificates of Headroom's ports.",
-        "copy-certs": "Copy certificates to a folder, for a kube-scheduler on the host.",
+        "copy-certs": "Copy certificates to a folder for kube-scheduler on a host.",
     },
     "Serve (in containers)": {
         "extender": "Serve kube-scheduler's calls.",
         "console": "Serve the debug API and its page.",
         "webhook": "Serve the admission webhook.",
         "recorder": "Record the memory peaks of containers.",
+        "device-taints": "Taint DRA devices with use beyond their claims.",
         "agent": "Report the GPU memory of this node; --once prints it.",
         "gate": "Wait until the GPU of this pod has enough free memory.",
         "serve": "Serve extender and console; --embedded FILE needs no cluster.",
@@ -142,7 +143,7 @@ def usage() -> str:
     ]
     for heading, commands in COMMANDS.items():
         lines += ["", f"{heading}:"]
-        lines += [f"  {name:<10}  {text}" for name, text in commands.items()]
+        lines += [f"  {name:<13}  {text}" for name, text in commands.items()]
     lines += [
         "",
         "For the options of a command: headroom COMMAND --help",
