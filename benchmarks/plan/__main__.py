@@ -3,16 +3,19 @@
 python -m benchmarks.plan generate cluster --days 14 --nodes 16
 python -m benchmarks.plan backtest
 python -m benchmarks.plan speed --pods 10000 --pods 100000
+python -m benchmarks.plan played --mode predicted --replicas 4 --html report.html
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks.packing.__main__ import machine_line
-from benchmarks.plan import backtest, generated, speed
+from benchmarks.plan import backtest, generated, played, speed
 from benchmarks.plan.backtest import Cluster, Week
 from extender.plan.scenarios import Configuration
 
@@ -110,6 +113,22 @@ def times(
             configuration = Configuration(each, replicas if shared else 1, speed.PEAKS)
             found = speed.measure(count, configuration, seed)
             typer.echo(f"| {configuration.text} | {found.row} |")
+
+
+@app.command("played", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def from_prometheus(
+    options: typer.Context,
+    nodes: Annotated[int, typer.Option(help="Nodes of 4 GPUs.")] = 12,
+    scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 0.3,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
+) -> None:
+    """Fill a real Prometheus with two played weeks, and plan from it.
+
+    All other options are those of headroom plan.
+    """
+    with played.filled(nodes, scale, seed) as address:
+        plan = ["plan", "--prometheus", address, "--window", "14d", *options.args]
+        raise typer.Exit(subprocess.run([sys.executable, "-m", "headroom", *plan]).returncode)
 
 
 if __name__ == "__main__":

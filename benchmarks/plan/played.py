@@ -1,0 +1,42 @@
+"""Fills a real Prometheus with two weeks of a played cluster, and plans from it.
+
+The pods are those of a generated history, run unshared. Their series are those of a real
+kube-state-metrics, and of dcgm-exporter in the form of its recorded expositions, because that
+exporter itself needs a GPU. The samples have the times of the two weeks until now.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from benchmarks.plan import exported, generated, kube_state_metrics
+from benchmarks.plan.exported import Ran
+from tests.history.server import prometheus
+
+DAYS = 14
+#: The nodes are still there while a plan is computed.
+_LONGER_S = 7200
+
+
+@contextmanager
+def filled(nodes: int, scale: float, seed: int) -> Iterator[str]:
+    """Run a Prometheus that has the two weeks; return its address."""
+    ran = exported.play(generated.rows(DAYS, seed, scale), nodes)
+    end_s = int(time.time())
+    start_s = end_s - DAYS * generated.DAY_S
+    ran = [each for each in ran if start_s + each.started_s < end_s]
+    with prometheus() as server:
+        server.configure([])
+        server.remember(list(_lines(ran, nodes, start_s, end_s)), longest_block="54h")
+        server.run()
+        yield f"http://127.0.0.1:{server.port}"
+
+
+def _lines(ran: Sequence[Ran], nodes: int, start_s: int, end_s: int) -> Iterator[str]:
+    of_nodes, of_pods = kube_state_metrics.series(ran, nodes, start_s)
+    for line in of_nodes:
+        yield from exported.repeated(line, end_s - exported.SHOWN_S, end_s + _LONGER_S)
+    for each in ran:
+        for line in of_pods[each.row.name]:
+            yield from exported.repeated(line, *exported.life(each, start_s, end_s))
+    yield from exported.dcgm_lines(ran, nodes, start_s, end_s, _LONGER_S)
