@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -280,11 +280,20 @@ class Installation:
                 path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{volume['configMap']['name']}"
                 content = {k: v.encode() for k, v in self.plane.call("GET", path)["data"].items()}
             else:
-                secret = self.plane.call("GET", f"{SECRETS}/{volume['secret']['secretName']}")
-                content = {k: b64decode(v) for k, v in secret["data"].items()}
+                content = self._secret(volume["secret"])
             for name, data in content.items():
                 (folder / name).write_bytes(data)
         return root
+
+    def _secret(self, source: Mapping[str, Any]) -> dict[str, bytes]:
+        """The files of a Secret; none if an optional one does not exist."""
+        try:
+            secret = self.plane.call("GET", f"{SECRETS}/{source['secretName']}")
+        except ApiRefused as err:
+            if source.get("optional") and ": 404 " in str(err):
+                return {}
+            raise
+        return {key: b64decode(text) for key, text in secret["data"].items()}
 
     def answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
         """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""
