@@ -86,7 +86,7 @@ def balance(
     ``pods`` maps uids to the pods of the node; other pods in the report have left.
     """
     device = terms.device
-    if not terms.believed or device.used_bytes < 0:
+    if not terms.believed:
         return None
     observed = [holder for holder in terms.holders if holder.observed]
     staying = tuple(h for h in observed if h.uid in pods and not pods[h.uid].leaving)

@@ -173,10 +173,10 @@ def history_of(recording: Recording, moment: bool = False) -> History:
 
 def history_of_snapshot(inputs: Inputs) -> History:
     """Return the pods and nodes of a snapshot of the debug API; raise ``BadSettings`` as above."""
-    now_s = inputs.head.epoch_s + inputs.head.now_s
-    recording = Recording(started_s=now_s, until_s=now_s)
+    # The time does not matter, because all pods are taken to run at once.
+    recording = Recording(started_s=0.0, until_s=0.0)
     for pod in inputs.pods:
-        recording.pod_seen(pod, now_s)
+        recording.pod_seen(pod, 0.0)
     for facts in inputs.nodes:
         if facts.node is not None:
             recording.node_seen(facts.node, facts.gpunode.status if facts.gpunode else None)

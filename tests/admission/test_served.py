@@ -172,8 +172,14 @@ def test_a_replica_that_has_not_listed_does_not_take_absent_for_known() -> None:
     app = webhook_app(served)
     answer = asked(app, "/mutate")
     assert (answer.status_code, answer.text) == (503, f"Headroom: {why[0]}\n")
+    ready = asked(app, "/readyz", "GET")
+    assert (ready.status_code, ready.text) == (503, f"{why[0]}\n")
+    assert "headroom_webhook_ready 0.0" in asked(app, "/metrics", "GET").text
     why.clear()
     assert asked(app, "/mutate").status_code == 200
+    ready = asked(app, "/readyz", "GET")
+    assert (ready.status_code, ready.text) == (200, "ok\n")
+    assert "headroom_webhook_ready 1.0" in asked(app, "/metrics", "GET").text
     errors = served.telemetry.registry.get_sample_value(
         "headroom_admission_errors_total", {"path": "mutate"}
     )

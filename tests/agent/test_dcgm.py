@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.probes.dcgm import Exporter, Unreadable
 from agent.probes.dcgm_exposition import DcgmReading, parse
+from agent.probes.readings import DeviceReading
 from tests.agent.exporter import Manner, StandIn, recorded
 from tests.waiting import until
 
@@ -268,6 +269,33 @@ def test_a_misbehaving_exporter_is_cut_off_and_read_again_when_it_behaves(
             assert exporter.newest()
         except Unreadable:
             time.sleep(0.02)
+
+
+NO_SM = "it does not export DCGM_FI_PROF_SM_ACTIVE"
+NO_METRICS = "it exports no metrics of any device"
+BAD_LINES = "some of its lines cannot be read and were ignored"
+OTHER_DEVICE = "it exports metrics of devices that this node does not have"
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "message"),
+    [
+        (recorded("4.6.0-renamed"), "ok", ""),
+        # One of its two devices has no value.
+        (recorded("2.1.4-2.3.1-blanks"), "ok", ""),
+        (recorded("3.3.5-3.4.0"), "degraded", NO_SM),
+        ('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-c"} 0.5', "degraded", OTHER_DEVICE),
+        ("# no metrics\n", "degraded", NO_METRICS),
+        ('DCGM_FI_DEV_FB_USED{UUID="GPU-a', "degraded", f"{BAD_LINES}; {NO_METRICS}"),
+    ],
+)
+def test_the_state_of_the_source_names_what_is_missing(
+    exporter: Exporter, stand_in: StandIn, text: str, state: str, message: str
+) -> None:
+    stand_in.text = text
+    devices = [DeviceReading("nvml", f"GPU-{each}", i) for i, each in enumerate("ab")]
+    _, source = exporter.read(devices)
+    assert (source.state, source.message) == (state, message)
 
 
 def test_a_missing_exporter_is_reported(clock: Clock) -> None:

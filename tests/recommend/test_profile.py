@@ -212,6 +212,15 @@ def test_programs_that_differ_from_life_to_life_are_taken_together() -> None:
     assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 3
 
 
+@pytest.mark.parametrize("days", [range(1, MAX_PROGRAMS + 2), range(MAX_PROGRAMS + 1, 0, -1)])
+def test_programs_that_are_taken_together_keep_the_time_of_all_their_lives(days: range) -> None:
+    profile = ContainerProfile()
+    for day in days:
+        profile.record(f"lr={day}", life(8, started_s=day * DAY_S))
+    found = profile.recommendation("lr=99", (MAX_PROGRAMS + 2) * DAY_S)
+    assert found.span_s == MAX_PROGRAMS * DAY_S + HOUR_S
+
+
 def test_programs_with_enough_lives_stay_apart_and_the_oldest_is_dropped() -> None:
     profile = ContainerProfile()
     for n in range(MAX_PROGRAMS + 1):

@@ -168,6 +168,18 @@ def test_headers_that_are_too_long_are_rejected(sent: bytes) -> None:
         assert b"HTTP/1.1 431 " in everything(port, sent)
 
 
+@pytest.mark.parametrize(("too_many", "status"), [(0, b"405"), (1, b"431")])
+def test_headers_may_have_exactly_the_limit(
+    monkeypatch: pytest.MonkeyPatch, too_many: int, status: bytes
+) -> None:
+    monkeypatch.setattr(http_limits, "MAX_HEADER_BYTES", 1000)
+    others = b"Connection: close\r\nA: \r\n"  # counted with 4 bytes for separators each
+    text = b"x" * (1000 - len(b"/p") - len(others) + too_many)
+    sent = b"GET /p HTTP/1.1\r\n" + others.replace(b"A: ", b"A: " + text) + b"\r\n"
+    with served() as port:
+        assert everything(port, sent).startswith(b"HTTP/1.1 %b " % status)
+
+
 @pytest.mark.parametrize("size", [0, 1000, 300_000])
 def test_a_long_body_does_not_count_as_headers(size: int) -> None:
     chunk = b"%x\r\n%s\r\n" % (1000, b"x" * 1000)

@@ -193,8 +193,9 @@ def test_nothing_is_decided_from_a_stale_or_missing_report() -> None:
     assert selected(msgspec.structs.replace(leaking(), status=None)) == set()
 
 
-def test_a_device_with_unknown_use_is_not_under_pressure() -> None:
-    assert selected(leaking(used_bytes=-1)) == set()
+@pytest.mark.parametrize("used_gib", [-1, 25])
+def test_a_device_with_unknown_or_implausible_use_is_not_under_pressure(used_gib: int) -> None:
+    assert selected(leaking(used_bytes=used_gib * GIB)) == set()
 
 
 def test_a_neighbour_that_is_not_measured_claims_nothing() -> None:
