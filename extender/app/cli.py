@@ -111,8 +111,7 @@ def serve(
     if embedded is None:
         _serve_part("both", locals())
         return
-    with _reported():
-        settings, origin = _loaded(locals())
+    with _started(locals()) as (settings, origin):
         uvloop.run(serve_embedded(settings, load_fleet(embedded), typer.echo, origin))
 
 
@@ -155,10 +154,9 @@ def console(
 @app.command()
 def webhook(config: Config = None, host: Host = None, log_level: Level = LogLevel.INFO) -> None:
     """Serve the admission webhook."""
-    with _reported():
+    with _started(locals()) as (settings, origin):
         from extender.app.webhook import serve_webhook
 
-        settings, origin = _loaded(locals())
         uvloop.run(serve_webhook(settings, typer.echo, origin=origin))
 
 
@@ -174,10 +172,9 @@ def recorder(
 ) -> None:
     """Record the memory peaks of containers in VRAMProfiles; probes and metrics on the debug
     port."""
-    with _reported():
+    with _started(locals()) as (settings, origin):
         from extender.app.recorder import serve_recorder
 
-        settings, origin = _loaded(locals())
         uvloop.run(serve_recorder(settings, typer.echo, origin=origin))
 
 
@@ -192,36 +189,32 @@ def device_taints(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Taint DRA devices with use beyond their claims; probes and metrics on the debug port."""
-    with _reported():
+    with _started(locals()) as (settings, origin):
         from extender.app.device_taints import serve_device_taints
 
-        settings, origin = _loaded(locals())
         uvloop.run(serve_device_taints(settings, typer.echo, origin=origin))
 
 
 def _serve_part(part: str, given: Mapping[str, Any]) -> None:
-    with _reported():
+    with _started(given) as (settings, origin):
         # The Kubernetes client is an optional dependency, and slow to import.
         from extender.app.cluster import Parts, serve_cluster
 
-        settings, origin = _loaded(given)
         uvloop.run(serve_cluster(settings, typer.echo, origin=origin, parts=Parts(part)))
 
 
-def _loaded(given: Mapping[str, Any]) -> tuple[Settings, Origin]:
-    """Set the log level and load the settings, with ``given``, the arguments of the command."""
+@contextlib.contextmanager
+def _started(given: Mapping[str, Any]) -> Iterator[tuple[Settings, Origin]]:
+    """Set the log level and load the settings, with ``given``, the arguments of the command.
+
+    Report errors on stderr, and exit with 2 for bad settings, 1 for errors of the machine.
+    """
     number = logging.getLevelNamesMapping()[given["log_level"].name]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
     flags = {name: value for name, value in given.items() if name in Settings.model_fields}
     origin = Origin(given["config"], dict(os.environ), flags)
-    return load_settings(origin.path, **flags), origin
-
-
-@contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    """Report errors on stderr, and exit with 2 for bad settings, 1 for errors of the machine."""
     try:
-        yield
+        yield load_settings(origin.path, **flags), origin
     except ImportError as err:
         typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err
