@@ -279,7 +279,7 @@ class _Candidate:
 
     @cached_property
     def _floors(self) -> list[tuple[Rank, set[str]]]:
-        """Return (lower bound of the rank, evictable pods) of each device where eviction can help.
+        """Return (lower bound of the rank, its pods) of each device where eviction can help.
 
         No set of victims that frees enough on the device ranks below its bound. The lowest bound
         comes first. If the device plugin does not choose, the pod could get any device.
@@ -290,7 +290,7 @@ class _Candidate:
             return []
         found: list[tuple[Rank, set[str]]] = []
         for terms, need_bytes in zip(self._terms.devices, self._needed_bytes[0], strict=False):
-            on = {h.uid for h in terms.holders if h.uid in self._evictable}
+            on = {holder.uid for holder in terms.holders}
             floor: Rank | None = min(ranks)
             if request.visible is Visible.BY_PLUGIN:
                 is_requested = terms.device.resource == request.asks[0].resource

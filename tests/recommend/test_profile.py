@@ -212,6 +212,22 @@ def test_programs_that_differ_from_life_to_life_are_taken_together() -> None:
     assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 3
 
 
+def test_merged_tracks_have_the_lives_of_both() -> None:
+    both, tracks = Track(), (Track(), Track())
+    for track, gib in zip(tracks, (4, 10), strict=True):
+        for factor in (1, 1, 1, 2):
+            track.record(life(factor * gib, startup_peak_bytes=factor * gib * GIB))
+        track.record(life(gib, ending=Ending.OOM_KILLED))
+        both.merge(track)
+    assert (both.ended, both.flat, both.tested, both.missed) == (8, 8, 4, 2)
+    for found, parts in (
+        (both.complete, [track.complete for track in tracks]),
+        (both.censored, [track.censored for track in tracks]),
+    ):
+        assert found.weights == {**parts[0].weights, **parts[1].weights}
+        assert found.total == pytest.approx(parts[0].total + parts[1].total)
+
+
 @pytest.mark.parametrize("days", [range(1, MAX_PROGRAMS + 2), range(MAX_PROGRAMS + 1, 0, -1)])
 def test_programs_that_are_taken_together_keep_the_time_of_all_their_lives(days: range) -> None:
     profile = ContainerProfile()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import DEVICE_CHOICE, PLACEMENT
+from contract.annotations import DEVICE_CHOICE, PLACEMENT, DeviceChoice
 from contract.gpunode import Charge, GPUNode, GPUNodeStatus, Plugin, PodUse, Replicas, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
@@ -14,7 +14,7 @@ from extender.placement.explain import certainty, explain
 from extender.placement.fit import fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Weights
-from extender.placement.prediction_outcome import Result, Surprise
+from extender.placement.prediction_outcome import Basis, Result, Since, Surprise, compare
 from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import (
     GIB,
@@ -28,6 +28,7 @@ from tests.builders import (
     pod,
     reservation,
     shared,
+    status,
     terms,
     use,
 )
@@ -300,3 +301,24 @@ def test_its_use_is_not_mistaken_for_another_pod_s_replica() -> None:
     plugin = Plugin(allocation_policy="distributed", topology_manager_policy="none")
     a, _ = terms(*two, pods=rows, reservations=reservations, plugin=plugin)
     assert a.unconfirmed_bytes == 5 * GIB
+
+
+@pytest.mark.parametrize(("replica_on", "result"), [("b", Result.HIT), ("a", Result.MISS)])
+def test_its_replica_counts_for_the_prediction_of_another_pod_and_its_use_does_not(
+    replica_on: str, result: Result
+) -> None:
+    """The processes of u are on a. The plugin gives the replicas of a and b in turn."""
+    charge = Charge(resource=GPU, count=1, candidates={"a": 2 * GIB}, by_environment=True)
+    reservations = {
+        "u": Reservation(namespace="default", name="u", charges=[charge]),
+        "q": reservation({"a": 5 * GIB, "b": 5 * GIB}),
+    }
+    plugin = Plugin(allocation_policy="distributed", topology_manager_policy="none")
+    before = status(shared("a"), shared("b"), plugin=plugin)
+    rows = [use("u", replica_on, replica=f"{replica_on}::0"), use("u", "a", GIB)]
+    rows.append(use("q", "a", replica="a::1"))
+    after = msgspec.structs.replace(before, pods=rows)
+    basis = Basis(before, reservations, leaving=set(), device_choice=DeviceChoice.PINNED)
+    since = Since(after, {}, {}, later=set(), changes=set())
+    found = compare("q", reservations["q"], [(basis, since)])
+    assert (found.result, found.observed) == (result, ("a",))

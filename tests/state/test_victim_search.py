@@ -118,6 +118,13 @@ def test_no_pod_is_evicted_from_a_cordoned_device() -> None:
     assert victims(*two, gib=20, cordoned="n-0") == {"n": ["b"]}
 
 
+def test_the_pods_of_each_device_are_tried_on_a_node_with_many_pods() -> None:
+    """Among all pods, the search would spare a, which is as important and comes first."""
+    devices = [On("a", 10), *(On(uid, 2) for uid in "bcdef")], [On(uid, 3) for uid in "ghijkl"]
+    node = full_node("n", *devices, replicas=8)
+    assert shown(found(node, of=newcomer(12), offered={"n": ["b"]})) == {"n": ["a"]}
+
+
 def test_a_critical_newcomer_does_not_drive_out_critical_pods() -> None:
     system = newcomer(20, priority=2_000_001_000)
     node = full_node("n", [On("a", 20, 2_000_000_000)])
