@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 from fastapi import APIRouter, HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
@@ -27,6 +28,7 @@ from extender.console.whatif_bodies import (
     WhatifRejectionView,
     WhatifSpaceView,
 )
+from extender.console.whatif_totals import before_and_after
 from extender.placement.capacity import space
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
@@ -66,10 +68,10 @@ routes = APIRouter()
 
 
 @routes.post("/v1/whatif", response_model=WhatifBody, responses=_ERRORS)
-def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
+def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newest) -> Response:
     """Simulate changes of nodes and pods: return where the given pods would be placed, and the
-    free memory before and after. Nothing is changed: the pods are placed one after another on
-    a copy, by the same code as real pods. kube-scheduler may still prefer other nodes."""
+    totals and free memory before and after. Nothing is changed: the pods are placed one after
+    another on a copy, by the code that places real pods. kube-scheduler may prefer other nodes."""
     cluster = context.cluster
     _check_limits(asked)
     now_s = context.monotonic_s()
@@ -82,6 +84,8 @@ def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
     outcomes = list(_placed(simulation, pods, quotas))
     one_of_each_size = [group[0] for group in groups] or [_default_pod(cluster)]
     after = simulation.snapshot()
+    placed = [outcome.placement for _, outcome in outcomes if isinstance(outcome, Placed)]
+    totals = before_and_after(request, cluster, asked, (snap, after), placed, now_s)
     placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
     rejections = _rejections(outcomes)
     body = WhatifBody(
@@ -89,6 +93,8 @@ def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
         message=_message(len(placements), rejections),
         placed=len(placements),
         rejected=len(outcomes) - len(placements),
+        before=totals[0],
+        after=totals[1],
         placements=placements,
         rejections=rejections,
         added=changes.added,

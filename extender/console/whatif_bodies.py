@@ -78,10 +78,28 @@ class WhatifSpaceView(BaseModel):
     fullness_after: str
 
 
+class WhatifTotalsView(BaseModel):
+    """Sums over the cluster."""
+
+    #: Pods that are bound or hold GPU memory.
+    pods: int
+    #: Memory that these pods reserve: each GPU that a pod gets counts once.
+    reserved_bytes: int
+    #: As in /v1/fleet: memory is kept on each GPU that a pod could get, until its GPU is known.
+    headroom_bytes: int
+    devices: int
+    #: Devices with a pod or other use. A pod that could get one of several counts on an empty one.
+    devices_in_use: int
+    devices_empty: int
+
+
 class WhatifBody(Body):
     message: str
     placed: int
     rejected: int
+    #: Totals of the cluster, without the changes and with them.
+    before: WhatifTotalsView
+    after: WhatifTotalsView
     #: In the order in which they were placed.
     placements: list[WhatifPlacementView]
     rejections: list[WhatifRejectionView]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from contract.gpunode import EVICTED, GPUNode, PodUse, Reservation
+from contract.gpunode import EVICTED, Charge, GPUNode, PodUse, Reservation
 from contract.kube import Pod
 from extender.placement.occupancy import Holder
 from extender.placement.request import asks_for_gpu
@@ -92,6 +92,18 @@ class GpuPods:
         for pod in cluster.pods():
             if pod.node and pod.node not in snap.row_of and _is_listed(cluster, pod):
                 yield _without_devices(pod)
+
+
+def bytes_of(charges: Iterable[Charge]) -> int:
+    """Return the most memory that a pod takes with these charges, each GPU that it gets once."""
+    return sum(
+        sum(sorted(each.candidates.values(), reverse=True)[: _devices_of(each)]) for each in charges
+    )
+
+
+def _devices_of(charge: Charge) -> int:
+    """Return the maximum number of devices that the pod gets by the charge."""
+    return len(charge.candidates) if charge.by_environment else charge.count
 
 
 def _is_listed(cluster: ClusterState, pod: Pod) -> bool:
@@ -182,9 +194,7 @@ def _held(
     seen = [(index, holder) for index, _, holder in found if holder.observed]
     reserved_bytes = sum(holder.requested_bytes for _, holder in seen)
     if not seen and reservation is not None:
-        reserved_bytes = sum(
-            max(charge.candidates.values(), default=0) for charge in reservation.charges
-        )
+        reserved_bytes = bytes_of(reservation.charges)
     elif not seen:
         reserved_bytes = max(holder.requested_bytes for _, _, holder in found)
     measured = [holder.measured_bytes for _, holder in seen]

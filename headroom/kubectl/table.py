@@ -26,7 +26,7 @@ _SHORT_STATE = len("overcommitted")
 _BELOW = 4 * " "
 #: Minimum of characters that are shown of the end of a shortened name; fewer are of no use.
 _LEAST_TAIL = 4
-_NUMBER = re.compile(r"-?[\d,.]+( GiB| %|/\d+)?")
+_NUMBER = re.compile(r"[-+]?[\d,.]+( GiB| %|/\d+)?")
 
 
 @dataclass(slots=True)

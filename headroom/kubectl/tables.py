@@ -141,6 +141,27 @@ def classes(body: Body) -> Table:
     return table
 
 
+def before_and_after(body: Body) -> Table:
+    """Return a row for each total of a what-if, without the changes and with them."""
+    table = Table(("TOTAL", "BEFORE", "AFTER", "DIFFERENCE"))
+    before, after = body["before"], body["after"]
+    number = "{:,}".format
+    rows = [
+        ("Pods placed", before["pods"], after["pods"], number),
+        ("Pods that would not fit", 0, body["rejected"], number),
+        ("GPU memory reserved", before["reserved_bytes"], after["reserved_bytes"], gib),
+        ("GPU memory free", before["headroom_bytes"], after["headroom_bytes"], gib),
+        ("GPUs", before["devices"], after["devices"], number),
+        ("GPUs in use", before["devices_in_use"], after["devices_in_use"], number),
+        ("GPUs empty", before["devices_empty"], after["devices_empty"], number),
+    ]
+    for label, was, becomes, shown in rows:
+        difference = f"{'+' if becomes > was else ''}{shown(becomes - was)}"
+        is_bad = label == "Pods that would not fit" and becomes > 0
+        table.add(label, shown(was), shown(becomes), difference, bad=is_bad)
+    return table
+
+
 def moves(body: Body) -> Table:
     """Return a row for each pod of a what-if, and one for equal pods that get no node."""
     moved = any(each["leaves"] for each in (*body["placements"], *body["rejections"]))

@@ -13,6 +13,8 @@ from headroom.kubectl.options import DataFormat, Options
 from headroom.kubectl.output import not_checked, print_data, show_details, show_lines, show_table
 
 Body = Mapping[str, Any]
+#: Why less memory is free than the placed pods reserve.
+KEPT = "free memory excludes what is kept on each GPU that a pod could get, until its GPU is known"
 _MODES = tuple(choice.value for choice in DeviceChoice)
 
 
@@ -54,6 +56,8 @@ def whatif(
     body = options.api().post("whatif", body=asked)
     if not print_data(body, output):
         show_lines([body["message"]])
+        if "before" in body:  # an older console has no totals
+            show_table(body, tables.before_and_after(body), None, "")
         show_details(lines(body))
         if body["placements"] or body["rejections"]:
             show_table(body, tables.moves(body), None, "")
@@ -72,6 +76,8 @@ def lines(body: Body) -> Iterator[str]:
                 f"for {request['count']} x {request['amount']}: {_change(headroom)} free; largest "
                 f"request that fits: {_change(largest)}"
             )
+    if any(len(each["devices"]) > 1 for each in body["placements"]):
+        yield KEPT
     yield not_checked(body)
 
 

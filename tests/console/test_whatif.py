@@ -78,6 +78,51 @@ def test_released_pods_and_more_replicas_make_the_pod_fit(asked: Asked) -> None:
     assert ask(asked, **body, replicas={"b": 12})["placed"] == 24
 
 
+def totals(shown: dict[str, Any], when: str) -> tuple[int, float, float, int, int]:
+    """Return pods, reserved and free GiB, and the GPUs in use and empty."""
+    each = shown[when]
+    return (
+        each["pods"],
+        *(each["reserved_bytes"] / GIB, each["headroom_bytes"] / GIB),
+        *(each["devices_in_use"], each["devices_empty"]),
+    )
+
+
+def test_totals_count_pods_memory_and_gpus_before_and_after(asked: Asked) -> None:
+    # On a: a pod with 20 GiB of the first GPU, and two of 6 GiB and 1 GiB, each on either GPU. The
+    # first GPU counts as full, and 24 - 7 GiB are free on the second.
+    before = (3, 27.0, 17.0 + 48.0, 2, 2)
+    # 8 GiB reserved on b: kept on both of its GPUs, but the pod will use only one of them.
+    placed = ask(asked, pods=[{"vram": "8Gi"}])
+    assert totals(placed, "before") == before
+    assert totals(placed, "after") == (4, 35.0, 17.0 + 32.0, 3, 1)
+    # The pod of 20 GiB and that of 6 GiB move to b, each to a GPU of its own, and either GPU may
+    # get the larger one. The pod of a DaemonSet ends.
+    drained = ask(asked, drain=["a"])
+    assert totals(drained, "before") == before
+    assert totals(drained, "after") == (2, 26.0, 48.0 - 2 * 20.0, 2, 0)
+    assert (drained["before"]["devices"], drained["after"]["devices"]) == (4, 2)
+    released = ask(asked, release=["default/a", "default/b"], add=[{"like": "b"}])
+    assert totals(released, "after") == (1, 1.0, 3 * 48.0 - 2 * 1.0, 1, 5)
+
+
+def test_totals_before_are_those_of_the_fleet(asked: Asked) -> None:
+    shown = ask(asked, pods=[{"vram": "16Gi", "count": 3}], modes={"b": "any"})
+    models = asked.get("/v1/fleet").json()["models"]
+    assert shown["before"]["headroom_bytes"] == sum(each["headroom_bytes"] for each in models)
+    sums = asked.get("/v1/pods").json()["sums"]
+    assert shown["before"]["reserved_bytes"] == sums["reserved_bytes"]
+    # Mode any keeps 16 GiB of each GPU of b for the only pod that fits.
+    assert (shown["after"]["pods"], shown["placed"], shown["rejected"]) == (4, 1, 2)
+
+
+def test_a_pod_of_two_gpus_counts_on_both(asked: Asked) -> None:
+    shown = ask(asked, pods=[{"vram": "8Gi", "gpus": 2}])
+    (before, after) = (totals(shown, when) for when in ("before", "after"))
+    assert after[1] - before[1] == 2 * 8.0
+    assert (after[3] - before[3], after[4] - before[4]) == (2, -2)
+
+
 def test_a_steered_node_takes_a_pod_that_the_plugin_could_place_badly() -> None:
     def held(uuid: str, used_gib: int) -> Device:
         used = {"used_bytes": used_gib * GIB, "unattributed_bytes": used_gib * GIB}

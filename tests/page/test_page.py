@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from headroom.kubectl import tables
 from headroom.kubectl.why import why
 from tests.controlplane import ROOT
 from tests.page.conftest import Looked, ask, place
@@ -435,6 +436,46 @@ def test_what_if_shows_placements(readings: Looked) -> None:
     page.get_by_label("Nodes to add").fill("h100")
     page.get_by_role("button", name="What if?").click()
     expect(page.locator("#answer")).to_have_text("h100 is not NODE=COUNT. Example: gpu-a=2")
+    expect(page.get_by_label("Nodes to add")).to_be_focused()
+    expect(page.get_by_label("Nodes to add")).to_have_attribute("aria-invalid", "true")
+
+
+def test_what_if_compares_the_cluster_before_and_after_all_kinds_of_change(
+    readings: Looked, server: Server
+) -> None:
+    page = readings.open("/what-if?count=10&vram=60Gi&drain=l4-0000&replicas=l4-0002%3D8")
+    rows = page.get_by_role("table", name="Before and after").get_by_role("row")
+    # Eight of the pods get a GPU each; a pod moves from the drained node to another one.
+    expect(rows.nth(1).get_by_role("cell")).to_have_text(["Pods placed", "1", "9", "+8"])
+    expect(rows.nth(2).get_by_role("cell")).to_have_text(
+        ["Pods that would not fit", "0", "2", "+2"]
+    )
+    expect(page.locator("#answer")).to_contain_text(
+        "2 pods would not fit: default/asked-0-8, default/asked-0-9. 59 nodes: "
+    )
+    page.get_by_label("Pods to add").fill("13")
+    page.get_by_label("Modes to change").fill("l4-0001=steered")
+    page.keyboard.press("Enter")
+    expect(rows.nth(2)).to_contain_text("+5")
+    expect(page.locator("#answer")).to_contain_text("default/asked-0-10 and 2 more. ")
+    assert page.evaluate(CONTRASTS) == []
+    page.reload()
+    expect(rows.nth(2)).to_contain_text("+5")
+    # `kubectl headroom whatif` prints the same words and figures.
+    asked = {
+        "pods": [{"count": 13, "vram": "60Gi", "gpus": 1}],
+        **{"drain": ["l4-0000"], "replicas": {"l4-0002": 8}, "modes": {"l4-0001": "steered"}},
+    }
+    printed = tables.before_and_after(server.debug_post("/v1/whatif", asked).json()).rows
+    shown = [row.get_by_role("cell").all_inner_texts() for row in rows.all()[1:]]
+    assert shown == [list(row) for row in printed]
+    assert shown[2:5] == [
+        ["GPU memory reserved", "7.0 GiB", "487.0 GiB", "+480.0 GiB"],
+        [*("GPU memory free", *shown[3][1:])],
+        ["GPUs", "128", "126", "-2"],
+    ]
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_changes_are_listed_with_their_cause(readings: Looked) -> None:
