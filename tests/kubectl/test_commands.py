@@ -238,8 +238,20 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     # 15 replicas of the shared nodes are free, and the GPU of the third node.
     few = run(server.debug, *small).stdout.splitlines()
     assert few[0].startswith("16 of 20 pods are placed; main reasons for the others: no free GPU")
+    # 7 GiB of the bound pod, and 1 GiB of each new one; all GPUs are used then.
+    assert [line.split() for line in few[1:5]] == [
+        ["TOTAL", "BEFORE", "AFTER", "DIFFERENCE"],
+        ["Pods", "placed", "1", "17", "+16"],
+        ["Pods", "that", "would", "not", "fit", "0", "4", "+4"],
+        [*("GPU", "memory", "reserved"), *("7.0", "GiB", "23.0", "GiB", "+16.0", "GiB")],
+    ]
+    assert [line.split()[-3:] for line in few[6:9]] == [
+        ["5", "5", "0"],
+        ["1", "5", "+4"],
+        ["4", "0", "-4"],
+    ]
     # On each GPU of the first node: the pod of 7 GiB and three others, or four others.
-    assert few[1] == (
+    assert few[9] == (
         "  for 1 x 1Gi: 162.0 GiB, then 147.0 GiB free; largest request that fits: 80.0 GiB, then "
         "none"
     )

@@ -124,6 +124,28 @@ REJECTED = {
 }
 
 
+def test_totals_of_a_whatif_are_rows_with_differences() -> None:
+    before = {"pods": 1200, "reserved_bytes": 27 * GIB, "headroom_bytes": 65 * GIB}
+    after = {"pods": 1198, "reserved_bytes": 35 * GIB, "headroom_bytes": 49 * GIB}
+    table = tables.before_and_after(
+        {
+            "rejected": 3,
+            "before": before | {"devices": 4, "devices_in_use": 2, "devices_empty": 2},
+            "after": after | {"devices": 4, "devices_in_use": 3, "devices_empty": 1},
+        }
+    )
+    assert table.rows == [
+        ("Pods placed", "1,200", "1,198", "-2"),
+        ("Pods that would not fit", "0", "3", "+3"),
+        ("GPU memory reserved", "27.0 GiB", "35.0 GiB", "+8.0 GiB"),
+        ("GPU memory free", "65.0 GiB", "49.0 GiB", "-16.0 GiB"),
+        ("GPUs", "4", "4", "0"),
+        ("GPUs in use", "2", "3", "+1"),
+        ("GPUs empty", "2", "1", "-1"),
+    ]
+    assert table.bad == {1}
+
+
 def test_equal_pods_of_a_whatif_that_get_no_node_share_a_row() -> None:
     three = REJECTED | {"pods": [f"default/asked-0-{number}" for number in (1, 2, 3)]}
     body = {

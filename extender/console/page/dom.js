@@ -18,10 +18,9 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Return bytes in GiB, rounded down as kubectl headroom does. */
 export function gib(bytes) {
-  const tenths = Math.floor(10 * bytes / 2 ** 30);
-  return `${(tenths / 10).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: 1})} GiB`;
+  const text = (Math.abs(bytes) / 2 ** 30).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: 1});
+  return `${bytes < 0 ? "-" : ""}${text} GiB`;
 }
 
 /** Return a measurement; it is negative if it is unknown. */
