@@ -146,9 +146,10 @@ def covered(within: Range) -> Query:
 
 def _seconds(kind: str, promql: str, within: Range) -> Query:
     every_s = max(SUMMED_EVERY_S, math.ceil(within.step_s / SUMMED_IN_STEP))
-    step_s = f"{within.step_s:g}s"
-    summed = f"sum_over_time(({promql})[{step_s}:{every_s}s])"
-    # The number of values in a step varies by one.
+    # A range with both of its ends would contain one value too many in each step that begins with a
+    # value, so it is a millisecond shorter than the step.
+    step_ms = round(1000 * within.step_s) - 1
+    summed = f"sum_over_time(({promql})[{step_ms}ms:{every_s}s])"
     return Query(kind, "s", f"{summed} * {every_s}")
 
 

@@ -134,7 +134,7 @@ def test_argo_cd_finds_nothing_out_of_sync_after_a_sync(
     change_as_a_cluster_does(plane, wanted)
     assert argo_cd.out_of_sync(strategy, wanted) == []
     argo_cd.sync(strategy, wanted)
-    assert trusted(plane) == [True] * 4
+    assert trusted(plane) == [True] * 5
     assert argo_cd.out_of_sync(strategy, wanted) == []
     if kind == "chart":
         # So the empty differences above mean something.
@@ -169,7 +169,7 @@ def test_flux_changes_nothing_after_its_first_reconciliation(
     change_as_a_cluster_does(plane, wanted)
     assert flux(plane, wanted) == []
     assert flux(plane, wanted) == []
-    assert trusted(plane) == [True] * 4
+    assert trusted(plane) == [True] * 5
     deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
     plane.call("DELETE", deployment)
     assert flux(plane, wanted) == [f"Deployment/{NAMESPACE}/headroom-webhook created"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extender.console.history_ranges import PrometheusRanges, Range, of_device
+from extender.console.history_ranges import PrometheusRanges, Range, covered, of_device
 from tests.console.asking import Asked
 from tests.debian import Unavailable
 from tests.history.server import prometheus
@@ -84,8 +84,14 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             ]
             server.remember(lines)
             server.run()
-            asked = asking(PrometheusRanges(f"http://127.0.0.1:{server.port}"))
+            ranges = PrometheusRanges(f"http://127.0.0.1:{server.port}")
+            asked = asking(ranges)
             asked.add_node("n")
+            # Steps that begin with a value, and others.
+            for begin_s in (first_s // 60 * 60 + 3 * HOUR_S, first_s // 60 * 60 + 3 * HOUR_S + 7.5):
+                within = Range(begin_s, begin_s + HOUR_S)
+                (seconds,) = ranges.read([covered(within)], within)
+                assert sum(filter(None, seconds.values[1:])) == HOUR_S
 
             def read(path: str) -> dict[str, Any]:
                 answer = asked.get(f"/v1/history/{path}?since=6h")

@@ -106,8 +106,11 @@ def test_kinds_without_rights_are_named(
     assert shown.returncode == 1
     lines = [line for line in shown.stdout.splitlines() if "not read: " in line]
     assert [line.partition(" (GET ")[0] for line in lines] == [
-        f"advice: not read: kube-scheduler's ConfigMaps in {namespace}"
-        for namespace in ("headroom-system", "kube-system")
+        *(
+            f"advice: not read: kube-scheduler's ConfigMaps in {namespace}"
+            for namespace in ("headroom-system", "kube-system")
+        ),
+        "advice: not read: VRAMProfiles",
     ]
     assert all(" 403" in line for line in lines)
     assert node in shown.stdout
