@@ -27,6 +27,8 @@ ELSEWHERE = {
 }
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
+    "headroom_held_gpus",
+    "headroom_held_bytes",
     "headroom_idle_gpus",
     "headroom_pod_idle_seconds",
     "headroom_pod_startup_peak_bytes",

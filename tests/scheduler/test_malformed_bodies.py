@@ -83,7 +83,7 @@ def test_a_body_without_nodes_is_rejected_with_the_reason(
     too_large = len(body) > 16 << 20
     assert reply.status == (200 if verb == "filter" else 413 if too_large else 400)
     if too_large:  # the limit, and where it is set
-        assert "16777216 bytes" in error_of(reply)
+        assert "body is larger than 16Mi" in error_of(reply)
         assert "max_body" in error_of(reply)
     error = error_of(reply)
     assert any(part in error for part in says.split("|")), error
