@@ -154,37 +154,6 @@ def test_every_frame_fits_the_terminal(width: int, height: int, by_node: bool) -
             assert [style for style, _ in lines].count("selected") == 1
 
 
-def test_a_list_that_becomes_shorter_than_the_page_is_shown_from_its_first_row() -> None:
-    found = reading(fleet())
-    choice = Choice(selected=2, first=2)
-    lines = [text for _, text in frame(found, found.gpus, choice, 80, 24, AT_S)]
-    (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
-    rows = [line.split()[:2] for line in lines[header + 1 : header + 4]]
-    assert rows == [[row.node, str(row.index)] for row in found.gpus]
-    assert (choice.first, choice.selected) == (0, 2)
-
-
-def test_the_list_scrolls_no_further_than_to_the_selected_row() -> None:
-    names = [f"n{number:02}" for number in range(40)]
-    empty = dict.fromkeys(("reason", "index", "model", "used", "sm", "state", "risk"), [0] * 40)
-    body = map_body(node=names, devices=[1] * 40, memory_gib=[24.0] * 40, reserved=[5] * 40)
-    found = reading(fleet(**(body | empty)))
-
-    def page(choice: Choice) -> list[str]:
-        lines = frame(found, found.gpus, choice, 80, 24, AT_S)
-        return [text.split()[0] for _, text in lines if re.match(r"n\d\d ", text)]
-
-    choice = Choice()
-    first = page(choice)
-    assert first == names[: len(first)]
-    choice.selected = len(first)
-    assert page(choice) == names[1 : len(first) + 1]
-    choice.selected = 39
-    assert page(choice) == names[-len(first) :]
-    choice.selected = 39 - len(first)
-    assert page(choice) == names[-len(first) - 1 : -1]
-
-
 def test_only_changed_nodes_are_read_again() -> None:
     found = fleet()
     changes = map_body(

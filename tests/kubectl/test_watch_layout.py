@@ -1,0 +1,86 @@
+"""`top --watch`: which rows, entries and details are on a terminal of a given height."""
+
+import re
+
+import pytest
+
+from headroom.kubectl.watch_frame import Choice, frame
+from headroom.kubectl.watched_fleet import WatchedFleet
+from tests.kubectl.test_watch import AT_S, detail, fleet, reading
+
+
+def large_fleet() -> WatchedFleet:
+    """40 nodes with one GPU each: a, whose GPU has index 1, and n01 to n39."""
+    zero = dict.fromkeys(("reason", "model", "used", "sm", "state", "risk"), [0] * 40)
+    names = ["a", *(f"n{number:02}" for number in range(1, 40))]
+    more = {"index": [1] + [0] * 39, "memory_gib": [24.0] * 40, "reserved": [5] * 40}
+    return fleet(node=names, devices=[1] * 40, **zero, **more)
+
+
+def test_a_list_that_becomes_shorter_than_the_page_is_shown_from_its_first_row() -> None:
+    found = reading(fleet())
+    choice = Choice(selected=2, first=2)
+    lines = [text for _, text in frame(found, found.gpus, choice, 80, 24, AT_S)]
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
+    rows = [line.split()[:2] for line in lines[header + 1 : header + 4]]
+    assert rows == [[row.node, str(row.index)] for row in found.gpus]
+    assert (choice.first, choice.selected) == (0, 2)
+
+
+def test_the_list_scrolls_no_further_than_to_the_selected_row() -> None:
+    found = reading(large_fleet())
+    names = [row.node for row in found.gpus]
+
+    def page(choice: Choice) -> list[str]:
+        lines = frame(found, found.gpus, choice, 80, 24, AT_S)
+        return [text.split()[0] for _, text in lines if re.match(r"(a|n\d\d) +[01] ", text)]
+
+    choice = Choice()
+    first = page(choice)
+    assert first == names[: len(first)]
+    choice.selected = len(first)
+    assert page(choice) == names[1 : len(first) + 1]
+    choice.selected = 39
+    assert page(choice) == names[-len(first) :]
+    choice.selected = 39 - len(first)
+    assert page(choice) == names[-len(first) - 1 : -1]
+
+
+@pytest.mark.parametrize(
+    ("height", "rows", "entries", "details"),
+    [
+        (7, 0, 0, 0),
+        (9, 2, 0, 0),
+        (10, 3, 0, 0),
+        (13, 3, 0, 3),
+        (15, 3, 0, 5),
+        (17, 3, 2, 5),
+        (24, 10, 2, 5),
+    ],
+)
+def test_a_low_terminal_keeps_three_rows_if_it_can_before_details_and_entries(
+    height: int, rows: int, entries: int, details: int
+) -> None:
+    found = reading(large_fleet(), detail())
+    lines = [text for _, text in frame(found, found.gpus, Choice(), 80, height, AT_S)]
+    (counts,) = (i for i, line in enumerate(lines) if line.startswith("At risk 1 "))
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
+    table = [line for line in lines if re.match(r"(a|n\d\d) +[01] ", line)]
+    assert (header - counts - 1, len(table)) == (entries, rows)
+    *shown, keys = lines[header + 1 + rows :]
+    assert keys.startswith("1 of 40 by worst")
+    assert len(shown) == details
+    assert [line.strip() for line in shown[:1]] == ["a GPU 1, L4"][:details]
+    assert len(lines) == height
+
+
+def test_an_empty_list_shows_why() -> None:
+    found = reading(fleet())
+    for choice, reason in (
+        (Choice(), "no GPUs"),
+        (Choice(search="h200"), "no node matches"),
+        (Choice(troubled=True), "no node matches"),
+    ):
+        lines = [text for _, text in frame(found, [], choice, 80, 24, AT_S)]
+        (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
+        assert [line.strip() for line in lines[header + 1 : header + 3]] == [reason, ""]
