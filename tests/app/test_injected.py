@@ -37,6 +37,8 @@ NOT_REACHED = {
     },
     "is handed to a port of HTTP, which answers with 500": {
         "extender.app.cluster_view:ClusterView.context: called quotas",
+        "extender.observability.fleet_metrics:FleetCollector._holdings: called self._held",
+        "extender.observability.fleet_metrics:FleetCollector._pending_pods: called self._pending",
     },
     "takes a race or a list that is not played here": {
         "extender.ledger.bind:Binder._fit_without_gpunode: waited await self._store.read_p",
