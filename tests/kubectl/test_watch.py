@@ -250,9 +250,11 @@ def on_terminal(address: str, *arguments: str) -> Iterator[tuple[Any, int, Calla
         **{"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": address},
         **{"TERM": "xterm", "LANG": "C.UTF-8"},
     }
-    # setsid makes it the controlling terminal, which sends Ctrl-C and the change of its size.
+    # setsid makes it the controlling terminal, which sends Ctrl-C and the change of its size. A
+    # shell lets its background jobs, such as these tests, ignore Ctrl-C.
+    command = ["env", "--default-signal=INT", "setsid", "--ctty"]
     process = subprocess.Popen(
-        ["setsid", "--ctty", sys.executable, "-m", "headroom.plugin", "top", *arguments],
+        [*command, sys.executable, "-m", "headroom.plugin", "top", *arguments],
         cwd=ROOT,
         env=environment,
         stdin=theirs,
