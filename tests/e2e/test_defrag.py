@@ -48,7 +48,7 @@ def test_one_pod_moves_and_the_waiting_pod_gets_its_place(
         others = [each for each in cluster.names if each != node]
         with cordoned(cluster, others):
             replica_set(cluster, name, 6, cluster.names)
-            cluster.until(lambda n=name: node_of(cluster, n) != "", f"{name} is bound")
+            cluster.until(lambda n=name, at=node: is_on(cluster, n, at), f"{name} is on {node}")
         (pod,) = of_set(cluster, name)
         run(cluster, pod)
         cluster.nodes.observe(cluster.pods())
@@ -90,6 +90,18 @@ def node_of(cluster: PlayedCluster, name: str) -> str:
     """Return the node of the only pod of a ReplicaSet; empty while it has none."""
     bound = [pod["spec"].get("nodeName", "") for pod in of_set(cluster, name)]
     return bound[0] if len(bound) == 1 else ""
+
+
+def is_on(cluster: PlayedCluster, name: str, node: str) -> bool:
+    """Return whether the only pod of a ReplicaSet is on the node.
+
+    One that is bound to another node, of which kube-scheduler had not seen the cordon, is deleted.
+    """
+    bound = node_of(cluster, name)
+    if bound and bound != node:
+        for pod in of_set(cluster, name):
+            cluster.delete_pod(pod["metadata"]["name"])
+    return bound == node
 
 
 def successor(cluster: PlayedCluster, moved: str) -> str:
