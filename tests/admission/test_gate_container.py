@@ -33,7 +33,7 @@ class TestGate:
             pytest.param("true", None, (), True, id="the pod's wish"),
             pytest.param(None, "true", (), True, id="its namespace's wish"),
             pytest.param("false", "true", (node(choice="gated"),), False, id="the pod counts more"),
-            pytest.param(None, None, (node(),), False, id="nobody's"),
+            pytest.param(None, None, (node(),), False, id="not requested"),
             pytest.param("yes", None, (), False, id="unreadable"),
         ],
     )

@@ -169,7 +169,7 @@ class Stage:
         finally:
             self._armed = False
 
-    # What others do.
+    # Writes of others.
 
     def rival_binds(self, node: str = "n") -> None:
         self.new_ledger("rival").bind(self.ask(self.pod(), node, held=False))

@@ -174,7 +174,7 @@ def initialises(name: str, node: str, code: ModuleType = real_ledger) -> Program
     return lambda store: ledger(store, name, code).initialise(nodes)
 
 
-# What others do.
+# Writes of others.
 
 
 def edits(name: str, asked_bytes: int) -> Deed:

@@ -98,7 +98,7 @@ def is_rejected(api: KubeApi, plane: DraPlane, body: Mapping[str, Any], message:
 
 def test_claims_beside_use_and_taints_of_devices(tell: Tell) -> None:
     if os.geteuid() != 0:
-        pytest.skip("a kubelet needs root, in a mount namespace of its own")
+        pytest.fail("a kubelet needs root. Run as root: make neighbours")
     with scene("v1beta2") as played:
         first, second = claims_appear_in_drift(played, tell)
         start_controller(played)

@@ -128,7 +128,7 @@ class Gated(RuleBasedStateMachine):
     def settings(self) -> Settings:
         return Settings(REPLICAS, self.policy, release=20)  # type: ignore[arg-type]
 
-    # What happens.
+    # Events.
 
     @rule(size=st.integers(1, 10))
     def we_bind_a_pod(self, size: int) -> None:
@@ -198,7 +198,7 @@ class Gated(RuleBasedStateMachine):
     def a_back_off_ends(self) -> None:
         self.state.apply([TimePassed(LONG_AFTER_S)])
 
-    # What must be.
+    # Checks.
 
     @invariant()
     def nothing_is_taken_twice_where_everybody_is_gated(self) -> None:
@@ -319,7 +319,7 @@ class Gated(RuleBasedStateMachine):
 
     def report(self) -> None:
         self.store.report([(NAME, self.sample())])
-        # What was still shown when it went.
+        # Use that the last report before its end shows.
         for uid in self.gpunode().spec.reservations.keys() - self.coming.keys():
             if uid not in self.node.pods:
                 self.ledger.remove(NAME, uid, left=True)

@@ -135,7 +135,7 @@ def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -
         steps += 1
         if named is not None:
             found.append(named.metadata.uid)
-        # What comes in between is news for the next look.
+        # Events of the meantime count in the next check.
         parts.see(rejected(f"late{steps}", minute=59))
     assert steps > 20
     assert found == whole.requeued(0.0)
