@@ -106,8 +106,8 @@ bench-page: $(VENV)/test.stamp  ## the page in a browser while 5,000 nodes repor
 gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)
 
-docs: $(VENV)/test.stamp  ## generate docs/settings.md from the code
-	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
+docs: $(VENV)/test.stamp  ## generate docs/reference/settings.md from the code
+	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/reference/settings.md.new && mv docs/reference/settings.md.new docs/reference/settings.md
 
 images:  ## build the images of extender and agent: make images BASE=python:3.12-slim@sha256:... (deploy/images.sh)
 	@deploy/images.sh

@@ -1,9 +1,9 @@
 """The gate client of a pod: waits until the agent of its node allows the pod to start.
 
-It runs as the pod's first init container (docs/device-truth.md). The exit status is 0 only after
-the answer "yes", 2 if its environment is incomplete, and 143 if it was terminated. In all other
-cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or memory is
-missing. It does not give up, because the kubelet would restart it with a back-off of minutes.
+It runs as the pod's first init container (docs/design/device-truth.md). The exit status is 0 only
+after the answer "yes", 2 if its environment is incomplete, and 143 if it was terminated. In all
+other cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or memory
+is missing. It does not give up, because the kubelet would restart it with a back-off of minutes.
 
 It imports only the standard library and starts quickly, because every gated pod waits for it.
 """

@@ -235,7 +235,7 @@ def _unknown(env: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, sorted(known - {""}), 1)
-            hint = f"; did you mean {close[0]}?" if close else ", see docs/settings.md"
+            hint = f"; did you mean {close[0]}?" if close else ", see docs/reference/settings.md"
             yield f"${name} is not a setting of the agent{hint}"
 
 

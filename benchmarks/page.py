@@ -3,10 +3,10 @@
     python -m benchmarks.page [--nodes 5000] [--rate 167] [--pages 5] [--seconds 60] [--samples 100]
 
 The embedded server has nodes with 8 GPUs, of which ``--rate`` report other figures each second:
-5,000 idle nodes write 167 times a second (docs/api-budget.md). Chromium runs on the same machine.
-Prints the time to the first paint and to the first figures, the time from an input to its paint,
-the time from a report to the open page, and the CPU of the server without and with open pages. The
-server includes an extender, so the difference is the cost of the pages.
+5,000 idle nodes write 167 times a second (docs/design/api-load.md). Chromium runs on the same
+machine. Prints the time to the first paint and to the first figures, the time from an input to its
+paint, the time from a report to the open page, and the CPU of the server without and with open
+pages. The server includes an extender, so the difference is the cost of the pages.
 """
 
 import os

@@ -45,7 +45,7 @@ SHARE = PREFIX + "share"
 SCHEDULER = PREFIX + "scheduler"
 #: Value of ``SCHEDULER``: pods keep their own ``spec.schedulerName``.
 NO_SCHEDULER = "none"
-#: Node: how the device of a pod is chosen (docs/device-truth.md).
+#: Node: how the device of a pod is chosen (docs/design/device-truth.md).
 DEVICE_CHOICE = PREFIX + "device-choice"
 #: Node: bytes kept free on every device.
 RESERVE = PREFIX + "reserve"

@@ -25,7 +25,7 @@ _CLOUD_VARIABLES = ("AWS_", "AZURE_")
 
 
 def gate_container(image: str) -> dict[str, Any]:
-    """Return the gate as a JSON object; docs/device-truth.md describes it."""
+    """Return the gate as a JSON object; docs/design/device-truth.md describes it."""
     return {
         "name": GATE,
         "image": image,

@@ -78,8 +78,8 @@ def readme(chart: Path, source: Source) -> str:
         "```",
         "",
         "`platforms/` has the values for each platform. "
-        f"[The guide]({source.repository}/blob/v{source.version}/docs/install.md) shows which to "
-        "use.",
+        f"[The guide]({source.repository}/blob/v{source.version}/docs/get-started/install.md) "
+        "shows which to use.",
         "",
         "| value | default | meaning |",
         "|---|---|---|",

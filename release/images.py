@@ -17,7 +17,10 @@ def build_images(source: Source, registry: str, out: Path) -> tuple[list[Path], 
     Returns the paths, and why there are none.
     """
     if not os.environ.get("BASE"):
-        return [], "BASE is not set. Example: BASE=python:3.12-slim@sha256:... (docs/install.md)"
+        return [], (
+            "BASE is not set. Example: BASE=python:3.12-slim@sha256:... "
+            "(docs/get-started/install.md)"
+        )
     if not os.environ.get("BUILDER") and not any(map(shutil.which, BUILDERS)):
         return [], f"none of {', '.join(BUILDERS)} is installed"
     given = {"VERSION": source.version, "REVISION": source.revision, "OUT": str(out.resolve())}

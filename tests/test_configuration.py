@@ -83,7 +83,9 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
             "\npolcy: pack", "FILE:2: polcy is not a setting; did you mean policy?", id="slip"
         ),
         pytest.param(
-            "zzz: 1", "FILE:1: zzz is not a setting; see docs/settings.md", id="no setting"
+            "zzz: 1",
+            "FILE:1: zzz is not a setting; see docs/reference/settings.md",
+            id="no setting",
         ),
         pytest.param(
             "score_weights:\n  slack: 1\n  pakcing: 1",

@@ -6,7 +6,7 @@ from tests.controlplane import ROOT
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert (ROOT / "docs/settings.md").read_text() == page(), "run: make docs"
+    assert (ROOT / "docs/reference/settings.md").read_text() == page(), "run: make docs"
 
 
 def test_each_setting_appears_once_with_a_description() -> None:

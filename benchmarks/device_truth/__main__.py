@@ -4,7 +4,7 @@
 
 Every row gets the same arrivals. Kubelet and plugin are the models of ``tests/standin``, and the
 judge keeps its own accounts. Decisions of Headroom, of extender and agent alike, are made by its
-own code (see docs/device-truth.md).
+own code (see docs/design/device-truth.md).
 """
 
 import multiprocessing

@@ -1,1 +1,2 @@
-"""Checks the agent against a real GPU, without Kubernetes: ``make gpu`` (docs/gpu-check.md)."""
+"""Checks the agent against a real GPU, without Kubernetes: ``make gpu``
+(docs/operate/gpu-check.md)."""

@@ -4,9 +4,9 @@
     python -m benchmarks.gpu [--out FOLDER] [--only LINES] [--seconds S] [--looks N] [--gpu GPU]
 
 Every line gets a verdict: ok, differs, or not possible here with the reason. The driver's answers
-and a report are written to a folder (docs/gpu-check.md). Exit status: 0 if no line differs, 1 if
-some line does, 2 if there is nothing to check, 128 + the signal if it was interrupted. It never
-changes MIG, persistence or compute mode, and resets nothing.
+and a report are written to a folder (docs/operate/gpu-check.md). Exit status: 0 if no line differs,
+1 if some line does, 2 if there is nothing to check, 128 + the signal if it was interrupted. It
+never changes MIG, persistence or compute mode, and resets nothing.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.packing --policy bestfit --policy fgd --seed 42 --mode vram [--json]
 
-docs/packing.md describes the experiments, inflation and churn. Without --nodes and --pods, it uses
-the files of the published trace if they are beside the repository, otherwise a workload generated
-from its counts.
+docs/design/packing.md describes the experiments, inflation and churn. Without --nodes and --pods,
+it uses the files of the published trace if they are beside the repository, otherwise a workload
+generated from its counts.
 """
 
 import json

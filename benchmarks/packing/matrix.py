@@ -7,10 +7,10 @@ All have the same pools of nodes. The baseline is the published BestFit unless `
 another policy. BestFit places pods without a GPU by its own rule. Headroom places them as it asks
 kube-scheduler to, or as ``--others`` sets. The figures are percentage points admitted above the
 baseline @90 and @100: the mean of the seeds, its standard error if there are several, and the
-minimum. Both runs of a pair have the same seed. Below the table, the goals of ``docs/packing.md``
-(for BestFit), and the workloads on which a policy is below the baseline by more than two standard
-errors. ``--ties`` also compares BestFit with itself, with equal nodes in different orders: that
-difference is chance.
+minimum. Both runs of a pair have the same seed. Below the table, the goals of
+``docs/design/packing.md`` (for BestFit), and the workloads on which a policy is below the baseline
+by more than two standard errors. ``--ties`` also compares BestFit with itself, with equal nodes in
+different orders: that difference is chance.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Schedules pods without a GPU in a real kube-scheduler, with and without ``managedResources``.
 
 Prints the calls that Headroom gets for each pod, the pods bound per second, and the ratio of the
-two rates from alternating rounds of one run (docs/adr/0028).
+two rates from alternating rounds of one run (docs/design/adr/0028).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 No node offers the resource, kube-scheduler ignores it (deploy/base/kube-scheduler.yaml), and the
 kubelet drops resources that its node does not have. The API server counts it atomically for each
-pod at creation, so there is no race between replicas (docs/adr/0044).
+pod at creation, so there is no race between replicas (docs/design/adr/0044).
 
 An amount that depends on the device counts as on the largest device of the cluster. So no pod
 counts less than the memory that is reserved for it.

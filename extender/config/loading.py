@@ -137,7 +137,7 @@ def check_settings(
     links = service_links(env)
     for name in sorted(env.keys() - known.keys() - set(OTHER_VARIABLES) - links):
         close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else "see docs/settings.md"
+        hint = f"did you mean {close[0]}?" if close else "see docs/reference/settings.md"
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
@@ -176,7 +176,7 @@ def _problem(finding: Any, source: Callable[[_Location], str]) -> Problem:
         return Problem(", ".join(involved), message)
     if finding["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(loc[-1]), _names(loc[:-1]), 1)
-        hint = f"did you mean {close[0]}?" if close else "see docs/settings.md"
+        hint = f"did you mean {close[0]}?" if close else "see docs/reference/settings.md"
         return Problem(source(loc), f"{name} is not a setting; {hint}")
     if loc and "Example" not in message and (example := example_of(loc)):
         message += f". Example: {example}"

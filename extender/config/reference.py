@@ -1,4 +1,4 @@
-"""Generates docs/settings.md, the reference page of all settings, from their definitions.
+"""Generates docs/reference/settings.md, the reference page of all settings, from their definitions.
 
 ``python -m extender.config.reference`` prints the page and `make docs` writes it. A test fails if
 the page is out of date.
@@ -116,7 +116,7 @@ GROUPS = {
         "webhook_port",
         "max_body",
     ),
-    "TLS ([tls.md](tls.md))": (
+    "TLS ([tls.md](../how-to/tls.md))": (
         "tls_cert",
         "tls_key",
         "tls_client_ca",
@@ -125,7 +125,7 @@ GROUPS = {
         "webhook_tls_cert",
         "webhook_tls_key",
     ),
-    "Admission webhook ([admission.md](admission.md))": (
+    "Admission webhook ([admission.md](../how-to/request-memory.md))": (
         "scheduler_name",
         "gate_image",
         "mirror_vram",
@@ -142,7 +142,7 @@ GROUPS = {
         "extenders",
         "consoles",
     ),
-    "SM activity history ([sm-activity.md](sm-activity.md))": (
+    "SM activity history ([sm-activity.md](../how-to/sm-activity.md))": (
         "prometheus_url",
         "prometheus_window_s",
         "prometheus_quantile",
@@ -174,7 +174,8 @@ def _extender() -> Iterator[str]:
         yield "\n"
         if "score_weights" in names:
             parts = ", ".join(f"`{name}`" for name in ScoreWeights.model_fields)
-            yield f"The parts of `score_weights` are {parts}: [scores.md](scores.md).\n\n"
+            page = "[scores.md](../concepts/scores.md)"
+            yield f"The parts of `score_weights` are {parts}: {page}.\n\n"
 
 
 def unit(name: str, field: FieldInfo) -> str:

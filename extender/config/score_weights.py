@@ -9,7 +9,7 @@ from extender.placement.policy import Weights
 
 
 class ScoreWeights(BaseModel):
-    """Weights of the score's terms, which docs/scores.md describes."""
+    """Weights of the score's terms, which docs/concepts/scores.md describes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

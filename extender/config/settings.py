@@ -60,7 +60,7 @@ class Settings(PortSettings):
         Mode.ENFORCE,
         description="enforce; or observe: Headroom records and counts its decisions without "
         "applying them. It rejects, prefers and evicts nothing and writes no Events, so pods go "
-        "where they would go without Headroom: docs/observe.md.",
+        "where they would go without Headroom: docs/get-started/rollout.md.",
     )
     max_body: QuantityBytes = Field(
         16 * MIB,
@@ -120,7 +120,7 @@ class Settings(PortSettings):
         description="Filter returns only the best node, unless a preference of the user could "
         "favor another node. kube-scheduler then skips scoring. Do not set it if another extender "
         "filters after this one, or if other scoring plugins should outweigh Headroom's choice: "
-        "docs/scheduler.md.",
+        "docs/how-to/kube-scheduler.md.",
     )
     on_miss: OnMiss = Field(
         OnMiss.REPORT,

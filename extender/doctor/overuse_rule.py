@@ -24,7 +24,7 @@ def examine_overuse(state: ClusterState, now_s: float) -> Iterator[Finding]:
         "request more for them"
     )
     if not state.rules.evict_overuse:
-        to_do += "; or set on_overuse: evict (docs/overuse.md)"
+        to_do += "; or set on_overuse: evict (docs/how-to/overuse.md)"
     found = (
         "pods use more GPU memory than they reserved, so other pods lack memory that they reserved"
     )

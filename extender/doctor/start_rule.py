@@ -26,5 +26,6 @@ def examine_starts(state: ClusterState) -> Iterator[Finding]:
             tuple(sorted(names)),
             "these pods start alone, and a GPU container has no readiness or startup probe: their "
             "start ends only when the agent finds that its memory use has settled, or times out",
-            "add a readinessProbe that succeeds when the model is loaded: docs/starting-alone.md",
+            "add a readinessProbe that succeeds when the model is loaded: "
+            "docs/how-to/starting-alone.md",
         )

@@ -13,7 +13,7 @@ def examine_steering(state: ClusterState, now_s: float) -> Iterator[Finding]:
     if gain is None:
         return
     first, *others = gain.nodes
-    to_do = f"{first.to_do}; docs/modes.md compares the modes"
+    to_do = f"{first.to_do}; docs/concepts/modes.md compares the modes"
     if others:
         to_do = f"begin with one node: {to_do}"
     names = tuple(sorted(each.node for each in gain.nodes))

@@ -46,8 +46,8 @@ class TooManyFollowers(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """One change. ``kind`` is from a closed set, see docs/debug-api.md; fields that do not apply
-    are empty."""
+    """One change. ``kind`` is from a closed set, see docs/reference/debug-api.md; fields that do
+    not apply are empty."""
 
     number: int
     #: Unix time, seconds.

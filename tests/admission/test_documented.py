@@ -1,4 +1,4 @@
-"""docs/admission.md lists all changes and errors, word for word.
+"""docs/how-to/request-memory.md lists all changes and errors, word for word.
 
 ``python -m tests.admission.test_documented`` writes the sentences into the page.
 """
@@ -27,7 +27,7 @@ from extender.placement.visible_devices import VISIBLE_DEVICES
 from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/admission.md"
+PAGE = ROOT / "docs/how-to/request-memory.md"
 BEGIN, END = "<!-- sentences -->", "<!-- end of sentences -->"
 
 
@@ -163,7 +163,7 @@ def test_the_page_names_all_that_is_written_and_read() -> None:
 
 
 def test_the_gate_is_the_one_that_the_other_page_shows() -> None:
-    text = (ROOT / "docs/device-truth.md").read_text()
+    text = (ROOT / "docs/design/device-truth.md").read_text()
     _, _, rest = text.partition("```yaml\nspec:\n  initContainers:")
     (shown,) = yaml.safe_load(rest.partition("```")[0])
     made = gate_container(shown["image"])

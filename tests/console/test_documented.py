@@ -1,4 +1,5 @@
-"""docs/debug-api.md lists every endpoint, parameter and field of the debug API, and no other."""
+"""docs/reference/debug-api.md lists every endpoint, parameter and field of the debug API, and no
+other."""
 
 import re
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import Any
 
 from tests.console.asking import Asked
 
-PAGE = Path(__file__).parents[2] / "docs/debug-api.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/debug-api.md"
 OF_EVERY_BODY = {"apiVersion", "generatedAt", "snapshot_generation"}
 
 

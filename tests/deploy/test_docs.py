@@ -23,7 +23,7 @@ from tests.deploy.rendered import (
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("install.md", "operations.md", "gitops.md")
+PAGES = ("get-started/install.md", "operate/operations.md", "get-started/gitops.md")
 
 
 def read(page: str) -> str:
@@ -42,7 +42,8 @@ def test_paths_of_the_repository_are_there(page: str) -> None:
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", read(page)):
         name, _, anchor = target.partition("#")
-        text = read(name or page)
+        linked = ROOT / "docs" / page if not name else (ROOT / "docs" / page).parent / name
+        text = linked.read_text()
         headings = {
             re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
             for line in text.splitlines()
@@ -52,7 +53,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_every_component_and_platform_is_in_the_page_with_its_value() -> None:
-    page = read("install.md")
+    page = read("get-started/install.md")
     values = yaml.safe_load((DEPLOY / "chart/headroom/values.yaml").read_text())
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     for component, does in COMPONENTS.items():
@@ -80,7 +81,10 @@ def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
 def test_helm_is_given_the_images_that_the_chart_requires() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = {name for name, image in values["images"].items() if not image["repository"]}
-    assert set(re.findall(r"--set images\.(\w+)\.repository=", read("install.md"))) == required
+    assert (
+        set(re.findall(r"--set images\.(\w+)\.repository=", read("get-started/install.md")))
+        == required
+    )
 
 
 def blocks(page: str, heading: str, language: str) -> list[str]:
@@ -90,7 +94,9 @@ def blocks(page: str, heading: str, language: str) -> list[str]:
 
 def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
     """The two blocks of the section, for kube-prometheus-stack."""
-    values, patches = (yaml.safe_load(each) for each in blocks("install.md", "Monitoring", "yaml"))
+    values, patches = (
+        yaml.safe_load(each) for each in blocks("get-started/install.md", "Monitoring", "yaml")
+    )
     components = [os.path.relpath(DEPLOY / f"components/{name}", tmp_path) for name in values]
     overlay = os.path.relpath(DEPLOY / "overlays/device-plugin", tmp_path)
     kustomization = {"resources": [overlay], "components": components, **patches}
@@ -120,13 +126,13 @@ def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> Non
     notes = (CHART / "templates/NOTES.txt").read_text()
     begin = notes.index("apiVersion: v1")
     shown = textwrap.dedent(f"  {notes[begin:].split(chr(10) * 2)[0]}")
-    page = blocks("install.md", "Check the installation", "yaml")
+    page = blocks("get-started/install.md", "Check the installation", "yaml")
     assert [yaml.safe_load(shown)] == [yaml.safe_load(each) for each in page]
     assert "schedulerName" not in notes
 
 
 def test_what_the_agent_may_is_in_the_page() -> None:
-    page = read("install.md").split("## What an agent may do")[1]
+    page = read("get-started/install.md").split("## What an agent may do")[1]
     (daemonset,) = yaml.safe_load_all((DEPLOY / "base/agent.yaml").read_text())
     spec = daemonset["spec"]["template"]["spec"]
     (container,) = spec["containers"]

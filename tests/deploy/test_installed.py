@@ -350,7 +350,7 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
 def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     installation: Installation,
 ) -> None:
-    """The commands of docs/operations.md, as they stand there."""
+    """The commands of docs/operate/operations.md, as they stand there."""
     plane = installation.plane
     nodes = {
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
@@ -361,7 +361,7 @@ def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-    for block in commands("operations.md", "uninstall"):
+    for block in commands("operate/operations.md", "uninstall"):
         shell(plane, block.replace("-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"))
     served = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     assert not [name for name in served if name.endswith(".headroom.gpu")]
@@ -429,7 +429,7 @@ def commands_of_the_notes_work(plane: AuditedPlane, shown: str) -> None:
 
 
 def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
-    """The commands of docs/install.md, for the overlay of that name."""
+    """The commands of docs/get-started/install.md, for the overlay of that name."""
     plane = installation.plane
     for pod in installation.listed(USERS_PODS):
         path = f"{USERS_PODS}/{pod['metadata']['name']}"
@@ -445,7 +445,7 @@ def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> N
     status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
     plane.kubectl("patch", "node", "kind", "--subresource=status", "--type=merge", "-p", status)
     trial.start()
-    (block,) = commands("install.md", "trial")
+    (block,) = commands("get-started/install.md", "trial")
     shell(plane, block.replace("NODE", "kind"))
     for name in ("one", "two"):
         create_pod(trial, name, "10Gi")

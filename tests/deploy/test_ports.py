@@ -1,4 +1,4 @@
-"""Every port of the manifests has its row in docs/security.md."""
+"""Every port of the manifests has its row in docs/operate/security.md."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ WITH_AGENT = [each for each in PLATFORMS if each != "trial"]
 
 
 def documented() -> set[int]:
-    text = (ROOT / "docs/security.md").read_text().partition("## Ports")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/operate/security.md").read_text()
+    text = page.partition("## Ports")[2].partition("\n## ")[0]
     return {int(port) for port in re.findall(r"^\| (\d+),", text, re.MULTILINE)}
 
 

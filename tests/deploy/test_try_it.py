@@ -1,4 +1,4 @@
-"""docs/try-it.md, entered literally into a shell, to its last line."""
+"""docs/get-started/local-cluster.md, entered literally into a shell, to its last line."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs/try-it.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/get-started/local-cluster.md").read_text(encoding="utf-8")
 #: (language, text) of each code block, in order.
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 SERVE = ".venv/bin/python -m extender serve"
@@ -99,7 +99,7 @@ def terminal() -> Iterator[Terminal]:
 
 def test_the_page_has_a_server_and_commands_for_it() -> None:
     assert [language for language, _ in BLOCKS].count("console") == 7
-    assert BLOCKS[0] == ("sh", f"{SERVE} --embedded docs/fleet.example.yaml\n")
+    assert BLOCKS[0] == ("sh", f"{SERVE} --embedded docs/get-started/fleet.example.yaml\n")
 
 
 def test_the_fleet_file_of_the_page_is_valid(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ FOUND = (
         pytest.param(
             leaking(),
             Rules(),
-            [f"{FOUND}; or set on_overuse: evict (docs/overuse.md)."],
+            [f"{FOUND}; or set on_overuse: evict (docs/how-to/overuse.md)."],
             id="only reported",
         ),
         pytest.param(leaking(), EVICT, [], id="it is evicted"),

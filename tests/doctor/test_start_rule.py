@@ -34,5 +34,5 @@ def test_pods_that_start_alone_without_a_probe_are_named() -> None:
         "advice: default/a, default/b: these pods start alone, and a GPU container has no "
         "readiness or startup probe: their start ends only when the agent finds that its memory "
         "use has settled, or times out. To do: add a readinessProbe that succeeds when the model "
-        "is loaded: docs/starting-alone.md."
+        "is loaded: docs/how-to/starting-alone.md."
     ]

@@ -107,10 +107,10 @@ def shell(script: str) -> str:
 
 
 def documented_pod() -> str:
-    """Return the manifest of docs/install.md, as a newcomer copies it."""
+    """Return the manifest of docs/get-started/install.md, as a newcomer copies it."""
     (manifest,) = re.findall(
         r"^```yaml\n(apiVersion: v1\nkind: Pod\n.*?)^```",
-        (ROOT / "docs/install.md").read_text(),
+        (ROOT / "docs/get-started/install.md").read_text(),
         re.MULTILINE | re.DOTALL,
     )
     return str(manifest)

@@ -1,4 +1,4 @@
-"""`kubectl headroom defrag` on a real API server, as in docs/defrag.md."""
+"""`kubectl headroom defrag` on a real API server, as in docs/how-to/defrag.md."""
 
 import re
 import time

@@ -1,4 +1,5 @@
-"""Each question that an incident raises is answered by one command; docs/incident.md shows them."""
+"""Each question that an incident raises is answered by one command; docs/operate/incident.md shows
+them."""
 
 import statistics
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The setup for a cluster's own kube-scheduler, step by step as in docs/scheduler.md.
+"""The setup for a cluster's own kube-scheduler, step by step as in docs/how-to/kube-scheduler.md.
 
     python -m tests.install.kubeadm
 

@@ -14,7 +14,7 @@ DEVICES, REPLICAS = 2, 12
 
 @dataclass(frozen=True)
 class State:
-    """The documentation of a node's states: docs/device-truth.md, "Steered"."""
+    """The documentation of a node's states: docs/design/device-truth.md, "Steered"."""
 
     #: Whether the node asks to be steered.
     wanted: bool = False

@@ -1,10 +1,10 @@
-"""The tables of docs/metrics.md, as data."""
+"""The tables of docs/reference/metrics.md, as data."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs/metrics.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/metrics.md"
 _ROW = re.compile(
     r"^\| `(?P<name>\w+)` \| (?P<type>\w+) \| (?P<labels>[^|]+)"
     r" \| [^|]+ \| [^|]+ \| (?P<alerts>.+) \|$",

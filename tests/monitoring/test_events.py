@@ -1,4 +1,4 @@
-"""docs/metrics.md lists the reasons of all Events that the sources can write."""
+"""docs/reference/metrics.md lists the reasons of all Events that the sources can write."""
 
 import ast
 import re

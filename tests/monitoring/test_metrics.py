@@ -1,4 +1,4 @@
-"""docs/metrics.md matches real scrapes, and Prometheus finds no fault with those."""
+"""docs/reference/metrics.md matches real scrapes, and Prometheus finds no fault with those."""
 
 import http.client
 import re

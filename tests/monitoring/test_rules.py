@@ -1,4 +1,4 @@
-"""Every alert is tested with promtool, explained in docs/alerts.md, and leads there."""
+"""Every alert is tested with promtool, explained in docs/operate/alerts.md, and leads there."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from tests.debian import Unavailable, prometheus
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
 UNIT_TESTS = Path(__file__).with_name("rules_test.yaml")
-DOCS = ROOT / "docs/alerts.md"
+DOCS = ROOT / "docs/operate/alerts.md"
 
 
 def alerts() -> dict[str, dict[str, object]]:
@@ -68,7 +68,7 @@ def test_an_alert_has_all_that_an_operator_needs(name: str) -> None:
     assert labels["severity"] in ("critical", "warning", "info")
     assert rule["for"]
     assert annotations["summary"]
-    assert annotations["description"].endswith(f"docs/alerts.md#{name.lower()}")
+    assert annotations["description"].endswith(f"docs/operate/alerts.md#{name.lower()}")
 
 
 def test_the_docs_explain_these_alerts_and_no_others() -> None:

@@ -1,4 +1,4 @@
-"""Node groups that a real Cluster Autoscaler scales: docs/autoscaling.md."""
+"""Node groups that a real Cluster Autoscaler scales: docs/how-to/autoscaling.md."""
 
 from benchmarks.autoscaling.__main__ import play
 from benchmarks.autoscaling.scenarios import SCENARIOS, failures, table

@@ -1,4 +1,4 @@
-"""DRA with a real kube-scheduler, kubelet and driver, beside Headroom: docs/dra.md."""
+"""DRA with a real kube-scheduler, kubelet and driver, beside Headroom: docs/how-to/dra.md."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""PodGroups of a real kube-scheduler with the Coscheduling plugin: docs/gangs.md."""
+"""PodGroups of a real kube-scheduler with the Coscheduling plugin: docs/how-to/gangs.md."""
 
 import contextlib
 import time

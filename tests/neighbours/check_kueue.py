@@ -1,4 +1,4 @@
-"""Queues of a real Kueue that count GPU memory: docs/kueue.md."""
+"""Queues of a real Kueue that count GPU memory: docs/how-to/kueue.md."""
 
 import contextlib
 import time

@@ -140,6 +140,6 @@ def test_a_command_starts_without_slow_imports(
 
 
 def test_the_guide_names_extras_that_exist() -> None:
-    text = (ROOT / "docs/kubectl.md").read_text()
+    text = (ROOT / "docs/reference/kubectl.md").read_text()
     assert "pip install headroom-gpu " in text
     assert "headroom-gpu[extender,cluster]" not in text

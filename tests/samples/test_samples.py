@@ -125,7 +125,7 @@ def test_nothing_starts_without_a_share(name: str, value: str | None, tmp_path: 
     assert ran.args is None
     assert (
         "HEADROOM_VRAM_BYTES: needs annotation headroom.gpu/share: env, and a pod that Headroom "
-        "placed; see docs/frameworks.md"
+        "placed; see docs/how-to/frameworks.md"
     ) in ran.output
 
 

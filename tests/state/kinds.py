@@ -1,4 +1,4 @@
-"""A node of each kind, and its explanation for a pod: the section of docs/device-truth.md.
+"""A node of each kind, and its explanation for a pod: the section of docs/design/device-truth.md.
 
 python -m tests.state.kinds       writes the section again
 """
@@ -37,7 +37,7 @@ from tests.builders import (
     use,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs/device-truth.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/design/device-truth.md"
 BEGIN, END = "<!-- kinds of nodes -->", "<!-- end of kinds -->"
 
 STOCK = Plugin(allocation_policy="distributed", topology_manager_policy="none")
