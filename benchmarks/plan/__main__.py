@@ -59,7 +59,7 @@ def ranges(
         Path | None, typer.Option(help="Folder of the published trace: pods.csv and nodes.csv.")
     ] = None,
 ) -> None:
-    """Print the table of docs/how-to/plan.md: coverage and width of the stated ranges."""
+    """Print the table of docs/design/plan.md: coverage and width of the stated ranges."""
     cores = len(os.sched_getaffinity(0))
     sizes = scale or SCALES
 
@@ -103,7 +103,7 @@ def times(
     replicas: Annotated[int, typer.Option(help="Replicas of each GPU.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the generated history.")] = 1,
 ) -> None:
-    """Print the table of docs/how-to/plan.md: time and memory of one configuration and one seed."""
+    """Print the table of docs/design/plan.md: time and memory of one configuration and one seed."""
     typer.echo(f"{machine_line()}\n")
     typer.echo("| configuration | pods | nodes | GPUs needed | time | CPU time | memory |")
     typer.echo("|---" * 7 + "|")

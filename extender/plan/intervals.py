@@ -6,7 +6,7 @@ The factor √2 is because both histories vary, the given one and the other.
 
 The range of a *need* (GPUs and nodes) uses more: the spread of the largest demand over many drawn
 histories, which costs little. Its constants were chosen with ``benchmarks.plan`` so that the range
-contains the need of the next week in 90 % of weeks (docs/how-to/plan.md).
+contains the need of the next week in 90 % of weeks (docs/design/plan.md).
 """
 
 import math
