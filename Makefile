@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | docs |
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | docs | site |
 # images | containers | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu \
-	docs images containers neighbours samples release binary publish lock
+	docs site images containers neighbours samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -108,6 +108,9 @@ gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions abou
 
 docs: $(VENV)/test.stamp  ## generate docs/reference/settings.md from the code
 	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/reference/settings.md.new && mv docs/reference/settings.md.new docs/reference/settings.md
+
+site: $(VENV)/test.stamp  ## build the site of the docs in .cache/site; dead links are errors: REPOSITORY=https://...
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet $(ARGS)
 
 images:  ## build the images of extender and agent: make images BASE=python:3.12-slim@sha256:... (deploy/images.sh)
 	@deploy/images.sh

@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ("agent", "benchmarks", "contract", "extender", "headroom", "tests")
 #: Files that contain unwanted words on purpose.
@@ -26,38 +28,8 @@ OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")
 #: Words that a docstring must not start with: it starts with a verb or a noun.
 OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
 _OPENING_COMMENT = re.compile(rf"#[#: ]*{OPENING.pattern}")
-#: Patterns of words to avoid -> what to write.
-WORDS = {
-    r"promis\w*": "reserve, reservation",
-    r"bystanders?|strays?": "unreserved pod",
-    r"strangers?|unowned": "unattributed",
-    r"fence[sd]?|fencing": "unhealthy, cordoned",
-    r"wok(e|en)|wakes? up|waking": "requeue",
-    r"tid(y|ies|ied|ying)|chores?": "reconcile",
-    r"(?<!connection )refus\w*|turn(s|ed)? away": "reject, unschedulable",
-    r"boast\w*": "report too much",
-    r"tells?|told|telling": "report, return, log",
-    r"says?|said|saying": "report, show, state",
-    r"knows|hears?|heard": "record, receive",
-    r"anew|once more": "again",
-    r"besides": "also",
-    r"hangs? on": "depends on",
-    r"reckon\w*": "compute",
-    r"mend(s|ed|ing)?": "fix",
-    r"thence|whereof|wont to": "from there",
-    r"whoever|whomever": "any client, the caller",
-    r"nobody|somebody|anybody|everybody": "no pod, a client, any process",
-    r"betray\w*": "show",
-    r"part with|lets? go of": "release",
-    r"no less than": "at least",
-    r"right is": "Example:",
-    r"(is|has|have|had|no|finds?|makes?|leaves?) room": "fit, enough free memory",
-    r"foretold|foresee\w*|foresaw": "predict",
-    r"on (its|their) way": "unconfirmed",
-    r"in vain": "without effect",
-    r"(sen[dt]s?|driv(en?|es)) (away|out)|takes? back|taken back": "evict, remove",
-    r"whence|lest|thereof|therein|heed\w*": "from where, or else, respect",
-}
+#: Patterns of words to avoid -> what to write: the table of vale, which checks the docs.
+WORDS: dict[str, str] = yaml.safe_load((ROOT / ".vale/Headroom/Words.yml").read_text())["swap"]
 _WORDS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): use for pattern, use in WORDS.items()}
 #: Matches wherever one of these patterns does.
 _ANY_WORD = re.compile("|".join(pattern.pattern for pattern in _WORDS), re.IGNORECASE)
