@@ -54,7 +54,7 @@ MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 UNLIMITED = (
     f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
-    " every eligible node must be able to enforce it (docs/how-to/request-memory.md)"
+    " every eligible node must be able to enforce it (docs/how-to/limit-memory.md)"
 )
 NO_IMAGE = "the gate has no image; set gate_image in Headroom's settings to the agent's image"
 

@@ -125,7 +125,7 @@ GROUPS = {
         "webhook_tls_cert",
         "webhook_tls_key",
     ),
-    "Admission webhook ([admission.md](../how-to/request-memory.md))": (
+    "Admission webhook ([admission.md](admission.md))": (
         "scheduler_name",
         "gate_image",
         "mirror_vram",

@@ -104,6 +104,6 @@ def _cap(
     if asks_limit:
         message = (
             f"not capped: {SHARE} is limit, but the driver reports no limit for all containers; "
-            "see docs/how-to/frameworks.md#enforcement-of-a-share"
+            "see docs/how-to/limit-memory.md#check-the-limit"
         )
     return MemoryCap(uid, device.uuid, None, None, False, message)

@@ -177,7 +177,7 @@ def test_a_pod_that_asks_for_a_limit_reads_that_nothing_enforces_it() -> None:
     assert not cap["capped"]
     assert cap["message"] == (
         "not capped: headroom.gpu/share is limit, but the driver reports no limit for all "
-        "containers; see docs/how-to/frameworks.md#enforcement-of-a-share"
+        "containers; see docs/how-to/limit-memory.md#check-the-limit"
     )
     (cap,) = capped(shared("A"), share="nonsense")
     assert cap["message"] == "not capped: it can allocate more than it requests"

@@ -2,7 +2,7 @@
 
 ``make samples`` runs it. ``make test`` does not, because it downloads 5 GB, installs 11 GB below
 .cache/samples, and compiles llama.cpp. No GPU is needed: the samples end where the framework has
-read its share. docs/how-to/frameworks.md shows the versions in ``PINNED``.
+read its share. docs/design/frameworks.md shows the versions in ``PINNED``.
 """
 
 import json
