@@ -1,7 +1,7 @@
 """Table of the differences between NVIDIA's driver branches that affect the agent.
 
 The fake driver library simulates each row (``play`` and ``tests.driver.library_folder``).
-``tests/agent/test_drivers.py`` runs the agent with each, and docs/operate/agent.md shows the table.
+``tests/agent/test_drivers.py`` runs the agent with each, and docs/design/agent.md shows the table.
 """
 
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ BRANCHES = (
 
 
 def table() -> str:
-    """Return the table as docs/operate/agent.md shows it."""
+    """Return the table as docs/design/agent.md shows it."""
     lines = [
         "| driver | process lists | memory | recovery action | limits | source |",
         "|---|---|---|---|---|---|",

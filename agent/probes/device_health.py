@@ -9,7 +9,7 @@ Most causes can be read at every sample. They end with the first sample that doe
 
 An XID is an event: the driver reports it once, and it cannot be read later. There are two cases:
 
-* The driver reports which recovery it needs (from 565 on, see docs/operate/agent.md). Then an XID
+* The driver reports which recovery it needs (from 565 on, see docs/design/agent.md). Then an XID
   makes the device unhealthy for one sample only. After that the requested recovery decides.
 * The driver does not report it. Then the XID is remembered, across restarts of the agent too, until
   the driver is loaded again (another module load, version or boot) or the node's maintenance ends.

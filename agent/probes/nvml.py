@@ -1,7 +1,7 @@
 """The only access to NVML: makes every driver call.
 
 Drivers use different entry sizes for the same process list, and none reports which one it uses (the
-table in docs/operate/agent.md). So the buffer is filled with a pattern first, and the untouched
+table in docs/design/agent.md). So the buffer is filled with a pattern first, and the untouched
 part shows where the last entry ends. Every list is checked, not only the first: an empty list shows
 nothing, and a wrong size would yield other processes with other memory.
 """

@@ -2,7 +2,7 @@
 
 Each rule examines one node and yields what it found there.
 
-The agent reports the state of each of its sources (docs/operate/agent.md lists the message of every
+The agent reports the state of each of its sources (docs/design/agent.md lists the message of every
 fault). The rules add what the failure costs and which mount, permission or setting fixes it. They
 skip a source if another source reports the same facts, or if only some GPUs and drivers support it.
 """

@@ -98,11 +98,11 @@ def noted(key: str, text: str | None) -> dict[str, Any]:
     return {"metadata": {"annotations": {key: text}}}
 
 
-PAGE = (ROOT / "docs/operate/security.md").read_text()
+PAGE = (ROOT / "docs/design/security.md").read_text()
 
 
 def rejected(reply: Reply, policy: str, reported: str) -> None:
-    """And docs/operate/security.md names the policy."""
+    """And docs/design/security.md names the policy."""
     assert reply.status == 403, reply
     assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
     assert reported in reply.message

@@ -17,7 +17,7 @@ MAX_UNATTRIBUTED_PROCESSES = 64
 
 Report = Callable[..., dict[str, Any]]
 
-DOCS = Path(__file__).parents[2] / "docs/operate/agent.md"
+DOCS = Path(__file__).parents[2] / "docs/design/agent.md"
 MIB, GIB = 1 << 20, 1 << 30
 #: Processes on each of three GPUs: one, many, and more than fit into the first buffer.
 COUNTS = (1, 33, 65)

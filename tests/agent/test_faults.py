@@ -1,6 +1,6 @@
 """Every fault that the driver and the exporter can simulate, and its effect on the report.
 
-The table is in docs/operate/agent.md too, and kept true from here.
+The table is in docs/design/agent.md too, and kept true from here.
 """
 
 import re
@@ -20,7 +20,7 @@ TIMEOUT_S = 3.0
 Start = Callable[..., Survey]
 Inject = Callable[[Driver, StandIn], None]
 
-DOCS = Path(__file__).parents[2] / "docs" / "operate" / "agent.md"
+DOCS = Path(__file__).parents[2] / "docs/design/agent.md"
 BAD, GOOD, OLD = "GPU-bad", "GPU-good", "GPU-old"
 
 

@@ -1,6 +1,6 @@
 """Every fault of kubelet, plugin and machine that can be simulated, and its effect on the report.
 
-The table is in docs/operate/agent.md too, and kept true from here.
+The table is in docs/design/agent.md too, and kept true from here.
 """
 
 import json

@@ -22,7 +22,7 @@ from contract.gpunode import (
 )
 from tests.monitoring.documented import documented
 
-DOCS = Path(__file__).parents[2] / "docs/operate/agent.md"
+DOCS = Path(__file__).parents[2] / "docs/design/agent.md"
 GPU = "nvidia.com/gpu"
 H100 = "NVIDIA H100 80GB HBM3"
 

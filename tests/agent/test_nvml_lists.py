@@ -42,7 +42,7 @@ def test_a_list_that_does_not_fit_is_queried_again_with_a_larger_buffer() -> Non
 def test_entries_are_as_long_as_the_driver_writes_them(
     entry_bytes: int, count: int, clears: bool
 ) -> None:
-    """The header of v3 has 24, and drivers write less or more (docs/operate/agent.md)."""
+    """The header of v3 has 24, and drivers write less or more (docs/design/agent.md)."""
 
     def call(handle: Any, room: Any, array: Any) -> int:
         size, room._obj.value = room._obj.value, count

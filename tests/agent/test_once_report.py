@@ -57,10 +57,10 @@ def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 1  # a device is not well
     printed = WHEN.sub("2026-11-21T11:05:00.000000Z", done.stdout)
-    docs = (ROOT / "docs/operate/agent.md").read_text()
+    docs = (ROOT / "docs/how-to/see-gpu-use.md").read_text()
     there = re.search(r"```console\n\$ headroom agent --once\n(.*?)```", docs, re.S)
     assert there is not None
-    assert there[1] == printed, f"docs/operate/agent.md should contain:\n{printed}"
+    assert there[1] == printed, f"docs/how-to/see-gpu-use.md should contain:\n{printed}"
 
 
 def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:

@@ -23,7 +23,7 @@ from tests.deploy.rendered import (
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("get-started/install.md", "operate/operations.md", "get-started/gitops.md")
+PAGES = ("get-started/install.md", "operate/uninstall.md", "get-started/gitops.md")
 
 
 def read(page: str) -> str:

@@ -350,7 +350,7 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
 def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     installation: Installation,
 ) -> None:
-    """The commands of docs/operate/operations.md, as they stand there."""
+    """The commands of docs/operate/uninstall.md, as they stand there."""
     plane = installation.plane
     nodes = {
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
@@ -361,7 +361,7 @@ def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-    for block in commands("operate/operations.md", "uninstall"):
+    for block in commands("operate/uninstall.md", "uninstall"):
         shell(plane, block.replace("-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"))
     served = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     assert not [name for name in served if name.endswith(".headroom.gpu")]

@@ -1,4 +1,4 @@
-"""Every port of the manifests has its row in docs/operate/security.md."""
+"""Every port of the manifests has its row in docs/design/security.md."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ WITH_AGENT = [each for each in PLATFORMS if each != "trial"]
 
 
 def documented() -> set[int]:
-    page = (ROOT / "docs/operate/security.md").read_text()
+    page = (ROOT / "docs/design/security.md").read_text()
     text = page.partition("## Ports")[2].partition("\n## ")[0]
     return {int(port) for port in re.findall(r"^\| (\d+),", text, re.MULTILINE)}
 

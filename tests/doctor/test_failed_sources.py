@@ -142,8 +142,8 @@ def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
 
 
 def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
-    """The sources in docs/operate/agent.md, which the agent's tests compare with the agent."""
-    rows = (ROOT / "docs/operate/agent.md").read_text().splitlines()
+    """The sources in docs/design/agent.md, which the agent's tests compare with the agent."""
+    rows = (ROOT / "docs/design/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
     fault = re.compile(r"source ([a-z-]+) (absent|degraded): (.+)")
     shown = [found.groups() for cell in cells if (found := fault.match(cell.strip()))]

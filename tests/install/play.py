@@ -3,7 +3,7 @@
     python -m tests.install.play [--nodes 3]
 
 Upgrade and rollback happen under load. The commands are those of docs/get-started/install.md and
-docs/operate/operations.md. The result is a line of JSON on stdout, which test_install.py judges.
+docs/operate/uninstall.md. The result is a line of JSON on stdout, which test_install.py judges.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class Play:
         until(self.initialised, "GPUNodes that are initialised")
 
     def uninstall(self) -> None:
-        """Run the commands of docs/operate/operations.md, while one pod of a user runs."""
+        """Run the commands of docs/operate/uninstall.md, while one pod of a user runs."""
         self.workloads.create("stays", _STAYS_GIB)
         until(lambda: self.workloads.runs("stays"), "a pod that runs")
         before = self.workloads.get("stays")
@@ -100,10 +100,10 @@ class Play:
     # The parts of the steps.
 
     def uninstall_commands(self) -> list[str]:
-        """Return those of docs/operate/operations.md, with Helm's instead of ``kubectl delete
+        """Return those of docs/operate/uninstall.md, with Helm's instead of ``kubectl delete
         -k``."""
         helm = f"helm uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
-        blocks = commands("operate/operations.md", "uninstall")
+        blocks = commands("operate/uninstall.md", "uninstall")
         return [helm if "kubectl delete -k" in block else block for block in blocks]
 
     def shell(self, script: str) -> None:
