@@ -120,7 +120,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         f"score {NAMESPACE}/waits --node {last}",
         stale,
     )
-    yield ask("What changed?", "log --since 2m", "reservation_made", "report_lost", last)
+    yield ask("Which changes led to it?", "log --since 2m", "reservation_made", "report_lost", last)
 
 
 def reported(cluster: RealCluster, node: str) -> list[Device]:
