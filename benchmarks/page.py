@@ -5,8 +5,9 @@
 The embedded server has nodes with 8 GPUs, of which ``--rate`` report other figures each second:
 5,000 idle nodes write 167 times a second (docs/design/api-load.md). Chromium runs on the same
 machine. Prints the time to the first paint and to the first figures, the time from an input to its
-paint, the time from a report to the open page, and the CPU of the server without and with open
-pages. The server includes an extender, so the difference is the cost of the pages.
+paint with the CPU that the page's main thread uses for it, the time from a report to the open page,
+and the CPU of the server without and with open pages. The server includes an extender, so the
+difference is the cost of the pages.
 """
 
 import os
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page, expect, sync_playwright
 
 from benchmarks.hotpath.machine import machine
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
@@ -143,6 +144,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def page_cpu_ms(session: CDPSession) -> float:
+    """Return the CPU that the main thread of a page has used: inputs, and updates meanwhile."""
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return 1000 * next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
+
+
 def share(pid: int, seconds: float) -> float:
     """Return the share of one core that a process uses in the next seconds, in percent."""
     began_s, before_s = time.monotonic(), cpu_s(pid)
@@ -208,9 +215,13 @@ def _interact(page: Page, samples: int) -> None:
     page.bring_to_front()
     page.locator(".map").focus()
     page.evaluate(PAINT)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     for name, what in INPUTS.items():
+        before_ms = page_cpu_ms(session)
         took = [float(page.evaluate(PAINTED, what)) for _ in range(samples)]
-        print(f"{name}, input to paint: {quantiles(took, 'ms')}")  # noqa: T201
+        each_ms = (page_cpu_ms(session) - before_ms) / samples
+        print(f"{name}, input to paint: {quantiles(took, 'ms')}, {each_ms:.0f} ms of CPU")  # noqa: T201
 
 
 def _follow(page: Page, reporter: Reporter, samples: int) -> None:

@@ -2,7 +2,7 @@
 
 import {ask, choice, el, gib, many} from "./dom.js";
 import {device as detailOf} from "./device.js";
-import {SIDES, corner, draw, layOut, tileAt} from "./tiles.js";
+import {SIDES, corner, layOut, painter, tileAt} from "./tiles.js";
 
 const COLOURS = {reserved: "memory reserved", used: "memory in use", sm: "SM activity", risk: "risk"};
 const GROUPS = {pool: "pool", model: "model", label: "a label", none: "nothing"};
@@ -28,6 +28,7 @@ export function fleet(view, [node, index], state) {
   form.addEventListener("submit", event => event.preventDefault());
   view.append(el("h2", {}, "Fleet"), form, legend, hovered, map, panel);
 
+  const draw = painter(canvas);
   let theme = readTheme(map);
   colour.select.addEventListener("change", () => { state.set("colour", colour.select.value); paint(); });
   group.select.addEventListener("change", () => { state.set("group", group.select.value); version = ""; load(); });
@@ -81,12 +82,10 @@ export function fleet(view, [node, index], state) {
       canvas.style.width = `${width}px`; canvas.style.height = `${height}px`;
     }
     canvas.style.transform = `translateY(${top}px)`;
-    const context = canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const text = search.value.trim().toLowerCase(), by = colour.select.value;
-    draw(context, layout, {
-      top, width, height, theme, cursor: map.matches(":focus") ? cursor : null, selected: chosen && positionOf(chosen),
-      colourOf: (_, device) => by === "risk" ? theme.risks[device.risk] : shade(theme, device[by]),
+    draw(layout, {
+      top, width, height, ratio, theme, cursor: map.matches(":focus") ? cursor : null, selected: chosen && positionOf(chosen),
+      colourOf: (_, device) => by === "risk" ? theme.paint.risks[device.risk] : shade(theme.paint, device[by]),
       dimmed: each => text && !`${each.name} ${each.devices[0]?.model ?? ""}`.toLowerCase().includes(text),
     });
     drawLegend(legend, by);
@@ -231,20 +230,29 @@ function moved(layout, tile, key) {
   return key === "Home" ? firstTile(layout) : null;
 }
 
-/** Read the colours from the style sheet, which has them for light and dark. */
+/** Read the colours from the style sheet, which has them for light and dark: as CSS, and in "paint" as numbers for the pixels of an image. */
 function readTheme(element) {
-  const probe = el("i"), of = colour => { probe.style.color = colour; return getComputedStyle(probe).color; };
+  const probe = el("i"), context = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+  const of = colour => { probe.style.color = colour; return getComputedStyle(probe).color; };
+  const number = colour => {
+    context.fillStyle = of(colour);
+    context.fillRect(0, 0, 1, 1);
+    return new Uint32Array(context.getImageData(0, 0, 1, 1).data.buffer)[0];
+  };
   element.append(probe);
   const theme = {
-    text: of("var(--text)"), quiet: of("var(--quiet)"), link: of("var(--link)"), bad: of("var(--bad)"), unknown: of("var(--line)"),
-    risks: RISK_COLOURS.map(name => of(`var(${name})`)),
-    scale: Array.from({length: STEPS + 1}, (_, i) => of(`color-mix(in oklab, var(--heat) ${100 * i / STEPS}%, var(--free))`)),
+    text: of("var(--text)"), quiet: of("var(--quiet)"), link: of("var(--link)"),
+    paint: {
+      text: number("var(--text)"), quiet: number("var(--quiet)"), bad: number("var(--bad)"), unknown: number("var(--line)"),
+      risks: RISK_COLOURS.map(name => number(`var(${name})`)),
+      scale: Array.from({length: STEPS + 1}, (_, i) => number(`color-mix(in oklab, var(--heat) ${100 * i / STEPS}%, var(--free))`)),
+    },
   };
   probe.remove();
   return theme;
 }
 
-const shade = (theme, percent) => percent < 0 ? theme.unknown : percent > 100 ? theme.bad : theme.scale[Math.round(percent * STEPS / 100)];
+const shade = (paint, percent) => percent < 0 ? paint.unknown : percent > 100 ? paint.bad : paint.scale[Math.round(percent * STEPS / 100)];
 
 function drawLegend(legend, by) {
   if (legend.dataset.by === by) return;

@@ -46,61 +46,99 @@ export function corner({blocks}, {block: number, node, device}) {
   ];
 }
 
-/** Draw what is between top and top + height. colourOf(node, device) returns a colour; dimmed(node) whether the node does not match the search. */
-export function draw(context, layout, {top, width, height, colourOf, dimmed, theme, cursor, selected}) {
-  context.clearRect(0, 0, width, height);
-  context.save();
-  context.translate(0, -top);
-  for (const block of layout.blocks) {
-    const rows = Math.ceil(block.group.nodes.length / block.columns), end = block.y + rows * block.cellHeight;
-    if (end < top || block.y - HEADER > top + height) continue;
-    context.globalAlpha = 1;
-    context.fillStyle = theme.text;
-    context.font = "600 13px system-ui, sans-serif";
-    context.fillText(block.group.title, 0, block.y - 9, width);
-    const first = Math.max(0, Math.floor((top - block.y) / block.cellHeight)) * block.columns;
-    const last = Math.min(block.group.nodes.length, (Math.floor((top + height - block.y) / block.cellHeight) + 1) * block.columns);
-    for (let i = first; i < last; i += 1) drawNode(context, block, i, colourOf, dimmed, theme);
-  }
-  context.globalAlpha = 1;
-  for (const [tile, colour] of [[selected, theme.link], [cursor, theme.text]]) {
-    if (!tile) continue;
-    const [x, y] = corner(layout, tile), {side} = layout.blocks[tile.block];
-    context.lineWidth = 2;
-    context.strokeStyle = colour;
-    context.strokeRect(x - 1.5, y - 1.5, side + 3, side + 3);
-  }
-  context.restore();
+/**
+ * Return a function that draws what is between top and top + height; all in CSS pixels, of which each has ratio pixels of the canvas. Tiles are written
+ * into an image, because 40,000 rectangles of a canvas take several times as long. colourOf(node, device) returns a colour of theme.paint; dimmed(node)
+ * whether the node does not match the search.
+ */
+export function painter(canvas) {
+  const context = canvas.getContext("2d");
+  let image = null;
+  return (layout, view) => {
+    const {width, height} = canvas;
+    if (!width || !height) return;
+    if (image?.width !== width || image.height !== height) image = context.createImageData(width, height);
+    const pixels = new Uint32Array(image.data.buffer), visible = [...nodesIn(layout, view)];
+    pixels.fill(0);
+    for (const each of visible) paintNode({pixels, width, height, ratio: view.ratio}, each, view);
+    context.putImageData(image, 0, 0);
+    context.setTransform(view.ratio, 0, 0, view.ratio, 0, -view.top * view.ratio);
+    write(context, layout, visible, view);
+    for (const [tile, colour] of [[view.selected, view.theme.link], [view.cursor, view.theme.text]]) {
+      if (!tile) continue;
+      const [x, y] = corner(layout, tile), {side} = layout.blocks[tile.block];
+      context.lineWidth = 2;
+      context.strokeStyle = colour;
+      context.strokeRect(x - 1.5, y - 1.5, side + 3, side + 3);
+    }
+  };
 }
 
-function drawNode(context, block, i, colourOf, dimmed, theme) {
-  const node = block.group.nodes[i], {side} = block;
-  const left = (i % block.columns) * block.cellWidth, above = block.y + Math.floor(i / block.columns) * block.cellHeight;
-  context.globalAlpha = dimmed(node) ? 0.15 : 1;
-  if (block.named) {
-    context.fillStyle = theme.quiet;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText(node.name, left, above + 10, block.cellWidth - 6);
+/** Yield the visible nodes with the corner of each: {node, block, x, y}. */
+function* nodesIn(layout, {top, height}) {
+  for (const block of layout.blocks) {
+    const {nodes} = block.group, first = Math.max(0, Math.floor((top - block.y) / block.cellHeight)) * block.columns;
+    const last = Math.min(nodes.length, (Math.floor((top + height - block.y) / block.cellHeight) + 1) * block.columns);
+    for (let i = first; i < last; i += 1) yield {node: nodes[i], block, x: (i % block.columns) * block.cellWidth, y: block.y + Math.floor(i / block.columns) * block.cellHeight};
   }
+}
+
+/** Write the titles of groups and the names of nodes. */
+function write(context, {blocks}, visible, {width, theme, dimmed}) {
+  context.fillStyle = theme.text;
+  context.font = "600 13px system-ui, sans-serif";
+  for (const block of blocks) context.fillText(block.group.title, 0, block.y - 9, width);
+  context.fillStyle = theme.quiet;
+  context.font = "11px system-ui, sans-serif";
+  for (const {node, block, x, y} of visible) {
+    if (!block.named) continue;
+    context.globalAlpha = dimmed(node) ? 0.15 : 1;
+    context.fillText(node.name, x, y + 10, block.cellWidth - 6);
+  }
+  context.globalAlpha = 1;
+}
+
+function paintNode(image, {node, block, x, y}, {top, colourOf, dimmed, theme}) {
+  const {side} = block, {text, quiet, bad} = theme.paint, paint = dimmed(node) ? faint : colour => colour;
   node.devices.forEach((device, number) => {
-    const x = left + (number % block.perLine) * (side + 1), y = above + block.named + Math.floor(number / block.perLine) * (side + 1);
-    context.fillStyle = colourOf(node, device);
-    context.fillRect(x, y, side, side);
-    if (node.closed) stroke(context, theme.quiet, side, [[x, y + side / 2, x + side, y + side / 2]]);
-    if (device.state === 1) stroke(context, theme.text, side, [[x, y, x + side, y + side], [x, y + side, x + side, y]]);
-    else if (device.state === 2 || node.cordoned) stroke(context, theme.text, side, [[x, y + side, x + side, y]]);
-    if (device.risk === 4) {
-      context.strokeStyle = theme.bad;
-      context.lineWidth = 2;
-      context.strokeRect(x + 1, y + 1, side - 2, side - 2);
+    const box = boxOf(image, x + (number % block.perLine) * (side + 1), y - top + block.named + Math.floor(number / block.perLine) * (side + 1), side);
+    fill(image, box, paint(colourOf(node, device)));
+    if (node.closed) {
+      const middle = (box.top + box.bottom) >> 1;
+      fill(image, {...box, top: middle, bottom: middle + box.line}, paint(quiet));
     }
+    if (device.state === 1) cross(image, box, paint(text), true);
+    if (device.state || node.cordoned) cross(image, box, paint(text), false);
+    if (device.risk === 4) frame(image, box, paint(bad));
   });
 }
 
-function stroke(context, colour, side, lines) {
-  context.strokeStyle = colour;
-  context.lineWidth = side < 10 ? 1 : 1.5;
-  context.beginPath();
-  for (const [x1, y1, x2, y2] of lines) { context.moveTo(x1, y1); context.lineTo(x2, y2); }
-  context.stroke();
+/** Return a tile in pixels of the image, with the width of a line. */
+const boxOf = ({ratio}, x, y, side) => ({
+  left: Math.round(x * ratio), top: Math.round(y * ratio), right: Math.round((x + side) * ratio), bottom: Math.round((y + side) * ratio),
+  line: Math.max(1, Math.round((side < 10 ? 1 : 1.5) * ratio)),
+});
+
+/** Return a colour with 15 % of its opacity, which is in the highest byte. */
+const faint = colour => ((colour & 0xffffff) | 0x26000000) >>> 0;
+
+function fill({pixels, width, height}, {left, top, right, bottom}, colour) {
+  const from = Math.max(0, left), to = Math.min(width, right), last = Math.min(height, bottom);
+  for (let y = Math.max(0, top); y < last; y += 1) for (let at = y * width + from, end = y * width + to; at < end; at += 1) pixels[at] = colour;
+}
+
+/** Draw a diagonal line, which begins in the upper left corner or ends in the upper right one. */
+function cross(image, {left, top, right, bottom, line}, colour, isDownwards) {
+  for (let y = top; y < bottom; y += 1) {
+    const x = isDownwards ? left + y - top : right - 1 - (y - top), from = x - (line >> 1);
+    fill(image, {left: Math.max(left, from), right: Math.min(right, from + line), top: y, bottom: y + 1}, colour);
+  }
+}
+
+function frame(image, box, colour) {
+  const width = Math.max(1, Math.round(2 * image.ratio));
+  fill(image, {...box, bottom: box.top + width}, colour);
+  fill(image, {...box, top: box.bottom - width}, colour);
+  fill(image, {...box, right: box.left + width}, colour);
+  fill(image, {...box, left: box.right - width}, colour);
 }
