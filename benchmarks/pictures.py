@@ -26,8 +26,18 @@ VIEWS = {
     "fleet": "/fleet?group=model",
     "gpu": "/fleet/l4-0007/0?group=model",
     "nodes": "/nodes",
+    "pools": "/pools",
+    "pods": "/pods",
     "teams": "/teams",
+    "team": "/teams/research",
     "pending": "/pending",
+    "pod-waiting": "/pod/research/pretrain-b7xq2",
+    "pod-running": f"/pod/search/{LEAK}",
+    "what-if": "/what-if?count=10&vram=60Gi&drain=l4-0007",
+    "recommendations": "/recommendations",
+    "idle": "/idle",
+    "changes": "/changes",
+    "drift": "/drift",
 }
 #: Maximum size of a picture.
 MOST_BYTES = 300_000
@@ -70,10 +80,10 @@ def main(
                     _picture(browser, server, view, scheme, SCREEN, folder / f"{name}.png")
                 for name, view in VIEWS.items() if all_views else ():
                     for scheme in ("light", "dark"):
-                        _picture(
-                            browser, server, view, scheme, SCREEN, folder / f"{name}-{scheme}.png"
-                        )
-                    _picture(browser, server, view, "light", PHONE, folder / f"{name}-phone.png")
+                        path = folder / f"{name}-{scheme}.png"
+                        _picture(browser, server, view, scheme, SCREEN, path, whole=True)
+                    path = folder / f"{name}-phone.png"
+                    _picture(browser, server, view, "light", PHONE, path, whole=True)
         browser.close()
     for each in folder.glob("*.png"):
         size = each.stat().st_size
@@ -90,7 +100,14 @@ def _wait_for_the_risk(browser: Browser, server: Server) -> None:
 
 
 def _picture(
-    browser: Browser, server: Server, view: str, scheme: str, size: dict[str, int], path: Path
+    browser: Browser,
+    server: Server,
+    view: str,
+    scheme: str,
+    size: dict[str, int],
+    path: Path,
+    *,
+    whole: bool = False,
 ) -> None:
     context = browser.new_context(viewport=size, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
     page: Page = context.new_page()
@@ -98,7 +115,7 @@ def _picture(
     expect(page.locator("#live")).to_contain_text("live", timeout=30_000)
     # The figures have arrived; the plots are drawn in the next frames.
     page.wait_for_timeout(1500)
-    page.screenshot(path=path)
+    page.screenshot(path=path, full_page=whole)
     context.close()
 
 
