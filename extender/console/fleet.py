@@ -23,11 +23,13 @@ from extender.console.responses import (
 from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.state.cluster_state import ClusterState
+from extender.state.gpu_pods import unconfirmed_by_model
 from extender.state.overuse import first_of_each_memory
 
 
 class ModelView(BaseModel):
-    """All devices of one model. Reservations include unconfirmed pods in the worst case.
+    """All devices of one model. Reservations count each pod once, also if it could get several.
 
     Sums in bytes count memory that several devices share once, for the model of the first device.
     """
@@ -78,7 +80,7 @@ def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch 
         overcommitted_bytes=context.overcommitted_bytes(),
         pending_pods=pending_pods,
     )
-    return listed(body, "models", shared_sums(request).of(snap, now_s), tag)
+    return listed(body, "models", shared_sums(request).of(context.cluster, snap, now_s), tag)
 
 
 #: Fields of ``ModelView`` after ``model``, and of the sums.
@@ -98,14 +100,18 @@ class ModelSums:
         #: Node -> its terms, whether it takes pods, and its sums.
         self._nodes: dict[str, tuple[NodeTerms, bool, _NodeSums]] = {}
 
-    def of(self, snap: Snapshot, now_s: float) -> list[ModelView]:
+    def of(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> list[ModelView]:
         """Return the sums of each model, the largest first."""
-        found = self.grouped(snap, now_s, lambda _: "")
+        found = self.grouped(cluster, snap, now_s, lambda _: "")
         models = [ModelView(model=model, **sums) for (_, model), sums in found.items()]
         return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
 
     def grouped(
-        self, snap: Snapshot, now_s: float, group_of: Callable[[str], str]
+        self,
+        cluster: ClusterState,
+        snap: Snapshot,
+        now_s: float,
+        group_of: Callable[[str], str],
     ) -> dict[tuple[str, str], dict[str, int]]:
         """Return (group, model) -> the fields of ``ModelView``; ``group_of`` takes a node name."""
         are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
@@ -113,7 +119,7 @@ class ModelSums:
         for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
             known = self._nodes.get(node.name)
             if known is None or known[0] is not node or known[1] != is_open:
-                known = self._nodes[node.name] = node, is_open, _sums(node, is_open)
+                known = self._nodes[node.name] = node, is_open, _sums(cluster, node, is_open)
             group = group_of(node.name)
             for model, sums in known[2].items():
                 found.setdefault((group, model), []).append(sums)
@@ -134,7 +140,7 @@ def shared_sums(request: Request) -> ModelSums:
     return sums
 
 
-def _sums(node: NodeTerms, is_open: bool) -> _NodeSums:
+def _sums(cluster: ClusterState, node: NodeTerms, is_open: bool) -> _NodeSums:
     """Return the sums of a node. Memory that devices share counts once, for the first of them."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for terms in node.devices:
@@ -142,10 +148,12 @@ def _sums(node: NodeTerms, is_open: bool) -> _NodeSums:
     for terms in first_of_each_memory(node.devices):
         found[terms.device.model].update(
             allocatable_bytes=terms.allocatable_bytes,
-            reservation_bytes=terms.reservation_bytes + terms.unconfirmed_bytes,
+            reservation_bytes=terms.reservation_bytes,
             unattributed_bytes=terms.unattributed_bytes + terms.unreserved_pods_bytes,
             used_bytes=max(0, terms.device.used_bytes),
         )
+    for model, unconfirmed_bytes in unconfirmed_by_model(cluster, node).items():
+        found[model]["reservation_bytes"] += unconfirmed_bytes
     taking_pods = [each for each in node.devices if is_open and each.health_issue is None]
     for terms in first_of_each_memory(taking_pods):
         found[terms.device.model]["headroom_bytes"] += max(0, terms.headroom_bytes)

@@ -114,6 +114,8 @@ class PodSumsView(BaseModel):
     """Sums over all matching pods, of all pages."""
 
     waiting_pods: int = 0
+    #: Requested by the waiting pods; a share of a device counts as 0.
+    waiting_bytes: int = 0
     reserved_bytes: int = 0
     used_bytes: int = 0
     unused_bytes: int = 0
@@ -260,6 +262,7 @@ _ORDERS: dict[Order, Callable[[GpuPod], str]] = {
 
 def _add(sums: PodSumsView, pod: GpuPod) -> None:
     sums.waiting_pods += not pod.node
+    sums.waiting_bytes += pod.waiting_bytes
     sums.reserved_bytes += pod.reserved_bytes
     sums.used_bytes += pod.used_bytes or 0
     sums.unused_bytes += pod.unused_bytes

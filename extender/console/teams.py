@@ -22,8 +22,10 @@ class UseOfMemoryView(BaseModel):
     """Sums over pods, and over all devices of each pod."""
 
     pods: int
-    #: Pods that are not bound; they are not in the other sums.
+    #: Pods that are not bound, and what they request; they are not in the other sums. A share of a
+    #: device counts as 0, because its size is not known yet.
     waiting_pods: int
+    waiting_bytes: int
     reserved_bytes: int
     used_bytes: int
     #: Sum of the peaks of the containers since they started.
@@ -109,6 +111,7 @@ def _by_owner(pods: Iterable[GpuPod]) -> dict[_Owner, UseOfMemoryView]:
         sums = found.setdefault((pod.namespace, pod.owner_kind, pod.owner_name), _nothing())
         if not pod.node:
             sums.waiting_pods += 1
+            sums.waiting_bytes += pod.waiting_bytes
             continue
         sums.pods += 1
         sums.reserved_bytes += pod.reserved_bytes

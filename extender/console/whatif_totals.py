@@ -35,19 +35,23 @@ def before_and_after(
     ]
     placed = [bytes_of(each.charges) for each in placements]
     return (
-        _totals(request, ends[0], [pod.reserved_bytes for pod in bound], now_s),
-        _totals(request, ends[1], [*staying, *placed], now_s),
+        _totals(request, cluster, ends[0], [pod.reserved_bytes for pod in bound], now_s),
+        _totals(request, cluster, ends[1], [*staying, *placed], now_s),
     )
 
 
 def _totals(
-    request: Request, snap: Snapshot, reserved_bytes: Sequence[int], now_s: float
+    request: Request,
+    cluster: ClusterState,
+    snap: Snapshot,
+    reserved_bytes: Sequence[int],
+    now_s: float,
 ) -> WhatifTotalsView:
     """Return the totals of the snapshot; ``reserved_bytes`` has an item for each pod."""
     devices = Counter[str]()
     for node in snap.nodes:
         devices.update(_devices(node))
-    models = shared_sums(request).of(snap, now_s)
+    models = shared_sums(request).of(cluster, snap, now_s)
     return WhatifTotalsView(
         pods=len(reserved_bytes),
         reserved_bytes=sum(reserved_bytes),

@@ -16,6 +16,7 @@ from extender.periodic import Loops
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
+from extender.state.gpu_pods import unconfirmed_by_model
 from extender.state.growth import Growing, growing
 from extender.state.history import (
     DEVICE_COLUMNS,
@@ -87,7 +88,7 @@ class HistoryRecorder:
             fresh = terms.fresh_until_s >= now_s
             known = self._seen.get(terms.name)
             if known is None or known[0] is not terms or known[1] != fresh:
-                self._seen[terms.name] = terms, fresh, _sums(terms)
+                self._seen[terms.name] = terms, fresh, _sums(self._cluster, terms)
                 gpunode = self._cluster.gpunode(terms.name)
                 status = gpunode.status if gpunode else None
                 self.history.add(terms.name, step, *sample(terms, status if fresh else None))
@@ -204,11 +205,12 @@ def _limited(units: float) -> int:
     return min(max(round(units), 0), UNKNOWN - 1)
 
 
-def _sums(terms: NodeTerms) -> Sums:
+def _sums(cluster: ClusterState, terms: NodeTerms) -> Sums:
+    unconfirmed = unconfirmed_by_model(cluster, terms)
     memories = list(first_of_each_memory(terms.devices))
     return (
         sum(each.allocatable_bytes for each in memories),
-        sum(each.reservation_bytes + each.unconfirmed_bytes for each in memories),
+        sum(each.reservation_bytes for each in memories) + sum(unconfirmed.values()),
         sum(max(0, each.device.used_bytes) for each in memories),
         sum(each.unattributed_bytes + each.unreserved_pods_bytes for each in memories),
         sum(max(0, each.headroom_bytes) for each in memories),

@@ -1,14 +1,15 @@
 """All pods that request, reserve or use GPU memory, one row each: for lists and sums by owner."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from contract.annotations import Bytes
 from contract.gpunode import EVICTED, Charge, GPUNode, PodUse, Reservation
 from contract.kube import Pod
 from extender.placement.occupancy import Holder
-from extender.placement.request import asks_for_gpu
+from extender.placement.request import Portion, Unreadable, VramRequest, asks_for_gpu
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Phase, phase_of
@@ -44,6 +45,8 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     peak_bytes: int
     #: In use beyond the reservations, summed over its devices.
     overuse_bytes: int
+    #: Requested while it is pending; 0 for a share of a device, whose size is not known yet.
+    waiting_bytes: int
     #: RFC 3339: since when it has used no SM of any of its devices; empty if it is not idle.
     idle_since: str
     #: RFC 3339; empty if unknown.
@@ -80,7 +83,8 @@ class GpuPods:
 
     def of(self, cluster: ClusterState, snap: Snapshot) -> Iterator[GpuPod]:
         """Yield the rows: pending pods first, then those of each node."""
-        yield from map(_without_devices, cluster.unbound())
+        for pod in cluster.unbound():
+            yield _without_devices(pod, requested_bytes(cluster.understand(pod)))
         for node in snap.nodes:
             sources = node, cluster.gpunode(node.name), cluster.pods_on(node.name)
             known = self._nodes.get(node.name)
@@ -101,6 +105,47 @@ def bytes_of(charges: Iterable[Charge]) -> int:
     )
 
 
+def requested_bytes(request: VramRequest | Unreadable) -> int:
+    """Return the most bytes that a pod requests at once, on all its devices together.
+
+    A share of a device counts as 0: its size depends on the device.
+    """
+    if isinstance(request, Unreadable):
+        return 0
+    return sum(max(map(_bytes_of_phase, ask.phases), default=0) for ask in request.asks)
+
+
+def _bytes_of_phase(phase: Iterable[Portion]) -> int:
+    return sum(
+        each.count * each.amount.count_bytes for each in phase if isinstance(each.amount, Bytes)
+    )
+
+
+def unconfirmed_by_model(cluster: ClusterState, node: NodeTerms) -> Mapping[str, int]:
+    """Return the bytes reserved for pods that no report shows yet, by model.
+
+    Each pod counts once, for the model of the first device that it could get.
+    """
+    reservations = _reservations(cluster, node.name, cluster.gpunode(node.name))
+    memories = first_of_each_memory(node.devices)
+    holders = [(terms.device.model, each) for terms in memories for each in terms.holders]
+    known = {holder.uid for _, holder in holders if holder.observed}
+    found = Counter[str]()
+    for model, holder in holders:
+        if holder.uid not in known:
+            known.add(holder.uid)
+            reservation = reservations.get(holder.uid)
+            found[model] += bytes_of(reservation.charges) if reservation else holder.requested_bytes
+    return found
+
+
+def _reservations(
+    cluster: ClusterState, node: str, gpunode: GPUNode | None
+) -> Mapping[str, Reservation]:
+    """Return the reservations of a node by uid, with those that are being written."""
+    return {**cluster.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
+
+
 def _devices_of(charge: Charge) -> int:
     """Return the maximum number of devices that the pod gets by the charge."""
     return len(charge.candidates) if charge.by_environment else charge.count
@@ -110,9 +155,13 @@ def _is_listed(cluster: ClusterState, pod: Pod) -> bool:
     return not pod.ended and asks_for_gpu(pod, cluster.rules)
 
 
-def _without_devices(pod: Pod) -> GpuPod:
+def _without_devices(pod: Pod, waiting_bytes: int = 0) -> GpuPod:
     """Return the row of a pod of which no device is known."""
-    return _row(pod, pod.metadata.namespace, pod.metadata.name, pod.metadata.uid, pod.node)
+    metadata = pod.metadata
+    return _row(
+        *(pod, metadata.namespace, metadata.name, metadata.uid, pod.node),
+        waiting_bytes=waiting_bytes,
+    )
 
 
 def _row(
@@ -131,6 +180,7 @@ def _row(
     used_bytes: int | None = None,
     peak_bytes: int = 0,
     overuse_bytes: int = 0,
+    waiting_bytes: int = 0,
     idle_since: str = "",
 ) -> GpuPod:
     kind, owner = owner_of(pod)
@@ -150,6 +200,7 @@ def _row(
         used_bytes=used_bytes,
         peak_bytes=peak_bytes,
         overuse_bytes=overuse_bytes,
+        waiting_bytes=waiting_bytes,
         idle_since=idle_since,
         created_at=(pod.metadata.creation_timestamp if pod else None) or "",
     )
@@ -166,10 +217,7 @@ def _on_node(
     uses: dict[str, list[PodUse]] = defaultdict(list)
     for use in gpunode.status.pods if gpunode and gpunode.status else ():
         uses[use.uid].append(use)
-    reservations = {
-        **cluster.binding_to(node.name),
-        **(gpunode.spec.reservations if gpunode else {}),
-    }
+    reservations = _reservations(cluster, node.name, gpunode)
     for uid, found in held.items():
         yield _held(cluster, node.name, found, uses.get(uid, ()), reservations.get(uid))
     models = {terms.device.uuid: (terms.device.index, terms.device.model) for terms in node.devices}

@@ -104,7 +104,12 @@ def test_pods_are_listed_with_their_memory_and_all_their_states() -> None:
     assert late["request"] == "1 x nvidia.com/gpu with 90Gi"
     assert (late["owner_kind"], late["owner_name"], late["node"]) == ("Pod", "late", None)
     assert body["sums"] == {
-        **{"waiting_pods": 1, "reserved_bytes": 29 * GIB, "used_bytes": 19 * GIB},
+        **{
+            "waiting_pods": 1,
+            "waiting_bytes": 90 * GIB,
+            "reserved_bytes": 29 * GIB,
+            "used_bytes": 19 * GIB,
+        },
         **{"unused_bytes": 5 * GIB, "overuse_bytes": 2 * GIB},
     }
 
@@ -161,7 +166,11 @@ def test_pools_have_totals_by_model_or_by_a_label() -> None:
     shown = ("pool", "model", "nodes", "devices", "pods")
     assert [blue[key] for key in shown] == ["", "A100", 1, 2, 3]
     assert [none[key] for key in shown] == ["blue", "L4", 1, 2, 2]
-    # The unconfirmed pod counts on each device that it could get.
-    assert none["reservation_bytes"] == (8 + 6 + 6) * GIB
+    # The unconfirmed pod counts once, not on each device that it could get.
+    assert none["reservation_bytes"] == (8 + 6) * GIB
+    # The waiting pod may run in both pools, and counts in each.
+    assert [(each["waiting_pods"], each["waiting_bytes"]) for each in (blue, none)] == [
+        (1, 90 * GIB)
+    ] * 2
     zones = asked.get("/v1/pools?label=zone").json()["pools"]
     assert [(each["pool"], each["model"]) for each in zones] == [("z", "A100"), ("z", "L4")]

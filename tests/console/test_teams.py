@@ -78,10 +78,18 @@ def test_owners_are_sorted_by_unused_memory() -> None:
     a, b, c = map(sums, body["owners"])
     # a-1 uses more than it reserved, which does not reduce what a-0 leaves unused.
     assert a == {
-        **{"pods": 2, "waiting_pods": 0, "reserved": 16, "used": 11, "peak": 12, "unused": 6},
+        **{
+            "pods": 2,
+            "waiting_pods": 0,
+            "waiting": 0,
+            "reserved": 16,
+            "used": 11,
+            "peak": 12,
+            "unused": 6,
+        },
         **{"overuse": 1, "unmeasured_pods": 0},
     }
-    assert (b["pods"], b["waiting_pods"], b["unused"]) == (1, 2, 1)
+    assert (b["pods"], b["waiting_pods"], b["waiting"], b["unused"]) == (1, 2, 2, 1)
     assert (c["reserved"], c["used"], c["unused"], c["unmeasured_pods"]) == (4, 0, 0, 1)
 
 

@@ -39,7 +39,7 @@ export function pods(view, _, state) {
     tookMs = performance.now() - beganAt;
     const {sums} = body, filters = Object.entries(query).some(([id, value]) => value && id !== "order");
     status.textContent = !body.matching ? filters ? "No pod matches." : "No pod requests GPU memory."
-      : `${many(body.matching, "pod")}${filters ? " found" : ""}${sums.waiting_pods ? `, ${sums.waiting_pods.toLocaleString("en")} waiting` : ""}: ${gib(sums.reserved_bytes)} reserved, ${gib(sums.used_bytes)} in use, ${gib(sums.unused_bytes)} unused${sums.overuse_bytes ? `, ${gib(sums.overuse_bytes)} overused` : ""}.`;
+      : `${many(body.matching, "pod")}${filters ? " found" : ""}${sums.waiting_pods ? `, ${sums.waiting_pods.toLocaleString("en")} waiting${sums.waiting_bytes ? ` for ${gib(sums.waiting_bytes)}` : ""}` : ""}: ${gib(sums.reserved_bytes)} reserved, ${gib(sums.used_bytes)} in use, ${gib(sums.unused_bytes)} unused${sums.overuse_bytes ? `, ${gib(sums.overuse_bytes)} overused` : ""}.`;
     [first.disabled, next.disabled, next.dataset.after] = [!after, !body.remaining, body.continue ?? ""];
     swap(rows, ...(body.pods.length ? [table("All pods", ["Pod", "State", "Reserved", "In use", "Peak", "Unused", "Age", "Node and GPU"], body.pods.map(pod => [
       [podLink(pod.namespace, pod.name), el("div", {class: "quiet"}, link({namespace: pod.namespace, owner: `${pod.owner_kind}/${pod.owner_name}`}, `${pod.owner_kind} ${pod.owner_name}`))],

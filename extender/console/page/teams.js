@@ -4,7 +4,7 @@ import {ask, choice, el, gib, many, percent, swap, table} from "./dom.js";
 import {link} from "./pods.js";
 import {quotas} from "./quotas.js";
 
-const SORTS = {unused_bytes: "unused memory", reserved_bytes: "reserved memory", used_bytes: "memory in use", overuse_bytes: "overuse", waiting_pods: "waiting pods"};
+const SORTS = {unused_bytes: "unused memory", reserved_bytes: "reserved memory", used_bytes: "memory in use", overuse_bytes: "overuse", waiting_bytes: "waiting memory", waiting_pods: "waiting pods"};
 
 /** Owners that are shown at first. */
 const MOST = 15;
@@ -28,7 +28,7 @@ export function teams(view, [namespace = ""], state) {
     const first = all[0];
     status.textContent = !first ? "No pod holds or waits for memory of a GPU." : namespace ? "" : key === "unused_bytes" && first[key] ? wastes(first, owners[0]) : `${first.namespace} comes first by ${SORTS[key]}: ${key === "waiting_pods" ? many(first[key], "pod") : gib(first[key])}.`;
     const headers = ["Pods", "Reserved", "In use", "Peak", "Unused", "Overuse", "Waiting"];
-    const sums = each => [each.pods.toLocaleString("en"), gib(each.reserved_bytes), gib(each.used_bytes), gib(each.peak_bytes), each.unused_bytes ? [el("b", {}, gib(each.unused_bytes)), share(each)] : "-", each.overuse_bytes ? [el("span", {class: "bad"}, gib(each.overuse_bytes))] : "-", each.waiting_pods ? [link({namespace: each.namespace, ...(each.name ? {owner: `${each.kind}/${each.name}`} : {}), state: "waiting"}, each.waiting_pods.toLocaleString("en"))] : "-"];
+    const sums = each => [each.pods.toLocaleString("en"), gib(each.reserved_bytes), gib(each.used_bytes), gib(each.peak_bytes), each.unused_bytes ? [el("b", {}, gib(each.unused_bytes)), share(each)] : "-", each.overuse_bytes ? [el("span", {class: "bad"}, gib(each.overuse_bytes))] : "-", each.waiting_pods ? [link({namespace: each.namespace, ...(each.name ? {owner: `${each.kind}/${each.name}`} : {}), state: "waiting"}, waiting(each))] : "-"];
     swap(rows, ...(all.length ? [
       table("By namespace", ["Namespace", ...headers], all.map(each => [[el("a", {href: `#/teams/${encodeURIComponent(each.namespace)}`}, each.namespace)], ...sums(each)])),
       table("By owner", ["Owner", ...headers], shown.map(each => [[link({namespace: each.namespace, owner: `${each.kind}/${each.name}`}, `${each.namespace}/${each.name}`), el("div", {class: "quiet"}, each.kind)], ...sums(each)])),
@@ -38,6 +38,7 @@ export function teams(view, [namespace = ""], state) {
   }
   const wastes = (team, owner) => `${team.namespace} wastes most: ${gib(team.unused_bytes)} are reserved and unused, ${percent(team.unused_bytes / team.reserved_bytes)} of its reservations.`
     + (owner ? ` Of all owners, ${owner.kind} ${owner.namespace}/${owner.name} wastes most: ${gib(owner.unused_bytes)}.` : "");
+  const waiting = each => `${many(each.waiting_pods, "pod")}${each.waiting_bytes ? `, ${gib(each.waiting_bytes)}` : ""}`;
   const share = each => each.reserved_bytes ? el("div", {class: "quiet"}, `${percent(each.unused_bytes / each.reserved_bytes)} of its reservations`) : null;
 
   async function load() {
