@@ -86,7 +86,7 @@ def devices(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Tab
             *(device["resource"], device["uuid"]),
         )
         table.add(
-            *(part.name[0], str(device["index"]), gib(part.reserved)),
+            *(part.name[0], number(device), gib(part.reserved)),
             "-" if device["used_bytes"] < 0 else gib(part.used),
             *(gib(part.worst), f"{device['replicas_free']}/{_replicas(device)}"),
             *(percent(device["sm_activity_ratio"]), str(len(device["holders"]))),
@@ -147,6 +147,11 @@ def bar(ratio: float) -> str:
 
 def percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def number(device: Body) -> str:
+    """Return the index of a device; its UUID if the agent reports no index."""
+    return str(device["index"]) if device["index"] >= 0 else str(device["uuid"])
 
 
 def counted(count: int, noun: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from contract.quantity import gib
 from headroom.kubectl.table import STATE, Table
-from headroom.kubectl.top import SortBy, joined
+from headroom.kubectl.top import SortBy, joined, number
 
 Body = Mapping[str, Any]
 #: Up to this many GPUs of a pod without a report are listed by number.
@@ -112,4 +112,4 @@ def _held(body: Body, namespace: str | None) -> Iterator[_Held]:
 def _numbers(places: tuple[tuple[Body, ...], ...]) -> str:
     if len(places) > _FEW:
         return f"any of {sum(map(len, places))}"
-    return " or ".join(", ".join(str(device["index"]) for device in place) for place in places)
+    return " or ".join(", ".join(map(number, place)) for place in places)

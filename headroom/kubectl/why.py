@@ -42,9 +42,9 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
             f"  {counted(left_out, 'node')}: excluded by kube-scheduler for other resources, "
             "volumes or affinity"
         )
-    if body["suggestions"]:
+    if body["advice"]:
         lines += ["", "Suggestions"]
-        lines += [f"  {each}" for each in body["suggestions"]]
+        lines += [line for each in body["advice"] for line in _suggestion(each)]
     nearest = body["nearest"] if wide else body["nearest"][:NEAREST]
     if nearest:
         lines += ["", "Nearest nodes"]
@@ -52,6 +52,13 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if hidden := len(body["nearest"]) - len(nearest):
         lines.append(f"  {hidden} more with -o wide")
     return lines + _attempts(body, wide)
+
+
+def _suggestion(one: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a suggestion, and the command or the YAML to copy that carries it out."""
+    yield f"  {one['sentence']}"
+    for line in (one["fix"] or "").splitlines():
+        yield f"      {line}"
 
 
 def _placed(annotations: Mapping[str, str]) -> Iterator[str]:

@@ -94,6 +94,13 @@ def test_gpus_show_their_own_problems() -> None:
     assert table.bad == {0, 1, 2}
 
 
+def test_a_gpu_without_an_index_has_its_uuid() -> None:
+    on = device(-1, holders=[holder("p", 8, 7.5)]) | {"uuid": "GPU-x"}
+    body = bodies.nodes(node("n", on))
+    assert [row[1] for row in devices(body).rows] == ["GPU-x"]
+    assert [row[3] for row in pods(body, None).rows] == ["GPU-x"]
+
+
 def test_pods_above_their_reservation_come_first() -> None:
     both = [holder("waits", 16, observed=False)]
     body = bodies.nodes(

@@ -48,7 +48,7 @@ BODY: dict[str, Any] = {
     "reasons": [],
     "ineligible": [],
     "left_out_nodes": 0,
-    "suggestions": [],
+    "advice": [],
     "nearest": [],
     "last_decision": DECIDED,
     "attempts": {"message": "tried twice"},
@@ -132,6 +132,20 @@ def test_a_pod_that_uses_more_than_it_reserved_shows_whether_it_is_evicted() -> 
     lines = why(BODY | {"bound_to": "a", "overuse": [over]})
     line = "  overuse on GPU-a: uses 13.0 GiB, but has reserved 8.0 GiB; evicted within seconds"
     assert line in lines
+
+
+def test_a_suggestion_has_the_command_or_yaml_to_copy() -> None:
+    yaml = 'metadata:\n  annotations:\n    headroom.gpu/vram: "79.5Gi"'
+    advice = [{"sentence": "request less", "fix": yaml}, {"sentence": "wait", "fix": None}]
+    lines = why(BODY | {"advice": advice})
+    begin = lines.index("Suggestions")
+    assert lines[begin + 1 : begin + 6] == [
+        "  request less",
+        "      metadata:",
+        "        annotations:",
+        '          headroom.gpu/vram: "79.5Gi"',
+        "  wait",
+    ]
 
 
 def test_a_request_shows_its_source_and_all_its_gpus() -> None:

@@ -18,9 +18,10 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-export function gib(bytes) {
-  const text = (Math.abs(bytes) / 2 ** 30).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: 1});
-  return `${bytes < 0 ? "-" : ""}${text} GiB`;
+/** Return bytes for people as kubectl headroom prints them: rounded down, or up if isUp, as for memory that a pod needs. */
+export function gib(bytes, isUp = false) {
+  const tenths = (isUp ? Math.ceil : Math.floor)(bytes * 10 / 2 ** 30) || 0;  // no -0.0 GiB
+  return `${(tenths / 10).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: 1})} GiB`;
 }
 
 /** Return a measurement; it is negative if it is unknown. */

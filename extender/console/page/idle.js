@@ -9,9 +9,9 @@ const RANGES = {"1h": "the last hour", "1d": "the last day", "7d": "the last 7 d
 const COSTS_EVERY_MS = 60000;
 
 export function idle(view, _, state) {
-  const hours = el("input", {id: "hours", type: "number", min: "0", step: "any", value: "1"});
-  const held = el("input", {id: "held", type: "text", value: "1Gi", size: "6"});
-  const form = el("form", {}, el("label", {for: "hours"}, "Idle for at least ", hours, " hours"), " ",
+  const hours = el("input", {id: "hours", type: "number", min: "0", step: "any", value: "1", class: "short"});
+  const held = el("input", {id: "held", type: "text", value: "1Gi", class: "short"});
+  const form = el("form", {class: "tools"}, el("label", {for: "hours"}, "Idle for at least ", hours, " hours"), " ",
     el("label", {for: "held"}, "and holding at least ", held), " ", el("button", {}, "Show"));
   const status = el("p", {role: "status"}), rows = el("div");
   let limits = {hours: hours.value, held: held.value};  // as submitted: a refresh must not use a half-typed value

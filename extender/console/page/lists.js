@@ -30,7 +30,7 @@ export function pending(view) {
       pod.since ? since(pod.since) : "-",
       pod.fits ? [el("span", {class: "good"}, pod.message), el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will retry it" : "no attempt of kube-scheduler is on record")]
         : [pod.message, el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],
-      pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes)} short`), ` on ${pod.nearest}`],
+      pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes, true)} short`), ` on ${pod.nearest}`],
     ]))] : []));
   }
   return {refresh: load, leastMs: 4500};

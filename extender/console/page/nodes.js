@@ -132,7 +132,9 @@ function inside(node) {
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
-  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unreserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
+  const terms = d => [["system reserve", d.reserved_bytes + d.reserve_bytes], ["reserved by pods", d.reservation_bytes], ["unconfirmed", d.unconfirmed_bytes],
+    ["unreserved pods", d.unreserved_pods_bytes], ["unattributed", d.unattributed_bytes]];
+  const sum = d => `${gib(d.memory_bytes)}${terms(d).filter(([, bytes]) => bytes).map(([words, bytes]) => ` - ${gib(bytes, true)} ${words}`).join("")} = ${gib(d.headroom_bytes)}`;
   return el("div", {class: "inside"},
     ...about.map(text => el("p", {class: "quiet"}, text)),
     node.message || node.cordoned ? el("p", {class: "quiet age"}, reportAge(node)) : null, grafana({node: node.name}),

@@ -80,7 +80,7 @@ function first(body) {
     el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
-      el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
+      el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes, true)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
     body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
     body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
     !body.bound_to && body.advice.length ? el("section", {}, el("h3", {}, "Suggestions"),
@@ -140,21 +140,29 @@ function alike(candidates) {
   return [...kinds.values()].map(each => ({...each, which: each.which.join(", ")}));
 }
 
+/** What reduces the memory of a device. */
+const LESS = [["- system reserve", d => d.reserved_bytes + d.reserve_bytes], ["- reserved by pods", d => d.reservation_bytes], ["- unconfirmed", d => d.unconfirmed_bytes],
+  ["- unreserved pods", d => d.unreserved_pods_bytes], ["- unattributed", d => d.unattributed_bytes]];
+
+/** The arithmetic of each candidate device; what reduces the memory of none of them is left out. */
+function candidateTable(node) {
+  const less = LESS.filter(([, of]) => node.candidates.some(each => of(each.device)));
+  return table(`Candidate devices of ${node.node}`, ["GPU", "Memory", ...less.map(([name]) => name), "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],
+    alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), ...less.map(([, of]) => gib(of(d), true)), gib(d.headroom_bytes),
+      gib(c.free_bytes), gib(c.need_bytes, true), [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes, true) : "nothing")], d.candidate_because]), "sums");
+}
+
 function nearest(node, i) {
   const terms = Object.entries(node.score_terms);
   return el("details", {open: i === 0},
     el("summary", {}, el("b", {}, node.node), " ",
       el("span", {class: node.fits ? "good" : "bad"}, node.fits ? `fits, score ${node.score_ratio?.toFixed(2) ?? "-"}` : node.message),
-      node.short_bytes ? ` ${gib(node.short_bytes)} short` : ""),
+      node.short_bytes ? ` ${gib(node.short_bytes, true)} short` : ""),
     el("div", {class: "inside"},
       node.detail ? el("p", {class: "quiet"}, node.detail) : null,
       node.blockers.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
         ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
-      node.candidates.length ? table(`Candidate devices of ${node.node}`,
-        ["GPU", "Memory", "- system reserve", "- reserved by pods", "- unconfirmed", "- unreserved pods", "- unattributed", "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],
-        alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.reservation_bytes),
-          gib(d.unconfirmed_bytes), gib(d.unreserved_pods_bytes), gib(d.unattributed_bytes), gib(d.headroom_bytes), gib(c.free_bytes), gib(c.need_bytes),
-          [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes) : "nothing")], d.candidate_because]), "sums") : null,
+      node.candidates.length ? candidateTable(node) : null,
       terms.length ? el("p", {class: "quiet"}, `Score ${node.score_ratio.toFixed(2)}: ${terms.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`) : null));
 }

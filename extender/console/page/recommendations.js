@@ -8,8 +8,8 @@ const MOST = 200;
 const EVERY_MS = 60000;
 
 export function recommendations(view) {
-  const namespace = el("input", {id: "of-namespace", type: "text", size: "16"});
-  const form = el("form", {}, el("label", {for: "of-namespace"}, "Namespace ", namespace), " ", el("button", {}, "Show"), " ",
+  const namespace = el("input", {id: "of-namespace", type: "text", class: "name"});
+  const form = el("form", {class: "tools"}, el("label", {for: "of-namespace"}, "Namespace ", namespace), " ", el("button", {}, "Show"), " ",
     el("button", {type: "button", onclick: simulate}, "Simulate that all are accepted"));
   const status = el("p", {role: "status"}), effect = el("p", {role: "status"}), rows = el("div");
   form.addEventListener("submit", event => { event.preventDefault(); effect.replaceChildren(); loadedAt = -EVERY_MS; load(); });
