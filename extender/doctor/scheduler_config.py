@@ -1,7 +1,7 @@
 """Rules of the doctor about a KubeSchedulerConfiguration: what costs safety or time with Headroom.
 
 The shipped configuration (deploy/base/kube-scheduler.yaml) has no findings;
-docs/how-to/kube-scheduler.md gives the reason for each value. Mistakes that kube-scheduler itself
+docs/design/kube-scheduler.md gives the reason for each value. Mistakes that kube-scheduler itself
 rejects are not checked here.
 """
 

@@ -3,7 +3,7 @@
 ``prefers`` and ``Neighbours`` detect preferences that could make kube-scheduler choose another node
 than Headroom's. It scores nodes by the pod's preferences for nodes and for pods there, by the
 affinity terms of those pods, and by taints with effect PreferNoSchedule. All its other scores count
-less than Headroom's, in the shipped profile (docs/how-to/kube-scheduler.md). A condition that is
+less than Headroom's, in the shipped profile (docs/design/kube-scheduler.md). A condition that is
 expensive to check counts as a preference.
 """
 
