@@ -106,8 +106,8 @@ bench-page: $(VENV)/test.stamp  ## the page in a browser while 5,000 nodes repor
 gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)
 
-docs: $(VENV)/test.stamp  ## generate docs/reference/settings.md from the code
-	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/reference/settings.md.new && mv docs/reference/settings.md.new docs/reference/settings.md
+docs: $(VENV)/test.stamp  ## generate the pages of docs/reference from the code and the manifests
+	@PYTHONPATH=. $(RUN) -m reference
 
 site: $(VENV)/test.stamp  ## build the site of the docs in .cache/site; dead links are errors: REPOSITORY=https://...
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet $(ARGS)

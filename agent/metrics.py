@@ -86,7 +86,7 @@ class AgentCollector(Collector):
         writes = product(("report", "heartbeat"), ("accepted", "failed"))
         yield _counter(
             "headroom_agent_writes",
-            "Reports and heartbeats sent to the API server, by outcome",
+            "Reports and heartbeats sent to the API server, by outcome: accepted or failed",
             ("kind", "outcome"),
             ((labels, self._writes.get(labels, 0)) for labels in writes),
         )
@@ -160,9 +160,9 @@ def _agent(shown: Sample) -> Iterator[Metric]:
 
 #: Field of ``Device`` -> description of its metric, whose name ends with the field's name.
 _DEVICE_FIGURES = {
-    "memory_bytes": "Physical memory, including the driver's reserve",
-    "reserved_bytes": "Memory reserved by the driver",
-    "used_bytes": "Used memory: memory - free - reserved",
+    "memory_bytes": "Physical memory of the device, including the driver's reserve",
+    "reserved_bytes": "Memory of the device that the driver reserves",
+    "used_bytes": "Used memory of the device: memory - free - reserved",
     "sm_occupancy_ratio": "Share of the SMs' warp slots in use",
     "utilization_ratio": "Share of time in which any kernel ran, which is not SM activity",
 }
@@ -208,18 +208,20 @@ def _devices(shown: Sample) -> Iterator[Metric]:
     )
     yield gauge(
         "replicas",
-        "Replicas of the device that the plugin advertises; 1 if it is not shared",
+        "Replicas of the device that the plugin advertises, by state: free, allocated or unhealthy;"
+        " 1 if it is not shared",
         lambda devices: _replicas(devices).items(),
         ["resource", "sharing", "state"],
     )
     yield gauge(
         "healthy",
-        "1 if the device is healthy, 0 if not",
+        "1 if the device is healthy, so that pods may be placed on it; otherwise 0",
         lambda devices: [((), all(d.healthy for d in devices))],
     )
     yield gauge(
         "unhealthy_reason",
-        "1 for each reason why the device is unhealthy",
+        "1 for each reason why the device is unhealthy: "
+        + ", ".join(dict.fromkeys((*(code for _, code in _CODES), "other"))),
         lambda devices: [
             ([code], 1.0)
             for code in dict.fromkeys(c for d in devices for c in reason_codes(d.health_reason))
@@ -314,7 +316,8 @@ def _peaks(rows: Mapping[tuple[str, ...], PodUse], labels: Sequence[str]) -> Ite
     )
     yield _gauge(
         "headroom_pod_startup_peak_bytes",
-        "Maximum memory of a device that a container used until its use had settled",
+        "Maximum memory of a device that a container used until its use had settled; absent if its"
+        " start was not measured",
         labels,
         [(key, row.startup_peak_bytes) for key, row in lives.items()],
     )

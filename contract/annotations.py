@@ -1,4 +1,6 @@
-"""Annotations of pods, namespaces, nodes and leases: keys, meanings, parsers.
+"""Values of annotations of pods, namespaces and nodes, and their parsers.
+
+``contract.keys`` defines and describes the names, which this module exports too.
 
 Parsers raise ``BadAnnotation`` with the key, the value and a valid example. Amounts are integers:
 bytes or parts per million. Bytes are at most ``MAX_DEVICE_BYTES``, so that sums stay in int64.
@@ -12,75 +14,33 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from contract.errors import BadAnnotation, BadQuantity
+from contract.keys import *  # noqa: F403
+from contract.keys import (
+    BYTES,
+    CORDON,
+    DEVICE_CHOICE,
+    DEVICES,
+    FRACTION,
+    GATED,
+    MAINTENANCE,
+    MAX_SM,
+    ON_OVERUSE,
+    PLACEMENT,
+    POLICY,
+    PREEMPTING,
+    PROCESSES,
+    RESERVE,
+    RETRY,
+    SHARE,
+    STARTUP,
+    STARTUP_TIMEOUT,
+    TOUCHED,
+    VRAM,
+    VRAM_FROM,
+    VRAM_REQUESTED,
+)
 from contract.quantity import MAX_DEVICE_BYTES, format_bytes, parse_bytes
 
-PREFIX = "headroom.gpu/"
-
-#: Pod: VRAM on each device of each GPU container.
-VRAM = PREFIX + "vram"
-#: Pod: its scoring policy (``ScoringPolicy``).
-POLICY = PREFIX + "policy"
-#: Pod: maximum SM activity. Devices at or above it, or with unknown SM activity, are excluded.
-MAX_SM = PREFIX + "max-sm"
-#: Pod: processes per container. MPS limits the memory of each process.
-PROCESSES = PREFIX + "processes"
-#: Pod: what happens if it uses more memory than it reserved (``OnOveruse``).
-ON_OVERUSE = PREFIX + "on-overuse"
-#: Pod: ``alone`` if no other such pod may start on its device meanwhile (``Startup``), and for how
-#: long at most.
-STARTUP = PREFIX + "startup"
-STARTUP_TIMEOUT = PREFIX + "startup-timeout"
-#: Namespace: VRAM of pods without a ``VRAM`` annotation.
-DEFAULT_VRAM = PREFIX + "default-vram"
-#: Pod, written by the webhook: the source of the default that it wrote as ``VRAM``.
-VRAM_FROM = PREFIX + "vram-from"
-#: Pod, written by the webhook: the ``VRAM`` annotation ``auto`` that it replaced.
-VRAM_REQUESTED = PREFIX + "vram-requested"
-#: Pod or namespace: whether a gate holds the pod until its device has enough free memory.
-GATED = PREFIX + "gated"
-#: Pod or namespace: whether each container gets variables with its share of the memory, or also the
-#: limits that enforce the share (``ShareMode``).
-SHARE = PREFIX + "share"
-#: Label of a namespace: the schedulerName that the webhook sets on its GPU pods.
-SCHEDULER = PREFIX + "scheduler"
-#: Value of ``SCHEDULER``: pods keep their own ``spec.schedulerName``.
-NO_SCHEDULER = "none"
-#: Node: how the device of a pod is chosen (docs/design/device-truth.md).
-DEVICE_CHOICE = PREFIX + "device-choice"
-#: Node: bytes kept free on every device.
-RESERVE = PREFIX + "reserve"
-#: Node: UUIDs of devices that take no new pods, separated by commas.
-CORDON = PREFIX + "cordon"
-#: Node: whether the agent stops using the driver, for maintenance of the driver or the GPUs.
-MAINTENANCE = PREFIX + "maintenance"
-#: Pod, written with the Binding: the placement, as JSON.
-PLACEMENT = PREFIX + "placement"
-#: Pod, written with the Binding if the devices are certain: the devices of a container. The
-#: container's index follows.
-DEVICES = PREFIX + "devices."
-#: Pod, written with the Binding: the bytes that a container may use on each of its devices, and the
-#: fraction of the device's memory. If the possible devices differ, each is the smallest, so that it
-#: is within the reservation on every device. The container's index follows.
-BYTES = PREFIX + "bytes."
-FRACTION = PREFIX + "fraction."
-#: Pod, written on an unschedulable pod to requeue it.
-RETRY = PREFIX + "retry"
-#: Pod, written on a preemptor: the nominated node, the victims and the start time, as JSON.
-PREEMPTING = PREFIX + "preempting"
-#: Pod, written on an unbound pod so that Bindings in flight for its old version fail.
-TOUCHED = PREFIX + "touched"
-#: Lease of an agent: when the newest sample was taken, and which status the sample confirms, as
-#: JSON (``contract.heartbeat``).
-OBSERVED_AT = PREFIX + "observed-at"
-#: Finalizer that keeps a GPUNode, and the reservations in it, until its node is really gone.
-FINALIZER = PREFIX + "ledger"
-
-#: Extended resource that publishes GPU memory in MiB to other tools (setting ``mirror_vram``). It
-#: has the same name as the annotation ``VRAM``.
-MIRROR = PREFIX + "vram"
-#: Extended resource that no node offers and that kube-scheduler ignores: only ResourceQuotas count
-#: it, in bytes (setting ``count_vram``).
-COUNTED_VRAM = PREFIX + "vram-bytes"
 #: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
 USER_ANNOTATIONS = (
     *(VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE),

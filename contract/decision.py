@@ -18,10 +18,6 @@ class _Placement(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Placement).decode
 
 
-#: Annotation of our Events on pods: the id of the decision that the Event is about.
-DECISION = "headroom.gpu/decision"
-
-
 def decision_id(uid: str, resource_version: str) -> str:
     return f"{uid}.{resource_version}"
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from contract.annotations import PREFIX
 from contract.kube import KubeStruct, ObjectMeta, SliceDevice
 
 #: Name of NVIDIA's driver.
@@ -16,13 +15,9 @@ DRIVER = "gpu.nvidia.com"
 _UUID = ("uuid", f"{DRIVER}/uuid")
 _MEMORY = ("memory", f"{DRIVER}/memory")
 
-#: The taint of a device with more use than its claims.
-TAINT_KEY = PREFIX + "use-beyond-claims"
 NO_SCHEDULE = "NoSchedule"
 #: Label of the DeviceTaintRules that Headroom writes; no others are ever deleted.
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "headroom-device-taints"
-#: Annotations of a rule: the node, and the uuid of the device.
-RULE_NODE, RULE_DEVICE = PREFIX + "node", PREFIX + "device"
 
 
 def uuid_of(device: SliceDevice) -> str:

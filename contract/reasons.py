@@ -8,72 +8,270 @@ a second. The debug API reports the numbers of the same verdict.
 
 from enum import Enum
 
+_AGENT = (
+    "check whether the agent runs on the node: kubectl -n headroom-system get pods -o wide; "
+    "without its measurements, Headroom reserves no memory there"
+)
+_FOREIGN_ALLOCATOR = (
+    "let only one of them allocate the node's GPUs: remove its scheduler and device plugin from "
+    "the node, or remove Headroom's resources from it"
+)
+_ANNOTATION = "The value cannot be parsed. The webhook's message quotes it."
+_ALLOCATED_BY_OTHERS = (
+    "Another component allocates GPUs of the node, and neither sees the reservations of the other."
+)
+_FIX_POD = "correct the annotation in the pod template, and create the pod again"
+
 
 class Reason(Enum):
     """One cause. ``code`` is the name in lower case, for programs; ``sentence`` is for people.
 
-    ``evictable``: whether evicting pods from the node could make the pod fit.
+    ``meaning`` explains the cause, and ``remedy`` states what to do: the doctor prints it, and
+    `make docs` writes both into docs/reference/reasons.md. ``evictable``: whether evicting pods
+    from the node could make the pod fit.
     """
 
     # The pod itself: it fits on no node.
-    BAD_VRAM = "annotation headroom.gpu/vram is not valid (example: 8Gi)"
-    BAD_POLICY = "annotation headroom.gpu/policy is not valid (example: pack)"
-    BAD_MAX_SM = "annotation headroom.gpu/max-sm is not valid"
-    BAD_PROCESSES = "annotation headroom.gpu/processes is not valid (example: 1)"
-    BAD_ON_OVERUSE = "annotation headroom.gpu/on-overuse is not valid (example: evict)"
-    BAD_STARTUP = "annotation headroom.gpu/startup is not valid (example: alone)"
-    BAD_STARTUP_TIMEOUT = "annotation headroom.gpu/startup-timeout is not valid (example: 10m)"
-    BAD_DEFAULT_VRAM = (
-        "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)"
+    BAD_VRAM = (
+        "annotation headroom.gpu/vram is not valid (example: 8Gi)",
+        _ANNOTATION,
+        _FIX_POD,
     )
-    BAD_POD = "number of GPUs that the pod asks for cannot be read"
-    POD_TOO_LARGE = "pod has more containers, annotations or node constraints than Headroom accepts"
-    UNANNOTATED = "pod asks for a GPU without annotation headroom.gpu/vram"
+    BAD_POLICY = (
+        "annotation headroom.gpu/policy is not valid (example: pack)",
+        _ANNOTATION,
+        _FIX_POD,
+    )
+    BAD_MAX_SM = (
+        "annotation headroom.gpu/max-sm is not valid",
+        f"{_ANNOTATION} Example: 70%.",
+        _FIX_POD,
+    )
+    BAD_PROCESSES = (
+        "annotation headroom.gpu/processes is not valid (example: 1)",
+        _ANNOTATION,
+        _FIX_POD,
+    )
+    BAD_ON_OVERUSE = (
+        "annotation headroom.gpu/on-overuse is not valid (example: evict)",
+        _ANNOTATION,
+        _FIX_POD,
+    )
+    BAD_STARTUP = (
+        "annotation headroom.gpu/startup is not valid (example: alone)",
+        _ANNOTATION,
+        _FIX_POD,
+    )
+    BAD_STARTUP_TIMEOUT = (
+        "annotation headroom.gpu/startup-timeout is not valid (example: 10m)",
+        _ANNOTATION,
+        _FIX_POD,
+    )
+    BAD_DEFAULT_VRAM = (
+        "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)",
+        "The pod has no headroom.gpu/vram, and the default of its namespace cannot be parsed.",
+        "correct the annotation of the namespace",
+    )
+    BAD_POD = (
+        "number of GPUs that the pod asks for cannot be read",
+        "A GPU resource of a container has a value that is no whole number.",
+        "correct resources.limits. Example: nvidia.com/gpu: 1",
+    )
+    POD_TOO_LARGE = (
+        "pod has more containers, annotations or node constraints than Headroom accepts",
+        "The size of a pod is limited, because each decision reads it. kubectl headroom why shows "
+        "the limit that the pod exceeds.",
+        "use fewer containers, annotations or node selector terms",
+    )
+    UNANNOTATED = (
+        "pod asks for a GPU without annotation headroom.gpu/vram",
+        "Setting reject_unannotated rejects pods without a request of GPU memory.",
+        "add the annotation to the pod, or headroom.gpu/default-vram to its namespace",
+    )
 
     # The node: Headroom reserves nothing on it.
-    UNKNOWN_NODE = "node is not known to Headroom"
-    NO_REPORT = "no GPU report from the node"
-    LABELS_INCOMPLETE = "no GPU report from the node, and its labels describe its GPUs incompletely"
-    STALE_REPORT = "GPU report of the node is stale"
-    NOT_INITIALISED = "GPU ledger of the node is being set up"
-    # headroom.gpu/reserve, device-choice or cordon.
-    BAD_NODE_ANNOTATION = "an annotation of Headroom on the node is not valid"
-    CANNOT_PIN = "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods"
-    # The node's MIG layout is being changed, or the plugin does not offer its devices.
-    MIG_CHANGING = "MIG layout of the node is being changed"
-    MIG_FAILED = "MIG layout of the node could not be changed as asked"
-    MIG_INVALID = "MIG layout of the node does not suit the MIG strategy of its device plugin"
-    EVICTED_RECENTLY = "node recently evicted a pod that was given a GPU without enough free memory"
-    # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
-    DRA_MANAGES = "GPUs of the node are managed by a DRA driver"
-    HAMI_MANAGES = "GPUs of the node are managed by HAMi"
-    KAI_MANAGES = "GPUs of the node are managed by KAI"
-    GPUSHARE_MANAGES = "GPUs of the node are managed by gpushare"
-    CHOOSES_DEVICES = "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it"
-    NOT_PINNED = (
-        "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned"
+    UNKNOWN_NODE = (
+        "node is not known to Headroom",
+        "The extender's watch does not show the node that kube-scheduler offers. Usually the node "
+        "is a few seconds old.",
+        "wait; if it stays, check sources of GET /v1/status for a watch that is behind",
     )
-    NO_GATE = "pod has no gate and GPUs of the node are for gated pods only"
-    NO_SUCH_RESOURCE = "node reports no GPU of the requested resource"
+    NO_REPORT = (
+        "no GPU report from the node",
+        "No agent has reported the GPUs of the node.",
+        _AGENT,
+    )
+    LABELS_INCOMPLETE = (
+        "no GPU report from the node, and its labels describe its GPUs incompletely",
+        "Without an agent, Headroom takes a node's GPUs from the labels of GPU feature discovery. "
+        "The labels of this node are missing, or its GPUs are shared.",
+        f"{_AGENT}; for unshared GPUs the labels of GPU feature discovery are enough",
+    )
+    STALE_REPORT = (
+        "GPU report of the node is stale",
+        "The agent has sent no heartbeat for longer than setting stale_after_s.",
+        _AGENT,
+    )
+    NOT_INITIALISED = (
+        "GPU ledger of the node is being set up",
+        "The pods that were on the node before Headroom are being charged.",
+        "check whether an extender runs: it sets up the ledger within seconds",
+    )
+    # headroom.gpu/reserve, device-choice or cordon.
+    BAD_NODE_ANNOTATION = (
+        "an annotation of Headroom on the node is not valid",
+        "headroom.gpu/reserve, device-choice or cordon of the node cannot be parsed.",
+        "correct the annotation, or remove it",
+    )
+    CANNOT_PIN = (
+        "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods",
+        "The node has headroom.gpu/device-choice: pinned, and the device plugin or the container "
+        "toolkit ignores the variable, or the agent cannot find out.",
+        "fix the problem named in parentheses, or remove the annotation "
+        "headroom.gpu/device-choice: pinned",
+    )
+    # The node's MIG layout is being changed, or the plugin does not offer its devices.
+    MIG_CHANGING = (
+        "MIG layout of the node is being changed",
+        "The GPU Operator's MIG manager changes the node's MIG devices.",
+        "wait for the MIG manager; the log of its pod shows what it waits for",
+    )
+    MIG_FAILED = (
+        "MIG layout of the node could not be changed as asked",
+        "The MIG manager reports a failure in label nvidia.com/mig.config.state.",
+        "check the log of the MIG manager's pod on the node; often a GPU was still in use",
+    )
+    MIG_INVALID = (
+        "MIG layout of the node does not suit the MIG strategy of its device plugin",
+        "With MIG strategy single, the device plugin offers only equal MIG devices.",
+        "set MIG strategy mixed in the device plugin, or use the same MIG profiles on all GPUs of "
+        "the node",
+    )
+    EVICTED_RECENTLY = (
+        "node recently evicted a pod that was given a GPU without enough free memory",
+        "The device plugin chose another GPU than predicted. The pause keeps the next pod from "
+        "being evicted for the same cause.",
+        "wait; the node accepts pods again by itself",
+    )
+    # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
+    DRA_MANAGES = (
+        "GPUs of the node are managed by a DRA driver",
+        _ALLOCATED_BY_OTHERS,
+        _FOREIGN_ALLOCATOR,
+    )
+    HAMI_MANAGES = (
+        "GPUs of the node are managed by HAMi",
+        _ALLOCATED_BY_OTHERS,
+        _FOREIGN_ALLOCATOR,
+    )
+    KAI_MANAGES = (
+        "GPUs of the node are managed by KAI",
+        _ALLOCATED_BY_OTHERS,
+        _FOREIGN_ALLOCATOR,
+    )
+    GPUSHARE_MANAGES = (
+        "GPUs of the node are managed by gpushare",
+        _ALLOCATED_BY_OTHERS,
+        _FOREIGN_ALLOCATOR,
+    )
+    CHOOSES_DEVICES = (
+        "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
+        "The pod could use GPUs that are reserved for others.",
+        "remove NVIDIA_VISIBLE_DEVICES from the pod, also from its envFrom",
+    )
+    NOT_PINNED = (
+        "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned",
+        "The pod has variables for pinned nodes, and this node would ignore them.",
+        "create the pod again, so that the webhook sets the variables for the present nodes; or "
+        "set headroom.gpu/device-choice: pinned on the node",
+    )
+    NO_GATE = (
+        "pod has no gate and GPUs of the node are for gated pods only",
+        "The node has headroom.gpu/device-choice: gated, and the pod has no gate init container.",
+        "create the pod again while the webhook runs and gate_image is set; or set "
+        "headroom.gpu/gated: 'true' on the pod",
+    )
+    NO_SUCH_RESOURCE = (
+        "node reports no GPU of the requested resource",
+        "No GPU of the node has the extended resource, such as nvidia.com/gpu, that the pod "
+        "requests.",
+        "request a resource that the node offers: kubectl describe node",
+    )
 
     # The candidate devices of the node.
-    CONTRADICTORY_REPORT = "report of a GPU that the pod could get contradicts itself"
-    MEMORY_UNKNOWN = (
-        "memory of a GPU that the pod could get is unknown: the driver does not report it"
+    CONTRADICTORY_REPORT = (
+        "report of a GPU that the pod could get contradicts itself",
+        "The driver's figures cannot all be true, such as more memory used than there is.",
+        "check the GPU (nvidia-smi on the node); cordon it: kubectl headroom cordon",
     )
-    UNHEALTHY_DEVICE = "a GPU that the pod could get is unhealthy"
-    CORDONED_DEVICE = "a GPU that the pod could get is cordoned"
-    ABOVE_MPS_LIMIT = "request is above the MPS limit of a GPU replica"
-    SM_ABOVE_LIMIT = "SM activity of a GPU is unknown or above the limit"
-    TOO_MANY_SHARED = "more than one replica of a shared GPU in one container"
-    OTHERS_ARRIVING = "unconfirmed pods on the node must get their GPU first"
-    NO_REPLICA = ("no free GPU replica", True)
-    MEMORY_ON_ANY = ("insufficient GPU memory on any device", True)
-    MEMORY_ON_SOME = ("insufficient GPU memory on a device that the plugin could choose", True)
+    MEMORY_UNKNOWN = (
+        "memory of a GPU that the pod could get is unknown: the driver does not report it",
+        "The driver does not report the memory of a GPU that the device plugin could choose.",
+        "check the driver (nvidia-smi on the node)",
+    )
+    UNHEALTHY_DEVICE = (
+        "a GPU that the pod could get is unhealthy",
+        "The device plugin could choose a GPU that has failed.",
+        "reset or replace the GPU; kubectl headroom top gpu --troubled shows its fault. On a "
+        "steered node the other GPUs stay open",
+    )
+    CORDONED_DEVICE = (
+        "a GPU that the pod could get is cordoned",
+        "The device plugin could choose a GPU that headroom.gpu/cordon names.",
+        "uncordon the GPU, or steer the node: headroom.gpu/device-choice: steered keeps its other "
+        "GPUs open",
+    )
+    ABOVE_MPS_LIMIT = (
+        "request is above the MPS limit of a GPU replica",
+        "MPS limits each process to the GPU's memory / replicas.",
+        "lower headroom.gpu/vram, set headroom.gpu/processes if the container has several, or use "
+        "fewer replicas",
+    )
+    SM_ABOVE_LIMIT = (
+        "SM activity of a GPU is unknown or above the limit",
+        "A GPU that the pod could get is busier than the pod's headroom.gpu/max-sm.",
+        "wait, raise headroom.gpu/max-sm, or remove it",
+    )
+    TOO_MANY_SHARED = (
+        "more than one replica of a shared GPU in one container",
+        "Several replicas can be on one GPU, and give a container no larger share.",
+        "request 1 replica and the memory that it needs in headroom.gpu/vram",
+    )
+    OTHERS_ARRIVING = (
+        "unconfirmed pods on the node must get their GPU first",
+        "Pods are bound to the node whose GPU no report shows yet, and each could get any GPU.",
+        "wait some seconds; if it stays, check why these pods do not start",
+    )
+    NO_REPLICA = (
+        "no free GPU replica",
+        "All replicas are taken, although memory may be free.",
+        "wait for a pod to end, or configure more replicas in the device plugin: kubectl headroom "
+        "doctor --plugin-config",
+        True,
+    )
+    MEMORY_ON_ANY = (
+        "insufficient GPU memory on any device",
+        "No GPU of the node has enough free memory for the pod.",
+        "lower headroom.gpu/vram, wait for a pod to end, or add a node; kubectl headroom why shows "
+        "how much is missing",
+        True,
+    )
+    MEMORY_ON_SOME = (
+        "insufficient GPU memory on a device that the plugin could choose",
+        "One GPU has enough free memory, and the device plugin could choose another one.",
+        "steer the node, so that Headroom chooses the GPU: headroom.gpu/device-choice: steered",
+        True,
+    )
     #: Rejects only pods that start alone.
-    OTHER_STARTING = "another pod that starts alone is starting on a GPU that the pod could get"
+    OTHER_STARTING = (
+        "another pod that starts alone is starting on a GPU that the pod could get",
+        "Both pods have headroom.gpu/startup: alone.",
+        "wait until the other pod is ready, or its headroom.gpu/startup-timeout has passed",
+    )
 
-    def __init__(self, sentence: str, evictable: bool = False) -> None:
+    def __init__(self, sentence: str, meaning: str, remedy: str, evictable: bool = False) -> None:
         self.code = self.name.lower()
         self.sentence = sentence
+        self.meaning = meaning
+        self.remedy = remedy
         self.evictable = evictable

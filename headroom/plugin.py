@@ -67,7 +67,7 @@ def complete() -> None:
     print("\n".join([*filter(None, printed.getvalue().splitlines()), _NO_FILES]))  # noqa: T201
 
 
-__all__ = ["complete", "main"]
+__all__ = ["app", "complete", "main"]
 
 if __name__ == "__main__":
     main()

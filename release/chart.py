@@ -81,13 +81,22 @@ def readme(chart: Path, source: Source) -> str:
         f"[The guide]({source.repository}/blob/v{source.version}/docs/get-started/install.md) "
         "shows which to use.",
         "",
-        "| value | default | meaning |",
-        "|---|---|---|",
+        values_table(schema, values),
+        "",
     ]
+    return "\n".join(lines)
+
+
+def values_table(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Return a Markdown table of all values, without a newline at its end.
+
+    ``schema`` is that of values.schema.json, ``values`` the content of values.yaml.
+    """
+    lines = ["| value | default | description |", "|---|---|---|"]
     for path, default, description in rows(schema, values, schema):
         shown = json.dumps(default) if default is not None else ""
         lines.append(f"| `{path}` | {f'`{shown}`' if shown else ''} | {description} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def rows(

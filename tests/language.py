@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ("agent", "benchmarks", "contract", "extender", "headroom", "tests")
+PYTHON = ("agent", "benchmarks", "contract", "extender", "headroom", "reference", "tests")
 #: Files that contain unwanted words on purpose.
 EXCEPT = (":!tests/language.py", ":!tests/test_language.py")
 OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")

@@ -5,9 +5,11 @@ internal errors. ``detail`` names the mistake, its place and an example; ``type`
 one for each status.
 """
 
+import ast
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from http import HTTPStatus
@@ -246,7 +248,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
         if not issubclass(base, BaseModel) or not base.__module__.startswith("extender.console"):
             continue
         lines: list[str] = []
-        for line in inspect.getsource(base).splitlines():
+        for line in _sources(base.__module__).get(base.__name__, ()):
             if comment := _COMMENT.match(line):
                 lines.append(comment[1])
                 continue
@@ -254,3 +256,18 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
                 found[field[1]] = " ".join(lines)
             lines = []
     return found
+
+
+@cache
+def _sources(module: str) -> dict[str, list[str]]:
+    """Return the name of each class of a module -> its lines.
+
+    ``inspect.getsource`` would parse the module for each class.
+    """
+    text = inspect.getsource(sys.modules[module])
+    lines = text.splitlines()
+    return {
+        each.name: lines[each.lineno - 1 : each.end_lineno]
+        for each in ast.parse(text).body
+        if isinstance(each, ast.ClassDef)
+    }

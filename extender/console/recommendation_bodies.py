@@ -56,7 +56,7 @@ class OwnerSum(BaseModel):
     reclaimable_bytes: int
 
 
-class TeamView(BaseModel):
+class ReclaimableTeamView(BaseModel):
     namespace: str
     reclaimable_bytes: int
     #: Owners whose pods would free memory, those that would free the most first.
@@ -89,6 +89,6 @@ class AcceptedView(BaseModel):
 class RecommendationsBody(Body):
     recommendations: list[RecommendationView]
     #: Sums of what recommendations below the present requests would free, by namespace.
-    teams: list[TeamView]
+    teams: list[ReclaimableTeamView]
     #: Null unless ``accepted=true`` is requested.
     accepted: AcceptedView | None = None

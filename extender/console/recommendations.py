@@ -15,9 +15,9 @@ from contract.vramprofile import VRAMProfile
 from extender.console.recommendation_bodies import (
     AcceptedView,
     OwnerSum,
+    ReclaimableTeamView,
     RecommendationsBody,
     RecommendationView,
-    TeamView,
 )
 from extender.console.responses import InNamespace, encoded
 from extender.console.view_context import Context, InContext, Newest
@@ -152,7 +152,7 @@ def _add_pods(view: RecommendationView, pods: Sequence[_Held]) -> None:
     view.reclaimable_bytes = sum(each.frees_bytes for each in pods)
 
 
-def _teams(found: Iterable[RecommendationView]) -> Iterator[TeamView]:
+def _teams(found: Iterable[RecommendationView]) -> Iterator[ReclaimableTeamView]:
     by_team: dict[str, dict[tuple[str, str], list[RecommendationView]]] = {}
     for each in found:
         owners = by_team.setdefault(each.namespace, {})
@@ -170,7 +170,7 @@ def _teams(found: Iterable[RecommendationView]) -> Iterator[TeamView]:
         ]
         freeing = sorted(filter(_frees, sums), key=lambda each: -each.reclaimable_bytes)
         total = sum(each.reclaimable_bytes for each in freeing)
-        yield TeamView(namespace=namespace, reclaimable_bytes=total, owners=freeing)
+        yield ReclaimableTeamView(namespace=namespace, reclaimable_bytes=total, owners=freeing)
 
 
 def _pods(views: Iterable[RecommendationView]) -> int:

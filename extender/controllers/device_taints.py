@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import structlog
 
-from contract.dra import RULE_NODE, DeviceTaintRule
+from contract.dra import DeviceTaintRule
 from contract.gpunode import GPUNode, GPUNodeStatus
+from contract.keys import RULE_NODE
 from contract.kube import Lease
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.claims import Claims

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from contract.decision import DECISION
+from contract.keys import DECISION
 from extender.bounded import Bounded
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import Telemetry

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from contract.event_reasons import EventReason
 from contract.gate import has_gate, waits
 from contract.gpunode import EVICTED, GPUNode
 from contract.kube import Pod
@@ -33,7 +34,6 @@ from extender.state.notices import pod_notice
 
 log = structlog.get_logger()
 
-DOES_NOT_FIT = "InsufficientGPUMemory"
 _WHY = "not enough free memory on its GPU"
 DOES_NOT_FIT_EVICTED = (
     "The GPU that this pod got does not have enough free memory: the device plugin chose another"
@@ -136,7 +136,7 @@ class EvictionController:
             if (pod := self._cluster.pod(uid)) is not None:
                 log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason=_WHY)
                 await self._event_recorder.write(
-                    pod_notice(pod, DOES_NOT_FIT, DOES_NOT_FIT_WAITS, key="")
+                    pod_notice(pod, EventReason.INSUFFICIENT_GPU_MEMORY, DOES_NOT_FIT_WAITS, key="")
                 )
         self._recorded = frozenset(stuck)
 
@@ -151,7 +151,7 @@ class EvictionController:
             self._telemetry.evictions.labels("evicted").inc()
             log.warning("pod_evicted", node=node, pod_uid=uid, reason=_WHY)
             await self._event_recorder.write(
-                pod_notice(pod, DOES_NOT_FIT, DOES_NOT_FIT_EVICTED, key="")
+                pod_notice(pod, EventReason.INSUFFICIENT_GPU_MEMORY, DOES_NOT_FIT_EVICTED, key="")
             )
         for uid, message in sent.rejected:
             self._telemetry.evictions.labels("rejected").inc()

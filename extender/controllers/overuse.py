@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from contract.event_reasons import EventReason
 from contract.gpunode import GPUNode, OveruseEviction, Reservation
 from contract.quantity import gib
 from extender.bounded import Bounded
@@ -224,7 +225,7 @@ class OveruseController:
                 "annotation headroom.gpu/vram, or reduce its use."
             )
             await self._event_recorder.write(
-                pod_notice(pod, "GPUMemoryOveruseEviction", message, key="")
+                pod_notice(pod, EventReason.GPU_MEMORY_OVERUSE_EVICTION, message, key="")
             )
 
     async def _evict(self, node: str, uid: str, reservation: Reservation) -> None:
@@ -255,7 +256,7 @@ class OveruseController:
             "one. To keep it, request more in annotation headroom.gpu/vram."
         )
         await self._event_recorder.write(
-            pod_notice(pod, "EvictedForGPUMemoryOveruse", message, key="")
+            pod_notice(pod, EventReason.EVICTED_FOR_GPU_MEMORY_OVERUSE, message, key="")
         )
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import structlog
 
 from contract.annotations import PREEMPTING
+from contract.event_reasons import EventReason
 from contract.kube import Pod
 from contract.preemption import Attempt, attempt_of, encode_attempt
 from extender.bounded import Bounded
@@ -52,7 +53,6 @@ AGAIN_AFTER_S = 15.0
 AT_ONCE = 4
 #: Pods whose last Event and last attempt are remembered.
 REMEMBERED = 1024
-VICTIM, NEWCOMER = "LeavesForGPUMemory", "OthersLeaveGPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,13 @@ class PreemptionController:
         decided = self._journal.preempted_for(uid)
         decision_id = decided[0] if decided else ""
         notices = [
-            Notice(pod_subject(pod), NEWCOMER, summary(part), decision_id, decision_id=decision_id)
+            Notice(
+                pod_subject(pod),
+                EventReason.OTHERS_LEAVE_GPU,
+                summary(part),
+                decision_id,
+                decision_id=decision_id,
+            )
         ]
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
@@ -259,7 +265,11 @@ class PreemptionController:
                 )
                 notices.append(
                     Notice(
-                        pod_subject(leaves), VICTIM, message, decision_id, decision_id=decision_id
+                        pod_subject(leaves),
+                        EventReason.LEAVES_FOR_GPU_MEMORY,
+                        message,
+                        decision_id,
+                        decision_id=decision_id,
                     )
                 )
         for notice in notices:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from contract.annotations import STARTUP, STARTUP_TIMEOUT
+from contract.event_reasons import EventReason
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from extender.controllers.event_recorder import EventRecorder
@@ -88,11 +89,11 @@ def start_notice(pod: Pod, start: EndedStart) -> Notice | None:
             f"startup probe, and its GPU memory use has not settled. {opened}. If it needs more "
             f"time, set a longer timeout. Example: {STARTUP_TIMEOUT}: 20m"
         )
-        return pod_notice(pod, "StartTimedOut", message, key="")
+        return pod_notice(pod, EventReason.START_TIMED_OUT, message, key="")
     if start.end is StartEnd.STUCK:
         message = (
             f"The kubelet cannot start this pod's containers {after} ({stuck_reason(pod)}). "
             f"{opened}. Correct the pod's image or configuration."
         )
-        return pod_notice(pod, "StartStuck", message, key="")
+        return pod_notice(pod, EventReason.START_STUCK, message, key="")
     return None

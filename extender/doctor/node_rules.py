@@ -122,41 +122,11 @@ def _takes_no_pods(facts: NodeFacts) -> Iterator[PartialFinding]:
     if reason is None:
         return
     if reason is Reason.BAD_NODE_ANNOTATION:
-        yield Weight.WARNING, f"takes no pods: {facts.node.detail}", _FIXES[reason]
+        yield Weight.WARNING, f"takes no pods: {facts.node.detail}", reason.remedy
         return
     detail = f" ({facts.node.detail})" if facts.node.detail else ""
     found = f"takes no pods that share a GPU: {reason.sentence}{detail}"
-    yield Weight.WARNING, found, _FIXES.get(reason, "see GET /v1/nodes of the debug API")
-
-
-_AGENT = (
-    "check whether the agent runs on the node: kubectl -n headroom-system get pods -o wide; "
-    "without its measurements, Headroom reserves no memory there"
-)
-_FOREIGN_ALLOCATOR = (
-    "let only one of them allocate the node's GPUs: remove its scheduler and device plugin from "
-    "the node, or remove Headroom's resources from it"
-)
-_FIXES = {
-    Reason.NO_REPORT: _AGENT,
-    Reason.LABELS_INCOMPLETE: f"{_AGENT}; for unshared GPUs the labels of GPU feature "
-    "discovery are enough",
-    Reason.STALE_REPORT: _AGENT,
-    Reason.NOT_INITIALISED: "check whether an extender runs: it sets up the ledger within seconds",
-    Reason.BAD_NODE_ANNOTATION: "correct the annotation, or remove it",
-    Reason.CANNOT_PIN: "fix the problem named in parentheses, or remove the annotation "
-    f"{DEVICE_CHOICE}: pinned",
-    Reason.MIG_CHANGING: "wait for the MIG manager; the log of its pod shows what it waits for",
-    Reason.MIG_FAILED: "check the log of the MIG manager's pod on the node; often a GPU was still "
-    "in use",
-    Reason.MIG_INVALID: "set MIG strategy mixed in the device plugin, or use the same MIG profiles "
-    "on all GPUs of the node",
-    Reason.EVICTED_RECENTLY: "wait; the node accepts pods again by itself",
-    Reason.DRA_MANAGES: _FOREIGN_ALLOCATOR,
-    Reason.HAMI_MANAGES: _FOREIGN_ALLOCATOR,
-    Reason.KAI_MANAGES: _FOREIGN_ALLOCATOR,
-    Reason.GPUSHARE_MANAGES: _FOREIGN_ALLOCATOR,
-}
+    yield Weight.WARNING, found, reason.remedy
 
 
 def _from_the_future(facts: NodeFacts) -> bool:

@@ -11,14 +11,12 @@ from contract.dra import (
     MANAGED_BY,
     MANAGER,
     NO_SCHEDULE,
-    RULE_DEVICE,
-    RULE_NODE,
-    TAINT_KEY,
     DeviceSelector,
     DeviceTaint,
     DeviceTaintRule,
     DeviceTaintRuleSpec,
 )
+from contract.keys import RULE_DEVICE, RULE_NODE, TAINT_KEY
 from contract.kube import KubeStruct, ObjectMeta, OwnerReference
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import METADATA_ONLY, KubeApi

@@ -13,6 +13,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -40,20 +41,57 @@ AT_ONCE = 50
 MAX_EXTENDERS = 32
 
 
+EventKind = Literal[
+    "reservation_made",
+    "reservation_changed",
+    "reservation_removed",
+    "pod_observed",
+    "prediction_missed",
+    "decision",
+    "report_lost",
+    "report_returned",
+    "device_unhealthy",
+    "device_healthy",
+    "device_cordoned",
+    "device_uncordoned",
+    "node_appeared",
+    "node_gone",
+]
+#: Kind of an event -> its causes, or a description. `make docs` writes them into the reference.
+KINDS: Mapping[EventKind, str] = {
+    "reservation_made": "`bind`, `bound_without_us`; in one process with an extender also "
+    "`bind_on_another_replica`",
+    "reservation_changed": "`bound_again`, `corrected`, `is_to_leave`, `may_stay`",
+    "reservation_removed": "`pod_gone`, `pod_ended`, `bound_elsewhere`, `taken_back`",
+    "pod_observed": "a report shows the pod on this device",
+    "prediction_missed": "`released`, `health`, `bypass`, `configuration`, `disobeyed`, `several`, "
+    "`unknown`",
+    "decision": "`rejected`, `chosen`, `bound`, `declined`, `failed`: each once for a version of a "
+    "pod",
+    "report_lost": "no heartbeat for `stale_after_s`",
+    "report_returned": "a heartbeat after `report_lost`",
+    "device_unhealthy": "`message` gives the reason",
+    "device_healthy": "the fault is gone",
+    "device_cordoned": "`headroom.gpu/cordon` of the node names the device",
+    "device_uncordoned": "`headroom.gpu/cordon` of the node no longer names the device",
+    "node_appeared": "a node with GPUs is new",
+    "node_gone": "the node was deleted",
+}
+
+
 class TooManyFollowers(Exception):
     """There are already ``MOST_FOLLOWERS`` followers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """One change. ``kind`` is from a closed set, see docs/reference/debug-api.md; fields that do
-    not apply are empty."""
+    """One change; fields that do not apply are empty."""
 
     number: int
     #: Unix time, seconds.
     at_s: float
     generation: int
-    kind: str
+    kind: EventKind
     node: str = ""
     device: str = ""
     namespace: str = ""
@@ -100,7 +138,7 @@ class Feed:
         feed.close()
         return feed
 
-    def publish(self, kind: str, **fields: str) -> None:
+    def publish(self, kind: EventKind, **fields: str) -> None:
         """Keep an event, and put it in the queue of each follower."""
         feed_event = FeedEvent(
             next(self._numbers), self._wall_s(), self._generation(), kind, **fields
@@ -262,6 +300,7 @@ class ChangeFeed:
     def _compare_reservations(
         self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
     ) -> None:
+        change: tuple[EventKind, str, str]
         for uid, reservation in now.items():
             before = was.get(uid)
             if before is None:

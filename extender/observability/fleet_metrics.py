@@ -46,29 +46,33 @@ PODS_AT_ONCE = 128
 _FLEET = {
     "capacity": "Physical memory of all devices, driver reserve included.",
     "allocatable": "Part of the capacity that can be reserved.",
-    "reserved": "Charged to pods whose device is known: the larger of request and use.",
+    "reserved": "Memory charged to pods whose device is known: the larger of request and use.",
     "unconfirmed": "Worst-case charge of unconfirmed pods, on each device that they may get; so "
     "more than they request.",
     "committed": "Allocatable memory that is taken in the worst case.",
     "used": "Measured use of all processes.",
-    "unattributed": "Used by no known pod, above the tolerance.",
+    "unattributed": "Memory used by no known pod, above the tolerance.",
     "headroom": "Memory that can still be reserved; overcommitted devices count as full.",
-    "overcommitted": "Committed above the devices' memory, in the worst case; must be 0.",
+    "overcommitted": "Memory committed above that of the devices, in the worst case; must be 0.",
 }
 #: Attribute of ``Totals`` -> label.
 _DRIFT = {"overuse": "beyond_request", "underuse": "unused", "unreserved": "unreserved"}
 #: Part of the metric's name, its help text, and the value in bytes.
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
-    ("capacity", "Physical memory, driver reserve included.", lambda d: d.device.memory_bytes),
+    (
+        "capacity",
+        "Physical memory of the device, driver reserve included.",
+        lambda d: d.device.memory_bytes,
+    ),
     (
         "reserved",
-        "Charged to pods that are known to use this device.",
+        "Memory charged to pods that are known to use the device.",
         lambda d: d.reservation_bytes,
     ),
-    ("used", "Measured use of all processes.", lambda d: d.device.used_bytes),
+    ("used", "Measured use of the device by all processes.", lambda d: d.device.used_bytes),
     (
         "headroom",
-        "Memory that can still be reserved; negative if overcommitted.",
+        "Memory of the device that can still be reserved; negative if it is overcommitted.",
         lambda d: d.headroom_bytes,
     ),
 )
@@ -119,7 +123,7 @@ class FleetCollector(Collector):
         family = GaugeMetricFamily(
             "headroom_overcommitted_bytes",
             "Bytes committed, in the worst case, above the device's memory; absent if there are "
-            "none. All replicas report the same value.",
+            "none. At most 100 devices, the worst.",
             labels=["node", "device"],
         )
         worst = sorted(self._cluster.overcommits.now(), key=lambda over: -over.excess_bytes)
@@ -131,7 +135,7 @@ class FleetCollector(Collector):
         family = GaugeMetricFamily(
             "headroom_pod_overuse_bytes",
             "Bytes that a pod uses on a device above its request, if that has lasted longer than "
-            "overuse_after_s; absent otherwise.",
+            "overuse_after_s; absent otherwise. At most 100, the worst.",
             labels=["namespace", "pod", "node", "device"],
         )
         worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.excess_bytes)
@@ -144,11 +148,13 @@ class FleetCollector(Collector):
         gpus = GaugeMetricFamily(
             "headroom_idle_gpus",
             "GPUs that pods of the namespace hold and have used no SM of for an hour; 0.5 for half "
-            "of the memory of one. Only pods that hold at least 1 GiB.",
+            "of the memory of one. Only pods that hold at least 1 GiB, in at most 100 namespaces.",
             labels=["namespace"],
         )
         held = GaugeMetricFamily(
-            "headroom_idle_held_bytes", "Memory that these pods hold.", labels=["namespace"]
+            "headroom_idle_held_bytes",
+            "Memory that the pods of headroom_idle_gpus hold.",
+            labels=["namespace"],
         )
         sums: dict[str, tuple[float, int]] = {}
         for each in idle_pods(self._cluster, snap, time.monotonic(), time.time()):
@@ -190,7 +196,9 @@ class FleetCollector(Collector):
             labels=["reason"],
         )
         oldest = GaugeMetricFamily(
-            "headroom_pending_oldest_seconds", "Age of the oldest of these pods.", labels=["reason"]
+            "headroom_pending_oldest_seconds",
+            "Age of the oldest unbound pod that requests GPUs, by the same reasons.",
+            labels=["reason"],
         )
         for code, count in sorted(pending.pods.items()):
             pods.add_metric([code], count)
@@ -232,7 +240,7 @@ class FleetCollector(Collector):
         stale = GaugeMetricFamily(
             "headroom_report_age_seconds",
             "Seconds since the last heartbeat of a node's agent, if its report is stale; absent "
-            "otherwise.",
+            "otherwise. At most 100 nodes, the oldest reports.",
             labels=["node"],
         )
         late = {name: age_s for name, age_s in ages_s.items() if age_s > self._stale_after_s}

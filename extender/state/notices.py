@@ -12,6 +12,7 @@ import numpy as np
 
 from contract.annotations import PLACEMENT, VRAM
 from contract.decision import decision_of
+from contract.event_reasons import EventReason
 from contract.gpunode import UnattributedProcess
 from contract.kube import Node, Pod
 from contract.quantity import gib
@@ -35,8 +36,7 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class Notice:
     about: Subject
-    #: The Event's reason, by which ``kubectl get events`` can filter.
-    reason: str
+    reason: EventReason
     message: str
     #: Distinguishes one occurrence from the next.
     key: str
@@ -51,7 +51,7 @@ def pod_subject(pod: Pod) -> Subject:
     return Subject("Pod", metadata.namespace, metadata.name, metadata.uid)
 
 
-def pod_notice(pod: Pod, reason: str, message: str, key: str) -> Notice:
+def pod_notice(pod: Pod, reason: EventReason, message: str, key: str) -> Notice:
     """Build a notice about a bound pod, with the id of the decision that placed it, if any."""
     return Notice(pod_subject(pod), reason, message, key, decision_id=decision_of(pod))
 
@@ -82,7 +82,7 @@ def _overcommitting(state: ClusterState) -> Iterator[Notice]:
             continue
         yield pod_notice(
             pod,
-            "Overcommitted",
+            EventReason.OVERCOMMITTED,
             f"This pod was bound without Headroom to a node without enough free GPU memory. Device "
             f"{over.device} of node {over.node} is, or may become, overcommitted by "
             f"{gib(over.excess_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
@@ -98,7 +98,7 @@ def _is_unreserved(pod: Pod, node: str) -> bool:
 
 def _edited(state: ClusterState) -> Iterator[Notice]:
     for pod, message in state.edits.now():
-        yield pod_notice(pod, "RequestChangeIgnored", message, key=message)
+        yield pod_notice(pod, EventReason.REQUEST_CHANGE_IGNORED, message, key=message)
 
 
 def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
@@ -134,7 +134,7 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
         causers += [f"pid {each.pid}" for each in processes[:1]]
         yield Notice(
             _node_subject(node),
-            "GPUOvercommitted",
+            EventReason.GPU_OVERCOMMITTED,
             f"Device {over.device} is overcommitted by {gib(over.excess_bytes, up=True)} "
             f"(allocatable: {gib(over.allocatable_bytes)}): {', '.join(filter(None, causes))}. "
             "No pod is placed on it until memory is freed.",
@@ -161,7 +161,7 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
         why = f" ({terms.health_detail})" if terms.health_detail else ""
         yield Notice(
             _node_subject(node),
-            "GPUUnhealthy",
+            EventReason.GPU_UNHEALTHY,
             f"No pod is placed on device {terms.device.uuid}: {terms.unhealthy.sentence}{why}.",
             key="\n".join((terms.device.uuid, terms.unhealthy.code, terms.device.unhealthy_since)),
         )
@@ -176,7 +176,7 @@ def _overusing(state: ClusterState) -> Iterator[Notice]:
             continue
         yield pod_notice(
             pod,
-            "GPUMemoryOveruse",
+            EventReason.GPU_MEMORY_OVERUSE,
             f"This pod uses {gib(over.measured_bytes, up=True)} of device {over.device} of node "
             f"{over.node}, {gib(over.excess_bytes, up=True)} more than the "
             f"{gib(over.requested_bytes, up=True)} that it requested. Headroom charges what the "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from contract.event_reasons import EventReason
 from contract.kube import Pod
 from contract.quantity import gib
 from contract.reasons import Reason
@@ -100,7 +101,9 @@ class Explaining:
         parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
         message = " ".join(filter(None, parts))
         which = decision.decision_id
-        return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
+        return Notice(
+            pod_subject(pod), EventReason.NO_GPU_FITS, message, "", follows=True, decision_id=which
+        )
 
     def _explained(self, pod: Pod, decision: Decision) -> tuple[Explanation | None, str]:
         """Explain the pod on its eligible nodes, and describe what steering would change."""

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from contract.annotations import OBSERVED_AT, RETRY
+from contract.event_reasons import EventReason
 from contract.gpunode import GPUNode, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
@@ -29,7 +30,6 @@ from extender.controllers import (
     requeue,
     starts,
 )
-from extender.controllers.eviction import DOES_NOT_FIT
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.memory_store import EmbeddedStore
 from extender.observability import feed
@@ -171,7 +171,7 @@ class World:
 
     def post(self, notice: Notice) -> bool:
         self.events.append(notice)
-        if notice.reason == DOES_NOT_FIT:
+        if notice.reason is EventReason.INSUFFICIENT_GPU_MEMORY:
             self.stuck.append(notice.about.name)
         return True
 

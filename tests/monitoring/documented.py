@@ -7,7 +7,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs/reference/metrics.md"
 _ROW = re.compile(
     r"^\| `(?P<name>\w+)` \| (?P<type>\w+) \| (?P<labels>[^|]+)"
-    r" \| [^|]+ \| [^|]+ \| (?P<alerts>.+) \|$",
+    r" \| [^|]+ \| (?P<alerts>.+) \|$",
     re.MULTILINE,
 )
 _DEVICE = {"gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE"}

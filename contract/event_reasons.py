@@ -1,0 +1,104 @@
+"""The closed list of reasons of Headroom's Kubernetes Events.
+
+`make docs` writes docs/reference/events.md from the descriptions.
+"""
+
+from enum import StrEnum
+
+
+class EventReason(StrEnum):
+    """A reason, by which ``kubectl get events --field-selector reason=...`` filters.
+
+    ``on`` is the kind of the object, ``when`` describes the cause, and ``repeated`` when another
+    Event or a change of the same one follows; "" if neither does.
+    """
+
+    on: str
+    when: str
+    repeated: str
+
+    def __new__(cls, reason: str, on: str, when: str, repeated: str = "") -> "EventReason":
+        self = str.__new__(cls, reason)
+        self._value_ = reason
+        self.on, self.when, self.repeated = on, when, repeated
+        return self
+
+    NO_GPU_FITS = (
+        "NoGPUFits",
+        "Pod",
+        "No node takes the pod. The text has the number of nodes for each reason, and the nearest "
+        "GPU with the memory that is missing there.",
+        "in the same Event when its text changes, at most once a minute",
+    )
+    OVERCOMMITTED = (
+        "Overcommitted",
+        "Pod",
+        "The pod was bound without Headroom to a node without enough free GPU memory.",
+    )
+    REQUEST_CHANGE_IGNORED = (
+        "RequestChangeIgnored",
+        "Pod",
+        "An annotation of the pod was changed after the pod was bound. The reservation stays.",
+        "for each change",
+    )
+    GPU_MEMORY_OVERUSE = (
+        "GPUMemoryOveruse",
+        "Pod",
+        "The pod has used more memory than it requested for longer than setting `overuse_after_s`.",
+        "when the overuse has doubled",
+    )
+    GPU_MEMORY_OVERUSE_EVICTION = (
+        "GPUMemoryOveruseEviction",
+        "Pod",
+        "The pod uses more than it reserved, other pods lack memory, and it is evicted within "
+        "seconds: [overuse.md](../how-to/overuse.md).",
+        "for each decision",
+    )
+    EVICTED_FOR_GPU_MEMORY_OVERUSE = (
+        "EvictedForGPUMemoryOveruse",
+        "Pod",
+        "The pod was evicted because it used more than it reserved.",
+    )
+    INSUFFICIENT_GPU_MEMORY = (
+        "InsufficientGPUMemory",
+        "Pod",
+        "The pod got a GPU without enough free memory. It is evicted, or waits at its gate if it "
+        "cannot be evicted.",
+    )
+    START_TIMED_OUT = (
+        "StartTimedOut",
+        "Pod",
+        "A pod with `headroom.gpu/startup: alone` has not started before its timeout: "
+        "[starting-alone.md](../how-to/starting-alone.md).",
+    )
+    START_STUCK = (
+        "StartStuck",
+        "Pod",
+        "The kubelet cannot start the containers of a pod with `headroom.gpu/startup: alone`.",
+    )
+    OTHERS_LEAVE_GPU = (
+        "OthersLeaveGPU",
+        "Pod",
+        "Pods of lower priority are evicted from a node for this pod: "
+        "[preemption.md](../concepts/preemption.md).",
+        "for each decision",
+    )
+    LEAVES_FOR_GPU_MEMORY = (
+        "LeavesForGPUMemory",
+        "Pod",
+        "The pod is evicted for a pod of higher priority.",
+        "for each decision",
+    )
+    GPU_OVERCOMMITTED = (
+        "GPUOvercommitted",
+        "Node",
+        "Pods without a reservation, or processes of no known pod, use memory that is reserved for "
+        "other pods. The text counts the pods and does not name them.",
+        "for other pods or processes",
+    )
+    GPU_UNHEALTHY = (
+        "GPUUnhealthy",
+        "Node",
+        "A GPU of the node is unhealthy and takes no more pods.",
+        "each time that a GPU fails",
+    )

@@ -1,0 +1,29 @@
+"""Writes all generated pages of docs/reference."""
+
+from collections.abc import Callable, Mapping
+
+from reference import annotations, api, cli, crd, helm_values, metrics, reasons, settings
+from reference.markdown import ROOT
+
+FOLDER = ROOT / "docs/reference"
+#: Name of the file -> the function that returns its text.
+PAGES: Mapping[str, Callable[[], str]] = {
+    "annotations.md": annotations.page,
+    "api.md": api.page,
+    "cli.md": cli.page,
+    "crd.md": crd.page,
+    "events.md": reasons.events_page,
+    "helm-values.md": helm_values.page,
+    "metrics.md": metrics.page,
+    "reasons.md": reasons.page,
+    "settings.md": settings.page,
+}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The page of the values of the Helm chart."""
+
+import json
+
+import yaml
+
+from reference.markdown import ROOT, head
+from release.chart import CHART, values_table
+
+_INTRO = """\
+`deploy/chart/headroom/platforms/` has the values for each platform:
+[install.md](../get-started/install.md). The chart rejects values that are not listed here. Defaults
+that are empty here are in the chart's manifests.
+
+"""
+
+
+def page() -> str:
+    """Return docs/reference/helm-values.md."""
+    values = yaml.safe_load((ROOT / CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return (
+        head("Helm values", f"{CHART}/values.schema.json and values.yaml")
+        + _INTRO
+        + values_table(schema, values)
+        + "\n"
+    )
