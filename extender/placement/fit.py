@@ -44,9 +44,6 @@ _OBSTACLES = {
     Visible.REJECTED: Reason.CHOOSES_DEVICES,
     Visible.BY_PLACEMENT: Reason.NOT_PINNED,
 }
-#: Codes that NO_REPLICA replaces on a steered node if the devices with enough memory have too few
-#: free replicas.
-_REPLACED_IF_STEERED = (0, CODE_OF[Reason.MEMORY_ON_SOME])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +223,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         codes[holds] = CODE_OF[reason]
     if stuck is not None:
         # Memory is not the reason: the devices with enough memory have too few free replicas.
-        codes[stuck & np.isin(codes, _REPLACED_IF_STEERED)] = CODE_OF[Reason.NO_REPLICA]
+        replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
+        codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
     chosen_by_headroom = steered if by_variable is None else by_variable.pinned
     return AskVerdict(
         ask, rows, codes, candidates, need_bytes, free_bytes, chosen_by_headroom, rejected

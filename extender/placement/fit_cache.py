@@ -18,6 +18,8 @@ from extender.placement.score import Ranking, Standing, prices_decide, rank_rows
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
+#: Kinds of requests whose fit is kept, unless a caller needs more.
+MOST_KINDS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +87,7 @@ class FitCache:
     All snapshots must be from one table.
     """
 
-    def __init__(self, weights: Weights, capacity: int = 64) -> None:
+    def __init__(self, weights: Weights, capacity: int = MOST_KINDS) -> None:
         self._weights = weights
         self._held: Bounded[Kind, CachedFit] = Bounded(capacity)
 

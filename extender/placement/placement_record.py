@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
-from contract.gpunode import STARTING, Charge, ContainerCharge, Reservation
+from contract.gpunode import STARTING, Charge, ContainerCharge, Device, Reservation
 from contract.quantity import MAX_DEVICE_BYTES
-from extender.placement.amounts import DeviceArrays, bytes_of, device_arrays
+from extender.placement.amounts import bytes_of, device_arrays
 from extender.placement.chosen_device import by_environment
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
@@ -106,30 +106,30 @@ def _charge(
         else container_charges(
             request,
             verdict.ask.resource,
-            device_arrays(
-                [node.devices[slot].device for slot in listed],
-                node.devices[listed[0]].reserve_bytes,
-            ),
+            [node.devices[slot].device for slot in listed],
+            node.devices[listed[0]].reserve_bytes,
         ),
     )
 
 
 def container_charges(
-    request: VramRequest, resource: str, devices: DeviceArrays
+    request: VramRequest, resource: str, devices: Sequence[Device], reserve_bytes: int
 ) -> list[ContainerCharge]:
     """Return the containers of a charge if several request the resource; else none.
 
-    ``devices`` are all devices of the resource that the charge lists.
+    ``devices`` are all devices of the resource that the charge lists; ``reserve_bytes`` is the
+    reserve of their node on each.
     """
     asks = [ask for ask in request.containers if ask.resource == resource]
     if len(asks) < 2:
         return []
+    arrays = device_arrays(devices, reserve_bytes)
     return [
         ContainerCharge(
             name=ask.name,
             count=ask.count,
             device_bytes=min(
-                int(bytes_of(ask.amount, ask.count, devices).max(initial=0)), MAX_DEVICE_BYTES
+                int(bytes_of(ask.amount, ask.count, arrays).max(initial=0)), MAX_DEVICE_BYTES
             ),
         )
         for ask in asks

@@ -23,6 +23,10 @@ from extender.plan.lives import Machine
 from extender.state.eligible_nodes import Eligible
 from extender.state.simulation import Placed, Simulation
 
+#: Maximum number of kinds of requests whose fit is kept. Needs are multiples of 256 MiB, so this
+#: is enough for GPUs of up to 128 GiB. A kind takes about 100 bytes for each node.
+_KINDS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -92,7 +96,7 @@ class ByHeadroom:
         self._machines = machines
         self._row_of = {machine.name: row for row, machine in enumerate(machines)}
         self._cluster = cluster_of(machines, sharing)
-        self._simulation = Simulation(self._cluster, self._cluster.snapshot(), 0.0)
+        self._simulation = Simulation(self._cluster, self._cluster.snapshot(), 0.0, _KINDS)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
         #: SM activity of each device that reports more than none: machine, device -> ratio.
         self._activity: dict[tuple[int, int], float] = {}

@@ -138,9 +138,8 @@ def _charges(
                 else container_charges(
                     request,
                     ask.resource,
-                    device_arrays(
-                        [each for each in devices if each.resource == ask.resource], reserve_bytes
-                    ),
+                    [each for each in devices if each.resource == ask.resource],
+                    reserve_bytes,
                 ),
             )
         )

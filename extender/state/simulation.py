@@ -32,8 +32,8 @@ from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.placement.device_accounting import without
 from extender.placement.fit import fit
-from extender.placement.fit_cache import FitCache
-from extender.placement.placement_record import Placement, place
+from extender.placement.fit_cache import MOST_KINDS, FitCache
+from extender.placement.placement_record import Placement, charges
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table
@@ -90,15 +90,21 @@ class _SimulatedNode:
 
 
 class Simulation:
-    """Starts from the cluster in ``snap``; ``now_s`` is the receiver's monotonic clock."""
+    """Starts from the cluster in ``snap``; ``now_s`` is the receiver's monotonic clock.
 
-    def __init__(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
+    ``kinds``: of so many kinds of requests the fit is kept between pods. With more kinds than that,
+    most pods are fitted on all nodes again.
+    """
+
+    def __init__(
+        self, cluster: ClusterState, snap: Snapshot, now_s: float, kinds: int = MOST_KINDS
+    ) -> None:
         self._cluster = cluster
         self._now_s = now_s
         #: The prices of device classes, as they were at the start unless a caller replaces them.
         self.market = cluster.usual.market
         self._table = Table.after(snap)
-        self._weighings = FitCache(cluster.rules.weights)
+        self._weighings = FitCache(cluster.rules.weights, kinds)
         #: Nodes that differ from the cluster; None for a removed node.
         self._held: dict[str, _SimulatedNode | None] = {}
         #: Nodes that have changed since they were weighed. A node is weighed once for all changes
@@ -129,7 +135,9 @@ class Simulation:
         row = int(rows[ranking.winner])
         part = snap.part(np.array([row]))
         verdicts = fit(request, part, np.zeros(1, np.int64), self._now_s)
-        placement, name = place(request, part, verdicts, 0), snap.nodes[row].name
+        # Without annotations: a simulated pod has no Binding on which they are written.
+        placement = Placement(charges(request, part, verdicts, 0), {})
+        name = snap.nodes[row].name
         # Without the phase of a pod that starts alone: its start ends by itself.
         reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
