@@ -1,6 +1,6 @@
 """Rules of the doctor about sharing: settings of device plugins that cost safety or memory.
 
-The figures in the messages are from docs/design/device-truth.md ("What safety costs").
+The figures in the messages are from docs/design/device-truth.md ("The price of safety").
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
