@@ -25,7 +25,7 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
     [
         *("extender.app.cli", "extender.app.embedded", "extender.app.cluster"),
-        "extender.app.webhook",
+        *("extender.app.webhook", "tests.frozen"),
     ]
 )
 
