@@ -18,7 +18,7 @@ from tests.ledger.store_behaviour import Stage, StoreBehaviour
 from tests.model import cluster
 from tests.model.cluster import pod as some_pod
 from tests.model.cluster import protocol_with, wrong_with
-from tests.model.explorer import Explored, explore
+from tests.model.explorer import explore
 from tests.model.scenarios import PLAYS
 from tests.model.world import World, WorldStore, changed
 
@@ -210,6 +210,13 @@ _OF_STARTS = (
 )
 
 
+#: Scenarios are explored until one shows that the rule is dropped. This one comes first, because
+#: the others take long: the number of lost calls, and the scenario.
+_FOUND_IN = {
+    "initialising gives up a touch that may not have been done": (1, "the object is lost"),
+}
+
+
 @pytest.mark.parametrize("dropped", RULES_DROPPED)
 def test_the_model_notices_a_rule_that_is_dropped(dropped: str) -> None:
     changes = dict([RULES_DROPPED[dropped]]) | attempts(2)
@@ -217,20 +224,14 @@ def test_the_model_notices_a_rule_that_is_dropped(dropped: str) -> None:
         changes |= _LISTS_TOO_EARLY
     code = protocol_with(changes)
     judge = functools.partial(wrong_with, code=code)
-    found: list[tuple[str, Explored]] = []
-    for losses in (0, 1):
-        for name, play in PLAYS.items():
-            if (dropped in _OF_STARTS) != ("start" in name):
-                continue
-            explored = explore(play(code, losses), judge)
-            if explored.wrong:
-                found.append((name, explored))
-        if found:
-            break
-    assert found, f"no test detects that {dropped}"
-    name, shortest = min(found, key=lambda one: len(one[1].story))
-    log.info("%s: %s, %d steps: %s", dropped, name, len(shortest.story), shortest)
-    assert len(shortest.story) <= 13, shortest
+    plays = [name for name in PLAYS if (dropped in _OF_STARTS) == ("start" in name)]
+    first = _FOUND_IN.get(dropped)
+    for losses, name in sorted(itertools.product((0, 1), plays), key=lambda each: each != first):
+        explored = explore(PLAYS[name](code, losses), judge)
+        if explored.wrong and len(explored.story) <= 13:
+            log.info("%s: %s, %d steps: %s", dropped, name, len(explored.story), explored)
+            return
+    pytest.fail(f"no scenario shows in 13 steps that {dropped}")
 
 
 class WorldStage:
