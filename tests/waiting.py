@@ -31,7 +31,8 @@ def until(
 
 async def until_then(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
     """Wait like ``until`` in a coroutine, without blocking the event loop."""
-    deadline_s = time.monotonic() + within_s
+    began_s = time.monotonic()
     while not true():
-        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"
-        await asyncio.sleep(0.001)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < within_s, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(max(0.001, min(waited_s / 20, _LONGEST_PAUSE_S)))

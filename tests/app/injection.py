@@ -1,9 +1,8 @@
 """Raises an exception at one await or callback of a replica, and plays a cluster on it.
 
-``python -m tests.app.injection CALL... 0/2`` finds every point in the source of ``MODULES``, and
-plays the same life of a cluster once for each point and each of these calls of it. With ``0/2`` and
-``1/2``, two processes play half of the points each. A line of JSON for each play shows whether the
-point was reached, and what was still missing at the end. A point is
+``python -m tests.app.injection CALL...`` finds every point in the source of ``MODULES``, and plays
+the same life of a cluster once for each point and each of these calls of it. A line of JSON for
+each play shows whether the point was reached, and what was still missing at the end. A point is
 
 * an ``await``, an ``async with`` or an ``async for``: the exception comes in place of it;
 * a callback, which is what ``__init__`` or a function takes as a ``Callable``: the exception comes
@@ -11,11 +10,13 @@ point was reached, and what was still missing at the end. A point is
 """
 
 import ast
+import gc
 import importlib.abc
 import importlib.machinery
 import inspect
 import json
 import logging
+import multiprocessing
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ MODULES = (
 CALLABLES = ("Callable", "Post")
 #: Callbacks that the parts of the ledger have from ``Reservations``.
 LEDGER_CALLBACKS = ("self._reservations.known", "self._new_id")
+#: Each life waits half of its time.
+PROCESSES = 2
 T = TypeVar("T")
 
 
@@ -247,38 +250,39 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def main(calls: Sequence[int], part: int, parts: int) -> None:
+def main(calls: Sequence[int]) -> None:
     sys.meta_path.insert(0, _Finder())
     # Only now may anything of the extender be loaded.
-    from tests.app.life import live
-    from tests.app.life_world import Told, quicken
+    from tests.app.life_world import quicken
 
     quicken()
     logging.disable()
-    for call in calls:
-        for point in range(part, len(POINTS.names), parts):
-            name = POINTS.names[point]
-            POINTS.raising, POINTS.at_call, POINTS.calls = point, call, 0
-            try:
-                shown = live()
-            except Injected:
-                # The process does not start, and its parent gets the error.
-                shown = Told(failures=1)
-            reached = POINTS.calls >= call
-            print(  # noqa: T201
-                json.dumps(
-                    {
-                        "point": name,
-                        "call": call,
-                        "reached": reached,
-                        "missing": shown.missing,
-                        "failures": shown.failures,
-                    }
-                ),
-                flush=True,
-            )
+    # The processes share what is loaded, and do not collect it.
+    gc.freeze()
+    plays = [(point, call) for call in calls for point in range(len(POINTS.names))]
+    with multiprocessing.get_context("fork").Pool(PROCESSES) as processes:
+        for shown in processes.starmap(_play, plays, chunksize=1):
+            print(json.dumps(shown))  # noqa: T201
+
+
+def _play(point: int, call: int) -> dict[str, Any]:
+    from tests.app.life import live
+    from tests.app.life_world import Told
+
+    POINTS.raising, POINTS.at_call, POINTS.calls = point, call, 0
+    try:
+        told = live()
+    except Injected:
+        # The process does not start, and its parent gets the error.
+        told = Told(failures=1)
+    return {
+        "point": POINTS.names[point],
+        "call": call,
+        "reached": POINTS.calls >= call,
+        "missing": told.missing,
+        "failures": told.failures,
+    }
 
 
 if __name__ == "__main__":
-    *given, share = sys.argv[1:]
-    main([int(each) for each in given], *map(int, share.split("/")))
+    main([int(each) for each in sys.argv[1:]])

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -54,9 +53,9 @@ NOT_REACHED = {
 MOST_LEFT_TO_CHANCE = 8
 
 
-def played(call: str, share: str) -> list[dict[str, Any]]:
+def played(call: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.app.injection", call, share],
+        [sys.executable, "-W", "ignore", "-m", "tests.app.injection", call],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -69,8 +68,7 @@ def played(call: str, share: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_life_of_a_cluster_goes_on_after_any_exception(call: str) -> None:
-    with ThreadPoolExecutor() as both:  # each life waits half of its time
-        plays = [play for half in both.map(played, (call, call), ("0/2", "1/2")) for play in half]
+    plays = played(call)
     assert [play for play in plays if play["missing"]] == []
     reached = {play["point"] for play in plays if play["reached"]}
     assert [play for play in plays if play["reached"] and not play["failures"]] == []
