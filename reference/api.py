@@ -84,7 +84,7 @@ def page() -> str:
     found = document()
     schemas = {name: each for name, each in found["components"]["schemas"].items()}
     objects = sorted((_title(name), name) for name in _objects(found))
-    text = head("Debug API", "the routes and models in extender/console") + _INTRO
+    text = head("Endpoints of the debug API", "the routes and models in extender/console") + _INTRO
     text += _ERRORS + table("status | meaning", _USUAL.items()) + "## Endpoints\n\n"
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
@@ -92,9 +92,8 @@ def page() -> str:
     text += _CHANGES + table("event | cause", [(code(kind), KINDS[kind]) for kind in KINDS])
     text += "## Objects\n\n"
     for title, name in objects:
-        text += (
-            f"### {title}\n\n{table('field | type | description', _fields(schemas[name], schemas))}"
-        )
+        text += f"### `{title}`\n\n"
+        text += table("field | type | description", _fields(schemas[name], schemas))
     return text.rstrip("\n") + "\n"
 
 
@@ -102,7 +101,7 @@ def _endpoint(title: str, operation: _Schema, schemas: _Schema) -> str:
     """Return the section of one endpoint; raise ``ValueError`` if it lacks a description."""
     if not operation.get("description"):
         raise ValueError(f"{title} has no description; add a docstring to its function")
-    text = f"### {title}\n\n{as_code(inspect.cleandoc(operation['description']))}\n\n"
+    text = f"### `{title}`\n\n{as_code(inspect.cleandoc(operation['description']))}\n\n"
     parameters = [each for each in operation.get("parameters", ()) if each["in"] == "query"]
     rows = [_parameter(title, each, schemas) for each in parameters]
     if rows:

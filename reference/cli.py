@@ -30,7 +30,7 @@ _EXIT = """\
 
 """  # noqa: E501
 _AGENT = """\
-## headroom-agent
+## `headroom-agent`
 
 `headroom-agent` and `headroom agent` are the same. [settings.md](settings.md#the-agent) has all
 flags. These are for use by hand:
@@ -49,13 +49,13 @@ def page() -> str:
     whole: Any = typer.main.get_command(plugin)
     own: Any = typer.main.get_command(headroom)
     text = head("Commands", "the options of the commands in extender, headroom and agent") + _INTRO
-    text += "## kubectl headroom\n\nThese options come before the command:\n\n"
+    text += "## `kubectl headroom`\n\nThese options come before the command:\n\n"
     text += table("option | default | description", _options(whole)) + _EXIT
     for name in _in_order(whole.commands):
         # The plan reads its own options in the plugin, so they are shown below.
         if name != "plan":
             text += _command(whole.commands[name], "kubectl headroom", name)
-    text += "## headroom\n\n"
+    text += "## `headroom`\n\n"
     rows = [
         (code(name), meaning)
         for commands in COMMANDS.values()
@@ -91,7 +91,7 @@ def _command(command: Any, parent: str, name: str) -> str:
     title = " ".join((parent, name, *words))
     if not command.help:
         raise ValueError(f"{title} has no help text; add a docstring to its function")
-    text = f"### {title}\n\n{as_code(inspect.cleandoc(command.help)).rstrip()}\n\n"
+    text = f"### `{title}`\n\n{as_code(inspect.cleandoc(command.help)).rstrip()}\n\n"
     text += "".join(f"- `{_argument(each)}`: {_help(each, title)}\n" for each in arguments)
     text += "\n" if arguments else ""
     if rows := list(_options(command)):
@@ -102,8 +102,11 @@ def _command(command: Any, parent: str, name: str) -> str:
 
 
 def _argument(argument: Any) -> str:
-    word = (argument.metavar or argument.name.upper()).removesuffix("...")
-    word += "..." if argument.nargs == -1 else ""
+    """Return how the argument is written, such as `POD`, `GPU...` or `[POD]`."""
+    word = str(argument.metavar or argument.name.upper())
+    if word.startswith("["):
+        return word
+    word += "..." if argument.nargs == -1 and not word.endswith("...") else ""
     return word if argument.required else f"[{word}]"
 
 

@@ -36,7 +36,7 @@ def _kind(definition: _Schema) -> str:
         for column in version["additionalPrinterColumns"]
     ]
     return (
-        f"## {names['kind']}\n\n{' '.join(schema['description'].split())}\n\n"
+        f"## `{names['kind']}`\n\n{' '.join(schema['description'].split())}\n\n"
         f"`{spec['group']}/{version['name']}`, {of_whom}. Short name: "
         f"`kubectl get {names['shortNames'][0]}`.\n\n"
         + table("field | type | description", _fields(schema, ""))

@@ -34,7 +34,7 @@ of the fleet: `max`.
 
 To scrape them, see [install.md](../get-started/install.md#monitoring). In a cluster, extenders and
 consoles answer only clients that may `get` the path /metrics
-([debug-api.md](debug-api.md#who-may-read)). [alerts.md](../operate/alerts.md) describes the alerts.
+([debug-api.md](debug-api.md#permissions)). [alerts.md](../operate/alerts.md) describes the alerts.
 
 """
 #: Section -> the text below its heading.

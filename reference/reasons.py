@@ -63,7 +63,7 @@ def events_page() -> str:
     """Return docs/reference/events.md."""
     rows = [(code(each.value), each.on, each.when, each.repeated) for each in EventReason]
     return (
-        head("Kubernetes Events", "contract/event_reasons.py")
+        head("Events", "contract/event_reasons.py")
         + _EVENTS
         + table("reason | on | when | repeated", rows)
     ).rstrip("\n") + "\n"

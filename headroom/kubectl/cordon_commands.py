@@ -63,7 +63,8 @@ def cordon(
     """Let GPUs of a node take no new pods, after a preview of what is lost.
 
     With --evict, disruption budgets are respected, and pods of DaemonSets and mirror pods stay. The
-    exit status is 1 if a pod stays.
+    exit status is 1 if a pod stays. Your account must be allowed to get and patch nodes, and for
+    --evict also to get pods and to create pods/eviction.
     """
     if force and not evict:
         raise CommandError("--force needs --evict", BAD_INPUT)
@@ -102,7 +103,10 @@ def cordon(
 
 
 def uncordon(context: typer.Context, node: NodeName, gpus: Given, dry_run: DryRun = False) -> None:
-    """Let GPUs of a node take pods again."""
+    """Let GPUs of a node take pods again.
+
+    Your account must be allowed to get and patch nodes.
+    """
     options: Options = context.obj
     cluster, debug = Cluster(options.kubeconfig, options.context), _Debug(options, node)
     before = annotated(node, cluster.node(node).annotations)

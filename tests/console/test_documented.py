@@ -19,7 +19,7 @@ def documented() -> dict[str, tuple[set[str], set[str]]]:
     found = {}
     for section in sections:
         title, _, text = section.partition("\n")
-        found[title] = _column(text, "parameter"), _column(text, "field of the body")
+        found[title.strip("`")] = _column(text, "parameter"), _column(text, "field of the body")
     assert len(found) == len(sections)
     return found
 
