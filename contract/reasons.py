@@ -31,6 +31,9 @@ class Reason(Enum):
     from the node could make the pod fit.
     """
 
+    #: ``Enum.__hash__`` is a Python function; one filter call looks up dozens of reasons.
+    __hash__ = object.__hash__
+
     # The pod itself: it fits on no node.
     BAD_VRAM = (
         "annotation headroom.gpu/vram is not valid (example: 8Gi)",

@@ -14,6 +14,7 @@ do not depend on single nodes, so a new price does not change the cached fit of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -53,9 +54,9 @@ STEPS = 2.5
 HALF_AT_STEPS = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(eq=False)
 class Market:
-    """The device classes of a cluster and their prices. Immutable."""
+    """The device classes of a cluster and their prices. Its values never change."""
 
     #: Memory sizes are rounded down to a multiple of this.
     unit_bytes: int
@@ -65,8 +66,10 @@ class Market:
     prices: Prices
     #: Mean allocatable memory of a device.
     mean_bytes: float
+    #: The last column of largest devices, and the class of each of its rows.
+    _classes: tuple[Rows, Rows] | None = None
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether all prices are about equal, so that they prefer no class.
 
@@ -80,10 +83,13 @@ class Market:
 
         The length of ``sizes`` stands for other classes.
         """
-        sizes = snap.node_largest_device_bytes.take(rows) // self.unit_bytes
-        indices = np.searchsorted(self.sizes, sizes)
-        found = self.sizes.take(indices, mode="clip") == sizes
-        return np.where(found, indices, len(self.sizes))
+        column = snap.node_largest_device_bytes  # snapshots share it until a node's device changes
+        if self._classes is None or self._classes[0] is not column:
+            sizes = column // self.unit_bytes
+            indices = np.searchsorted(self.sizes, sizes)
+            found = self.sizes.take(indices, mode="clip") == sizes
+            self._classes = column, np.where(found, indices, len(self.sizes))
+        return self._classes[1].take(rows)
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
         """Return the price term of each row, 0..1, from the bytes that the pod takes there.

@@ -14,7 +14,7 @@ from extender.placement.demand_pricing import Market
 from extender.placement.fit import Codes, fit
 from extender.placement.policy import Weights
 from extender.placement.request import Kind, VramRequest
-from extender.placement.score import Ranking, Standing, prices_decide, rank_rows, standing
+from extender.placement.score import Ranking, Standing, rank_rows, standing
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
@@ -41,12 +41,13 @@ class CachedFit:
     def update(self, request: VramRequest, snap: Snapshot) -> None:
         """Compute the nodes again that have changed since the last snapshot."""
         nodes, scale = len(snap.nodes), (snap.largest_device_bytes, snap.largest_node_bytes)
-        changed = np.flatnonzero(snap.changed_in > self.generation)
+        changed = (snap.changed_in > self.generation).nonzero()[0]
         if scale != self.scale:
             changed = np.arange(nodes)
         if nodes != len(self.fresh_codes):
             self.fresh_codes = np.resize(self.fresh_codes, nodes)
-            self.standing = Standing.of([np.resize(each, nodes) for each in self.standing.columns])
+            columns = self.standing.columns
+            self.standing = Standing(*(np.resize(c, (nodes, *c.shape[1:])) for c in columns))
         if len(changed):
             part = snap if len(changed) == nodes else snap.part(changed)
             verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
@@ -76,9 +77,7 @@ class CachedFit:
     ) -> Ranking:
         """Return what ``score.rank`` returns for these rows, without the terms."""
         fits = self.codes(snap, rows, now_s) == 0
-        priced = market is not None and prices_decide(request, market)
-        taken = self.standing.take(rows, with_terms=priced)
-        return rank_rows(request, snap, rows, fits, taken, now_s, self.weights, market)
+        return rank_rows(request, snap, rows, fits, self.standing, now_s, self.weights, market)
 
 
 class FitCache:
@@ -94,8 +93,11 @@ class FitCache:
     def weigh(self, request: VramRequest, snap: Snapshot) -> CachedFit:
         """Return the fit of a request for GPUs on every node of the snapshot."""
         kind = request.kind
-        cached = self._held.get(kind) or CachedFit(self._weights)
+        cached = self._held.get(kind)
+        if cached is None:
+            cached = self._held[kind] = CachedFit(self._weights)
+        else:
+            self._held.move_to_end(kind)
         if cached.generation != snap.generation:
             cached.update(request, snap)
-        self._held[kind] = cached
         return cached

@@ -9,6 +9,8 @@ the same time. The most that a pod can take of one device is its largest phase.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from contract.annotations import (
     DEFAULT_VRAM,
     MAX_SM,
@@ -65,16 +67,14 @@ class ContainerAsk:
         return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(msgspec.Struct, frozen=True, gc=False):
     """One container of a phase: ``amount`` on each device of its ``count`` replicas."""
 
     amount: Amount
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """A pod's request for one resource."""
 
     resource: str

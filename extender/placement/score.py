@@ -11,7 +11,7 @@ placed on a node without GPUs, else on the node with the least *spare* GPU memor
 by one keeps the others whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -30,7 +30,6 @@ from extender.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 #: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
 _HASH_BITS = (1 << 32) - 1
-_LARGEST = np.iinfo(np.int64).max
 #: Part of ``packing`` that prices determine if they decide. The rest is as with policy pack.
 _CHEAP = 0.9
 
@@ -49,7 +48,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """The part of the score that is cached for one kind of request; all arrays are (n,)."""
+    """The part of the score that is cached for one kind of request, for each node of a snapshot."""
 
     #: Weighted sum of all terms but ``report``, with weights relative to the total weight, and
     #: without prices.
@@ -57,28 +56,22 @@ class Standing:
     #: Free after placement, on the node and on its fullest candidate device.
     node_left_bytes: Rows
     device_left_bytes: Rows
-    #: In the order of ``KEPT``; empty if ``take`` left them out.
-    terms: tuple[Scores, ...] = ()
+    #: (nodes, terms) in the order of ``KEPT``, without prices.
+    terms: Scores
 
     @classmethod
     def empty(cls) -> "Standing":
         """Return the values of no rows."""
         none = np.empty(0, np.int64)
-        return cls(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
+        return cls(np.empty(0), none, none, np.empty((0, len(KEPT))))
 
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
-        return self.score, self.node_left_bytes, self.device_left_bytes, *self.terms
+        return self.score, self.node_left_bytes, self.device_left_bytes, self.terms
 
-    @classmethod
-    def of(cls, columns: Sequence[NDArray[Any]]) -> "Standing":
-        score, node_left_bytes, device_left_bytes, *terms = columns
-        return cls(score, node_left_bytes, device_left_bytes, tuple(terms))
-
-    def take(self, rows: Rows, with_terms: bool = True) -> "Standing":
-        """Return the values for these rows; the terms only if they are needed."""
-        columns = self.columns if with_terms else self.columns[:3]
-        return Standing.of([column.take(rows) for column in columns])
+    def term(self, name: str, rows: Rows) -> Scores:
+        values: Scores = self.terms[rows, KEPT.index(name)]
+        return values
 
 
 def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> Ranking:
@@ -108,23 +101,21 @@ def rank_rows(
 ) -> Ranking:
     """Rank the rows that fit by the cached part of their scores, without returning the terms.
 
-    ``fits`` and ``standing`` belong to ``rows``. Other rows score 0.
+    ``fits`` belongs to ``rows``. Other rows score 0.
     """
     if not fits.any():
         return Ranking(np.zeros(len(rows)), None)
-    score = standing.score + report(snap, rows, now_s) * weights.parts["report"]
+    parts = weights.parts
+    score = standing.score.take(rows) + report(snap, rows, now_s) * parts["report"]
     if market is not None and prices_decide(request, market):
-        by_policy = dict(zip(KEPT, standing.terms, strict=True))
         for name, term in _price_terms(snap, rows, standing, market).items():
-            score = score + weights.parts[name] * (term - by_policy[name])
+            score = score + parts[name] * (term - standing.term(name, rows))
     scores = score * fits
     sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
-    best = fits & (scores == scores[fits].max())
+    tied = (fits & (scores == scores.max())).nonzero()[0]
     for left_bytes in (standing.node_left_bytes, standing.device_left_bytes):
-        # All rows, because to select the few or many that are left takes longer.
-        values = np.where(best, sign * left_bytes, _LARGEST)
-        best &= values == values.min()
-    tied = np.flatnonzero(best)
+        values = sign * left_bytes.take(rows[tied])
+        tied = tied[values == values.min()]
     if len(tied) > 1:
         offset = crc32(request.uid.encode())
         hashes = (snap.name_rank.take(rows[tied]).astype(np.int64) * _SCATTER + offset) & _HASH_BITS
@@ -140,12 +131,9 @@ def named_terms(
     now_s: float,
     market: Market | None,
 ) -> dict[str, Scores]:
-    """Return all terms of the score of each row.
-
-    ``standing`` belongs to these rows and includes its terms.
-    """
-    named = dict(zip(KEPT, standing.terms, strict=True))
-    named["report"] = np.broadcast_to(report(snap, rows, now_s), rows.shape)
+    """Return all terms of the score of each row."""
+    named = dict(zip(KEPT, standing.terms[rows].T, strict=True))
+    named["report"] = np.full(rows.shape, report(snap, rows, now_s))
     if market is not None and prices_decide(request, market):
         named |= _price_terms(snap, rows, standing, market)
     return named
@@ -164,23 +152,21 @@ def _price_terms(
     ``packing``: the cheaper the taken memory, the higher. ``smallest_device`` is neutral: prices
     already cover it, and in addition to them it wasted 2 % of a cluster's memory.
     """
-    taken_bytes = snap.node_headroom_bytes.take(rows) - standing.node_left_bytes
-    packing = dict(zip(KEPT, standing.terms, strict=True))["packing"]
+    taken_bytes = (snap.node_headroom_bytes - standing.node_left_bytes).take(rows)
     cheap = market.cheap(snap, rows, taken_bytes)
     return {
-        "packing": (1 - _CHEAP) * packing + _CHEAP * cheap,
+        "packing": (1 - _CHEAP) * standing.term("packing", rows) + _CHEAP * cheap,
         "smallest_device": np.full(len(rows), 0.5),
     }
 
 
 def standing(verdicts: Verdicts, weights: Weights) -> Standing:
-    """Compute the cached part of the score for each row of the verdicts."""
+    """Compute the cached part of the score for each node of the verdicts' snapshot."""
     found = terms(verdicts)
-    score = np.zeros(len(verdicts.rows))
-    for name, value in found.values.items():
-        score += weights.parts[name] * value
-    kept = tuple(found.values[name] for name in KEPT)
-    return Standing(score, found.node_left_bytes, found.device_left_bytes, kept)
+    parts, score = weights.parts, np.zeros(len(found.values))
+    for name, value in zip(KEPT, found.values.T, strict=True):
+        score += parts[name] * value
+    return Standing(score, found.node_left_bytes, found.device_left_bytes, found.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +189,7 @@ def best(
 ) -> tuple[Contender, ...]:
     """Return the winner, and then the other nodes with the highest scores, at most ``most`` nodes.
 
-    Names break ties. Empty if the pod fits on no node. ``ranking`` belongs to ``rows``;
-    ``standing`` has all nodes of the snapshot.
+    Names break ties. Empty if the pod fits on no node. ``ranking`` belongs to ``rows``.
     """
     if ranking.winner is None:
         return ()
@@ -214,20 +199,17 @@ def best(
     for _ in range(min(most, len(rows))):  # argpartition is slow with many equal scores
         highest.append(int(remaining.argmax()))
         remaining[highest[-1]] = -1.0
-    high = np.array(highest)
-    high = high[(scores[high] > 0) & (high != ranking.winner)]
-    high = high[np.lexsort((snap.name_rank[rows[high]], -scores[high]))]
-    indices = np.concatenate(([ranking.winner], high))[:most]
+    others = [index for index in highest if scores[index] > 0 and index != ranking.winner]
+    others.sort(key=lambda index: (-scores[index], snap.name_rank[rows[index]]))
+    indices = np.array([ranking.winner, *others][:most])
     top_rows = rows[indices]
-    top_standing = standing.take(top_rows)
-    terms = named_terms(request, snap, top_rows, top_standing, now_s, market)
+    named = named_terms(request, snap, top_rows, standing, now_s, market)
+    values = np.array([*named.values()]).T.tolist()
     return tuple(
-        Contender(
-            snap.nodes[row].name,
-            float(scores[index]),
-            {name: float(values[i]) for name, values in terms.items()},
+        Contender(snap.names[row], score, dict(zip(named, terms, strict=True)))
+        for row, score, terms in zip(
+            top_rows.tolist(), scores[indices].tolist(), values, strict=True
         )
-        for i, (row, index) in enumerate(zip(top_rows.tolist(), indices.tolist(), strict=True))
     )
 
 

@@ -23,7 +23,6 @@ its device becomes about as full as the others at its new level, and does not ma
 than it was.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,11 +42,11 @@ KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """Terms and tie-breakers of the n requested rows, (n,) each."""
+    """Terms and tie-breakers of each node of a snapshot."""
 
-    #: Each of ``KEPT`` -> 0..1, without prices.
-    values: Mapping[str, Scores]
-    #: Free bytes on the fullest candidate and on the node after placement; they break ties.
+    #: (nodes, terms) 0..1 in the order of ``KEPT``, without prices.
+    values: Scores
+    #: (nodes,) free bytes on the fullest candidate and on the node after placement: tie-breakers.
     device_left_bytes: Rows
     node_left_bytes: Rows
 
@@ -73,17 +72,9 @@ def terms(verdicts: Verdicts) -> Terms:
         packing = (device_empty + node_empty) / 2
     else:
         packing = 1 - (4 * device_empty + node_empty) / 5
-    values = {
-        "packing": packing,
-        "prediction": prediction,
-        "sm_activity": np.where(worst[0] < 0, 0.5, idle),
-        "slack": slack,
-        "smallest_device": small,
-    }
-    rows = verdicts.rows
-    return Terms(
-        {name: value[rows] for name, value in values.items()}, device_left[rows], node_left[rows]
-    )
+    sm_activity = np.where(worst[0] < 0, 0.5, idle)
+    values = np.array([packing, prediction, sm_activity, slack, small])
+    return Terms(values.T, device_left, node_left)
 
 
 def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:

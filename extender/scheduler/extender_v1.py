@@ -225,7 +225,7 @@ def encode_filter(
     Rejected nodes are reported as unresolvable. They passed kube-scheduler's own filters, so its
     preemption would find that no victim is needed, and newer schedulers would then retry forever.
     """
-    rejected = np.flatnonzero(codes)
+    rejected = codes.nonzero()[0]
     reasons = zip(rejected.tolist(), codes[rejected].tolist(), strict=True)
     result = FilterResult(
         failed_and_unresolvable_nodes={offered.names[i]: sentences[code] for i, code in reasons}

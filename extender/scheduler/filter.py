@@ -126,11 +126,12 @@ class Filter:
                 templates = [offered.objects[i] for i in unknown.tolist()]
                 codes[unknown] = codes_of_new(templates, managed, state.cluster.rules)
         answered_codes = np.zeros_like(codes) if observes else codes
-        passed = np.flatnonzero(answered_codes == 0)
+        passed = (answered_codes == 0).nonzero()[0]
+        passed_rows = rows.take(passed)
         node, best, candidates = "", None, len(passed)
-        if managed is not None and not observes and (rows[passed] >= 0).all():
+        if managed is not None and not observes and passed_rows.min(initial=0) >= 0:
             if best_only:
-                best = self._undisputed(pod, managed, rows[passed], snap, began_s)
+                best = self._undisputed(pod, managed, passed_rows, snap, began_s)
             if guessed and (best is None or not offered.has_name(best.contenders[0].node)):
                 return None
             if best is not None:  # the other nodes are left out, not rejected

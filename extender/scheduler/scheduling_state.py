@@ -209,5 +209,5 @@ def are_templates(offered: Offered, snap: Snapshot) -> bool:
 
 
 def _candidate(contender: Contender) -> Candidate:
-    terms = tuple(round(1000 * contender.terms[name]) for name in TERMS)
-    return Candidate(contender.node, round(1000 * contender.score), terms)
+    terms = [round(1000 * contender.terms[name]) for name in TERMS]
+    return Candidate(contender.node, round(1000 * contender.score), tuple(terms))

@@ -58,9 +58,9 @@ class NodeSets:
             self._last.append(NodeSet(row_of))
             if len(self._last) > MAX_NODE_SETS:
                 self._last.popleft().row_of = None
-        named = np.zeros(len(row_of), np.bool_)
-        named[rows[rows >= 0]] = True
-        return OfferedNodes(self._last[-1], np.packbits(named).tobytes())
+        named = np.zeros(len(row_of) + 1, np.bool_)
+        named[rows] = True  # a row of -1 sets the additional last element
+        return OfferedNodes(self._last[-1], np.packbits(named[:-1]).tobytes())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
