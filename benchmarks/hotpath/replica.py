@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Router
 
 from benchmarks.hotpath.bodies import JSON
 from benchmarks.hotpath.fleet import MIB, Fleet
@@ -89,7 +90,7 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
     """Serve until a signal."""
     own = extender.verbs(extender.open_ledger(AsyncStore(store)))
-    verbs = extender.verbs_app(extender.open_ledger(AsyncStore(store)))
+    verbs = Router(default=extender.verbs_app(extender.open_ledger(AsyncStore(store))))
     reports = 0
 
     async def echo(request: Request) -> Response:

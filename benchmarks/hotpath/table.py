@@ -31,6 +31,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Router
 
 from benchmarks.hotpath.bodies import GPU, JSON, SEED, Bodies, bind_of, names_of
 from benchmarks.hotpath.calling import Caller
@@ -55,7 +56,7 @@ from extender.scheduler import extender_v1
 from extender.scheduler.filter import Filter
 from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
-from extender.scheduler.server import Verbs, verbs_app
+from extender.scheduler.server import Verbs, VerbsApp
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
@@ -195,7 +196,7 @@ def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
     fleet = Fleet(nodes)
     telemetry = Telemetry(CollectorRegistry())
     verbs = verbs_of(fleet, telemetry)
-    app = verbs_app(verbs, telemetry, max_body_bytes=64 << 20)
+    app = Router(default=VerbsApp(verbs, telemetry, max_body_bytes=64 << 20))
 
     async def echo(request: Request) -> Response:
         body = await request.body()

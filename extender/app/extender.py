@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.routing import Router
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
@@ -36,7 +35,7 @@ from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.filter import PodStore
 from extender.scheduler.scheduling_state import SchedulingState
-from extender.scheduler.server import Verbs, verbs_app
+from extender.scheduler.server import Verbs, VerbsApp
 from extender.state.changes import Effects, GPUNodeSeen
 from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
@@ -199,8 +198,8 @@ class Extender(ClusterView):
         """Return a new id that begins with this process's name."""
         return f"{self.name}-{uuid.uuid4().hex}"
 
-    def verbs_app(self, ledger: Ledger, pods: PodStore | None = None) -> Router:
-        return verbs_app(self.verbs(ledger, pods), self.telemetry, self.settings.max_body)
+    def verbs_app(self, ledger: Ledger, pods: PodStore | None = None) -> VerbsApp:
+        return VerbsApp(self.verbs(ledger, pods), self.telemetry, self.settings.max_body)
 
     def verbs(self, ledger: Ledger, pods: PodStore | None = None) -> Verbs:
         """Return the calls of kube-scheduler. ``pods`` gets the pod of each filter call."""

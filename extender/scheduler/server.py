@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.quantity import format_bytes
 from extender.observability.metrics import Telemetry
@@ -25,6 +24,9 @@ log = structlog.get_logger()
 #: Supported values of urlPrefix in kube-scheduler's configuration, without the host.
 PREFIXES = ("", "/scheduler")
 
+_NOT_FOUND = PlainTextResponse("Not Found\n", 404)
+_METHOD_NOT_ALLOWED = PlainTextResponse("Method Not Allowed\n", 405, {"Allow": "POST"})
+
 Call = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
@@ -40,25 +42,34 @@ class Verbs:
         self.bind = Bind(state, ledger)
 
 
-def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> Router:
-    """Return the ASGI application that serves the verbs with POST, under each of ``PREFIXES``."""
-    # FastAPI's middleware would take as long as the routing. So would Starlette's handling of
-    # exceptions around an endpoint that is a function, so each endpoint is an ASGI application.
-    app = Router()
-    # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and reads
-    # it only from a response with status 200. The other two verbs have no such field;
-    # kube-scheduler ignores the extender if they fail.
-    calls: dict[str, tuple[Call, Callable[[str], bytes] | None]] = {
-        "filter": (verbs.filter, verbs.filter.error),
-        "prioritize": (verbs.prioritize, None),
-        "preempt": (verbs.preempt, None),
-        "bind": (verbs.bind, verbs.bind.error),
-    }
-    for verb, (call, error) in calls.items():
-        endpoint = _Endpoint(verb, call, error, telemetry, max_body_bytes)
-        for prefix in PREFIXES:
-            app.routes.append(Route(f"{prefix}/{verb}", endpoint, methods=["POST"]))
-    return app
+class VerbsApp:
+    """The ASGI application that serves the verbs with POST, under each of ``PREFIXES``.
+
+    It has no router and no middleware of starlette, which would take as long as reading the pod.
+    """
+
+    def __init__(self, verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> None:
+        # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and
+        # reads it only from a response with status 200. The other two verbs have no such field;
+        # kube-scheduler ignores the extender if they fail.
+        calls: dict[str, tuple[Call, Callable[[str], bytes] | None]] = {
+            "filter": (verbs.filter, verbs.filter.error),
+            "prioritize": (verbs.prioritize, None),
+            "preempt": (verbs.preempt, None),
+            "bind": (verbs.bind, verbs.bind.error),
+        }
+        #: Path -> the ASGI application of a verb.
+        self.endpoints: dict[str, ASGIApp] = {
+            f"{prefix}/{verb}": _Endpoint(verb, call, error, telemetry, max_body_bytes)
+            for verb, (call, error) in calls.items()
+            for prefix in PREFIXES
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.endpoints.get(scope["path"], _NOT_FOUND)
+        if app is not _NOT_FOUND and scope.get("method") != "POST":
+            app = _METHOD_NOT_ALLOWED
+        await app(scope, receive, send)
 
 
 class _Endpoint:

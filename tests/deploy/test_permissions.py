@@ -200,7 +200,6 @@ ROLES = {
 #: Callables without a call to the cluster, or with the rights of the user of the command.
 OTHERS = {
     "extender.plan.prometheus_source:read_prometheus",
-    "extender.scheduler.server:verbs_app",
     "extender.admission.endpoints:webhook_app",
     "extender.app.probes:probes_app",
     "extender.observability.history_handover:HistoryHandover._read",  # another console

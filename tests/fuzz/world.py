@@ -15,14 +15,13 @@ from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from starlette.routing import Route
 
 from contract.gpunode import GPUNode
 from extender.config.settings import Settings
 from extender.ledger.bind import BindRequest, Bound, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.observability.metrics import Telemetry
-from extender.scheduler.server import verbs_app
+from extender.scheduler.server import VerbsApp
 from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import Bounds
@@ -118,9 +117,7 @@ class World:
             WALL_S - self.now_s,
         )
         self.max_body_bytes = settings.max_body
-        app = verbs_app(self.verbs, self.telemetry, settings.max_body)
-        #: Without what FastAPI does before it, which costs more than the verbs do.
-        self._routes = {each.path: each.app for each in app.routes if isinstance(each, Route)}
+        self._routes = VerbsApp(self.verbs, self.telemetry, settings.max_body).endpoints
         self.deliver([NamespaceSeen(namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
         for each in sound_nodes():
             self.deliver([NodeSeen(kube_node(each.name))])
