@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -218,8 +219,10 @@ class DemandTracker:
         if market is None or has_class is None or not len(rows):
             return
         affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-        constraints = f"{pod.spec.node_selector} {affinity} {pod.spec.tolerations}"
-        key = blake2b(constraints.encode(), digest_size=16).digest()  # the text may be long
+        constraints = msgspec.msgpack.encode(
+            (pod.spec.node_selector, affinity, pod.spec.tolerations)
+        )
+        key = blake2b(constraints, digest_size=16).digest()  # the text may be long
         sizes = self._offered[key] = self._offered.get(key, set())
         sizes.update((market.sizes[has_class] * market.unit_bytes).tolist())
         for ask in request.asks:
