@@ -102,6 +102,8 @@ class ExplainBody(Body, Recomputed):
     uid: str
     #: The node the pod is bound to; null while it is pending.
     bound_to: str | None
+    #: Indices of the devices of its node on which a report shows it.
+    devices: list[int]
     #: Changes of its request after it was bound, and their effect; null if there are none.
     changed: str | None
     #: Annotations that Headroom wrote on the pod when it bound it.
@@ -183,6 +185,11 @@ def explain_pod(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
         bound_to=pod.node or None,
+        devices=[
+            each.device.index
+            for each in _devices(snap, pod)
+            if any(h.observed and h.uid == pod.metadata.uid for h in each.holders)
+        ],
         changed=context.cluster.edits.of(pod.metadata.uid) or None,
         annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
         caps=[cap_view(each) for each in caps_of(context.cluster, pod, _devices(snap, pod))],

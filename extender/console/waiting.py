@@ -1,8 +1,9 @@
-"""Groups the pending pods by owner and request, with the cause and one fix for each group.
+"""Groups the pending pods by owner, request and cause, with one fix for each group.
 
 Pods of one owner have the same request and the same eligible nodes, so one of them is explained for
-all. Explaining takes tens of milliseconds with 5,000 nodes, so the answer is shared for some
-seconds, until a pod is added or leaves.
+all. Pods with scheduling gates, or with another scheduler, are a group of their own. Explaining
+takes tens of milliseconds with 5,000 nodes, so the answer is shared for some seconds, until a pod
+is added or leaves.
 """
 
 from collections.abc import Iterable
@@ -78,7 +79,9 @@ def _grouped(pods: Iterable[Pod], context: Context) -> list[list[Pod]]:
     for pod in pods:
         kind, name = owner_of(pod)
         owner = (kind, name) if name else ("Pod", pod.metadata.name)
-        key = (pod.metadata.namespace, *owner, _asked(context.cluster.understand(pod)))
+        cause = pod.spec.scheduler_name or "", "gated" if pod.spec.scheduling_gates else ""
+        asked = _asked(context.cluster.understand(pod))
+        key = pod.metadata.namespace, *owner, asked, *cause
         found.setdefault(key, []).append(pod)
     return [
         sorted(each, key=lambda pod: pod.metadata.creation_timestamp or "")

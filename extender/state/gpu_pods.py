@@ -261,7 +261,7 @@ def _held(
         reserved_bytes=reserved_bytes,
         devices=tuple(index for index, _ in seen),
         used_bytes=sum(known) if known and len(known) == len(measured) else None,
-        peak_bytes=sum(use.peak_bytes or 0 for use in uses),
+        peak_bytes=_peak_bytes(uses),
         overuse_bytes=sum(
             max(0, (holder.measured_bytes or 0) - holder.requested_bytes) for _, holder in seen
         ),
@@ -283,9 +283,14 @@ def _unreserved(pod: Pod, uses: Sequence[PodUse], devices: Mapping[str, tuple[in
         model=on[0][1] if on else "",
         devices=tuple(index for index, _ in on),
         used_bytes=sum(known) if known and len(known) == len(uses) else None,
-        peak_bytes=sum(use.peak_bytes or 0 for use in uses),
+        peak_bytes=_peak_bytes(uses),
         idle_since=_idle_since(uses),
     )
+
+
+def _peak_bytes(uses: Iterable[PodUse]) -> int:
+    """Return the sum of the peaks; without one, the use at this moment counts."""
+    return sum(max(use.peak_bytes or 0, use.used_bytes or 0) for use in uses)
 
 
 def _idle_since(uses: Sequence[PodUse]) -> str:

@@ -25,6 +25,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         for each in body["unanswered"]
     ]
     if body["bound_to"]:
+        lines += [f"  on GPU {', '.join(map(str, body['devices']))}"] if body["devices"] else []
         lines += [f"  {line}" for line in _placed(body["annotations"])]
         lines += [f"  memory on {cap['device']}: {cap['message']}" for cap in body["caps"]]
         lines += [f"  {line}" for line in _overuse(body)]

@@ -45,6 +45,7 @@ BODY: dict[str, Any] = {
     "request": [],
     "unanswered": [{"peer": "10.0.0.9:8889", "message": "connection refused"}],
     "bound_to": None,
+    "devices": [],
     "reasons": [],
     "ineligible": [],
     "left_out_nodes": 0,
@@ -113,8 +114,9 @@ def test_a_bound_pod_shows_what_was_reserved(
     annotations: dict[str, str], expected: list[str]
 ) -> None:
     caps = [{"device": "GPU-a", "message": "capped at 8.0 GiB by the driver"}]
-    body = BODY | {"bound_to": "a", "annotations": annotations, "caps": caps}
+    body = BODY | {"bound_to": "a", "annotations": annotations, "caps": caps, "devices": [0, 1]}
     lines = [line.strip() for line in why(body)]
+    assert lines.index("on GPU 0, 1") < len(lines)
     assert [line for line in lines if line.startswith("reserved")] == expected
     assert "memory on GPU-a: capped at 8.0 GiB by the driver" in lines
     assert [line for line in why(body, wide=True) if "headroom.gpu/" in line] == [

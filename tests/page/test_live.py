@@ -112,6 +112,9 @@ def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     at_fault.get_by_role("link", name="team-a/leaks").click()
     expect(page.get_by_role("heading", name="Pod team-a/leaks")).to_be_visible()
     expect(page.locator("#answer")).to_contain_text("uses 18.0 GiB, but has reserved 7.0 GiB")
+    gpu = page.locator("#answer").get_by_role("link", name="l4-0020 GPU 0")
+    expect(gpu).to_have_attribute("href", "#/fleet/l4-0020/0")
+    expect(page.locator(".verdict")).to_have_class("verdict bad")
     assert time.monotonic() - began_s < 30
 
 

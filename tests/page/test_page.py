@@ -36,6 +36,7 @@ def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     page = readings.open("/overview")
     risk = page.get_by_role("region", name="At risk")
     expect(risk).to_contain_text("All is well: no GPU is overcommitted")
+    expect(page.get_by_role("group", name="Memory of the fleet in the last hour")).to_be_visible()
     waiting = page.get_by_role("region", name="Waiting").get_by_role("listitem")
     expect(waiting).to_contain_text("no node can take the pod")
     expect(waiting).to_contain_text("each requests 1 x nvidia.com/gpu with 90Gi")
@@ -45,6 +46,57 @@ def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     detail = page.get_by_role("complementary", name="l4-0059 GPU 1")
     expect(detail).to_contain_text("unhealthy")
     expect(detail).to_contain_text("XID 79")
+    expect(detail).to_contain_text(re.compile(r"report \d+s old"))
+    marked = detail.get_by_role("listitem").filter(has_text="GPU unhealthy")
+    expect(marked).to_have_text(re.compile(r"^X \d\d:\d\d GPU unhealthy XID 79$"))
+
+
+def test_lists_of_the_overview_without_entries_say_that_all_is_well(readings: Looked) -> None:
+    def empty(route: Route) -> None:
+        body = route.fetch().json()
+        assert (len(body["waiting"]), len(body["broken"])) == (1, 1)
+        body |= {"totals": dict.fromkeys(body["totals"], 0), "waiting": [], "broken": []}
+        route.fulfill(json=body)
+
+    readings.page.route("**/v1/overview?*", empty)
+    page = readings.open("/overview")
+    for name, well in (
+        ("At risk", "All is well: no GPU is overcommitted, and none will be full within an hour."),
+        ("Waiting", "All is well: no pod waits for a GPU."),
+        ("Broken", "All is well: all nodes report, and all GPUs are healthy."),
+    ):
+        expect(page.get_by_role("region", name=name)).to_contain_text(well)
+
+
+def test_a_gpu_shows_modes_taints_cordons_and_the_memory_of_no_pod(readings: Looked) -> None:
+    def changed(route: Route) -> None:
+        body = route.fetch().json()
+        if "device" in body:
+            body["device"] |= {"kind": "mig", "cordoned": True, "reserved_bytes": 1 << 30}
+            body["device"] |= {"unattributed_bytes": 3 << 30}
+        else:
+            more = {"cordoned": True, "certainty": "steered", "taints": ["gpu=only:NoSchedule"]}
+            body["node"] |= more
+        route.fulfill(json=body)
+
+    readings.page.route("**/v1/nodes/l4-0031*", changed)
+    readings.page.route("**/v1/nodes/l4-0031/devices/*", changed)
+    page = readings.open("/fleet/l4-0031/0")
+    detail = page.get_by_role("complementary", name="l4-0031 GPU 0, L4")
+    state = detail.locator(".badges").get_by_role("listitem")
+    expect(state).to_have_text(
+        [
+            *("node cordoned", "GPU cordoned: takes no new pods", "taint gpu=only:NoSchedule"),
+            *("24.0 GiB free for reservation", "0.0 GiB in use", "SM -", "MIG device"),
+            *("time-slicing, 4 of 4 replicas free", "GPU of the next pod: steered by Headroom"),
+            re.compile(r"report \d+\w old"),
+        ]
+    )
+    bar = detail.get_by_role("list", name="Memory of the GPU, 24.0 GiB").get_by_role("listitem")
+    names = ["3.0 GiB unattributed", "1.0 GiB driver reserve, 0.0 GiB reserve of the node"]
+    expect(bar).to_have_count(2)
+    for part, name in zip(bar.all(), names, strict=True):
+        expect(part).to_have_accessible_name(name)
 
 
 def test_teams_are_sorted_and_found_by_what_the_url_says(readings: Looked) -> None:
@@ -53,6 +105,8 @@ def test_teams_are_sorted_and_found_by_what_the_url_says(readings: Looked) -> No
     expect(status).to_have_text("team-a comes first by waiting pods: 1 pod.")
     owners = page.get_by_role("table", name="By owner").get_by_role("row")
     expect(owners.nth(1)).to_contain_text("team-a/large")
+    waiting = owners.nth(1).get_by_role("cell").last
+    expect(waiting).to_have_text("1 pod, 90.0 GiB")
     page.get_by_label("Find").fill("other")
     expect(owners).to_have_count(0)
     assert page.url.endswith("#/teams?sort=waiting_pods&find=other")
@@ -585,14 +639,42 @@ def test_a_telephone_shows_it_without_scrolling_sideways(readings: Looked) -> No
         "/nodes",
         "/pools",
         "/pods",
+        "/teams",
         "/pending",
         "/pod/team-a/large",
-        "/what-if",
+        "/what-if?count=60&vram=60Gi",
+        "/recommendations",
+        "/idle",
         "/changes",
+        "/drift",
     ):
         readings.open(where)
         expect(page.locator("#live")).to_contain_text("As of")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 800
+
+
+def test_a_map_of_5000_nodes_is_at_most_four_screens_of_a_phone_high(readings: Looked) -> None:
+    page = readings.open("/fleet")
+    heights = page.evaluate(
+        """async () => {
+          const {SIDES, layOut} = await import("./page/tiles.js");
+          const nodes = Array(5000).fill({devices: Array(8).fill({})});
+          return SIDES.map(side => layOut([{name: "", title: "", nodes}], 364, side).height);
+        }"""
+    )
+    assert heights[0] == 30 + 250 * 10 + 8
+    assert heights[0] <= 4 * 800 < heights[1]
+
+
+@pytest.mark.parametrize(("motion", "seconds"), [("reduce", "0s"), ("no-preference", "0.3s")])
+def test_bars_move_only_if_the_reader_allows_motion(
+    readings: Looked, motion: Any, seconds: str
+) -> None:
+    readings.page.emulate_media(reduced_motion=motion)
+    page = readings.open("/nodes")
+    part = page.locator(".bar i").first
+    expect(part).to_have_css("transition-duration", seconds)
 
 
 @pytest.mark.slow

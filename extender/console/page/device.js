@@ -56,7 +56,7 @@ export function device(panel, nodeName, index, onClose) {
     await Promise.all([
       memory.show({at: history.at_s, marks, most: body.device.memory_bytes, series: [
         {label: "in use", values: of("used").values, unit: "bytes", colour: "var(--used)", fill: true},
-        {label: "reserved", values: of("reserved").values, unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}, ...lines]}),
+        {label: "reserved, or in use if more", values: of("reserved").values, unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}, ...lines]}),
       activity.show({at: history.at_s, marks, most: 1, series: [{label: "SM activity", values: of("sm").values, unit: "ratio", colour: "var(--sm)", fill: true}]}),
     ]);
     const latest = marks.slice(-12).reverse();
@@ -78,6 +78,7 @@ function present(node, {device: d, risk, holders, health, report_age_s: reportAg
     d.unhealthy && el("li", {class: "bad"}, `unhealthy${health.since ? ` for ${since(health.since)}` : ""}: ${d.unhealthy_detail ?? d.unhealthy}`),
     ...node.taints.map(taint => el("li", {}, `taint ${taint}`)),
     el("li", {}, `${gib(Math.max(0, d.headroom_bytes))} free for reservation`), el("li", {}, `${measured(d.used_bytes)} in use`), el("li", {}, `SM ${percent(d.sm_activity_ratio)}`),
+    d.kind === "mig" && el("li", {}, "MIG device"),
     el("li", {}, d.sharing === "none" ? "not shared" : `${d.sharing}, ${d.replicas_free} of ${many(d.replicas_free + d.replicas_allocated + d.replicas_unhealthy, "replica")} free`),
     node.certainty && !node.message && el("li", {}, `GPU of the next pod: ${CHOICES[node.certainty] ?? node.certainty}`),
     el("li", {}, reportAge === null ? "no report" : `report ${age(reportAge)} old`),

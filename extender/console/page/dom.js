@@ -98,6 +98,9 @@ function changeAttributes(element, wanted) {
   }
 }
 
+/** Return the maximum number of rows: on a phone few, so that the page is at most six screens high. */
+export const atMost = (rows, few) => matchMedia("(max-width: 48rem)").matches ? few : rows;
+
 /** Return a table with a caption; a cell is text, or an array of nodes and text. */
 export function table(caption, headers, rows, className = "") {
   return el("div", {class: "scrolls", tabindex: "0", role: "region", "aria-label": caption},

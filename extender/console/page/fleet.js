@@ -39,11 +39,12 @@ export function fleet(view, [node, index], state) {
     state.set("zoom", String(Math.min(SIDES.length - 1, Math.max(0, level() + by))));
     arrange();
   }
-  /** The chosen zoom; without one the largest at which the map is at most two screens high. */
+  /** The chosen zoom; without one the largest at which the map is at most 1.6 screens high. The smallest tiles are hard to hit: only if the map would be above four screens. */
   function level() {
     if (state.get("zoom") !== "") return Math.min(SIDES.length - 1, Math.max(0, Number(state.get("zoom")) || 0));
-    const fitting = SIDES.findLastIndex(side => layOut(groups(), map.clientWidth, side).height < 1.6 * innerHeight);
-    return Math.max(0, fitting);
+    const all = groups(), fits = screens => SIDES.findLastIndex(side => layOut(all, map.clientWidth, side).height < screens * innerHeight);
+    const fitting = fits(1.6);
+    return fitting > 0 ? fitting : Math.min(1, Math.max(0, fits(4)));
   }
 
   function groups() {

@@ -1,9 +1,9 @@
 // Pods that hold GPU memory and use no SM, by namespace and owner, with what that costs.
 
-import {age, ask, choice, el, gib, many, podLink, swap, table} from "./dom.js";
+import {age, ask, atMost, choice, el, gib, many, podLink, swap, table} from "./dom.js";
 
-/** Maximum number of pods shown. */
-const MOST = 200;
+/** Maximum number of rows of a table, and on a phone. */
+const MOST = 200, PHONE = 10;
 /** Ranges of the costs, and the time between two loads of them: they change slowly. */
 const RANGES = {"1h": "the last hour", "1d": "the last day", "7d": "the last 7 days", "30d": "the last 30 days"};
 const COSTS_EVERY_MS = 60000;
@@ -26,18 +26,18 @@ export function idle(view, _, state) {
     if (ownLoad !== loads) return;  // another load has started
     const costs = body.gpu_hour_price !== null;
     const sums = each => [gib(each.held_bytes), (each.gpu_ratio ?? each.gpus_ratio).toFixed(2), each.gpu_days.toFixed(2), ...(costs ? [each.cost.toFixed(2)] : [])];
-    const headers = ["Held", "GPUs", "GPU days", ...(costs ? ["Cost"] : [])];
+    const most = atMost(MOST, PHONE), headers = ["Held", "GPUs", "GPU days", ...(costs ? ["Cost"] : [])];
     const pods = body.teams.reduce((all, team) => all + team.pods, 0), days = body.teams.reduce((all, team) => all + team.gpu_days, 0);
     status.textContent = (pods ? `${many(pods, "pod")} held ${days.toFixed(2)} GPU days without using them.` : "No such pod.")
       + (body.devices_without_sm_activity ? ` Not checked: ${many(body.devices_without_sm_activity, "device")} without a measurement of SM activity.` : "")
-      + (body.pods.length > MOST ? ` Shown are the first ${MOST} rows of pods.` : "");
+      + (body.pods.length > most ? ` Shown are the first ${most} rows of each table.` : "");
     swap(rows, ...(pods ? [
-      table("By namespace", ["Namespace", "Pods", ...headers], body.teams.map(each => [each.namespace, `${each.pods}`, ...sums(each)])),
-      table("By owner", ["Namespace", "Owner", "Pods", ...headers], body.owners.map(each => [each.namespace, `${each.kind} ${each.name}`, `${each.pods}`, ...sums(each)])),
-      table("Pods, the most wasteful first", ["Pod", "Idle for", "Node and device", ...headers], body.pods.slice(0, MOST).map(each => [
+      table("By namespace", ["Namespace", "Pods", ...headers], body.teams.slice(0, most).map(each => [each.namespace, `${each.pods}`, ...sums(each)]), "numbers cards"),
+      table("By owner", ["Namespace", "Owner", "Pods", ...headers], body.owners.slice(0, most).map(each => [each.namespace, `${each.kind} ${each.name}`, `${each.pods}`, ...sums(each)]), "cards"),
+      table("Pods, the most wasteful first", ["Pod", "Idle for", "Node and device", ...headers], body.pods.slice(0, most).map(each => [
         [podLink(each.namespace, each.name)], [el("span", {title: each.idle_since}, age(each.idle_s))],
         [each.node, el("div", {class: "quiet"}, each.device)], ...sums(each),
-      ])),
+      ]), "cards"),
     ] : []));
   }
   return {refresh: () => Promise.all([load(), loadCosts()]), leastMs: 4500};
@@ -72,7 +72,7 @@ function costs(view, state) {
     const columns = [["Held", "held_gpu_hours"], ["Used", "used_gpu_hours"], ["Idle", "idle_gpu_hours"], ["Not measured", "unmeasured_gpu_hours"],
       ["GiB days held", "held_gib_days"], ["GiB days unused", "unused_gib_days"], ...(priced ? [["Cost", "cost"], ["Idle cost", "idle_cost"]] : [])];
     swap(rows, ...(body.namespaces.length ? [table("GPU hours by namespace, the most idle first", ["Namespace", ...columns.map(([header]) => header)],
-      body.namespaces.map(each => [each.namespace || "(others)", ...columns.map(([, field]) => number(each[field]))]))] : []));
+      body.namespaces.slice(0, atMost(MOST, PHONE)).map(each => [each.namespace || "(others)", ...columns.map(([, field]) => number(each[field]))]), "numbers cards")] : []));
   }
   return load;
 }

@@ -1,9 +1,9 @@
 // Pending pods, changes, and missed predictions.
 
-import {ask, el, gib, many, podLink, since, swap, table} from "./dom.js";
+import {ask, atMost, el, gib, many, podLink, since, swap, table} from "./dom.js";
 
-/** Pods at once on a phone, so that the page is at most six screens high. */
-const PHONE = 10;
+/** Pods at once, and on a phone. */
+const PODS = 50, PHONE = 10;
 
 export function pending(view) {
   const rows = el("div"), status = el("p", {role: "status"}), steering = el("div");
@@ -16,7 +16,7 @@ export function pending(view) {
   let loads = 0;
   async function load() {
     const ownLoad = ++loads;
-    const body = await ask("v1/pending", {continue: after, steering: "true", limit: matchMedia("(max-width: 48rem)").matches ? PHONE : null});
+    const body = await ask("v1/pending", {continue: after, steering: "true", limit: atMost(PODS, PHONE)});
     if (ownLoad !== loads) return;  // another load has started
     status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod is pending for a GPU.";
     swap(steering, ...(body.steering ? [el("p", {}, `${body.steering.sentence}. To do: ${body.steering.to_do}`)] : []));
@@ -47,7 +47,8 @@ export function drift(view) {
     const seen = results.hit + results.shifted + results.miss;
     status.textContent = seen ? `${(seen - results.miss).toLocaleString("en")} of ${many(seen, "pod")} were observed on a predicted device.`
       : "No pod has been observed on its device yet.";
-    swap(rows, ...(misses.length ? [table("Missed predictions, the latest first", ["Pod", "Predicted", "Observed", "Reason"], misses.map(m => [
+    const shown = misses.slice(0, atMost(MISSES, PHONE));
+    swap(rows, ...(shown.length ? [table("Missed predictions, the latest first", ["Pod", "Predicted", "Observed", "Reason"], shown.map(m => [
       [podLink(m.namespace, m.name), el("div", {class: "quiet"}, m.node)],
       [m.predicted.join(", "), m.choice.length ? el("div", {class: "quiet"}, `chosen by Headroom: ${m.choice.join(", ")}`) : null],
       m.observed.join(", "),
@@ -58,13 +59,13 @@ export function drift(view) {
   return {refresh: load};
 }
 
-/** Maximum number of claims shown. */
-const CLAIMS = 200;
+/** Maximum number of claims and of missed predictions shown. */
+const CLAIMS = 200, MISSES = 200;
 
 /** The bytes of DRA claims beside measured use; first those with use that no claim accounts for. */
 function claimTable(claims) {
-  const worst = claims.toSorted((a, b) => b.excess_bytes - a.excess_bytes).slice(0, CLAIMS);
-  const title = worst.length < claims.length ? `DRA claims: ${CLAIMS} of ${claims.length}` : "DRA claims and measured use";
+  const worst = claims.toSorted((a, b) => b.excess_bytes - a.excess_bytes).slice(0, atMost(CLAIMS, PHONE));
+  const title = worst.length < claims.length ? `DRA claims: ${worst.length} of ${claims.length}` : "DRA claims and measured use";
   return table(title, ["Pod", "Device", "Claimed", "Used", "Beyond the claims"], worst.map(c => [
     c.uid ? [podLink(c.namespace, c.name), el("div", {class: "quiet"}, c.claims.join(", ") || "no claim")] : "processes of no known pod",
     [`${c.pool}/${c.device}`, el("div", {class: "quiet"}, `${c.node}, ${c.uuid}`)],
@@ -73,21 +74,21 @@ function claimTable(claims) {
   ]));
 }
 
-/** Maximum number of changes shown. */
-const NEWEST = 200;
+/** Maximum number of changes shown, and on a phone. */
+const NEWEST = 200, NEWEST_ON_PHONE = 20;
 
 export function changes(view) {
   const status = el("p", {role: "status"}), rows = el("div");
   view.append(el("h2", {}, "Changes"), status, rows);
   async function load() {
     const {events} = await ask("v1/events", {follow: "false"});
-    const newest = events.slice(-NEWEST).reverse();
+    const newest = events.slice(-atMost(NEWEST, NEWEST_ON_PHONE)).reverse();
     status.textContent = newest.length ? `The last ${many(newest.length, "change")} on this replica.` : "No changes since this replica started.";
     swap(rows, ...(newest.length ? [table("Changes, the latest first", ["Time", "Change", "Cause", "Pod", "Node and device", "Details"], newest.map(e => [
       `${since(e.at)} ago`, e.kind.replaceAll("_", " "), e.cause?.replaceAll("_", " "),
       e.name ? [podLink(e.namespace, e.name)] : "-",
       [e.node ?? "-", e.device ? el("div", {class: "quiet"}, e.device) : null], e.message ?? "",
-    ]))] : []));
+    ]), "cards")] : []));
   }
   return {refresh: load};
 }

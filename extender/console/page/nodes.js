@@ -1,9 +1,10 @@
 // Nodes: a row for each node, a bar for each device. The server searches and pages.
 
-import {age, ask, el, gib, many, measured, percent, podLink, table} from "./dom.js";
+import {age, ask, atMost, el, gib, many, measured, percent, podLink, table} from "./dom.js";
 import {grafana} from "./grafana.js";
 
-const LIMIT = 50;
+/** Nodes at once, and on a phone. */
+const LIMIT = 50, PHONE = 15;
 /** Delay of a search after the last key. */
 const WAIT_MS = 250;
 /** Fields that grow all the time: they alone do not change a row. */
@@ -41,7 +42,7 @@ export function nodes(view, _, state) {
 
   async function load() {
     const ownLoad = ++loads;
-    const body = await ask("v1/nodes", {order: "fullest", limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
+    const body = await ask("v1/nodes", {order: "fullest", limit: atMost(LIMIT, PHONE), search, troubled, continue: after.at(-1) ?? ""});
     if (ownLoad !== loads) return;  // another load has started
     const first = body.matching - body.remaining - body.nodes.length + 1;
     found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`

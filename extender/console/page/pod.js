@@ -77,7 +77,8 @@ function fix(text) {
 /** The verdict and what helps. */
 function first(body) {
   return [
-    el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
+    el("p", {class: `verdict ${body.overuse.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, body.message),
+    body.devices.length ? el("p", {}, ...body.devices.flatMap((index, i) => [i ? ", " : "", el("a", {href: `#/fleet/${encodeURIComponent(body.bound_to)}/${index}`}, `${body.bound_to} GPU ${index}`)])) : null,
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
       el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes, true)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,

@@ -1,13 +1,13 @@
 // All pods: searched, filtered and sorted by what the URL says, in pages that the console makes.
 
-import {ask, choice, el, gib, many, podLink, since, swap, table} from "./dom.js";
+import {ask, atMost, choice, el, gib, many, podLink, since, swap, table} from "./dom.js";
 
 const STATES = {"": "any state", waiting: "waiting", bound: "bound", unconfirmed: "unconfirmed", starting: "starting", running: "running", overusing: "overusing", idle: "idle",
   evicting: "to be evicted", unreserved: "unreserved", ending: "ending", gone: "gone"};
 const ORDERS = {"": "name", unused: "unused memory", overuse: "overuse", reserved: "reserved memory", used: "memory in use", oldest: "age"};
 /** Fields of the form that are text: parameter of the API and of the URL, label, example. */
 const TEXTS = [["search", "Search", "name, owner, node"], ["namespace", "Namespace", ""], ["owner", "Owner", "Deployment/llama"], ["node", "Node", ""]];
-/** Rows at once; on a phone, so that the page is at most six screens high. */
+/** Rows at once, and on a phone. */
 const ROWS = 50, PHONE = 12;
 const BAD = new Set(["overusing", "evicting", "unreserved"]);
 /** Time between two loads is this many times as long as a load takes, so that a large cluster stays responsive. */
@@ -34,7 +34,7 @@ export function pods(view, _, state) {
   async function load() {
     const ownLoad = ++loads, beganAt = performance.now();
     const query = Object.fromEntries(fields.map(([id, input]) => [id, input.value.trim() || state.get(id)]));
-    const body = await ask("v1/pods", {...query, continue: after, limit: matchMedia("(max-width: 48rem)").matches ? PHONE : ROWS});
+    const body = await ask("v1/pods", {...query, continue: after, limit: atMost(ROWS, PHONE)});
     if (ownLoad !== loads) return;  // another load has started
     tookMs = performance.now() - beganAt;
     const {sums} = body, filters = Object.entries(query).some(([id, value]) => value && id !== "order");

@@ -1,9 +1,9 @@
 // Recommended requests from the peaks of past lives, and what accepting them would free.
 
-import {ask, el, gib, many, table} from "./dom.js";
+import {ask, atMost, el, gib, many, table} from "./dom.js";
 
-/** Maximum number of rows shown. */
-const MOST = 200;
+/** Maximum number of rows shown, and on a phone. */
+const MOST = 200, PHONE = 10;
 /** Time between two loads: recommendations change slowly. */
 const EVERY_MS = 60000;
 
@@ -23,14 +23,14 @@ export function recommendations(view) {
     const body = await ask("v1/recommendations", {namespace: namespace.value});
     if (ownLoad !== loads) return;  // another load has started
     const found = [...body.recommendations].sort((a, b) => Math.abs(b.reclaimable_bytes) - Math.abs(a.reclaimable_bytes));
-    const freed = body.teams.reduce((all, team) => all + team.reclaimable_bytes, 0);
+    const most = atMost(MOST, PHONE), freed = body.teams.reduce((all, team) => all + team.reclaimable_bytes, 0);
     status.textContent = (found.length ? `Lower requests would free ${gib(freed)}.` : "No lives of containers are recorded. Does the recorder run?")
-      + (found.length > MOST ? ` Shown are ${MOST} of ${many(found.length, "row")}.` : "");
-    const teams = body.teams.filter(team => team.reclaimable_bytes).sort((a, b) => b.reclaimable_bytes - a.reclaimable_bytes);
+      + (found.length > most ? ` Shown are ${most} of ${many(found.length, "row")}.` : "");
+    const teams = body.teams.filter(team => team.reclaimable_bytes).sort((a, b) => b.reclaimable_bytes - a.reclaimable_bytes).slice(0, most);
     rows.replaceChildren(...(found.length ? [
       teams.length ? table("By namespace", ["Namespace", "Frees", "Most by"], teams.map(team => [team.namespace, gib(team.reclaimable_bytes),
         team.owners.slice(0, 3).map(each => `${each.kind} ${each.name} (${many(each.pods, "pod")}, ${gib(each.reclaimable_bytes)})`).join(", ") || "-"])) : "",
-      table("By container, the largest difference first", ["Owner", "Container", "Pods", "Request", "Recommended", "Frees", "Basis"], found.slice(0, MOST).map(each => [
+      table("By container, the largest difference first", ["Owner", "Container", "Pods", "Request", "Recommended", "Frees", "Basis"], found.slice(0, most).map(each => [
         [`${each.namespace}/${each.owner_name}${each.family ? "*" : ""}`, el("div", {class: "quiet"}, each.owner_kind)],
         [each.container, el("div", {class: "quiet"}, each.model)],
         `${each.pods}`,
@@ -38,7 +38,7 @@ export function recommendations(view) {
         each.request_bytes === null ? "-" : gib(each.request_bytes),
         each.request_bytes === null || !each.pods ? "-" : [el("span", {class: each.reclaimable_bytes < 0 ? "bad" : ""}, gib(each.reclaimable_bytes))],
         [each.message, each.setting ? el("div", {class: "quiet"}, each.setting) : null],
-      ]), "sums"),
+      ]), "sums cards"),
     ] : []));
   }
 

@@ -1,7 +1,7 @@
 // Geometry and drawing of the map: one tile for each device. Tiles of a node touch, nodes are apart.
 
 /** Sides of a tile in pixels, by zoom. */
-export const SIDES = [5, 7, 10, 14, 20, 28];
+export const SIDES = [3, 5, 7, 10, 14, 20, 28];
 /** From this side on, the names of nodes are shown. */
 const NAMED = 20;
 const HEADER = 30, NAME = 14;
@@ -16,7 +16,7 @@ export function layOut(groups, width, side) {
   for (const group of groups) {
     const most = Math.max(1, ...group.nodes.map(node => node.devices.length));
     const perLine = most <= 4 ? most : Math.min(8, Math.ceil(most / 2)), lines = Math.ceil(most / perLine);
-    const gap = side < 10 ? 4 : 7, named = side >= NAMED ? NAME : 0;
+    const gap = side < 5 ? 2 : side < 10 ? 4 : 7, named = side >= NAMED ? NAME : 0;
     const cellWidth = perLine * (side + 1) + gap, cellHeight = lines * (side + 1) + gap + named;
     const columns = Math.max(1, Math.floor((width + gap) / cellWidth));
     blocks.push({group, y: y + HEADER, columns, perLine, lines, cellWidth, cellHeight, side, named});

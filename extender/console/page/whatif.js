@@ -1,6 +1,6 @@
 // What-if: a form for changes, the cluster before and after them, and where each pod would be placed. Nothing is changed.
 
-import {ask, el, gib, many, podLink, table} from "./dom.js";
+import {ask, atMost, el, gib, many, podLink, table} from "./dom.js";
 
 /** Fields by group: id (also the name in the URL), label, attributes of the input, hint. */
 const GROUPS = {
@@ -19,7 +19,7 @@ const GROUPS = {
 };
 /** The form of a reader who follows no link. */
 const FIRST = {count: "1", vram: "8Gi"};
-/** Maximum number of names, of groups of rejected pods, and of rows; on a phone the page stays a few screens high. */
+/** Maximum number of names, of groups of rejected pods, and of rows, and on a phone. */
 const NAMES = 3, REJECTIONS = 5, ROWS = 20, PHONE = 8;
 
 export function whatif(view, _, state) {
@@ -105,7 +105,7 @@ function names(pods) {
 function parts(body) {
   const pod = name => name.startsWith("default/asked-") ? name : podLink(...name.split("/"));
   const space = s => `${gib(s.headroom_bytes)} free, largest request that fits ${s.largest_fitting_bytes === null ? "none" : gib(s.largest_fitting_bytes)}`;
-  const rows = matchMedia("(max-width: 48rem)").matches ? PHONE : ROWS;
+  const rows = atMost(ROWS, PHONE);
   const others = body.rejections.slice(REJECTIONS).flatMap(r => r.pods), kept = body.placements.some(p => p.devices.length > 1);
   return [
     ...body.rejections.slice(0, REJECTIONS).map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} would not fit: ${names(r.pods)}. `,
