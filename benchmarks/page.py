@@ -15,11 +15,11 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -32,7 +32,7 @@ from tests.serving import Server, serving
 
 GIB = 1 << 30
 GPUS = 8
-VIEWS = ("/overview", "/fleet", "/nodes", "/teams", "/fleet/h100-0042/3")
+FOLLOWED = "h100-0042"
 #: View -> an expression that is true when its figures are there.
 FIGURES = {
     "/overview": "document.querySelectorAll('.list').length === 3 && "
@@ -40,8 +40,8 @@ FIGURES = {
     "/fleet": "document.querySelector('#found')?.textContent.includes('GPUs on')",
     "/nodes": "document.querySelectorAll('#nodes details').length > 0",
     "/teams": "document.querySelector('#view table, #view p')",
-    "/fleet/h100-0042/3": "document.querySelector('#detail .badges')",
 }
+OPEN_GPU = "document.querySelector('#detail .badges')"
 #: Runs an input, and returns the milliseconds until its paint.
 #: Defines a function whose result settles after the next paint.
 PAINT = """window.painted = async () => {
@@ -77,6 +77,18 @@ OBSERVED = """() => {
 }"""
 
 
+class Opened(NamedTuple):
+    """A console, and the views that are opened in it."""
+
+    debug: str
+    views: tuple[str, ...]
+
+
+def views_of(node: str) -> tuple[str, ...]:
+    """Return the views that are opened; the last is a GPU of the node."""
+    return (*FIGURES, f"/fleet/{node}/3")
+
+
 class Reporter:
     """Reports other figures of nodes in turn, ``rate`` nodes a second, in batches of 50 ms."""
 
@@ -103,9 +115,12 @@ class Reporter:
             batch = min(due - sent, 500)
             self.late = max(self.late, due - sent - batch)
             names = [f"h100-{number % self._nodes:04d}" for number in range(sent, sent + batch)]
-            names = [name for name in names if name != "h100-0042"]
+            names = [name for name in names if name != FOLLOWED]
             self.send(names, lambda: self._draw.randrange(70) * GIB)
             sent += batch
+
+    def follow(self, used_bytes: int) -> None:
+        self.send([FOLLOWED], lambda: used_bytes)
 
     def send(self, names: list[str], used: Any) -> None:
         body = [{"node": name, "status": msgspec.to_builtins(status(name, used))} for name in names]
@@ -157,11 +172,11 @@ def share(pid: int, seconds: float) -> float:
     return 100 * (cpu_s(pid) - before_s) / (time.monotonic() - began_s)
 
 
-def opened(browser: Browser, server: Server, view: str) -> tuple[Page, float, float]:
+def opened(browser: Browser, debug: str, view: str) -> tuple[Page, float, float]:
     """Open a view in a new page. Return it, and ms to its first paint and to its figures."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True).new_page()
-    page.goto(f"{server.debug}/#{view}", wait_until="commit")
-    page.wait_for_function(FIGURES[view], polling=10, timeout=60_000)
+    page.goto(f"{debug}/#{view}", wait_until="commit")
+    page.wait_for_function(FIGURES.get(view, OPEN_GPU), polling=10, timeout=60_000)
     figures = float(page.evaluate("performance.now()"))
     page.wait_for_function("performance.getEntriesByType('paint').length > 0")
     paint = float(page.evaluate("performance.getEntriesByType('paint').at(-1).startTime"))
@@ -189,23 +204,25 @@ def main(
             time.sleep(5)
             without = share(pid, seconds)
             print(f"server, no page open: {without:.1f} % of a core")  # noqa: T201
-            open_pages = _open_all(browser, server, pages)
+            views = views_of(FOLLOWED)
+            open_pages = open_all(browser, Opened(server.debug, views), pages)
             share_with = share(pid, seconds)
             print(  # noqa: T201
                 f"server, {pages} pages open: {share_with:.1f} % of a core, "
                 f"{share_with - without:.1f} more"
             )
             _interact(open_pages["/fleet"], samples)
-            _follow(open_pages["/fleet/h100-0042/3"], reporter, samples)
+            follow(open_pages[views[-1]], reporter.follow, samples)
             print(f"reports late: {reporter.late}; load {os.getloadavg()[0]:.1f}")  # noqa: T201
         browser.close()
 
 
-def _open_all(browser: Browser, server: Server, pages: int) -> dict[str, Page]:
+def open_all(browser: Browser, where: Opened, pages: int) -> dict[str, Page]:
+    """Open each view at least once. Return view -> its page."""
     found: dict[str, Page] = {}
-    for number in range(max(pages, len(VIEWS))):
-        view = VIEWS[number % len(VIEWS)]
-        page, paint_ms, figures_ms = opened(browser, server, view)
+    for number in range(max(pages, len(where.views))):
+        view = where.views[number % len(where.views)]
+        page, paint_ms, figures_ms = opened(browser, where.debug, view)
         found.setdefault(view, page)
         print(f"{view}: first paint {paint_ms:.0f} ms, figures {figures_ms:.0f} ms")  # noqa: T201
     return found
@@ -224,15 +241,18 @@ def _interact(page: Page, samples: int) -> None:
         print(f"{name}, input to paint: {quantiles(took, 'ms')}, {each_ms:.0f} ms of CPU")  # noqa: T201
 
 
-def _follow(page: Page, reporter: Reporter, samples: int) -> None:
-    """Time from the receipt of a report to the open detail, which stays open."""
+def follow(page: Page, send: Callable[[int], None], samples: int) -> None:
+    """Print the time from a report to the open detail, which stays open.
+
+    ``send`` reports the use of the GPU, in bytes.
+    """
     page.bring_to_front()
     page.evaluate(OBSERVED)
     expect(page.locator("#live")).to_contain_text("live")
     took = []
     for number in range(samples):
         amount = 1 + number / 2
-        reporter.send(["h100-0042"], lambda amount=amount: int(amount * GIB))
+        send(int(amount * GIB))
         received_ms = 1000 * time.time()
         text = f"{amount:.1f}"
         seen = page.wait_for_function(f"window.seen['{text}']", polling=20, timeout=20_000)

@@ -68,7 +68,7 @@ class Part:
         ca: Path | None = None,
     ) -> None:
         self.plane, self.name = plane, name
-        self._url, self._settings = url, settings
+        self.url, self._settings = url, settings
         self._http = urllib3.PoolManager(retries=False, timeout=5.0, ca_certs=ca and str(ca))
 
     def start(self, settings: Mapping[str, Any] | None = None) -> float:
@@ -88,7 +88,7 @@ class Part:
     def _is_ready(self) -> bool:
         self.plane.raise_if_ended()
         with contextlib.suppress(urllib3.exceptions.HTTPError):
-            return self._http.request("GET", f"{self._url}/readyz").status == 200
+            return self._http.request("GET", f"{self.url}/readyz").status == 200
         return False
 
     @property
@@ -106,7 +106,7 @@ class Extender(Part):
 
     def metric(self, sample: str) -> float:
         """One sample of /metrics, by its name and labels as printed; 0 if absent."""
-        text = self._http.request("GET", f"{self._url}/metrics").data.decode()
+        text = self._http.request("GET", f"{self.url}/metrics").data.decode()
         values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
         return float(values[0]) if values else 0.0
 

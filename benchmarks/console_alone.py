@@ -1,0 +1,139 @@
+"""Measures the console beside a real API server, with open pages, while all nodes report.
+
+    python -m benchmarks.console_alone [--nodes 5000] [--pods 20000] [--rate 167] [--pages 5]
+        [--seconds 60] [--samples 100]
+
+etcd and the API server hold nodes of 8 GPUs, their reports and pods that each hold a part of a GPU.
+The console is the real process with its own rights, and no extender runs. ``--rate`` nodes a second
+report other figures: their objects are put into etcd, because an API server that also checks each
+write would need most of a core. The console receives them by its watch. Prints the CPU of the
+console without and with open pages, and the time from a report to the open GPU.
+"""
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from playwright.sync_api import sync_playwright
+
+from benchmarks.hotpath.machine import machine
+from benchmarks.page import Opened, follow, open_all, share, views_of
+from benchmarks.scale import Part, parts
+from benchmarks.scale_objects import cluster_objects, fill, gpunode, heartbeats, node_name
+from tests.controlplane import ControlPlane
+from tests.debian import chromium
+from tests.e2e.cluster import Cluster
+from tests.e2e.nodes import GIB
+
+#: The node whose GPU is open.
+FOLLOWED = 42
+PATIENCE_S = 300.0
+
+
+class EtcdReporter:
+    """Puts reports with other figures into etcd, ``rate`` nodes a second, in batches of 50 ms."""
+
+    def __init__(self, plane: ControlPlane, nodes: int, pods: int, rate: float) -> None:
+        self._plane, self._nodes, self._pods, self._rate = plane, nodes, pods, rate
+        self._draw = random.Random(1)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.late = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        began_s, sent = time.monotonic(), 0
+        while not self._ended.wait(0.05):
+            due = int((time.monotonic() - began_s) * self._rate)
+            batch = min(due - sent, 100)
+            self.late = max(self.late, due - sent - batch)
+            numbers = [number % self._nodes for number in range(sent, sent + batch)]
+            self._put([each for each in numbers if each != FOLLOWED], self._any_bytes)
+            sent += batch
+
+    def _any_bytes(self) -> int:
+        return self._draw.randrange(70) * GIB
+
+    def send(self, used_bytes: int) -> None:
+        """Report this use of each GPU of the followed node."""
+        self._put([FOLLOWED], lambda: used_bytes)
+
+    def _put(self, numbers: list[int], used: Callable[[], int]) -> None:
+        if numbers:
+            fill(self._plane, [self._object(number, used) for number in numbers])
+
+    def _object(self, number: int, used: Callable[[], int]) -> tuple[str, dict[str, Any]]:
+        found = gpunode(number, range(number, self._pods, self._nodes))
+        found["status"]["observedAt"] = datetime.now(UTC).isoformat()
+        for device in found["status"]["devices"]:
+            device["used"] = used()
+            holders = [each for each in found["status"]["pods"] if each["device"] == device["uuid"]]
+            for each in holders:
+                each["used"] = device["used"] // len(holders)
+        return f"headroom.gpu/gpunodes/{node_name(number)}", found
+
+
+def main(
+    nodes: Annotated[int, typer.Option(help="Number of nodes, at least 100.", min=100)] = 5000,
+    pods: Annotated[int, typer.Option(help="Pods that hold memory of a GPU.")] = 20_000,
+    rate: Annotated[float, typer.Option(help="Reports a second.")] = 167.0,
+    pages: Annotated[int, typer.Option(help="Open pages.", min=1)] = 5,
+    seconds: Annotated[float, typer.Option(help="Seconds for which CPU is measured.")] = 60.0,
+    samples: Annotated[int, typer.Option(help="Reports to time.")] = 100,
+) -> None:
+    typer.echo(f"{machine()}; load {os.getloadavg()[0]:.1f}")
+    plane = ControlPlane()
+    try:
+        console = _console(plane, nodes, pods)
+        reporter = EtcdReporter(plane, nodes, pods, rate)
+        program, environment = chromium()
+        with reporter.running(), sync_playwright() as playwright:
+            time.sleep(5)
+            without = share(console.pid, seconds)
+            typer.echo(f"console, no page open: {without:.1f} % of a core")
+            browser = playwright.chromium.launch(
+                executable_path=program, env=dict(environment), args=["--no-sandbox"]
+            )
+            views = views_of(node_name(FOLLOWED))
+            found = open_all(browser, Opened(console.url, views), pages)
+            with_pages = share(console.pid, seconds)
+            typer.echo(f"console, {pages} pages open: {with_pages:.1f} % of a core (goal 10 %)")
+            follow(found[views[-1]], reporter.send, samples)
+            typer.echo(f"reports late: {reporter.late}; load {os.getloadavg()[0]:.1f}")
+            browser.close()
+    finally:
+        plane.stop()
+
+
+def _console(plane: ControlPlane, nodes: int, pods: int) -> Part:
+    """Start etcd, the API server with its objects, and the console."""
+    plane.start()
+    plane.install_crd()
+    cluster = Cluster(plane, ())
+    cluster.create()
+    plane.kill("kube-apiserver")
+    fill(plane, cluster_objects(nodes, pods, pods))
+    fill(plane, heartbeats(nodes))
+    plane.start_apiserver(PATIENCE_S)
+    _, console, _ = parts(cluster)
+    typer.echo(f"console ready in {console.start({'extenders': []}):.1f} s", file=sys.stdout)
+    return console
+
+
+if __name__ == "__main__":
+    typer.run(main)
