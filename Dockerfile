@@ -1,4 +1,4 @@
-# The images of the extender (also of console and webhook) and of the agent. To build both (docs/get-started/install.md):
+# The images of the extender (also of console and webhook) and of the agent. To build both (docs/get-started/images.md):
 #   make images BASE=python:3.12-slim@sha256:...
 #
 # The base image, PYTHON at PYTHON_DIGEST, must have Python 3.11 or newer, and pip. Packages are installed by their hashes

@@ -18,7 +18,7 @@ fail() {
 
 case ${BASE:-} in
   ?*@sha256:?*) ;;
-  *) fail "BASE is '${BASE:-}', not an image by digest. Example: BASE=python:3.12-slim@sha256:... (docs/get-started/install.md)" ;;
+  *) fail "BASE is '${BASE:-}', not an image by digest. Example: BASE=python:3.12-slim@sha256:... (docs/get-started/images.md)" ;;
 esac
 for each in docker podman buildah; do
   if [ -z "${BUILDER:-}" ] && command -v "$each" > /dev/null; then BUILDER=$each; fi

@@ -78,7 +78,7 @@ def readme(chart: Path, source: Source) -> str:
         "```",
         "",
         "`platforms/` has the values for each platform. "
-        f"[The guide]({source.repository}/blob/v{source.version}/docs/get-started/install.md) "
+        f"[The guide]({source.repository}/blob/v{source.version}/docs/get-started/helm.md) "
         "shows which to use.",
         "",
         values_table(schema, values),

@@ -19,7 +19,7 @@ def build_images(source: Source, registry: str, out: Path) -> tuple[list[Path], 
     if not os.environ.get("BASE"):
         return [], (
             "BASE is not set. Example: BASE=python:3.12-slim@sha256:... "
-            "(docs/get-started/install.md)"
+            "(docs/get-started/images.md)"
         )
     if not os.environ.get("BUILDER") and not any(map(shutil.which, BUILDERS)):
         return [], f"none of {', '.join(BUILDERS)} is installed"

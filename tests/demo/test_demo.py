@@ -18,6 +18,7 @@ from benchmarks.demo.referee import Verdict
 from benchmarks.demo.server import Server
 from benchmarks.demo.table import summary
 from benchmarks.demo.wire import ServerFailed
+from tests.deploy.pages import blocks_of, play, steps
 from tests.processes import starts_processes
 from tests.waiting import until
 
@@ -51,7 +52,19 @@ def finished(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 @starts_processes
 def small() -> subprocess.CompletedProcess[str]:
-    return finished(*SMALL)
+    """The make target of docs/get-started/local-cluster.md, with fewer pods and seeds."""
+    (step,) = steps(*blocks_of("get-started/local-cluster.md", "demo"))
+    make, target = step.command.split()
+    arguments = f"RUN={sys.executable}", f"ARGS={' '.join(SMALL)}"
+    return subprocess.run(
+        [make, "--old-file=.venv/demo.stamp", *arguments, target],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_no_device_is_overcommitted_and_the_last_line_reports_it(
@@ -66,6 +79,10 @@ def test_no_device_is_overcommitted_and_the_last_line_reports_it(
     assert counting > 0, (
         "the referee finds no overcommitment by counting either, so its verdict proves nothing"
     )
+
+
+def test_the_page_shows_what_the_demo_prints(small: subprocess.CompletedProcess[str]) -> None:
+    play("get-started/local-cluster.md", "demo", lambda _: (small.stdout, small.returncode))
 
 
 def test_the_four_pod_example_prints_the_answers_of_filter(

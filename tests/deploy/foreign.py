@@ -36,20 +36,21 @@ def text(pinned_in: Path, module: str, folder: str) -> str:
     return "\n".join(line for line in lines if "{{" not in line)
 
 
-def install(plane: ControlPlane) -> None:
-    """Create ``KINDS`` and wait until they are served."""
+def install(plane: ControlPlane, *more: str) -> None:
+    """Create ``KINDS`` and ``more`` of the same projects, and wait until they are served."""
+    names = (*KINDS.values(), *more)
     documents = [
         document
         for project in (CERT_MANAGER, PROMETHEUS_OPERATOR)
         for document in text(*project).split("\n---\n")
-        if any(f"\n  name: {name}\n" in document for name in KINDS.values())
+        if any(f"\n  name: {name}\n" in document for name in names)
     ]
-    assert len(documents) == len(KINDS)
+    assert len(documents) == len(names)
     file = plane.folder / "foreign.yaml"
     file.write_text("\n---\n".join(documents))
     # Server-side, because the annotation of a client-side apply has a maximum length.
     plane.kubectl("apply", "--server-side", f"--filename={file}")
-    for name in KINDS.values():
+    for name in names:
         until(lambda name=name: is_served(plane, name), f"{name} is served")
 
 

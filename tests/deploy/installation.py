@@ -25,6 +25,7 @@ from agent.probes.node_probe import NodeApi
 from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
+from tests.e2e.cluster import pod_manifest
 from tests.e2e.nodes import Nodes, Shape
 from tests.processes import free_ports
 from tests.waiting import until
@@ -34,6 +35,7 @@ WEBHOOK, CONSOLE = "headroom-webhook", "headroom-console"
 ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+USERS_PODS = "/api/v1/namespaces/default/pods"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 #: Namespaces are deleted by a controller, and pods of Deployments by another.
@@ -337,6 +339,29 @@ class Installation:
         until(lambda: len(self.listed(GPUNODES)) == len(self.nodes.names), "GPUNodes are there")
         self.nodes.report(self.nodes.names)
         until(initialised, "GPUNodes are initialised")
+
+    # Pods of users, in namespace default.
+
+    def create_pod(self, name: str, vram: str) -> None:
+        pod = pod_manifest(vram)
+        pod["metadata"]["name"] = name
+        self.plane.call("POST", USERS_PODS, pod)
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.plane.call("GET", f"{USERS_PODS}/{name}")
+
+    def rejection(self, name: str) -> str:
+        """Return why the pod is not scheduled; empty if it is, or was not tried yet."""
+        for condition in self.pod(name)["status"].get("conditions", ()):
+            if condition["type"] == "PodScheduled":
+                message: str = condition.get("message", "")
+                return message
+        return ""
+
+    def delete_users_pods(self) -> None:
+        for pod in self.listed(USERS_PODS):
+            path = f"{USERS_PODS}/{pod['metadata']['name']}"
+            self.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
 
     def listed(self, path: str) -> list[dict[str, Any]]:
         try:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.controlplane import ROOT, built
+from tests.deploy.pages import blocks, read
 from tests.deploy.rendered import (
     CHART,
     CHART_ONLY,
@@ -23,19 +24,23 @@ from tests.deploy.rendered import (
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("get-started/install.md", "operate/uninstall.md", "get-started/gitops.md")
+PAGES = (
+    *(f"get-started/{page.name}" for page in sorted((ROOT / "docs/get-started").glob("*.md"))),
+    *("operate/uninstall.md", "operate/upgrade.md"),
+)
 
 
-def read(page: str) -> str:
-    return (ROOT / "docs" / page).read_text()
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_of_the_repository_are_there(page: str) -> None:
-    named = set(re.findall(r"(?<![\w/-])deploy/[\w./-]*[\w-]", read(page)))
-    assert named
-    missing = {path for path in named if path != "deploy/overlays/OVERLAY"}
-    assert {path for path in missing if not (ROOT / path).exists()} == set()
+def test_paths_of_the_repository_are_there() -> None:
+    named = {
+        (page, path)
+        for page in PAGES
+        for path in re.findall(r"(?<![\w/-])deploy/[\w./-]*[\w-]", read(page))
+    }
+    assert len(named) > 12
+    example = {"deploy/overlays/OVERLAY", "deploy/components/NAME"}
+    assert {
+        each for each in named if not (ROOT / each[1]).exists() and each[1] not in example
+    } == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -53,7 +58,8 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_every_component_and_platform_is_in_the_page_with_its_value() -> None:
-    page = read("get-started/install.md")
+    page = read("get-started/kustomize.md")
+    platforms = read("get-started/platforms.md")
     values = yaml.safe_load((DEPLOY / "chart/headroom/values.yaml").read_text())
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     for component, does in COMPONENTS.items():
@@ -65,9 +71,9 @@ def test_every_component_and_platform_is_in_the_page_with_its_value() -> None:
             for part in path.split("."):
                 here = here[part]
     for platform in PLATFORMS:
-        assert f"`{platform}` | `{platform}.yaml`" in page
+        assert f"`{platform}` | `{platform}.yaml`" in platforms
     for platform, overlay in CHART_ONLY.items():
-        assert f"`{overlay}` | `{platform}.yaml`" in page
+        assert f"`{overlay}` | `{platform}.yaml`" in platforms
 
 
 def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
@@ -81,21 +87,16 @@ def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
 def test_helm_is_given_the_images_that_the_chart_requires() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = {name for name, image in values["images"].items() if not image["repository"]}
-    assert (
-        set(re.findall(r"--set images\.(\w+)\.repository=", read("get-started/install.md")))
-        == required
-    )
-
-
-def blocks(page: str, heading: str, language: str) -> list[str]:
-    section = read(page).split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return [each.split("```")[0] for each in section.split(f"```{language}\n")[1:]]
+    named = re.findall(r"--set images\.(\w+)\.repository=", read("get-started/helm.md"))
+    assert set(named) == required
 
 
 def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
     """The two blocks of the section, for kube-prometheus-stack."""
     values, patches = (
-        yaml.safe_load(each) for each in blocks("get-started/install.md", "Monitoring", "yaml")
+        yaml.safe_load(block.text)
+        for block in blocks("get-started/monitoring.md")
+        if block.language == "yaml"
     )
     components = [os.path.relpath(DEPLOY / f"components/{name}", tmp_path) for name in values]
     overlay = os.path.relpath(DEPLOY / "overlays/device-plugin", tmp_path)
@@ -126,13 +127,13 @@ def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> Non
     notes = (CHART / "templates/NOTES.txt").read_text()
     begin = notes.index("apiVersion: v1")
     shown = textwrap.dedent(f"  {notes[begin:].split(chr(10) * 2)[0]}")
-    page = blocks("get-started/install.md", "Check the installation", "yaml")
+    page = [block.text for block in blocks("get-started/helm.md") if block.language == "yaml"]
     assert [yaml.safe_load(shown)] == [yaml.safe_load(each) for each in page]
     assert "schedulerName" not in notes
 
 
 def test_what_the_agent_may_is_in_the_page() -> None:
-    page = read("get-started/install.md").split("## What an agent may do")[1]
+    page = read("operate/security.md").split("## Permissions of the agent on its node")[1]
     (daemonset,) = yaml.safe_load_all((DEPLOY / "base/agent.yaml").read_text())
     spec = daemonset["spec"]["template"]["spec"]
     (container,) = spec["containers"]

@@ -4,7 +4,6 @@ One installation, from its first object to its removal: each step needs those be
 """
 
 import json
-import shlex
 import subprocess
 import threading
 from collections import Counter
@@ -16,23 +15,28 @@ import pytest
 
 from contract.gpunode_json import decode_gpunode
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
-from tests.deploy.commands import commands
+from tests.deploy.followed import (
+    a_cluster_without_gpus_pretends_to_have_one,
+    helm_follows_the_pages_from_install_to_uninstall,
+    kustomize_applies_an_overlay_of_a_reader,
+    the_plugin_shows_nodes_and_decisions,
+)
 from tests.deploy.installation import (
     AGENT,
     CERTS,
     CONSOLE,
     EXTENDER,
     GPUNODES,
+    USERS_PODS,
     WEBHOOK,
     AuditedPlane,
     Installation,
     token,
 )
+from tests.deploy.pages import commands, shell
 from tests.deploy.prometheus import prometheus_reads_metrics_and_nothing_else
-from tests.deploy.rendered import CHART, IMAGE_VALUES, NAMESPACE, helm
+from tests.deploy.rendered import NAMESPACE
 from tests.deploy.test_permissions import Right, given
-from tests.e2e.cluster import pod_manifest
-from tests.e2e.nodes import node_manifest
 from tests.loopback import LOOPBACK
 from tests.processes import starts_processes
 from tests.waiting import until
@@ -44,7 +48,6 @@ BINARIES = (
 #: The replica that an upgrade brings.
 UPGRADED = "-upgraded"
 VIEWER_TOKEN = "viewer-of-the-tests"
-USERS_PODS = "/api/v1/namespaces/default/pods"
 #: Rights that are not used without faults: pods that do not fit are evicted, a Binding without an
 #: answer is checked, a certificate expires. An Event that is applied is created by a patch,
 #: which takes both rights.
@@ -109,40 +112,22 @@ def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> 
     assert "headroom-tls" in shown
     installation.nodes.create()
     installation.start()
-    create_pod(
-        installation, "one", "16Gi"
+    installation.create_pod(
+        "one", "16Gi"
     )  # the webhook answers; waits already, as at a first installation
     installation.settle()
     installation.nodes.look_around()
-    create_pod(installation, "two", "16Gi")
-    create_pod(installation, "large", "30Gi")
+    installation.create_pod("two", "16Gi")
+    installation.create_pod("large", "30Gi")
     for name in ("one", "two"):
-        until(lambda name=name: pod_of(installation, name)["spec"].get("nodeName"), name)
-        assert "headroom.gpu/placement" in pod_of(installation, name)["metadata"]["annotations"]
+        until(lambda name=name: installation.pod(name)["spec"].get("nodeName"), name)
+        assert "headroom.gpu/placement" in installation.pod(name)["metadata"]["annotations"]
     installation.nodes.observe(installation.listed(USERS_PODS))
-    until(lambda: why(installation, "large"), "the large one is rejected, with the reason")
-    assert "insufficient GPU memory on any device" in why(installation, "large")
+    until(lambda: installation.rejection("large"), "the large one is rejected, with the reason")
+    assert "insufficient GPU memory on any device" in installation.rejection("large")
     events = f"{USERS_PODS.removesuffix('pods')}events?fieldSelector=source=headroom"
     until(lambda: installation.listed(events), "an Event has the details")
     plane.call("DELETE", f"{USERS_PODS}/large", {"gracePeriodSeconds": 0})
-
-
-def create_pod(installation: Installation, name: str, vram: str) -> None:
-    pod = pod_manifest(vram)
-    pod["metadata"]["name"] = name
-    installation.plane.call("POST", USERS_PODS, pod)
-
-
-def pod_of(installation: Installation, name: str) -> dict[str, Any]:
-    return installation.plane.call("GET", f"{USERS_PODS}/{name}")
-
-
-def why(installation: Installation, name: str) -> str:
-    for condition in pod_of(installation, name)["status"].get("conditions", ()):
-        if condition["type"] == "PodScheduled":
-            message: str = condition.get("message", "")
-            return message
-    return ""
 
 
 def kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
@@ -292,7 +277,7 @@ def nobody_reads_secrets_or_what_is_none_of_its_business(installation: Installat
 def created(installation: Installation, name: str, vram: str) -> bool:
     """As a controller does it: a webhook that did not answer is asked again."""
     try:
-        create_pod(installation, name, vram)
+        installation.create_pod(name, vram)
     except ApiRefused as err:
         if "failed calling webhook" not in str(err):
             raise
@@ -361,8 +346,12 @@ def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+    run = shell(plane.folder, plane.kubeconfig())
     for block in commands("operate/uninstall.md", "uninstall"):
-        shell(plane, block.replace("-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"))
+        output, status = run(
+            block.replace("-k deploy/overlays/OVERLAY", f"-f {installation.manifest}")
+        )
+        assert status == 0, output
     served = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     assert not [name for name in served if name.endswith(".headroom.gpu")]
     labelled = ",".join(name for name in served if not name.startswith("componentstatuses"))
@@ -381,93 +370,11 @@ def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     assert after == nodes
 
 
-def helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
-    installation: Installation,
-) -> None:
-    plane, home = installation.plane, installation.plane.folder
-    release = "headroom", CHART, f"--kubeconfig={plane.kubeconfig()}", f"--namespace={NAMESPACE}"
-    values: dict[str, Any] = {"images": IMAGE_VALUES}
-
-    def settings() -> str:
-        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
-        text: str = plane.call("GET", path)["data"]["headroom.yaml"]
-        return text
-
-    shown = helm(home, "install", *release, "--create-namespace", values=values)
-    commands_of_the_notes_work(plane, shown)
-    assert "policy" not in settings()
-    helm(home, "upgrade", *release, values={**values, "settings": {"policy": "spread"}})
-    assert "policy: spread" in settings()
-    name, _, *where = release
-    helm(home, "rollback", name, *where)
-    assert "policy" not in settings()
-    helm(home, "uninstall", name, *where)
-    kept = plane.kubectl("get", "crd", "gpunodes.headroom.gpu", "-o", "name").split()
-    assert len(kept) == 1  # and with it every GPUNode
-    label = "--selector=app.kubernetes.io/part-of=headroom"
-    kinds = "deployments,daemonsets,services,clusterroles,validatingwebhookconfigurations"
-    assert plane.kubectl("get", kinds, "-A", label, "-o", "name") == ""
-    plane.kubectl("delete", "namespace", NAMESPACE)
-    plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
-
-
-def commands_of_the_notes_work(plane: AuditedPlane, shown: str) -> None:
-    """All but the plugin's, and the one about a pod that the reader has yet to create."""
-    typed = [line.strip() for line in shown.splitlines() if line.startswith("  kubectl ")]
-    assert [line.split()[1] for line in typed if "headroom doctor" not in line] == [
-        "label",
-        "-n",
-        "-n",
-        "get",
-        "describe",
-    ]
-    shell(plane, "\n".join(line for line in typed if line.split()[1] in ("label", "get")))
-    for line in typed:
-        if "rollout status" in line:  # nothing runs pods here
-            with pytest.raises(AssertionError, match="timed out waiting for the condition"):
-                shell(plane, line.replace("--timeout=5m", "--timeout=1s"))
-
-
-def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
-    """The commands of docs/get-started/install.md, for the overlay of that name."""
-    plane = installation.plane
-    for pod in installation.listed(USERS_PODS):
-        path = f"{USERS_PODS}/{pod['metadata']['name']}"
-        plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-    for node in installation.nodes.names:
-        plane.kubectl("delete", "node", node)
-    trial = Installation.again(plane, "trial")
-    trial.apply()
-    trial.make_certificates()
-    plane.call("POST", "/api/v1/nodes", node_manifest("kind"))
-    plane.kubectl("taint", "node", "kind", "node.kubernetes.io/not-ready-")
-    amounts = {"cpu": "8", "memory": "16Gi", "pods": "100"}
-    status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
-    plane.kubectl("patch", "node", "kind", "--subresource=status", "--type=merge", "-p", status)
-    trial.start()
-    (block,) = commands("get-started/install.md", "trial")
-    shell(plane, block.replace("NODE", "kind"))
-    for name in ("one", "two"):
-        create_pod(trial, name, "10Gi")
-        until(lambda name=name: pod_of(trial, name)["spec"].get("nodeName") == "kind", name)
-    create_pod(trial, "three", "10Gi")
-    until(lambda: "insufficient GPU memory on any device" in why(trial, "three"), "it waits")
-
-
-def shell(plane: AuditedPlane, script: str) -> None:
-    """Run a command, as the cluster's admin."""
-    kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
-    script = script.replace("kubectl ", f"{kubectl} ")
-    done = subprocess.run(
-        ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-
-
 def test_the_life_of_an_installation(installation: Installation, subtests: pytest.Subtests) -> None:
     for step in (
         the_api_server_takes_every_object_and_warns_of_none,
         pods_are_placed_with_what_the_manifests_give,
+        the_plugin_shows_nodes_and_decisions,
         kube_scheduler_was_elected_with_our_lease,
         probes_are_answered_without_showing_who_one_is,
         the_debug_api_lets_in_who_may_and_tells_others_why_not,
@@ -477,7 +384,8 @@ def test_the_life_of_an_installation(installation: Installation, subtests: pytes
         nobody_reads_secrets_or_what_is_none_of_its_business,
         an_upgrade_under_load_loses_no_pod_and_fails_no_bind,
         after_uninstalling_nothing_of_ours_is_left_but_pods_that_run,
-        helm_installs_upgrades_rolls_back_and_leaves_what_is_promised,
+        helm_follows_the_pages_from_install_to_uninstall,
+        kustomize_applies_an_overlay_of_a_reader,
         a_cluster_without_gpus_pretends_to_have_one,
     ):
         with subtests.test(step.__name__):

@@ -7,19 +7,18 @@ container, and nothing to which the API server could forward a port.
 
 import contextlib
 import json
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agent.kube_publisher import NotDelivered
 from tests.admission.server import start_webhook
 from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
-from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, control_plane
+from tests.controlplane import ApiRefused, control_plane
+from tests.deploy.pages import tools
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import Shape
 
@@ -67,7 +66,7 @@ def main() -> None:
             text = WHAT_NEXT.format(
                 kubeconfig=plane.kubeconfig(namespace=NAMESPACE),
                 console=cluster.debug_url(),
-                bin=commands(plane),
+                bin=tools(plane.folder, "kubectl"),
             )
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -93,18 +92,6 @@ def install_webhook(cluster: PlayedCluster) -> None:
         return bool(answer["spec"]["schedulerName"] == "headroom")
 
     cluster.until(called, "the API server calls the webhook")
-
-
-def commands(plane: ControlPlane) -> Path:
-    """Return a folder with kubectl and its plugin, for the PATH of a shell."""
-    folder = plane.folder / "bin"
-    folder.mkdir()
-    (folder / "kubectl").symlink_to(built("kubectl")["kubectl"])
-    plugin = folder / "kubectl-headroom"
-    python = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)}"
-    plugin.write_text(f'#!/bin/sh\n{python} -m headroom.plugin "$@"\n')
-    plugin.chmod(0o755)
-    return folder
 
 
 def play(cluster: PlayedCluster) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from tests.controlplane import ROOT
+from tests.deploy.pages import blocks, commands, play
 from tests.processes import alive
 from tests.waiting import until
 
@@ -62,12 +63,13 @@ class Cluster:
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[Cluster]:
     # In one process group, so that a signal reaches make and all its children, like Ctrl-C.
-    make = ["make", "--old-file=.venv/test.stamp", f"RUN={sys.executable}", "cluster"]
+    ((make, target),) = map(str.split, commands("get-started/local-cluster.md", "start"))
+    entered = [make, "--old-file=.venv/test.stamp", f"RUN={sys.executable}", target]
     printed = folder / "printed"
     with (
         printed.open("w") as output,
         subprocess.Popen(
-            make,
+            entered,
             cwd=ROOT,
             env=os.environ | {"TMPDIR": str(folder)},
             stdout=output,
@@ -107,26 +109,31 @@ def shell(script: str) -> str:
 
 
 def documented_pod() -> str:
-    """Return the manifest of docs/get-started/install.md, as a newcomer copies it."""
-    (manifest,) = re.findall(
-        r"^```yaml\n(apiVersion: v1\nkind: Pod\n.*?)^```",
-        (ROOT / "docs/get-started/install.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-    return str(manifest)
+    """Return the manifest of docs/get-started/helm.md, as a newcomer copies it."""
+    (manifest,) = [
+        block.text for block in blocks("get-started/helm.md") if "kind: Pod\n" in block.text
+    ]
+    return manifest
 
 
 def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_path: Path) -> None:
     with made(tmp_path) as cluster:
         cluster.await_up()
         assert len(cluster.started) >= 6
-        commands = [line.strip() for line in re.findall(r"^  \S.*$", cluster.printed, re.MULTILINE)]
-        exports = "\n".join(line for line in commands if line.startswith("export "))
+        printed = [line.strip() for line in re.findall(r"^  \S.*$", cluster.printed, re.MULTILINE)]
+        exports = "\n".join(line for line in printed if line.startswith("export "))
         assert "KUBECONFIG" in exports
 
         def kubectl(arguments: str) -> str:
-            assert f"kubectl {arguments}" in commands
+            assert f"kubectl {arguments}" in printed
             return shell(f"{exports}\nkubectl {arguments}")
+
+        def run(command: str) -> tuple[str, int]:
+            return shell(f"{exports}\n{command}"), 0
+
+        play("get-started/local-cluster.md", "why", run)
+        play("get-started/local-cluster.md", "pod", run)
+        shell(f"{exports}\nkubectl delete pod first --timeout=30s")
 
         header, *nodes = kubectl("get gpunodes").splitlines()
         assert re.split(r" {2,}", header.strip())[:6] == [

@@ -59,8 +59,14 @@ class Builder:
             "BUILDAH_ISOLATION": "chroot",
         }
 
-    def build(self, version: str, registry: str, **more: str) -> None:
-        """Build both images with ``make images``; ``more``: further variables of it."""
+    def build(
+        self, version: str, registry: str, command: str = "make --silent images", **more: str
+    ) -> str:
+        """Build both images with a command of a shell, and return its output.
+
+        The command finds ``BASE`` in its environment, and ``more``: further variables of ``make
+        images``.
+        """
         with self._locked():
             self._bound()
             variables = {
@@ -71,7 +77,7 @@ class Builder:
                 "FLAGS": " ".join(["--quiet", "--layers", *_pip_flags()]),
                 **more,
             }
-            self._run(["make", "--silent", "images"], ROOT, variables)
+            return self._run(["sh", "-euc", command], ROOT, variables)
 
     def build_from(self, containerfile: str, context: Path, image: str) -> None:
         """Build an image of a Containerfile's text."""

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from tests.controlplane import ROOT
 from tests.debian import Unavailable
+from tests.deploy.pages import play
 from tests.images.building import Builder
 from tests.processes import starts_processes
 
@@ -40,7 +41,12 @@ def archives(
         except Unavailable as err:
             pytest.skip(str(err))
         folder = tmp_path_factory.mktemp("archives")
-        builder.build(VERSION, REGISTRY, OUT=str(folder))
+
+        def run(command: str) -> tuple[str, int]:
+            return builder.build(VERSION, REGISTRY, command, OUT=str(folder)), 0
+
+        words = {"python:3.12-slim@sha256:DIGEST": "$BASE", "REGISTRY=REGISTRY": ""}
+        play("get-started/images.md", "build", run, words)
     return builder, folder
 
 

@@ -2,22 +2,22 @@
 
     python -m tests.install.play [--nodes 3]
 
-Upgrade and rollback happen under load. The commands are those of docs/get-started/install.md and
-docs/operate/uninstall.md. The result is a line of JSON on stdout, which test_install.py judges.
+Upgrade and rollback happen under load. The commands are those of docs/get-started/helm.md,
+docs/operate/upgrade.md and docs/operate/uninstall.md. The result is a line of JSON on stdout,
+which test_install.py judges.
 """
 
 import contextlib
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from tests.controlplane import ApiRefused, built
-from tests.deploy.commands import commands
+from tests.controlplane import ApiRefused
+from tests.deploy import pages
+from tests.deploy.pages import commands, play
 from tests.install import network
 from tests.install.cluster import Machine, Plane, bring_up, make_machines, until
 from tests.install.load import GPUNODES, Judge, Load
@@ -106,24 +106,17 @@ class Play:
         blocks = commands("operate/uninstall.md", "uninstall")
         return [helm if "kubectl delete -k" in block else block for block in blocks]
 
+    def enter(self, script: str) -> tuple[str, int]:
+        """Run commands of a page, and return their output and exit status."""
+        output, status = pages.shell(self.plane.folder, self.plane.kubeconfig())(script)
+        typer.echo(output, err=True)
+        return output, status
+
     def shell(self, script: str) -> None:
         """Run commands of a page. Raises ``RuntimeError`` with their output."""
-        folder = self.plane.folder / "bin"
-        if not folder.exists():
-            folder.mkdir()
-            for name in ("helm", "kubectl"):
-                (folder / name).symlink_to(built(name)[name])
-        environment = {
-            "PATH": f"{folder}:{os.environ['PATH']}",
-            "HOME": str(self.plane.folder),
-            "KUBECONFIG": str(self.plane.kubeconfig()),
-        }
-        done = subprocess.run(
-            ["sh", "-euc", script], env=environment, capture_output=True, text=True, timeout=180
-        )
-        typer.echo(f"{done.stdout}{done.stderr}", err=True)
-        if done.returncode:
-            raise RuntimeError(f"{script}: {done.stdout}{done.stderr}")
+        output, status = self.enter(script)
+        if status:
+            raise RuntimeError(f"{script}: {output}")
 
     def ours(self, *components: str) -> list[dict[str, Any]]:
         query = f"labelSelector=app.kubernetes.io/component+in+({','.join(components)})"
@@ -206,6 +199,7 @@ class Upgraded(Play):
 
     def install(self) -> None:
         self.install_package(self.old)
+        play("get-started/helm.md", "check", self.enter)
         for part in ("extender", "webhook", "console", "agent"):
             self.found[f"{part}_pods"] = len(self.ours(part))
 
@@ -248,12 +242,12 @@ class Upgraded(Play):
         until(lambda: len(self.workloads.all()) == left, f"{left} pods that are left")
 
     def upgrade(self) -> None:
-        (block,) = commands("get-started/install.md", "upgrade")
+        (block,) = commands("operate/upgrade.md", "upgrade")
         script = block.replace("headroom-VERSION.tgz", str(self.new.package))
         self._change("upgrade", script, self._write_field)
 
     def roll_back(self) -> None:
-        (block,) = commands("get-started/install.md", "rollback")
+        (block,) = commands("operate/upgrade.md", "rollback")
         self._change("rollback", block)
 
     def uninstall(self) -> None:
@@ -352,13 +346,13 @@ def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
         for machine in machines:
             stack.callback(machine.stop)
         bring_up(plane, machines)
-        play = Upgraded(plane, machines, *versions)
+        upgraded = Upgraded(plane, machines, *versions)
         try:
-            play.run()
+            upgraded.run()
         except BaseException:
-            typer.echo(play.trouble(), err=True)
+            typer.echo(upgraded.trouble(), err=True)
             raise
-        typer.echo(json.dumps(play.found))
+        typer.echo(json.dumps(upgraded.found))
 
 
 if __name__ == "__main__":

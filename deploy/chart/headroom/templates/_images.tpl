@@ -14,7 +14,7 @@
 {{- define "headroom.image" -}}
 {{- $image := index .root.Values.images .name }}
 {{- $value := printf "images.%s.repository" .name }}
-{{- $example := printf "Example: --set %s=registry.example/headroom-%s (docs/get-started/install.md, Images)" $value .name }}
+{{- $example := printf "Example: --set %s=registry.example/headroom-%s (docs/get-started/images.md)" $value .name }}
 {{- if not $image.repository }}
 {{- fail (printf "%s is not set. Set it to the image in your registry. %s" $value $example) }}
 {{- else if contains "set-me.invalid" $image.repository }}

@@ -1,0 +1,198 @@
+"""Follows pages of docs/get-started on a real API server, as their reader does.
+
+Each function is a step of test_installed.py.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.controlplane import ADMIN_TOKEN, ROOT
+from tests.deploy import foreign
+from tests.deploy.installation import AuditedPlane, Installation
+from tests.deploy.pages import Run, play, shell
+from tests.deploy.rendered import NAMESPACE
+from tests.e2e.nodes import node_manifest
+from tests.waiting import until
+
+#: What the reader writes for words of the pages.
+WORDS = {"REGISTRY": "registry.example", "VERSION": "0.1.0", "RELEASE": "prom"}
+CONFIG = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
+DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+
+
+def clone(plane: AuditedPlane, name: str) -> Path:
+    """Return a folder in which the reader's commands find the repository and write files."""
+    folder = plane.folder / name
+    folder.mkdir()
+    (folder / "deploy").symlink_to(ROOT / "deploy")
+    (folder / "headroom").symlink_to(ROOT)
+    return folder
+
+
+def settings(plane: AuditedPlane) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(plane.call("GET", CONFIG)["data"]["headroom.yaml"])
+    return found
+
+
+def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:
+    """The plugin connects to the console directly: no kubelet here could forward a port."""
+    run = shell(
+        installation.plane.folder,
+        installation.plane.kubeconfig(),
+        HEADROOM_SERVER=f"https://127.0.0.1:{installation.debug_port}",
+        HEADROOM_TOKEN=ADMIN_TOKEN,
+        SSL_CERT_FILE=str(installation.plane.folder / "etc/tls/ca.crt"),
+    )
+    node = installation.pod("one")["spec"]["nodeName"]
+    (other,) = set(installation.nodes.names) - {node}
+    play("get-started/helm.md", "top", run, {"gpu-b": node, "gpu-a": other})
+    play("get-started/rollout.md", "observed", run)
+
+
+def helm_follows_the_pages_from_install_to_uninstall(installation: Installation) -> None:
+    plane = installation.plane
+    foreign.install(plane, "prometheuses.monitoring.coreos.com")
+    run = shell(plane.folder, plane.kubeconfig(), clone(plane, "helm"))
+    play("get-started/gitops.md", "package", run, WORDS)
+    play("get-started/helm.md", "install", run, WORDS)
+    commands_of_the_notes_work(run)
+    assert settings(plane)["mode"] == "observe"
+    monitoring_finds_the_account(plane, run)
+    the_rollout_goes_forward_and_back(installation, run)
+    play("operate/upgrade.md", "rollback", run)
+    assert not steered_by_default(plane)
+    run(f"helm uninstall headroom -n {NAMESPACE}")
+    kept = plane.kubectl("get", "crd", "gpunodes.headroom.gpu", "-o", "name").split()
+    assert len(kept) == 1  # and with it every GPUNode
+    label = "--selector=app.kubernetes.io/part-of=headroom"
+    kinds = "deployments,daemonsets,services,clusterroles,validatingwebhookconfigurations"
+    assert plane.kubectl("get", kinds, "-A", label, "-o", "name") == ""
+    plane.kubectl("delete", "namespace", NAMESPACE)
+    plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
+
+
+def commands_of_the_notes_work(run: Run) -> None:
+    """All but the plugin's, and the one about a pod that the reader has yet to create."""
+    shown, _ = run(f"helm get notes headroom -n {NAMESPACE}")
+    typed = [line.strip() for line in shown.splitlines() if line.startswith("  kubectl ")]
+    assert [line.split()[1] for line in typed if "headroom doctor" not in line] == [
+        "label",
+        "-n",
+        "-n",
+        "get",
+        "describe",
+    ]
+    for line in typed:
+        if line.split()[1] in ("label", "get"):
+            assert run(line)[1] == 0
+        if "rollout status" in line:  # nothing runs pods here
+            output, status = run(line.replace("--timeout=5m", "--timeout=1s"))
+            assert (status, "timed out waiting for the condition" in output) == (1, True)
+
+
+def monitoring_finds_the_account(plane: AuditedPlane, run: Run) -> None:
+    account = "prom-kube-prometheus-stack-prometheus"
+    prometheus = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "Prometheus",
+        "metadata": {"name": "prom", "namespace": "monitoring"},
+        "spec": {"serviceAccountName": account},
+    }
+    plane.kubectl("create", "namespace", "monitoring")
+    path = "/apis/monitoring.coreos.com/v1/namespaces/monitoring/prometheuses"
+    plane.call("POST", path, prometheus)
+    play("get-started/monitoring.md", "account", run)
+    play("get-started/monitoring.md", "helm", run, WORDS)
+    play("get-started/monitoring.md", "monitors", run)
+    bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+    (subject,) = plane.call("GET", f"{bindings}/headroom-metrics")["subjects"]
+    assert (subject["namespace"], subject["name"]) == ("monitoring", account)
+
+
+def the_rollout_goes_forward_and_back(installation: Installation, run: Run) -> None:
+    plane, (node, *_) = installation.plane, installation.nodes.names
+    words = {"NODE": node}
+
+    def choice() -> str | None:
+        annotations = plane.call("GET", f"/api/v1/nodes/{node}")["metadata"]["annotations"]
+        found: str | None = annotations.get("headroom.gpu/device-choice")
+        return found
+
+    play("get-started/rollout.md", "enforce", run)
+    assert settings(plane)["mode"] == "enforce"
+    play("get-started/rollout.md", "back to observe", run)
+    assert settings(plane)["mode"] == "observe"
+    play("get-started/rollout.md", "canary", run, words)
+    assert choice() == "steered"
+    assert {each["metadata"]["name"] for each in plane.call("GET", DAEMONSETS)["items"]} == {
+        "headroom-agent",
+        "headroom-agent-canary",
+    }
+    play("get-started/rollout.md", "back to predicted", run, words)
+    assert choice() == "predicted"
+    assert not steered_by_default(plane)
+    play("get-started/rollout.md", "everywhere", run)
+    assert steered_by_default(plane)
+    play("get-started/rollout.md", "back from everywhere", run)
+    assert choice() == "predicted"
+
+
+def steered_by_default(plane: AuditedPlane) -> bool:
+    return "steered" in json.dumps(plane.call("GET", f"{DAEMONSETS}/headroom-agent")["spec"])
+
+
+def kustomize_applies_an_overlay_of_a_reader(installation: Installation) -> None:
+    plane = installation.plane
+    folder = clone(plane, "overlay")
+    run = shell(plane.folder, plane.kubeconfig(), folder)
+    play("get-started/kustomize.md", "overlay", run, WORDS)
+    assert settings(plane)["mode"] == "observe"
+    assert settings(plane)["filter_best_only"] is True
+    images = {
+        container["image"]
+        for each in plane.call("GET", DAEMONSETS)["items"]
+        for container in each["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"registry.example/headroom-agent:0.1.0"}
+    output, status = run("kubectl delete -k . --ignore-not-found")
+    assert status == 0, output
+
+
+def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
+    plane = installation.plane
+    installation.delete_users_pods()
+    for node in installation.nodes.names:
+        plane.kubectl("delete", "node", node)
+    trial = Installation.again(plane, "trial")
+    trial.apply()
+    trial.make_certificates()
+    plane.call("POST", "/api/v1/nodes", node_manifest("kind"))
+    plane.kubectl("taint", "node", "kind", "node.kubernetes.io/not-ready-")
+    amounts = {"cpu": "8", "memory": "16Gi", "pods": "100"}
+    status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+    plane.kubectl("patch", "node", "kind", "--subresource=status", "--type=merge", "-p", status)
+    trial.start()
+    run = shell(plane.folder, plane.kubeconfig())
+    play("get-started/platforms.md", "trial", run, {"NODE": "kind"})
+    for name in ("one", "two"):
+        trial.create_pod(name, "10Gi")
+        until(lambda name=name: trial.pod(name)["spec"].get("nodeName") == "kind", name)
+    trial.create_pod("three", "10Gi")
+    until(lambda: "insufficient GPU memory on any device" in trial.rejection("three"), "it waits")
+    play("get-started/platforms.md", "label", run, {"NODE": "kind"})
+    the_control_plane_has_an_image_of_kube_scheduler(plane, run)
+
+
+def the_control_plane_has_an_image_of_kube_scheduler(plane: AuditedPlane, run: Run) -> None:
+    """As kubeadm labels it."""
+    container = {"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.36.3"}
+    pod: Mapping[str, Any] = {
+        "metadata": {"name": "kube-scheduler-a", "labels": {"component": "kube-scheduler"}},
+        "spec": {"containers": [container]},
+    }
+    plane.call("POST", "/api/v1/namespaces/kube-system/pods", pod)
+    play("get-started/images.md", "kube-scheduler", run)

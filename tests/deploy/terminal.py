@@ -1,0 +1,44 @@
+"""A shell that a test enters commands into, one after another, as a person does."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+
+class Terminal:
+    """A shell: variables, functions and the folder stay from one command to the next."""
+
+    def __init__(self, shell: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._shell = subprocess.Popen(
+            shell,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._shell.pid
+
+    def enter(self, command: str) -> tuple[str, int]:
+        """Return the output of a command, with its exit status."""
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        end = uuid4().hex
+        # A command that reads from the terminal would read the next ones.
+        self._shell.stdin.write(f"{{ {command}\n}} < /dev/null\necho {end} $?\n")
+        self._shell.stdin.flush()
+        lines: list[str] = []
+        while end not in (line := self._shell.stdout.readline()):
+            assert line, f"the shell has ended: {command}\n{''.join(lines)}"
+            lines.append(line)
+        before, _, status = line.partition(f"{end} ")
+        return "".join([*lines, before]), int(status)
+
+    def close(self) -> None:
+        self._shell.kill()
+        self._shell.communicate()

@@ -1,0 +1,98 @@
+"""The cluster in which a stranger installs the chart: one node, whose containers are real.
+
+    python -m tests.install.strangers_cluster FOLDER
+
+It has no Headroom. The node has the images that a registry would have. When the node takes pods,
+FOLDER gets ``kubeconfig``, ``ca.crt`` and then ``ready``. The cluster ends with this process.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tests.driver import Gpu
+from tests.images.building import Builder
+from tests.install import network, packaged
+from tests.install.cluster import GPU_BYTES, Plane, bring_up
+from tests.install.containerd import ContainerdNode
+from tests.install.versions import REGISTRY
+from tests.processes import DIE_WITH_PARENT
+
+_ARCHIVES = "TEST_STRANGER_ARCHIVES"
+
+
+def images(folder: Path) -> Mapping[str, Path]:
+    """Return the archive of each image, by name: kube-scheduler under the name of its registry."""
+    private = packaged.scheduler()
+    return {
+        image.replace(REGISTRY, "registry.k8s.io") if image == private else image: archive
+        for image, archive in packaged.archives(folder).items()
+    }
+
+
+def build(folder: Path) -> None:
+    packaged.build(folder)
+    builder, private = Builder(), packaged.scheduler()
+    public = private.replace(REGISTRY, "registry.k8s.io")
+    builder.buildah("tag", private, public)
+    builder.save(public, images(folder)[public])
+
+
+class StrangersPlane(Plane):
+    def spawn_apiserver(self, *flags: str) -> None:
+        # It forwards ports through the kubelet, whose host name no DNS has here.
+        super().spawn_apiserver("--kubelet-preferred-address-types=InternalIP", *flags)
+
+
+class StrangersNode(ContainerdNode):
+    """Its kubelet serves, for ``kubectl port-forward``, in the network of the cluster."""
+
+    def _kubelet_configuration(self) -> dict[str, Any]:
+        return super()._kubelet_configuration() | {
+            "enableServer": True,
+            "address": network.HOST,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+        }
+
+
+def main(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)]) -> None:
+    if _ARCHIVES not in os.environ:
+        with tempfile.TemporaryDirectory(prefix="headroom-images-") as archives:
+            build(Path(archives))
+            command = [sys.executable, "-m", "tests.install.strangers_cluster", str(folder)]
+            done = subprocess.run(
+                [*DIE_WITH_PARENT, str(os.getpid()), *command],
+                env=os.environ | {_ARCHIVES: archives},
+                check=False,
+            )
+        raise typer.Exit(done.returncode)
+    network.alone()
+    network.build()
+    with contextlib.ExitStack() as stack:
+        plane = StrangersPlane()
+        stack.callback(plane.stop)
+        plane.start()
+        plane.start_controller_manager()
+        gpus = [Gpu(f"GPU-{i}", GPU_BYTES, reserved_bytes=0) for i in range(2)]
+        archives = images(Path(os.environ[_ARCHIVES]))
+        node = StrangersNode(plane, "gpu-0", gpus, 4, archives, packaged.PAUSE)
+        stack.callback(node.stop)
+        bring_up(plane, [node])
+        shutil.copy(plane.kubeconfig(), folder / "kubeconfig")
+        shutil.copy(plane.ca_file, folder / "ca.crt")
+        (folder / "ready").touch()
+        signal.pause()
+
+
+if __name__ == "__main__":
+    typer.run(main)
