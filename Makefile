@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | docs | site |
-# images | containers | stranger | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
+# images | containers | newcomer | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +19,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu \
-	docs site images containers stranger neighbours samples release binary publish lock
+	docs site images containers newcomer neighbours samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -122,8 +122,8 @@ images:  ## build the images of extender and agent: make images BASE=python:3.12
 containers: $(VENV)/test.stamp  ## as root: install the package of a release on containerd and runc, and look into the containers
 	$(RUN) -m pytest -q tests/install/check_packaged.py $(ARGS)
 
-stranger: $(VENV)/test.stamp  ## as root: follow docs/get-started on a clean Debian, with a clock: ARGS=FILE of the transcript
-	@$(RUN) -m tests.install.stranger $(or $(ARGS),docs/design/strangers-hour.md)
+newcomer: $(VENV)/test.stamp  ## as root: follow docs/get-started on a clean Debian, with a clock: ARGS=FILE of the transcript
+	@$(RUN) -m tests.install.newcomer $(or $(ARGS),docs/design/first-hour.md)
 
 neighbours: $(VENV)/test.stamp  ## as root: Headroom beside real components of others, which it builds: ARGS="-k kueue"
 	$(RUN) -m pytest -q tests/neighbours/check_*.py $(ARGS)

@@ -18,7 +18,7 @@ from tests.deploy.rendered import NAMESPACE
 from tests.e2e.nodes import node_manifest
 from tests.waiting import until
 
-#: What the reader writes for words of the pages.
+#: Words of the pages -> the words that the reader writes.
 WORDS = {"REGISTRY": "registry.example", "VERSION": "0.1.0", "RELEASE": "prom"}
 CONFIG = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
 DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"

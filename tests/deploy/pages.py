@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.controlplane import ROOT, built
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-#: What differs from run to run -> what both outputs then have.
+#: Patterns of text that differs from run to run -> the text that replaces it in both outputs.
 _VARIABLE = (
     (re.compile(r"-[a-f0-9]{8,10}-[a-z0-9]{5}\b"), "-HASH"),  # a pod of a Deployment
     (re.compile(r"(headroom-agent)-[a-z0-9]{5}\b"), r"\1-HASH"),

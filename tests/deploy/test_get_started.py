@@ -15,16 +15,16 @@ NOT_HERE: Mapping[tuple[str, str], str] = {
     (
         "local-cluster.md",
         "packages",
-    ): "installs packages; `make stranger` starts with exactly these",
+    ): "installs packages; `make newcomer` starts with exactly these",
     ("images.md", "digest"): "asks Docker's registry",
     ("images.md", "push"): "pushes to a registry of the reader's",
-    ("helm.md", "plugin"): "downloads packages; `make stranger` executes it",
+    ("helm.md", "plugin"): "downloads packages; `make newcomer` executes it",
     ("gitops.md", "push"): "pushes to a registry of the reader's",
     ("platforms.md", "gke"): "needs a project of Google's cloud, and its command line",
 }
 PAGES = sorted(path.name for path in (ROOT / "docs/get-started").glob("*.md"))
 #: This module, and one that `make test` does not run.
-LEFT_OUT = (Path(__file__).name, "stranger.py")
+LEFT_OUT = (Path(__file__).name, "newcomer.py")
 #: Functions of tests.deploy.pages that get a page and a mark.
 PLAYERS = ("play", "commands")
 

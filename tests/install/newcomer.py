@@ -1,10 +1,10 @@
-"""A stranger's hour: follows the pages of docs/get-started on a clean Debian, with a clock.
+"""The first hour: follows the pages of docs/get-started on a clean Debian, with a clock.
 
-    make stranger ARGS=docs/design/strangers-hour.md
+    make newcomer ARGS=docs/design/first-hour.md
 
-The stranger has a Debian root with the packages that the page names and nothing else, and a copy of
+The newcomer has a Debian root with the packages that the page names and nothing else, and a copy of
 the commit that is checked out. The binaries that ``make cluster`` builds are there already, and so
-is a cluster of the stranger's own, whose node has the images. The clock counts the commands and not
+is a cluster of the newcomer's own, whose node has the images. The clock counts the commands and not
 the time to read. Needs root.
 """
 
@@ -47,9 +47,9 @@ NOT_ON_THE_CLOCK = (
     "Given for Helm: a cluster of one node with real containers, and images that it can pull",
 )
 PAGE = """\
-# A stranger's hour
+# The first hour
 
-This page shows how long a first visitor takes, from `git clone` on a clean Debian. `make stranger`
+This page shows how long a first visitor takes, from `git clone` on a clean Debian. `make newcomer`
 follows docs/get-started literally and writes this page.
 
 | reached | goal, minutes | minutes | seconds of CPU |
@@ -100,7 +100,7 @@ class Root:
 
 @dataclass
 class Transcript:
-    """What the stranger entered, and the clock."""
+    """The commands that the newcomer entered, with their outputs, and the clock."""
 
     began: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
@@ -130,7 +130,7 @@ class Transcript:
         self.reached[goal] = self.clock_s, self.cpu_s
 
 
-class Stranger:
+class Newcomer:
     """Enters commands into a terminal and writes the transcript."""
 
     def __init__(self, terminal: Terminal, transcript: Transcript) -> None:
@@ -158,11 +158,11 @@ def cpu_seconds(pid: int) -> float:
 
 def try_on_one_machine(root: Root, transcript: Transcript) -> None:
     with contextlib.closing(root.terminal()) as terminal:
-        stranger = Stranger(terminal, transcript)
+        newcomer = Newcomer(terminal, transcript)
         transcript.page("docs/get-started/local-cluster.md")
         words = {"REPOSITORY": "/srv/headroom.git"}
-        play("get-started/local-cluster.md", "clone", stranger.enter, words)
-        play("get-started/local-cluster.md", "demo", stranger.enter)
+        play("get-started/local-cluster.md", "clone", newcomer.enter, words)
+        play("get-started/local-cluster.md", "demo", newcomer.enter)
         transcript.reach("make demo")
         (start,) = commands("get-started/local-cluster.md", "start")
         printed = root.path / "tmp/printed"
@@ -181,9 +181,9 @@ def try_on_one_machine(root: Root, transcript: Transcript) -> None:
             play("get-started/local-cluster.md", "pod", second.enter)
 
 
-def stack_second(root: Root, printed: Path, transcript: Transcript) -> Stranger:
+def stack_second(root: Root, printed: Path, transcript: Transcript) -> Newcomer:
     """Open a second terminal, and enter the lines that the cluster printed."""
-    second = Stranger(root.terminal(), transcript)
+    second = Newcomer(root.terminal(), transcript)
     second.terminal.enter("cd headroom")
     exports = [line.strip() for line in printed.read_text().splitlines() if "  export " in line]
     second.enter("\n".join(exports))
@@ -215,26 +215,26 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
         for each in (machine, inside):
             each.enter("cd headroom")
         transcript.page("docs/get-started/helm.md")
-        stranger = Stranger(inside, transcript)
-        play("get-started/helm.md", "install", stranger.enter, words)
+        newcomer = Newcomer(inside, transcript)
+        play("get-started/helm.md", "install", newcomer.enter, words)
         for block in blocks_of("get-started/helm.md", "check"):
             for step in steps(block):
-                output, status = stranger.enter(step.command)
+                output, status = newcomer.enter(step.command)
                 assert status == 0, output
-        play("get-started/helm.md", "plugin", Stranger(machine, transcript).enter)
+        play("get-started/helm.md", "plugin", Newcomer(machine, transcript).enter)
         inside.enter("export PATH=$HOME/.headroom/bin:$PATH")
         (top,) = [
             step for block in blocks_of("get-started/helm.md", "top") for step in steps(block)
         ]
-        output, status = stranger.enter(top.command)
+        output, status = newcomer.enter(top.command)
         assert status == 0, output
         transcript.reach("the chart in mode observe")
 
 
 @contextlib.contextmanager
-def strangers_cluster(folder: Path) -> Iterator[int]:
-    """Run the cluster of the stranger; yield a process in its network."""
-    cluster = [sys.executable, "-m", "tests.install.strangers_cluster", str(folder)]
+def newcomers_cluster(folder: Path) -> Iterator[int]:
+    """Run the cluster of the newcomer; yield a process in its network."""
+    cluster = [sys.executable, "-m", "tests.install.newcomers_cluster", str(folder)]
     with subprocess.Popen([*DIE_WITH_PARENT, str(os.getpid()), *cluster], cwd=ROOT) as process:
         try:
 
@@ -301,14 +301,14 @@ def main(page: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
         check=True,
     ).stdout.strip()
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-stranger-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-newcomer-")))
         say("making a clean Debian")
         root = Root(folder)
         transcript = Transcript()
         try_on_one_machine(root, transcript)
         cluster = folder / "cluster"
         cluster.mkdir()
-        pid = stack.enter_context(strangers_cluster(cluster))
+        pid = stack.enter_context(newcomers_cluster(cluster))
         install_the_chart(root, cluster, pid, transcript)
         page.write_text(written(transcript, root.packages, commit))
 

@@ -1,6 +1,6 @@
-"""The cluster in which a stranger installs the chart: one node, whose containers are real.
+"""The cluster in which a newcomer installs the chart: one node, whose containers are real.
 
-    python -m tests.install.strangers_cluster FOLDER
+    python -m tests.install.newcomers_cluster FOLDER
 
 It has no Headroom. The node has the images that a registry would have. When the node takes pods,
 FOLDER gets ``kubeconfig``, ``ca.crt`` and then ``ready``. The cluster ends with this process.
@@ -27,7 +27,7 @@ from tests.install.containerd import ContainerdNode
 from tests.install.versions import REGISTRY
 from tests.processes import DIE_WITH_PARENT
 
-_ARCHIVES = "TEST_STRANGER_ARCHIVES"
+_ARCHIVES = "TEST_NEWCOMER_ARCHIVES"
 
 
 def images(folder: Path) -> Mapping[str, Path]:
@@ -47,14 +47,18 @@ def build(folder: Path) -> None:
     builder.save(public, images(folder)[public])
 
 
-class StrangersPlane(Plane):
+class NewcomersPlane(Plane):
     def spawn_apiserver(self, *flags: str) -> None:
         # It forwards ports through the kubelet, whose host name no DNS has here.
         super().spawn_apiserver("--kubelet-preferred-address-types=InternalIP", *flags)
 
 
-class StrangersNode(ContainerdNode):
+class NewcomersNode(ContainerdNode):
     """Its kubelet serves, for ``kubectl port-forward``, in the network of the cluster."""
+
+    def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+        more = [f"--node-ip={network.HOST}"] if name == "kubelet" else []
+        super()._spawn_inside(name, *command, *more, env=env)
 
     def _kubelet_configuration(self) -> dict[str, Any]:
         return super()._kubelet_configuration() | {
@@ -69,7 +73,7 @@ def main(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)]) 
     if _ARCHIVES not in os.environ:
         with tempfile.TemporaryDirectory(prefix="headroom-images-") as archives:
             build(Path(archives))
-            command = [sys.executable, "-m", "tests.install.strangers_cluster", str(folder)]
+            command = [sys.executable, "-m", "tests.install.newcomers_cluster", str(folder)]
             done = subprocess.run(
                 [*DIE_WITH_PARENT, str(os.getpid()), *command],
                 env=os.environ | {_ARCHIVES: archives},
@@ -79,13 +83,13 @@ def main(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)]) 
     network.alone()
     network.build()
     with contextlib.ExitStack() as stack:
-        plane = StrangersPlane()
+        plane = NewcomersPlane()
         stack.callback(plane.stop)
         plane.start()
         plane.start_controller_manager()
         gpus = [Gpu(f"GPU-{i}", GPU_BYTES, reserved_bytes=0) for i in range(2)]
         archives = images(Path(os.environ[_ARCHIVES]))
-        node = StrangersNode(plane, "gpu-0", gpus, 4, archives, packaged.PAUSE)
+        node = NewcomersNode(plane, "gpu-0", gpus, 4, archives, packaged.PAUSE)
         stack.callback(node.stop)
         bring_up(plane, [node])
         shutil.copy(plane.kubeconfig(), folder / "kubeconfig")
