@@ -47,9 +47,7 @@ def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:
         HEADROOM_TOKEN=ADMIN_TOKEN,
         SSL_CERT_FILE=str(installation.plane.folder / "etc/tls/ca.crt"),
     )
-    node = installation.pod("one")["spec"]["nodeName"]
-    (other,) = set(installation.nodes.names) - {node}
-    play("get-started/helm.md", "top", run, {"gpu-b": node, "gpu-a": other})
+    play("get-started/helm.md", "top", run)
     play("get-started/rollout.md", "observed", run)
 
 

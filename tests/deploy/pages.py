@@ -22,6 +22,10 @@ _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _VARIABLE = (
     (re.compile(r"-[a-f0-9]{8,10}-[a-z0-9]{5}\b"), "-HASH"),  # a pod of a Deployment
     (re.compile(r"(headroom-agent)-[a-z0-9]{5}\b"), r"\1-HASH"),
+    # A node of the tests: kube-scheduler chooses at random between nodes with the same score.
+    (re.compile(r"\bgpu-[\da-z]\b"), "gpu-N"),
+    # On a busy machine probes fail, and the kubelet restarts containers.
+    (re.compile(r"(\d/\d +\w+ +)\d+( \(\w+ ago\))?"), r"\1RESTARTS"),
     (re.compile(r"\b\d+[smhd](\d+[smh])?(?=\s|$)"), "AGE"),
     (re.compile(r" +"), " "),  # columns are as wide as their longest value
     (re.compile(r" +$", re.MULTILINE), ""),
@@ -99,8 +103,8 @@ def steps(block: Block) -> Iterator[Step]:
 def matches(output: str, shown: str) -> bool:
     """Return whether an output is the one that a page shows.
 
-    ``...`` stands for any text, and as a whole line for any lines. Names that Kubernetes generates,
-    ages and the width of columns may differ.
+    ``...`` stands for any text, and as a whole line for any lines. Names of pods that Kubernetes
+    generates, names of nodes, ages and the width of columns may differ.
     """
     for pattern, instead in _VARIABLE:
         output, shown = pattern.sub(instead, output), pattern.sub(instead, shown)

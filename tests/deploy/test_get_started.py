@@ -78,10 +78,14 @@ def test_a_page_has_its_four_parts(page: str) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_an_output_may_differ_only_in_generated_names_ages_and_widths() -> None:
+def test_an_output_may_differ_only_in_names_ages_restarts_and_widths() -> None:
     shown = "NAME       READY   AGE\na-6f9d8c7b5-4tq8n   1/1     52s\n"
     assert matches("NAME      READY  AGE\na-7d8f9b6c45-x2zp9  1/1    3m1s\n", shown)
     assert not matches("NAME      READY  AGE\na-7d8f9b6c45-x2zp9  0/1    3m1s\n", shown)
+    assert matches("a 1/1 Running 2 (66s ago) 3m1s\n", "a   1/1   Running   0   52s\n")
+    assert not matches("a 1/1 Pending 2 (66s ago) 3m1s\n", "a   1/1   Running   0   52s\n")
+    assert matches("gpu-a   24.0 GiB  ok\n", "gpu-2  24.0 GiB  ok\n")
+    assert not matches("gpu-a   23.0 GiB  ok\n", "gpu-2  24.0 GiB  ok\n")
     assert matches("a\nb\nc\n", "a\n...\nc\n")
     assert matches("a\nc\n", "a\n...\nc\n")
     assert matches("a\n", "a\n...\n")
