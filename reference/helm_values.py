@@ -9,7 +9,7 @@ from release.chart import CHART, values_table
 
 _INTRO = """\
 `deploy/chart/headroom/platforms/` has the values for each platform:
-[install.md](../get-started/install.md). The chart rejects values that are not listed here. Defaults
+[helm.md](../get-started/helm.md). The chart rejects values that are not listed here. Defaults
 that are empty here are in the chart's manifests.
 
 """

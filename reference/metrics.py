@@ -32,7 +32,7 @@ Each process serves `/metrics` in Prometheus' text format: extenders, consoles a
 Counters of one component are added up over its replicas: `sum`. All consoles report the same values
 of the fleet: `max`.
 
-To scrape them, see [install.md](../get-started/install.md#monitoring). In a cluster, extenders and
+To scrape them, see [monitoring.md](../get-started/monitoring.md). In a cluster, extenders and
 consoles answer only clients that may `get` the path /metrics
 ([debug-api.md](debug-api.md#permissions)). [alerts.md](../operate/alerts.md) describes the alerts.
 
