@@ -148,7 +148,7 @@ class PicturedFleet:
         for node, pods in self.pods.items():
             bound: list[Placed] = []
             for pod in pods:
-                ask(server, pod.namespace, pod.name, f"{pod.request_gib:g}Gi", [node])
+                ask(server, pod.namespace, pod.name, f"{pod.request_gib:g}Gi", [node], 2 * KEPT_S)
                 binding = {"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid}
                 if server.post("/bind", binding | {"Node": node}).json() == {"Error": ""}:
                     bound.append(pod)
@@ -198,6 +198,7 @@ class PicturedFleet:
                     namespace=pod.namespace,
                     name=pod.name,
                     used_bytes=pod.used_bytes(age),
+                    peak_bytes=max(pod.used_bytes(age), pod.used_bytes(KEPT_S)),
                 )
                 for pod in here
             ]
@@ -241,8 +242,9 @@ class PicturedFleet:
                 row: list[int] = []
                 for index, uuid in enumerate(uuids):
                     here = [pod for pod in pods if pod.device == uuid and pod.since <= step]
-                    reserved = sum(int(pod.request_gib * GIB) for pod in here)
-                    used = sum(pod.used_bytes(age) for pod in here)
+                    uses = [pod.used_bytes(age) for pod in here]
+                    requests = [int(pod.request_gib * GIB) for pod in here]
+                    reserved, used = sum(map(max, requests, uses)), sum(uses)
                     sums[step][0] += reserved
                     sums[step][1] += used
                     sm = round(1000 * activity(here, index, age))
@@ -265,14 +267,16 @@ def activity(pods: Sequence[Placed], index: int, age: float) -> float:
     return round(min(0.98, max(0.0, level + 0.08 * math.sin(age / 250 + index))) if pods else 0, 3)
 
 
-def ask(server: Server, namespace: str, name: str, vram: str, nodes: list[str]) -> None:
-    """Ask as kube-scheduler does, for a pod of a ReplicaSet."""
+def ask(
+    server: Server, namespace: str, name: str, vram: str, nodes: list[str], age_s: float = 1500
+) -> None:
+    """Ask as kube-scheduler does, for a pod of a ReplicaSet that was created ``age_s`` ago."""
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
     pod: dict[str, Any] = {
         "metadata": {
             **{"namespace": namespace, "name": name, "uid": f"uid-{name}"},
             "annotations": {"headroom.gpu/vram": vram},
-            "creationTimestamp": datetime.fromtimestamp(time.time() - 1500, UTC).isoformat(),
+            "creationTimestamp": datetime.fromtimestamp(time.time() - age_s, UTC).isoformat(),
             "ownerReferences": [owner | {"name": name.rpartition("-")[0], "uid": f"rs-{name}"}],
         },
         "spec": {

@@ -1,18 +1,21 @@
 """Makes the pictures of the docs from the running page: python -m benchmarks.pictures [FOLDER]
 
 Default folder: docs/images. With --all it also makes pictures of each view in light and dark and on
-a phone, to look at. It takes two minutes, in which the console sees which GPU is full soon.
+a phone, whole pages, to look at. It takes two minutes, in which the console sees which GPU is full
+soon. The plots leave out the seconds in which the fleet is filled.
 """
 
 import re
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from benchmarks.pictured_fleet import LEAK, PicturedFleet, ask, fleet_yaml, replaced_console
+from extender.state.history import RESOLUTION_S
 from tests.debian import chromium
 from tests.serving import Server, serving
 
@@ -63,8 +66,10 @@ def main(
         browser = playwright.chromium.launch(
             executable_path=program, env=dict(environment), args=["--no-sandbox"]
         )
+        began_s = time.time()
         with serving(fleet_yaml(), "--config", str(config)) as server:
             fleet.bind(server)
+            filling = began_s, time.time() + RESOLUTION_S
             for name in ("pretrain-b7xq2", "pretrain-k2m8d", "pretrain-z5w9t"):
                 ask(server, "research", name, "90Gi", list(fleet.pods))
             ask(
@@ -77,13 +82,14 @@ def main(
             with fleet.reporting(server):
                 _wait_for_the_risk(browser, server)
                 for name, (view, scheme) in PICTURES.items():
-                    _picture(browser, server, view, scheme, SCREEN, folder / f"{name}.png")
+                    path = folder / f"{name}.png"
+                    _picture(browser, server, view, scheme, SCREEN, path, filling)
                 for name, view in VIEWS.items() if all_views else ():
                     for scheme in ("light", "dark"):
                         path = folder / f"{name}-{scheme}.png"
-                        _picture(browser, server, view, scheme, SCREEN, path, whole=True)
+                        _picture(browser, server, view, scheme, SCREEN, path, filling, whole=True)
                     path = folder / f"{name}-phone.png"
-                    _picture(browser, server, view, "light", PHONE, path, whole=True)
+                    _picture(browser, server, view, "light", PHONE, path, filling, whole=True)
         browser.close()
     for each in folder.glob("*.png"):
         size = each.stat().st_size
@@ -106,10 +112,12 @@ def _picture(
     scheme: str,
     size: dict[str, int],
     path: Path,
+    filling: tuple[float, float],
     *,
     whole: bool = False,
 ) -> None:
     context = browser.new_context(viewport=size, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
+    context.route("**/v1/history/**", lambda route: _without(route, filling))
     page: Page = context.new_page()
     page.goto(f"{server.debug}/#{view}")
     expect(page.locator("#live")).to_contain_text("live", timeout=30_000)
@@ -117,6 +125,17 @@ def _picture(
     page.wait_for_timeout(1500)
     page.screenshot(path=path, full_page=whole)
     context.close()
+
+
+def _without(route: Route, filling: tuple[float, float]) -> None:
+    """Answer with the history without the seconds in which the fleet was filled."""
+    body = route.fetch().json()
+    begin_s, end_s = filling
+    kept = [i for i, at_s in enumerate(body["at_s"]) if not begin_s <= at_s < end_s]
+    body["at_s"] = [body["at_s"][i] for i in kept]
+    for each in body["series"]:
+        each["values"] = [each["values"][i] for i in kept]
+    route.fulfill(json=body)
 
 
 if __name__ == "__main__":

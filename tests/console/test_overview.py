@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from contract.gpunode import Device
-from contract.kube import OwnerReference, Pod
+from contract.kube import OwnerReference, Pod, SchedulingGate
 from extender.console.process import SettingsView
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.growth import Growing
@@ -35,10 +35,8 @@ def add(asked: Asked, name: str, *devices: Device, held_gib: int = 0, used_gib: 
 
 def of_job(of: Pod, created: str = "2026-11-20T23:00:00Z") -> Pod:
     owner = OwnerReference("batch/v1", "Job", "train", controller=True)
-    metadata = msgspec.structs.replace(
-        of.metadata, owner_references=[owner], creation_timestamp=created
-    )
-    return msgspec.structs.replace(of, metadata=metadata)
+    metadata = replace(of.metadata, owner_references=[owner], creation_timestamp=created)
+    return replace(of, metadata=metadata)
 
 
 def test_all_is_well_if_nothing_is_listed() -> None:
@@ -112,11 +110,27 @@ def test_waiting_pods_of_one_owner_and_request_are_one_group() -> None:
     ]
     asked.cluster.apply([PodSeen(each) for each in pods])
     body = read(asked)
-    assert body["totals"]["waiting"], body["totals"]["waiting_pods"] == (2, 4)
+    assert (body["totals"]["waiting"], body["totals"]["waiting_pods"]) == (2, 4)
     small, large = body["waiting"]
     assert (large["owner_kind"], large["owner_name"], large["pods"]) == ("Job", "train", 3)
     assert (large["request"], large["oldest_s"]) == ("1 x nvidia.com/gpu with 90Gi", 3600.0)
     assert (small["name"], small["pods"], small["oldest_s"]) == ("train-9", 1, 7200.0)
+
+
+def test_pods_of_one_owner_that_wait_for_different_causes_are_different_groups() -> None:
+    asked = Asked()
+    asked.add_node("a")
+    rejected, gated, elsewhere = (of_job(pod("30Gi", uid=f"u-{n}", name=f"p-{n}")) for n in "abc")
+    spec = rejected.spec
+    gated = replace(gated, spec=replace(spec, scheduling_gates=[SchedulingGate("quota")]))
+    elsewhere = replace(elsewhere, spec=replace(spec, scheduler_name="other"))
+    asked.cluster.apply([PodSeen(each) for each in (rejected, gated, elsewhere)])
+    found = read(asked)["waiting"]
+    assert [(each["name"], each["verdict"]) for each in found] == [
+        ("p-a", "rejected"),
+        ("p-b", "gated"),
+        ("p-c", "other_scheduler"),
+    ]
 
 
 def test_the_cause_and_one_fix_are_given_for_each_group() -> None:
