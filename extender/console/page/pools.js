@@ -19,7 +19,7 @@ export function pools(view, _, state) {
       [el("a", {href: `#/pods?${new URLSearchParams({model: each.model})}`}, each.model)], each.nodes.toLocaleString("en"), each.devices.toLocaleString("en"), each.pods.toLocaleString("en"),
       gib(each.allocatable_bytes), share(each.reservation_bytes, each), share(each.used_bytes, each), share(each.headroom_bytes, each), each.waiting_pods ? [many(each.waiting_pods, "pod"), el("div", {class: "quiet"}, gib(each.waiting_bytes))] : "-",
       [["overcommitted", each.overcommitted], ["unhealthy", each.unhealthy], ["cordoned", each.cordoned]].filter(([, count]) => count).map(([word, count]) => el("div", {class: "bad"}, `${count.toLocaleString("en")} ${word}`)),
-    ]), "numbers cards")] : []));
+    ]), "numbers named cards")] : []));
   }
   return {refresh: load, leastMs: 4500};
 }
