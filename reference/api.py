@@ -58,6 +58,7 @@ _USUAL = {
 #: Fields of every body, and schemas that are described in the text.
 _OF_EVERY_BODY = ("apiVersion", "generatedAt", "snapshot_generation")
 _LEFT_OUT = ("ProblemBody",)
+#: Part of a field's name -> its unit.
 _UNITS = (("_bytes", "bytes"), ("_s", "s"), ("_ms", "ms"), ("_ratio", "0..1"))
 _Schema = Mapping[str, Any]
 
@@ -93,6 +94,8 @@ def page() -> str:
     text += "## Objects\n\n"
     for title, name in objects:
         text += f"### `{title}`\n\n"
+        if about := schemas[name].get("description"):
+            text += f"{as_code(inspect.cleandoc(about))}\n\n"
         text += table("field | type | description", _fields(schemas[name], schemas))
     return text.rstrip("\n") + "\n"
 
@@ -145,7 +148,7 @@ def _fields(schema: _Schema, schemas: _Schema) -> Iterator[tuple[str, str, str]]
     for name, below in schema.get("properties", {}).items():
         if name in _OF_EVERY_BODY:
             continue
-        unit = next((f", {unit}" for suffix, unit in _UNITS if name.endswith(suffix)), "")
+        unit = next((f", {unit}" for part, unit in _UNITS if f"{part}_" in f"{name}_"), "")
         text = as_code(below.get("description", ""))
         yield code(name), _type(below, schemas) + unit, text
 

@@ -58,7 +58,7 @@ AskedNodes = Annotated[
 ]
 AskedSince = Annotated[
     str | None,
-    Query(description="Only decisions since then: a time, or an age (s, m, h).", examples=["15m"]),
+    Query(description="Only what is not older: a time, or an age (s, m, h).", examples=["15m"]),
 ]
 DecisionId = Annotated[
     str,

@@ -33,6 +33,7 @@ class HolderView(BaseModel):
     name: str
     uid: str
     requested_bytes: int
+    #: Its use of the device; null if no report shows it.
     measured_bytes: int | None
     #: Whether a report shows the pod on this device. False: it is bound and may be on this device.
     observed: bool
@@ -45,14 +46,18 @@ class DeviceView(BaseModel):
     that no report shows yet. ``unreserved_pods`` is the use of pods without a reservation."""
 
     uuid: str
+    #: The driver's index; -1 if unknown.
     index: int
     model: str
+    #: gpu or mig.
     kind: str
     resource: str
+    #: none, time-slicing or mps.
     sharing: str
     #: Equal for devices that share one memory: MIG compute instances of one GPU instance. Each of
     #: them has the figures of the whole memory, so a sum must count only one of them.
     memory_id: str
+    #: Physical memory.
     memory_bytes: int
     #: Reserved by the driver.
     reserved_bytes: int
@@ -61,6 +66,7 @@ class DeviceView(BaseModel):
     allocatable_bytes: int
     reservation_bytes: int
     unconfirmed_bytes: int
+    #: Use of pods without a reservation.
     unreserved_pods_bytes: int
     unattributed_bytes: int
     #: Whether the agent reports which pod uses the memory. If not, requests of idle pods can hide
@@ -159,10 +165,13 @@ class HeldView(BaseModel):
     #: False: bound without a reservation; only its measured use counts.
     reserved: bool
     requested_bytes: int
+    #: Its use of the device; null if no report shows it.
     measured_bytes: int | None
+    #: What counts for the pod on the device.
     charged_bytes: int
     #: Use above the request; 0 without a reservation.
     exceeds_by_bytes: int
+    #: When the reservation was made (RFC 3339).
     since: str | None
     priority: int | None
     containers: list[UseView]

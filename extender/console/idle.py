@@ -23,7 +23,7 @@ from extender.state.idle_pods import (
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 
 
-class HeldView(BaseModel):
+class IdleSumView(BaseModel):
     """Sums over idle pods, each counted on each of its devices."""
 
     pods: int
@@ -36,11 +36,11 @@ class HeldView(BaseModel):
     cost: float | None
 
 
-class IdleTeamView(HeldView):
+class IdleTeamView(IdleSumView):
     namespace: str
 
 
-class IdleOwnerView(HeldView):
+class IdleOwnerView(IdleSumView):
     namespace: str
     #: Kind and name of the controller; null for pods without one.
     kind: str | None

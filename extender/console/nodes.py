@@ -89,10 +89,12 @@ class NodeView(BaseModel):
     message: str | None
     #: Evidence for the message, if it does not include any.
     detail: str | None
+    #: When the agent took the newest sample (RFC 3339), by the node's clock.
     observed_at: str | None
     report_age_s: float | None
     #: Whether the last report of its agent is recent enough.
     fresh: bool
+    #: Whether the pods that were on the node before Headroom are charged.
     initialised: bool
     #: Whether the node is cordoned.
     cordoned: bool

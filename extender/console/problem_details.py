@@ -218,6 +218,40 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+#: Descriptions of fields that mean the same in all models; a comment in a model takes precedence.
+_COMMON = {
+    "node": "Name of the node.",
+    "uid": "UID of the pod.",
+    "owner_kind": "Kind of the pods' owner, such as Deployment.",
+    "owner_name": "Name of the pods' owner.",
+    "container": "Name of the container.",
+    "priority": "Priority of the pod.",
+    "device": "UUID of the device.",
+    "uuid": "UUID of the device.",
+    "model": "Product name of the device.",
+    "resource": "Extended resource of the device, such as nvidia.com/gpu.",
+    "replica": "Name of the replica.",
+    "decision_id": "Id of the decision: UID.RESOURCEVERSION of the pod.",
+    "at": "RFC 3339.",
+    "took_ms": "Duration of the call.",
+    "message": "A sentence for people.",
+    "sentence": "A sentence for people.",
+    "unanswered": "Extenders that send nothing at present; their newest decisions are missing.",
+    "used_bytes": "Measured use.",
+    "allocatable_bytes": "Memory that can be reserved: without the driver's part and the reserve.",
+    "reservation_bytes": "Charged to pods whose device is known: the larger of request and use.",
+    "unconfirmed_bytes": "Worst-case charge of pods that no report shows yet.",
+    "unattributed_bytes": "Used by no known pod, above the tolerance.",
+    "headroom_bytes": "Memory that more pods can reserve.",
+    "replicas_free": "Replicas that no pod holds.",
+    "waiting_pods": "Pods that wait for a GPU.",
+    "waiting_bytes": "GPU memory that the waiting pods request.",
+    "report_age_s": "Age of the node's newest report or heartbeat.",
+    "idle_since": "When the pod last used an SM (RFC 3339).",
+    "idle_s": "Time without use of an SM.",
+}
+
+
 def describe_fields(schemas: dict[str, Any]) -> None:
     """Add the ``#:`` comments of the console's models as descriptions, if a field has none."""
     models = {model.__name__: model for model in _models(BaseModel)}
@@ -230,6 +264,11 @@ def describe_fields(schemas: dict[str, Any]) -> None:
             described = schema.get("properties", {}).get(aliases.get(field) or field)
             if described is not None:
                 described.setdefault("description", text)
+        for field, described in schema.get("properties", {}).items():
+            # A list or an object of that name is something else.
+            of_list = described.get("type") == "array" and field != "unanswered"
+            if field in _COMMON and not of_list and "$ref" not in described:
+                described.setdefault("description", _COMMON[field])
 
 
 def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:

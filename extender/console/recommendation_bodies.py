@@ -67,21 +67,25 @@ class AcceptedView(BaseModel):
     """The effect if the pods are created again with the recommended requests, by simulation."""
 
     message: str
-    #: Pods that were simulated, and those that were left out because there are too many.
+    #: Pods that were simulated.
     pods: int
+    #: Pods that were not simulated, because there are too many.
     left_out: int
     #: Pods that would fit on no node if they were created again.
     homeless: int
-    #: Devices without use and without a reservation: now, after the same pods were placed again
-    #: with their present requests, and with the recommended ones.
+    #: Devices without use and without a reservation.
     empty_devices: int
+    #: The same after all pods were placed again with their present requests.
     empty_devices_again: int
+    #: The same after all pods were placed again with the recommended requests.
     empty_devices_after: int
     headroom_bytes: int
+    #: The same with the recommended requests.
     headroom_bytes_after: int
-    #: Pending pods, and those that fit now and afterwards.
     pending: int
+    #: Pending pods that fit now.
     pending_fit: int
+    #: Pending pods that fit with the recommended requests.
     pending_fit_after: int
     not_checked: list[str]
 

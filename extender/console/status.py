@@ -78,12 +78,17 @@ class PeerView(BaseModel):
 
 class StatusBody(Body):
     replica: str
+    #: Version of Headroom.
     version: str
+    #: Version of Python.
     python: str
+    #: RFC 3339.
     started_at: str
     settings: SettingsView = Field(default_factory=enforcing)
     ready: bool
+    #: Why /readyz answers 503; null if it does not.
     not_ready_because: str | None
+    #: The watches of the API server.
     sources: list[SourceView]
     #: Whether received changes are not applied yet.
     behind: bool
@@ -91,10 +96,14 @@ class StatusBody(Body):
     counts: CountsView
     #: Number of pods on which ledger, API server and agents disagree, by kind.
     mismatches: dict[str, int]
+    #: Total over all nodes.
     overcommitted_bytes: int
     journal: JournalView
+    #: Memory of this process.
     memory_bytes: int | None
+    #: How late the event loop runs.
     loop_lag: LagView | None
+    #: The extenders that this process follows.
     peers: list[PeerView]
     unanswered: list[Unanswered]
 

@@ -2,10 +2,14 @@
 OpenAPI document describes them."""
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from extender.console.problem_details import _models
 from tests.console.asking import Asked
 
 PAGE = Path(__file__).parents[2] / "docs/reference/api.md"
@@ -67,6 +71,13 @@ def test_the_page_and_the_description_agree() -> None:
         assert shown[endpoint] == (parameters, fields), endpoint
 
 
+def test_no_two_models_have_the_same_name() -> None:
+    """Their comments would be mixed up, because the document names a schema after its model."""
+    names = Counter(model.__name__ for model in set(_models(BaseModel)))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert names["HeldView"] == 1
+
+
 def test_comments_of_fields_are_descriptions_in_the_openapi_document() -> None:
     schemas = openapi()["components"]["schemas"]
 
@@ -79,4 +90,8 @@ def test_comments_of_fields_are_descriptions_in_the_openapi_document() -> None:
     assert message("ExplainBody", "last_decision").startswith("The last decision")
     assert message("FilterView", "replica") == "The replica that served it."
     assert message("NodesBody", "continue").startswith("Value of the query parameter")
-    assert message("DeviceView", "uuid") == "None"  # it has no description
+    assert message("HeldView", "phase").startswith("waiting (reserved")
+    # A comment that several models share, but not for a list of that name, and none.
+    assert message("FilterView", "took_ms") == "Duration of the call."
+    assert message("MapBody", "model") == "None"
+    assert message("DeviceView", "replicas_allocated") == "None"
