@@ -167,7 +167,7 @@ class HeldView(BaseModel):
     requested_bytes: int
     #: Its use of the device; null if no report shows it.
     measured_bytes: int | None
-    #: What counts for the pod on the device.
+    #: Memory that counts for the pod on the device.
     charged_bytes: int
     #: Use above the request; 0 without a reservation.
     exceeds_by_bytes: int
