@@ -1,5 +1,6 @@
 """Fixtures and hooks for all tests."""
 
+import functools
 import gc
 import os
 from collections.abc import Generator, Iterator
@@ -88,9 +89,10 @@ LONGEST_FIRST = (
 )
 
 
-def start_order(item: pytest.Item) -> int:
-    """Return the index of the test's module in ``LONGEST_FIRST``, or its length."""
-    found = (i for i, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
+@functools.cache
+def start_order(module: str) -> int:
+    """Return the index of the module in ``LONGEST_FIRST``, or its length."""
+    found = (i for i, path in enumerate(LONGEST_FIRST) if module.startswith(path))
     return next(found, len(LONGEST_FIRST))
 
 
@@ -117,7 +119,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("reversed"):
         items.reverse()
-    items.sort(key=start_order)
+    items.sort(key=lambda item: start_order(item.nodeid.partition("::")[0]))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -70,7 +70,7 @@ def crd_manifest() -> dict[str, Any]:
     """Return the deployed CRD of GPUNode; if the file is missing, one without a schema."""
     deployed = ROOT / "deploy/base/crd.yaml"
     if deployed.exists():
-        manifest: dict[str, Any] = yaml.safe_load(deployed.read_text())
+        manifest: dict[str, Any] = yaml.load(deployed.read_text(), yaml.CSafeLoader)
         return manifest
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
@@ -368,7 +368,9 @@ def scheduler_configuration(
 
     ``one_entry``: merge the two extender entries, so that it is called only for pods with a GPU.
     """
-    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
+    content: dict[str, Any] = yaml.load(
+        (ROOT / "deploy/base/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
+    )
     content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
     content["leaderElection"] = {"leaderElect": False}
     if one_entry:

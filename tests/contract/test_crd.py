@@ -18,7 +18,7 @@ from contract.quantity import MAX_DEVICE_BYTES
 
 Schema = dict[str, Any]
 
-CRD = yaml.safe_load((Path(__file__).parents[2] / "deploy/base/crd.yaml").read_text())
+CRD = yaml.load((Path(__file__).parents[2] / "deploy/base/crd.yaml").read_text(), yaml.CSafeLoader)
 VERSION = CRD["spec"]["versions"][0]
 SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
 

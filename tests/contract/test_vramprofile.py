@@ -12,7 +12,9 @@ from extender.recommend.histogram import MAX_BUCKETS
 from extender.recommend.profile import MAX_CONTAINERS, MAX_PROGRAMS
 from tests.contract.test_crd import KEYWORDS, differences, levels
 
-CRD = yaml.safe_load((Path(__file__).parents[2] / "deploy/base/crd-vramprofile.yaml").read_text())
+CRD = yaml.load(
+    (Path(__file__).parents[2] / "deploy/base/crd-vramprofile.yaml").read_text(), yaml.CSafeLoader
+)
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 LEVELS = dict(levels(SCHEMA))
 

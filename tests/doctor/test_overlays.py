@@ -24,7 +24,7 @@ from tests.builders import GIB, GPU, device, gpunode, shared
 from tests.state.test_cluster_state import seen, state_of
 
 CRD = Path(__file__).parents[1] / "recorded/karpenter/karpenter.sh_nodeoverlays.yaml"
-VERSION = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]
+VERSION = yaml.load(CRD.read_text(), yaml.CSafeLoader)["spec"]["versions"][0]
 SHARED = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}
 MIG = "nvidia.com/mig-1g.5gb"
 

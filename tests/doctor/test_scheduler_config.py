@@ -20,7 +20,9 @@ from extender.placement.policy import Rules
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 
-SHIPPED = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"))
+SHIPPED = yaml.load(
+    (ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+)
 #: The deadline of binds is below any httpTimeout.
 SETTINGS = Settings(bind_deadline_s=0.01)
 
@@ -59,7 +61,7 @@ def test_a_bind_ends_before_kube_scheduler_gives_it_up(
 @pytest.mark.parametrize("folder", ["base", "default-scheduler"])
 def test_the_shipped_deadlines_suit_the_shipped_schedulers(folder: str) -> None:
     config, settings = (
-        yaml.safe_load((ROOT / "deploy" / folder / name).read_text(encoding="utf-8"))
+        yaml.load((ROOT / "deploy" / folder / name).read_text(encoding="utf-8"), yaml.CSafeLoader)
         for name in ("kube-scheduler.yaml", "headroom.yaml")
     )
     deadline_s = settings.get("bind_deadline_s", Settings().bind_deadline_s)
@@ -119,7 +121,9 @@ def test_a_profile_that_counts_what_only_quotas_count_is_a_warning() -> None:
     assert examine_scheduler(config, Settings()) == []
 
 
-DEFAULT = yaml.safe_load((ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text())
+DEFAULT = yaml.load(
+    (ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
+)
 
 
 @pytest.mark.parametrize("config", [SHIPPED, DEFAULT], ids=["own", "default"])
