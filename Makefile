@@ -7,6 +7,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 # Each worker runs one module at a time, the longest first (tests/conftest.py). All tests run on four
 # workers for two cores, because tests of real nodes and of whole installations wait half of the time.
+# On other machines: make test WORKERS=8.
+WORKERS := 4
 LOADFILE := --dist loadfile --no-loadscope-reorder
 # Collects all tests once in a new clone: the workers then find compiled sources, which each of them
 # would compile otherwise, for 13 s.
@@ -45,7 +47,7 @@ quick: $(VENV)/test.stamp
 
 all: $(VENV)/test.stamp
 	$(COMPILED)
-	$(RUN) -m pytest -q -n 4 $(LOADFILE) $(ARGS)
+	$(RUN) -m pytest -q -n $(WORKERS) $(LOADFILE) $(ARGS)
 
 e2e: $(VENV)/test.stamp  ## tests against real kube-schedulers of three minor versions
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
