@@ -15,7 +15,7 @@ Set the annotations of the first three sections. Headroom writes all others.
   then on.
 - Amounts are Kubernetes quantities of bytes: `8Gi`, `8000Mi`, `512Mi`. They count on each GPU.
 - The webhook rejects or warns about invalid values, and about names that do not exist
-  ([admission.md](admission.md#errors-and-warnings)).
+  ([admission.md](../design/admission.md#errors-and-warnings)).
 
 """
 

@@ -117,7 +117,7 @@ GROUPS = {
         "webhook_tls_cert",
         "webhook_tls_key",
     ),
-    "Admission webhook ([admission.md](admission.md))": (
+    "Admission webhook ([admission.md](../design/admission.md))": (
         "scheduler_name",
         "gate_image",
         "mirror_vram",

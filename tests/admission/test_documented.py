@@ -1,4 +1,4 @@
-"""docs/reference/admission.md lists all changes and errors, word for word.
+"""docs/design/admission.md lists all changes and errors, word for word.
 
 ``python -m tests.admission.test_documented`` writes the sentences into the page.
 """
@@ -27,7 +27,7 @@ from extender.placement.visible_devices import VISIBLE_DEVICES
 from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/reference/admission.md"
+PAGE = ROOT / "docs/design/admission.md"
 BEGIN, END = "<!-- sentences -->", "<!-- end of sentences -->"
 
 

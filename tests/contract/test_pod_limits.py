@@ -99,7 +99,7 @@ def test_the_size_of_a_pod_is_kept_only_if_it_matters() -> None:
 
 
 def test_every_limit_is_documented() -> None:
-    text = (ROOT / "docs/reference/admission.md").read_text()
+    text = (ROOT / "docs/design/admission.md").read_text()
     limits = {name: value for name, value in vars(pod_limits).items() if name.startswith("MAX_")}
     assert len(limits) == 6
     for value in limits.values():
