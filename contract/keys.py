@@ -235,8 +235,8 @@ DEVICES = _key(
     values="UUIDs, separated by commas",
     example="GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d",
     reader="the pod, by `NVIDIA_VISIBLE_DEVICES`",
-    meaning="GPUs of the container with this index, on steered and pinned nodes. Written with the "
-    "Binding.",
+    meaning="GPUs of the container with this index, if they are certain, such as on pinned nodes. "
+    "Written with the Binding.",
 )
 BYTES = _key(
     "bytes.",

@@ -101,13 +101,14 @@ class Reason(Enum):
     )
     NO_REPORT = (
         "no GPU report from the node",
-        "No agent has reported the GPUs of the node.",
+        "No agent has reported the GPUs of the node, and its labels are not enough: the GPUs are "
+        "shared, or labels are missing.",
         _AGENT,
     )
     LABELS_INCOMPLETE = (
         "no GPU report from the node, and its labels describe its GPUs incompletely",
-        "Without an agent, Headroom takes a node's GPUs from the labels of GPU feature discovery. "
-        "The labels of this node are missing, or its GPUs are shared.",
+        "With setting require_report: false, labels that describe a node's GPUs are enough. Here "
+        "they are missing or contradict the node.",
         f"{_AGENT}; for unshared GPUs the labels of GPU feature discovery are enough",
     )
     STALE_REPORT = (

@@ -115,7 +115,8 @@ def rows(
         if resolved.get("properties"):
             yield from rows(resolved, default, whole, here)
         else:
-            text = str(below.get("description") or resolved.get("description", ""))
+            described = (each.get("description") for each in (below, resolved, schema))
+            text = str(next(filter(None, described), ""))
             yield here, default, " ".join(text.split()).replace("|", "\\|")
 
 
