@@ -17,13 +17,11 @@ from contract.reasons import Reason
 from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
-from extender.doctor.overuse_rule import examine_overuse
+from extender.doctor.pod_rules import examine_overuse, examine_starts, examine_steering
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.recommendation_rule import examine_recommendations
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
-from extender.doctor.start_rule import examine_starts
-from extender.doctor.steering_rule import examine_steering
 from extender.placement.snapshot_builder import reach
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState

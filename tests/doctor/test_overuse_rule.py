@@ -4,7 +4,7 @@ import pytest
 
 from contract.gpunode import GPUNode
 from extender.doctor.findings import line
-from extender.doctor.overuse_rule import examine_overuse
+from extender.doctor.pod_rules import examine_overuse
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import NOW_S, kube_node
