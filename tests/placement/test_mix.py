@@ -268,6 +268,19 @@ def test_cached_ranks_match_the_terms_with_prices() -> None:
     assert without.scores.tolist() != kept.scores.tolist()
 
 
+def test_the_class_of_a_node_follows_its_largest_device() -> None:
+    table = Table()
+    for each in fleet().nodes:
+        table.put(each)
+    snap, rows = table.snapshot(), np.arange(5)
+    found = of(snap, {(SMALL, LARGE): 1.0})
+    assert found.classes(snap, rows).tolist() == [1, 0, 0, 0, 0]
+    table.put(node("small1", LARGE))
+    table.put(node("small2", 32 * GIB))  # no class of the market
+    assert found.classes(table.snapshot(), rows).tolist() == [1, 0, 1, 2, 0]
+    assert found.classes(snap, rows).tolist() == [1, 0, 0, 0, 0]
+
+
 def test_prices_are_computed_rarely_in_a_large_fleet() -> None:
     """Counts computations instead of seconds: one covers many pods."""
     looks = 0

@@ -8,8 +8,9 @@ import pytest
 
 from contract.kube import Pod
 from extender.placement.fit import fit
+from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Weights
-from extender.placement.score import Ranking, rank
+from extender.placement.score import Ranking, best, rank
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from tests.builders import (
@@ -102,6 +103,21 @@ def test_the_score_is_the_weighted_mean_of_its_named_terms() -> None:
     assert np.allclose(found.scores, np.asarray(weighted) / 16)
     assert ((found.scores >= 0) & (found.scores <= 1)).all()
     assert found.scores[2] == 0
+
+
+def test_the_winner_is_listed_first_then_the_others_by_score_and_name() -> None:
+    nodes = holding("c", 0), holding("b", 0), holding("half", 12), holding("full", 20)
+    asked = request(pod("8Gi"))
+    snap, rows = build(nodes), np.arange(4)
+    cached = FitCache(Weights()).weigh(asked, snap)
+    ranking = cached.rank(asked, snap, rows, NOW_S)
+    for most, names in ((5, ["half", "b", "c"]), (2, ["half", "c"])):  # the first two by row
+        found = best(asked, snap, rows, ranking, cached.standing, NOW_S, None, most)
+        assert [each.node for each in found] == names
+        assert [each.score for each in found] == sorted(ranking.scores, reverse=True)[: len(names)]
+        for each in found:
+            total = sum(Weights().parts[name] * term for name, term in each.terms.items())
+            assert total == pytest.approx(each.score)
 
 
 def test_without_a_gpu_request_no_node_wins() -> None:
