@@ -26,7 +26,14 @@ from playwright.sync_api import sync_playwright
 from benchmarks.hotpath.machine import machine
 from benchmarks.page import Opened, follow, open_all, share, views_of
 from benchmarks.scale import Part, parts
-from benchmarks.scale_objects import cluster_objects, fill, gpunode, heartbeats, node_name
+from benchmarks.scale_objects import (
+    POD_BYTES,
+    cluster_objects,
+    fill,
+    gpunode,
+    heartbeats,
+    node_name,
+)
 from tests.controlplane import ControlPlane
 from tests.debian import chromium
 from tests.e2e.cluster import Cluster
@@ -63,26 +70,27 @@ class EtcdReporter:
             batch = min(due - sent, 100)
             self.late = max(self.late, due - sent - batch)
             numbers = [number % self._nodes for number in range(sent, sent + batch)]
-            self._put([each for each in numbers if each != FOLLOWED], self._any_bytes)
+            self._put([each for each in numbers if each != FOLLOWED], self._within_requests)
             sent += batch
 
-    def _any_bytes(self) -> int:
-        return self._draw.randrange(70) * GIB
+    def _within_requests(self, holders: int) -> int:
+        """Return a use of a GPU that is within the requests of its pods."""
+        return holders * self._draw.randrange(1, POD_BYTES // GIB) * GIB
 
     def send(self, used_bytes: int) -> None:
         """Report this use of each GPU of the followed node."""
-        self._put([FOLLOWED], lambda: used_bytes)
+        self._put([FOLLOWED], lambda _: used_bytes)
 
-    def _put(self, numbers: list[int], used: Callable[[], int]) -> None:
+    def _put(self, numbers: list[int], used: Callable[[int], int]) -> None:
         if numbers:
             fill(self._plane, [self._object(number, used) for number in numbers])
 
-    def _object(self, number: int, used: Callable[[], int]) -> tuple[str, dict[str, Any]]:
+    def _object(self, number: int, used: Callable[[int], int]) -> tuple[str, dict[str, Any]]:
         found = gpunode(number, range(number, self._pods, self._nodes))
         found["status"]["observedAt"] = datetime.now(UTC).isoformat()
         for device in found["status"]["devices"]:
-            device["used"] = used()
             holders = [each for each in found["status"]["pods"] if each["device"] == device["uuid"]]
+            device["used"] = used(len(holders))
             for each in holders:
                 each["used"] = device["used"] // len(holders)
         return f"headroom.gpu/gpunodes/{node_name(number)}", found
@@ -110,6 +118,7 @@ def main(
                 executable_path=program, env=dict(environment), args=["--no-sandbox"]
             )
             views = views_of(node_name(FOLLOWED))
+            reporter.send(GIB)  # else its report would be stale by now
             found = open_all(browser, Opened(console.url, views), pages)
             with_pages = share(console.pid, seconds)
             typer.echo(f"console, {pages} pages open: {with_pages:.1f} % of a core (goal 10 %)")

@@ -49,9 +49,9 @@ def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 
         setattr(state, _WAITING, WaitingGroups())
     shared: WaitingGroups = getattr(state, _WAITING)
     waiting, groups = shared.of(context, snap)
-    at_risk, faults = risks(context, snap), broken(context, snap)
+    (at_risk, risky), faults = risks(context, snap, limit), broken(context, snap)
     totals = TotalsView(
-        at_risk=len(at_risk),
+        at_risk=risky,
         waiting=groups,
         waiting_pods=len(context.cluster.unbound()),
         broken=len(faults),
@@ -60,7 +60,7 @@ def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 
         OverviewBody(
             **context.head(snap),
             totals=totals,
-            at_risk=at_risk[:limit],
+            at_risk=at_risk,
             waiting=waiting[:limit],
             broken=faults[:limit],
         )

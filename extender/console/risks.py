@@ -1,6 +1,8 @@
 """Finds devices at risk: overcommitted, full soon, unhealthy, or used above the requests."""
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -54,14 +56,19 @@ class RiskView(BaseModel):
     pods: list[PodName]
 
 
-def risks(context: Context, snap: Snapshot) -> list[RiskView]:
-    """Return all devices at risk, the most urgent first."""
-    growing, overuses = context.growing(), _overuse_by_device(context.cluster.overuses.lasting)
+def risks(context: Context, snap: Snapshot, limit: int) -> tuple[list[RiskView], int]:
+    """Return the devices at risk, the most urgent first, and the number of all.
+
+    Views are made of those alone that are returned, because every device can be at risk.
+    """
+    # Another thread replaces both meanwhile, so they are read once.
+    growing, lasting = context.growing(), context.cluster.overuses.lasting
+    overuses = _overuse_by_device(lasting)
     found = [
-        _risk(node, terms, risk, growing.get(node.name, ()), overuses.get(terms.device.uuid, ()))
-        for node, terms, risk in _at_risk(context, snap)
+        _Found(node, terms, risk, growing.get(node.name, ()), overuses.get(terms.device.uuid, ()))
+        for node, terms, risk in _at_risk(snap, growing, lasting)
     ]
-    return [view for _, view in sorted(found, key=lambda each: each[0])]
+    return [each.view() for each in heapq.nsmallest(limit, found, key=_Found.key)], len(found)
 
 
 def risk_of(context: Context, node: NodeTerms, terms: DeviceTerms) -> RiskView | None:
@@ -69,33 +76,36 @@ def risk_of(context: Context, node: NodeTerms, terms: DeviceTerms) -> RiskView |
     uuid, growing = terms.device.uuid, context.growing().get(node.name, ())
     overused = _overuse_by_device(context.cluster.overuses.lasting).get(uuid, ())
     level = _level(terms, any(each.device == uuid for each in growing), bool(overused))
-    return _risk(node, terms, level, growing, overused)[1] if level else None
+    return _Found(node, terms, level, growing, overused).view() if level else None
 
 
 def risk_levels(context: Context, snap: Snapshot) -> Mapping[str, Risk]:
     """Return the risk of each device at risk, by UUID."""
-    return {terms.device.uuid: risk for _, terms, risk in _at_risk(context, snap)}
+    found = _at_risk(snap, context.growing(), context.cluster.overuses.lasting)
+    return {terms.device.uuid: risk for _, terms, risk in found}
 
 
-def _at_risk(context: Context, snap: Snapshot) -> Iterator[tuple[NodeTerms, DeviceTerms, Risk]]:
+def _at_risk(
+    snap: Snapshot, growing: Mapping[str, Sequence[Growing]], lasting: Sequence[Overuse]
+) -> Iterator[tuple[NodeTerms, DeviceTerms, Risk]]:
     """Yield the devices at risk. Of a large fleet most are not, so columns select them first."""
     columns = snap.columns
     suspects = (columns.headroom_bytes < 0) | (columns.health_issue > 0)
     rows, slots = np.nonzero(suspects & (columns.replicas >= 0))
     found = set(zip(rows.tolist(), slots.tolist(), strict=True))
-    growing = {each.device for there in context.growing().values() for each in there}
-    overused = {each.device for each in context.cluster.overuses.lasting}
-    nodes = {*context.growing(), *(each.node for each in context.cluster.overuses.lasting)}
+    grows = {each.device for there in growing.values() for each in there}
+    overused = {each.device for each in lasting}
+    nodes = {*growing, *(each.node for each in lasting)}
     for name in nodes & snap.row_of.keys():
         row = snap.row_of[name]
         for slot, terms in enumerate(snap.nodes[row].devices):
-            if terms.device.uuid in growing or terms.device.uuid in overused:
+            if terms.device.uuid in grows or terms.device.uuid in overused:
                 found.add((row, slot))
     for row, slot in found:
         node = snap.nodes[row]
         terms = node.devices[slot]
         uuid = terms.device.uuid
-        if risk := _level(terms, uuid in growing, uuid in overused):
+        if risk := _level(terms, uuid in grows, uuid in overused):
             yield node, terms, risk
 
 
@@ -118,54 +128,77 @@ def _level(terms: DeviceTerms, growing: bool, overused: bool) -> Risk:
     return Risk.OVERUSE if overused else Risk.NONE
 
 
-def _risk(
-    node: NodeTerms,
-    terms: DeviceTerms,
-    risk: Risk,
-    growing: Sequence[Growing],
-    overused: Sequence[Overuse],
-) -> tuple[tuple[float | str, ...], RiskView]:
-    """Return a key that sorts the most urgent first, and the view of a device at risk."""
-    device = terms.device
-    grows = next((each for each in growing if each.device == device.uuid), None)
-    holders = sorted(terms.holders, key=lambda each: -each.charged_bytes)
-    pods = [PodName(namespace=each.namespace, name=each.name) for each in holders[:MOST_PODS]]
-    view = RiskView(
-        kind=risk.name.lower(),
-        node=node.name,
-        device=device.uuid,
-        index=device.index,
-        model=device.model,
-        message="",
-        pods=pods,
-    )
-    urgency = 0.0
-    if risk is Risk.OVERCOMMITTED:
-        view.excess_bytes = -terms.headroom_bytes
-        view.message = (
-            f"{gib(terms.committed_bytes)} are reserved or used of "
-            f"{gib(terms.allocatable_bytes)}: {gib(-terms.headroom_bytes)} too much"
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A device at risk; ``overused``: the overuse on it, the largest first."""
+
+    node: NodeTerms
+    terms: DeviceTerms
+    risk: Risk
+    growing: Sequence[Growing]
+    overused: Sequence[Overuse]
+
+    def key(self) -> tuple[float | str, ...]:
+        """Return a key that sorts the most urgent first."""
+        if self.risk is Risk.OVERCOMMITTED:
+            urgency = float(self.terms.headroom_bytes)
+        elif self.risk is Risk.GROWING:
+            urgency = self._grows.full_in_s
+        elif self.risk is Risk.UNHEALTHY:
+            urgency = -float(len(self.terms.holders))
+        else:
+            urgency = -float(self._overuse_bytes)
+        return -self.risk, urgency, self.node.name, self.terms.device.index
+
+    def view(self) -> RiskView:
+        terms, device = self.terms, self.terms.device
+        holders = sorted(terms.holders, key=lambda each: -each.charged_bytes)
+        view = RiskView(
+            kind=self.risk.name.lower(),
+            node=self.node.name,
+            device=device.uuid,
+            index=device.index,
+            model=device.model,
+            message="",
+            pods=[
+                PodName(namespace=each.namespace, name=each.name) for each in holders[:MOST_PODS]
+            ],
         )
-        if overused:
-            view.message += f"; {_overuse_text(overused[0])}"
-        urgency = -view.excess_bytes
-    elif grows is not None and risk is Risk.GROWING:
-        view.full_in_s = urgency = round(grows.full_in_s, 1)
-        an_hour = gib(round(3600 * grows.bytes_per_s))
-        view.message = f"grows by {an_hour} an hour: full in {_minutes(grows.full_in_s)}"
-        if grows.name:
-            view.pods = [PodName(namespace=grows.namespace, name=grows.name)]
-    elif risk is Risk.UNHEALTHY:
-        view.message = f"unhealthy: {terms.health_detail or 'see the device'}; its pods may fail"
-        urgency = -len(holders)
-    else:
-        view.excess_bytes = sum(each.excess_bytes for each in overused)
-        view.pods = [
-            PodName(namespace=each.namespace, name=each.name) for each in overused[:MOST_PODS]
-        ]
-        view.message = _overuse_text(overused[0])
-        urgency = -view.excess_bytes
-    return (-risk, urgency, node.name, device.index), view
+        if self.risk is Risk.OVERCOMMITTED:
+            view.excess_bytes = -terms.headroom_bytes
+            view.message = (
+                f"{gib(terms.committed_bytes)} are reserved or used of "
+                f"{gib(terms.allocatable_bytes)}: {gib(-terms.headroom_bytes)} too much"
+            )
+            if self.overused:
+                view.message += f"; {_overuse_text(self.overused[0])}"
+        elif self.risk is Risk.GROWING:
+            grows = self._grows
+            view.full_in_s = round(grows.full_in_s, 1)
+            an_hour = gib(round(3600 * grows.bytes_per_s))
+            view.message = f"grows by {an_hour} an hour: full in {_minutes(grows.full_in_s)}"
+            if grows.name:
+                view.pods = [PodName(namespace=grows.namespace, name=grows.name)]
+        elif self.risk is Risk.UNHEALTHY:
+            view.message = (
+                f"unhealthy: {terms.health_detail or 'see the device'}; its pods may fail"
+            )
+        else:
+            view.excess_bytes = self._overuse_bytes
+            view.pods = [
+                PodName(namespace=each.namespace, name=each.name)
+                for each in self.overused[:MOST_PODS]
+            ]
+            view.message = _overuse_text(self.overused[0])
+        return view
+
+    @property
+    def _grows(self) -> Growing:
+        return next(each for each in self.growing if each.device == self.terms.device.uuid)
+
+    @property
+    def _overuse_bytes(self) -> int:
+        return sum(each.excess_bytes for each in self.overused)
 
 
 def _overuse_text(each: Overuse) -> str:

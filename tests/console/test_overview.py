@@ -14,8 +14,8 @@ from tests.console.asking import STALE_AFTER_S, Asked
 from tests.console.test_idle import fleet, row
 
 
-def read(asked: Asked) -> dict[str, Any]:
-    answer = asked.get("/v1/overview")
+def read(asked: Asked, query: str = "") -> dict[str, Any]:
+    answer = asked.get(f"/v1/overview{query}")
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -76,6 +76,9 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     assert messages["soon"] == "grows by 1.0 GiB an hour: full in 2 minutes"
     assert messages["sick"] == "unhealthy: XID 79; its pods may fail"
     assert messages["over"] == "default/p-over uses 6.0 GiB and requested 4.0 GiB"
+    first = read(asked, "?limit=1")
+    assert [each["node"] for each in first["at_risk"]] == ["full"]
+    assert first["totals"]["at_risk"] == 5
     # The view of a device has the same entry.
     for risk in read(asked)["at_risk"]:
         path = f"/v1/nodes/{risk['node']}/devices/{risk['device']}"

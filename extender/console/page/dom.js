@@ -98,6 +98,18 @@ function changeAttributes(element, wanted) {
   }
 }
 
+/** Time between two loads of a view is this many times as long as a load takes, so that a large cluster stays responsive. */
+const TIMES = 20;
+
+/** Return a load that measures itself, and the least time between two loads: {load, leastMs}. */
+export function timed(load) {
+  let tookMs = 0;
+  return {
+    load: async () => { const beganAt = performance.now(); await load(); tookMs = performance.now() - beganAt; },
+    get leastMs() { return Math.max(4500, TIMES * tookMs); },
+  };
+}
+
 /** Return the maximum number of rows: on a phone few, so that the page is at most six screens high. */
 export const atMost = (rows, few) => matchMedia("(max-width: 48rem)").matches ? few : rows;
 

@@ -1,6 +1,6 @@
 // All pods: searched, filtered and sorted by what the URL says, in pages that the console makes.
 
-import {ask, atMost, choice, el, gib, many, podLink, since, swap, table} from "./dom.js";
+import {ask, atMost, choice, el, gib, many, podLink, since, swap, table, timed} from "./dom.js";
 
 const STATES = {"": "any state", waiting: "waiting", bound: "bound", unconfirmed: "unconfirmed", starting: "starting", running: "running", overusing: "overusing", idle: "idle",
   evicting: "to be evicted", unreserved: "unreserved", ending: "ending", gone: "gone"};
@@ -10,8 +10,6 @@ const TEXTS = [["search", "Search", "name, owner, node"], ["namespace", "Namespa
 /** Rows at once, and on a phone. */
 const ROWS = 50, PHONE = 12;
 const BAD = new Set(["overusing", "evicting", "unreserved"]);
-/** Time between two loads is this many times as long as a load takes, so that a large cluster stays responsive. */
-const TIMES = 20;
 
 export function pods(view, _, state) {
   const models = choice("Model", "model", {"": "all models"}, state), states = choice("State", "state", STATES, state), order = choice("Sort by", "order", ORDERS, state);
@@ -23,7 +21,7 @@ export function pods(view, _, state) {
   view.append(el("h2", {}, "Pods"), form, status, rows, el("div", {class: "pages"}, first, next));
 
   const fields = [...texts.map(([id, input]) => [id, input]), ["model", models.select], ["state", states.select], ["order", order.select]];
-  let after = "", loads = 0, tookMs = 0, waits = null;
+  let after = "", loads = 0, waits = null;
   const changed = () => { for (const [id, input] of fields) state.set(id, input.value.trim()); after = ""; return load(); };
   form.addEventListener("submit", event => { event.preventDefault(); changed(); });
   form.addEventListener("input", () => { clearTimeout(waits); waits = setTimeout(changed, 150); });
@@ -32,11 +30,10 @@ export function pods(view, _, state) {
   first.addEventListener("click", () => { after = ""; load(); });
 
   async function load() {
-    const ownLoad = ++loads, beganAt = performance.now();
+    const ownLoad = ++loads;
     const query = Object.fromEntries(fields.map(([id, input]) => [id, input.value.trim() || state.get(id)]));
     const body = await ask("v1/pods", {...query, continue: after, limit: atMost(ROWS, PHONE)});
     if (ownLoad !== loads) return;  // another load has started
-    tookMs = performance.now() - beganAt;
     const {sums} = body, filters = Object.entries(query).some(([id, value]) => value && id !== "order");
     status.textContent = !body.matching ? filters ? "No pod matches." : "No pod requests GPU memory."
       : `${many(body.matching, "pod")}${filters ? " found" : ""}${sums.waiting_pods ? `, ${sums.waiting_pods.toLocaleString("en")} waiting${sums.waiting_bytes ? ` for ${gib(sums.waiting_bytes)}` : ""}` : ""}: ${gib(sums.reserved_bytes)} reserved, ${gib(sums.used_bytes)} in use, ${gib(sums.unused_bytes)} unused${sums.overuse_bytes ? `, ${gib(sums.overuse_bytes)} overused` : ""}.`;
@@ -59,7 +56,8 @@ export function pods(view, _, state) {
     namespaces.append(...teams.teams.map(({namespace}) => el("option", {value: namespace})));
   }
   choices().catch(() => {});
-  return {refresh: load, get leastMs() { return Math.max(4500, TIMES * tookMs); }, close: () => { clearTimeout(waits); loads += 1; }};
+  const all = timed(load);
+  return {refresh: all.load, get leastMs() { return all.leastMs; }, close: () => { clearTimeout(waits); loads += 1; }};
 }
 
 /** Return a bar of the memory in use within the reservation; the part beyond it is red. The figures stand beside it. */

@@ -1,6 +1,6 @@
 // Totals of node pools, or of the nodes with one value of a label, by GPU model.
 
-import {ask, el, gib, many, percent, swap, table} from "./dom.js";
+import {ask, el, gib, many, percent, swap, table, timed} from "./dom.js";
 
 export function pools(view, _, state) {
   const label = el("input", {type: "search", id: "label", placeholder: "topology.kubernetes.io/zone", value: state.get("label"), autocomplete: "off"});
@@ -21,5 +21,6 @@ export function pools(view, _, state) {
       [["overcommitted", each.overcommitted], ["unhealthy", each.unhealthy], ["cordoned", each.cordoned]].filter(([, count]) => count).map(([word, count]) => el("div", {class: "bad"}, `${count.toLocaleString("en")} ${word}`)),
     ]), "numbers named cards")] : []));
   }
-  return {refresh: load, leastMs: 4500};
+  const each = timed(load);
+  return {refresh: each.load, get leastMs() { return each.leastMs; }};
 }

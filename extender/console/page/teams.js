@@ -1,6 +1,6 @@
 // Memory by namespace and by owner: who reserves how much, who uses it, and what is unused.
 
-import {ask, atMost, choice, el, gib, many, percent, swap, table} from "./dom.js";
+import {ask, atMost, choice, el, gib, many, percent, swap, table, timed} from "./dom.js";
 import {link} from "./pods.js";
 import {quotas} from "./quotas.js";
 
@@ -41,10 +41,11 @@ export function teams(view, [namespace = ""], state) {
   const waiting = each => `${many(each.waiting_pods, "pod")}${each.waiting_bytes ? `, ${gib(each.waiting_bytes)}` : ""}`;
   const share = each => each.reserved_bytes ? el("div", {class: "quiet"}, `${percent(each.unused_bytes / each.reserved_bytes)} of its reservations`) : null;
 
+  const teams = timed(async () => { body = await ask("v1/teams", {namespace}); });
   async function load() {
-    body = await ask("v1/teams", {namespace});
+    await teams.load();
     show();
     await limits.refresh();
   }
-  return {refresh: load, leastMs: 4500};
+  return {refresh: load, get leastMs() { return teams.leastMs; }};
 }
