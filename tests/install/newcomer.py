@@ -117,7 +117,7 @@ class Transcript:
         self.clock_s += took_s
         self.cpu_s += cpu_s
         at = f"{int(self.clock_s) // 60:02}:{int(self.clock_s) % 60:02}"
-        say(f"{at} {command.splitlines()[0]}")
+        say(f"{at} +{took_s:.0f} s, {cpu_s:.0f} s of CPU: {command.splitlines()[0]}")
         shown = [line.rstrip()[:160] for line in output.rstrip().splitlines()]
         if len(shown) > 2 * _KEPT:
             left = f"... ({len(shown) - 2 * _KEPT} lines)"
@@ -200,7 +200,7 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
     for name in ("kubectl", "helm"):
         shutil.copy(built(name)[name], root.path / "usr/local/bin" / name)
     settings = root.path / "root/.kube/config"
-    settings.parent.mkdir()
+    settings.parent.mkdir(exist_ok=True)
     text = (cluster / "kubeconfig").read_text()
     for each in cluster.glob("*.crt"):
         shutil.copy(each, settings.parent)
