@@ -132,8 +132,6 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
             return shell(f"{exports}\n{command}"), 0
 
         play("get-started/local-cluster.md", "why", run)
-        play("get-started/local-cluster.md", "pod", run)
-        shell(f"{exports}\nkubectl delete pod first --timeout=30s")
 
         header, *nodes = kubectl("get gpunodes").splitlines()
         assert re.split(r" {2,}", header.strip())[:6] == [
@@ -167,6 +165,7 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         pods = shell(f"{exports}\nkubectl headroom top pod")
         assert re.search(r"^e2e +share +gpu-\d +0 +6\.0 GiB +6\.0 GiB  ok$", pods, re.MULTILINE)
         shell(f"{exports}\nkubectl delete pod first --timeout=30s")
+        play("get-started/local-cluster.md", "pod", run)
 
         page = re.search(r"^The page: (\S+)$", cluster.printed, re.MULTILINE)
         assert page
