@@ -126,6 +126,13 @@ class Transcript:
         self.lines += ["", f"{at} (this took {took_s:.0f} s, {cpu_s:.0f} s of CPU):", "", "```"]
         self.lines += [f"$ {entered}", *shown, "```"]
 
+    def when(self, goal: str) -> str:
+        """Return two cells of a table: minutes and seconds of CPU until the goal."""
+        if goal not in self.reached:
+            return "not reached | "
+        at_s, cpu_s = self.reached[goal]
+        return f"{at_s / 60:.1f} | {cpu_s:.0f}"
+
     def reach(self, goal: str) -> None:
         self.reached[goal] = self.clock_s, self.cpu_s
 
@@ -166,6 +173,7 @@ def try_on_one_machine(root: Root, transcript: Transcript) -> None:
         transcript.reach("make demo")
         (start,) = commands("get-started/local-cluster.md", "start")
         printed = root.path / "tmp/printed"
+        printed.touch()
         cpu_s, began_s = cpu_seconds(terminal.pid), time.monotonic()
         terminal.enter(f"{start.strip()} > /tmp/printed 2>&1 &")
         ends = "Ctrl-C ends all of it"
@@ -232,20 +240,22 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
 
 
 @contextlib.contextmanager
-def newcomers_cluster(folder: Path) -> Iterator[int]:
-    """Run the cluster of the newcomer; yield a process in its network."""
+def newcomers_cluster(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start the cluster of the newcomer, and yield its process."""
     cluster = [sys.executable, "-m", "tests.install.newcomers_cluster", str(folder)]
     with subprocess.Popen([*DIE_WITH_PARENT, str(os.getpid()), *cluster], cwd=ROOT) as process:
         try:
-
-            def ready() -> bool:
-                assert process.poll() is None, "the cluster has ended"
-                return (folder / "ready").exists()
-
-            until(ready, "the cluster takes pods", PATIENCE_S, every_s=0.5)
-            yield in_the_network(process.pid)
+            yield process
         finally:
             process.kill()
+
+
+def wait_for(cluster: Path, process: "subprocess.Popen[bytes]") -> None:
+    def ready() -> bool:
+        assert process.poll() is None, "the cluster has ended"
+        return (cluster / "ready").exists()
+
+    until(ready, "the cluster takes pods", PATIENCE_S, every_s=0.5)
 
 
 def in_the_network(pid: int) -> int:
@@ -274,8 +284,7 @@ def machine() -> Mapping[str, str]:
 def written(transcript: Transcript, packages: list[str], commit: str) -> str:
     """Return the transcript as a page."""
     rows = [
-        f"| {goal} | {GOALS[goal]} | {at_s / 60:.1f} | {cpu_s:.0f} |"
-        for goal, (at_s, cpu_s) in transcript.reached.items()
+        f"| {goal} | {minutes} | " + transcript.when(goal) + " |" for goal, minutes in GOALS.items()
     ]
     load = ", ".join(f"{each:.1f}" for each in transcript.load)
     about = [
@@ -302,15 +311,17 @@ def main(page: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
     ).stdout.strip()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-newcomer-")))
-        say("making a clean Debian")
-        root = Root(folder)
-        transcript = Transcript()
-        try_on_one_machine(root, transcript)
         cluster = folder / "cluster"
         cluster.mkdir()
-        pid = stack.enter_context(newcomers_cluster(cluster))
-        install_the_chart(root, cluster, pid, transcript)
-        page.write_text(written(transcript, root.packages, commit))
+        say("making a clean Debian, and the cluster for the chart")
+        process = stack.enter_context(newcomers_cluster(cluster))
+        root = Root(folder)
+        wait_for(cluster, process)
+        transcript = Transcript()
+        # Also if the newcomer is stopped by an error: the page then shows how far the goals were.
+        stack.callback(lambda: page.write_text(written(transcript, root.packages, commit)))
+        try_on_one_machine(root, transcript)
+        install_the_chart(root, cluster, in_the_network(process.pid), transcript)
 
 
 if __name__ == "__main__":
