@@ -9,6 +9,7 @@ the time to read. Needs root.
 """
 
 import contextlib
+import json
 import os
 import platform
 import shlex
@@ -209,19 +210,16 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
         shutil.copy(built(name)[name], root.path / "usr/local/bin" / name)
     settings = root.path / "root/.kube/config"
     settings.parent.mkdir(exist_ok=True)
-    text = (cluster / "kubeconfig").read_text()
-    for each in cluster.glob("*.crt"):
-        shutil.copy(each, settings.parent)
-    (line,) = [line for line in text.splitlines() if "certificate-authority" in line]
-    before, _, _ = line.partition("certificate-authority")
-    text = text.replace(line, f"{before}certificate-authority: /root/.kube/ca.crt")
-    settings.write_text(text)
+    content = json.loads((cluster / "kubeconfig").read_text())
+    content["clusters"][0]["cluster"]["certificate-authority"] = "/root/.kube/ca.crt"
+    settings.write_text(json.dumps(content))
+    shutil.copy(cluster / "ca.crt", settings.parent)
     with (
-        contextlib.closing(root.terminal()) as machine,
+        contextlib.closing(root.terminal()) as outside,
         contextlib.closing(root.terminal(pid)) as inside,
     ):
-        for each in (machine, inside):
-            each.enter("cd headroom")
+        for terminal in (outside, inside):
+            terminal.enter("cd headroom")
         transcript.page("docs/get-started/helm.md")
         newcomer = Newcomer(inside, transcript)
         play("get-started/helm.md", "install", newcomer.enter, words)
@@ -229,7 +227,7 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
             for step in steps(block):
                 output, status = newcomer.enter(step.command)
                 assert status == 0, output
-        play("get-started/helm.md", "plugin", Newcomer(machine, transcript).enter)
+        play("get-started/helm.md", "plugin", Newcomer(outside, transcript).enter)
         inside.enter("export PATH=$HOME/.headroom/bin:$PATH")
         (top,) = [
             step for block in blocks_of("get-started/helm.md", "top") for step in steps(block)
