@@ -2,6 +2,7 @@
 
 python -m benchmarks.plan generate cluster --days 14 --nodes 16
 python -m benchmarks.plan backtest
+python -m benchmarks.plan savings
 python -m benchmarks.plan speed --pods 10000 --pods 100000
 python -m benchmarks.plan played --mode predicted --replicas 4 --html report.html
 """
@@ -89,6 +90,30 @@ def ranges(
         # The largest generated clusters are the most like it.
         factor = factors[max(factors)]
         typer.echo(backtest.table("published trace", [(week, factor) for week in some]))
+
+
+@app.command()
+def savings(
+    clusters: Annotated[int, typer.Option(help="Generated clusters for each row.")] = 30,
+    weeks: Annotated[int, typer.Option(help="Weeks of each; all but the first are held out.")] = 4,
+    seeds: Annotated[int, typer.Option(help="Drawn histories and the given one.")] = 5,
+) -> None:
+    """Print coverage and width of the stated ranges of savings, in GPUs and in percent."""
+    columns = (
+        "held-out weeks | mean saved, GPUs | covered | width | mean saved, % | covered | width"
+    )
+    typer.echo(f"{machine_line()}\n\n| weeks | {columns} |\n{'|---' * 8}|")
+    cores, found = len(os.sched_getaffinity(0)), []
+    for size in SCALES:
+        for drift in DRIFTS:
+            each = [
+                Cluster(_TESTED + number, weeks, size, drift, seeds, False)
+                for number in range(clusters)
+            ]
+            found.append(backtest.run_savings(each, cores))
+            row = f"scale {size:g}, drift {100 * drift:g} %"
+            typer.echo(backtest.savings_row(row, found[-1]))
+    typer.echo(backtest.savings_row("all of these", [week for some in found for week in some]))
 
 
 @app.command("speed")

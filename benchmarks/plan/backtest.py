@@ -3,7 +3,7 @@
 The need is the fewest GPUs for the same waiting time, shared with 4 replicas and steered. Nodes of
 generated clusters have one GPU each, so that needs are exact to one GPU. To test many weeks in
 little time, the need can also be the most GPUs that the pods use at once if none waits, packed
-without loss.
+without loss. What sharing saves is the difference of two such needs.
 
 The rival repeats the need of the last week, plus and minus a part of it. This part is chosen as the
 constants of the plan were, so that 90 % of the needs of each kind of weeks are contained, but for
@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.plan import generated
 from extender.plan.csv_source import read_history
 from extender.plan.demand import demand, mean_gpu_bytes
-from extender.plan.intervals import need_interval
+from extender.plan.intervals import need_interval, part_interval, saving_interval, spread_ratio
 from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
@@ -28,9 +28,9 @@ from extender.plan.scenarios import (
     Baseline,
     Configuration,
     answer,
+    drawn_of,
     exclusive_pool,
     split,
-    spread_of,
 )
 from extender.plan.wording import outward
 
@@ -67,17 +67,25 @@ class Week:
     need: int
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """The saving of a held-out week, and the range stated from the week before."""
+
+    low: int
+    high: int
+    saved: float
+
+
 def play(cluster: Cluster) -> list[Week]:
     """Return all weeks of a cluster but the first."""
-    rows = [
-        row
-        for row in generated.rows(
-            7 * cluster.weeks, cluster.seed, cluster.scale, cluster.drift_a_week
-        )
-        if row.gpus == 1
-    ]
-    histories = [history_of(rows, week, cluster.scale) for week in range(cluster.weeks)]
-    return held_out(histories, PEAKS, cluster.seeds, cluster.replayed)
+    return held_out(_weeks(cluster), PEAKS, cluster.seeds, cluster.replayed)
+
+
+def _weeks(cluster: Cluster) -> list[History]:
+    """Return the history of each week of a cluster, without pods with several GPUs."""
+    rows = generated.rows(7 * cluster.weeks, cluster.seed, cluster.scale, cluster.drift_a_week)
+    rows = [row for row in rows if row.gpus == 1]
+    return [history_of(rows, week, cluster.scale) for week in range(cluster.weeks)]
 
 
 def held_out(
@@ -89,10 +97,43 @@ def held_out(
     found = []
     for week, before in enumerate(histories[:-1]):
         drawn = [need(before, resampled(before, seed), vram, seed) for seed in range(1, seeds)]
-        spread = spread_of(before, Configuration("steered", REPLICAS, vram))
+        spread = spread_ratio(drawn_of(before, Configuration("steered", REPLICAS, vram)))
         low, high = outward(*need_interval([needs[week], *drawn], spread))
         found.append(Week(low, high, needs[week], needs[week + 1]))
     return found
+
+
+def savings(cluster: Cluster) -> list[tuple[Saving, Saving]]:
+    """Return the savings of all weeks of a cluster but the first, in GPUs and in percent.
+
+    The ranges are those that the week before states, from largest demands.
+    """
+    histories = _weeks(cluster)
+    saved = [_saved(history, history.lives) for history in histories]
+    found = []
+    for week, before in enumerate(histories[:-1]):
+        drawn = [_saved(before, resampled(before, seed)) for seed in range(1, cluster.seeds)]
+        gpus, parts = zip(saved[week], *drawn, strict=True)
+        pairs = zip(
+            drawn_of(before, Configuration("exclusive", 1, PEAKS)),
+            drawn_of(before, Configuration("steered", REPLICAS, PEAKS)),
+            strict=True,
+        )
+        drawn_gpus, drawn_parts = zip(*((a - b, 1 - b / a) for a, b in pairs), strict=True)
+        low, high = outward(*saving_interval(gpus, drawn_gpus))
+        least, most = (100 * end for end in part_interval(parts, drawn_parts))
+        next_gpus, next_part = saved[week + 1]
+        found.append(
+            (Saving(low, high, next_gpus), Saving(round(least), round(most), 100 * next_part))
+        )
+    return found
+
+
+def _saved(history: History, lives: Sequence[Life]) -> tuple[float, float]:
+    """Return the GPUs that sharing saves, and which part of the unshared ones they are."""
+    unshared = demand(lives, 1, PEAKS, mean_gpu_bytes(history.machines))[0]
+    gpus = unshared - largest_demand(history, lives, PEAKS, 0)
+    return gpus, gpus / unshared if unshared else 0.0
 
 
 def history_of(rows: Sequence[generated.Row], week: int, scale: float) -> History:
@@ -155,6 +196,22 @@ def replayed_need(history: History, lives: Sequence[Life], vram: Vram, seed: int
 def run(clusters: Sequence[Cluster], processes: int) -> list[Week]:
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         return [week for weeks in pool.map(play, clusters, chunksize=1) for week in weeks]
+
+
+def run_savings(clusters: Sequence[Cluster], processes: int) -> list[tuple[Saving, Saving]]:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return [each for some in pool.map(savings, clusters, chunksize=1) for each in some]
+
+
+def savings_row(name: str, weeks: Sequence[tuple[Saving, Saving]]) -> str:
+    """Return a row: weeks; mean, coverage and mean width of the savings in GPUs and in percent."""
+    cells = [name, str(len(weeks))]
+    for some in zip(*weeks, strict=True):
+        inside = [each.low <= each.saved <= each.high for each in some]
+        cells.append(f"{statistics.mean(each.saved for each in some):.1f}")
+        cells.append(f"{100 * statistics.mean(inside):.0f} %")
+        cells.append(f"{statistics.mean(each.high - each.low for each in some):.1f}")
+    return f"| {' | '.join(cells)} |"
 
 
 def rival_factor(kinds: Sequence[Sequence[Week]]) -> float:

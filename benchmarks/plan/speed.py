@@ -20,8 +20,8 @@ from extender.plan.scenarios import (
     Configuration,
     answer,
     baseline,
+    drawn_of,
     exclusive_pool,
-    spread_of,
     unshared_pool,
 )
 
@@ -69,7 +69,7 @@ def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
     else:
         exclusive = exclusive_pool(history, history.lives, configuration, 0, today)
         gpus = answer(history, history.lives, configuration, 0, today, exclusive).gpus
-    spread_of(history, configuration)
+    drawn_of(history, configuration)
     return Measured(
         len(history.lives),
         len(history.machines),

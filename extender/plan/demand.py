@@ -42,17 +42,19 @@ def demand(
     return most, min(float(run_s @ gpus) / span_s, most)
 
 
-def spread_ratio(history: History, gpus: Sequence[float], share: Sequence[bool]) -> float:
-    """Return the standard deviation of the most GPUs at once over ``DRAWS`` drawn histories, as a
-    part of their mean; 0 if the history is shorter than ``LEAST_DAYS``.
+def drawn_demands(
+    history: History, gpus: Sequence[float], share: Sequence[bool]
+) -> tuple[float, ...]:
+    """Return the most GPUs at once of each of ``DRAWS`` drawn histories, in the order of their
+    seeds; none if the history is shorter than ``LEAST_DAYS``.
 
     ``gpus`` and ``share``: for each pod, the GPUs that it takes, and in which of two pools.
     """
     if history.days < LEAST_DAYS:
-        return 0.0
+        return ()
     taken, shared = np.array(gpus), np.array(share)
     run_s = np.array([life.run_s for life in history.lives])
-    days, found = Days(history), []
+    days, found = Days(history), list[float]()
     for seed in range(1, DRAWS + 1):
         drawn = days.draw(seed)
         found.append(0.0)
@@ -60,8 +62,7 @@ def spread_ratio(history: History, gpus: Sequence[float], share: Sequence[bool])
             there = pool[drawn.indices]
             of = drawn.indices[there]
             found[-1] += _most_at_once(drawn.created_s[there], run_s[of], taken[of])
-    mean = float(np.mean(found))
-    return float(np.std(found, ddof=1)) / mean if mean else 0.0
+    return tuple(found)
 
 
 def gpus_of(life: Life, vram: Vram, replicas: int, mean_bytes: float) -> float:

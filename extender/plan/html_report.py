@@ -1,11 +1,12 @@
 """The report of a plan as one HTML page, without scripts and without other files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 
-from extender.plan.intervals import need_interval
+from extender.plan.intervals import interval, need_interval
 from extender.plan.prices import monthly
-from extender.plan.report import next_step_lines, row_name, table, table_rows
+from extender.plan.report import next_step_lines, table, table_rows
 from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Study
 
@@ -15,19 +16,23 @@ _STYLE = """
   :root { --bar: #6fa3e0; --text: #e8e8e8; --line: #555; --page: #181818; }
 }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
-  max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--line); padding: .25rem .75rem; text-align: right; }
+  max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .5rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; }
 td { white-space: nowrap; }
 pre, .wide { overflow-x: auto; }
-figure { margin: 1.5rem 0; overflow-x: auto; } figcaption { font-weight: 600; }
-svg text { fill: var(--text); font: 13px system-ui, sans-serif; }
+figure { margin: 1.5rem 0; } figcaption { font-weight: 600; }
+.bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: .4rem .75rem;
+  align-items: center; margin-top: .5rem; font-size: .85rem; font-variant-numeric: tabular-nums; }
+.name { text-align: right; }
+svg { width: 100%; height: 1rem; border-left: 1px solid var(--line); display: block; }
 svg .low { fill: var(--bar); } svg .range { fill: var(--bar); opacity: .45; }
-svg line { stroke: var(--line); }
+@media (max-width: 45rem) {
+  .bars { grid-template-columns: 1fr max-content; }
+  .name { grid-column: 1 / -1; text-align: left; margin-bottom: -.4rem; }
+}
 """
-#: Measures of a picture, in pixels.
-_LEFT, _RIGHT, _ROW, _BAR, _LABEL = 330, 130, 26, 16, 480
 
 
 def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str:
@@ -44,7 +49,7 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
         "<ul>",
         *(f"<li>{escape(each)}</li>" for each in rest),
         "</ul>",
-        *_pictures(study, prices),
+        *_pictures(study, dict(zip(heading, zip(*rows, strict=True), strict=True)), prices),
         '<h2>All configurations</h2><div class="wide"><table><thead><tr>',
         *(f'<th scope="col">{escape(cell)}</th>' for cell in heading),
         "</tr></thead><tbody>",
@@ -66,88 +71,78 @@ def _text_of(steps: Sequence[str]) -> str:
     return "\n".join(steps[2:])
 
 
-def _pictures(study: Study, prices: Mapping[str, float] | None) -> Iterator[str]:
-    waits = [each.today_wait_s for row in table_rows(study) for each in row.figures]
-    yield _picture(study, "GPUs for the same waiting time", lambda each: each.gpus, "", need=True)
+def _pictures(
+    study: Study, cells: Mapping[str, Sequence[str]], prices: Mapping[str, float] | None
+) -> Iterator[str]:
+    """Yield the pictures. ``cells``: heading of a column of the table -> its cells, which the
+    pictures repeat beside the bars."""
+    rows = table_rows(study)
+
+    def of(get: Callable[[Figures], float | None]) -> list[list[float | None]]:
+        return [[get(each) for each in row.figures] for row in rows]
+
+    def needs(values: Sequence[Sequence[float | None]]) -> list[_Ends | None]:
+        spreads = [row.spread_ratio for row in rows]
+        return [
+            _range(some, partial(need_interval, spread_ratio=spread))
+            for some, spread in zip(values, spreads, strict=True)
+        ]
+
+    def figures(values: Sequence[Sequence[float | None]]) -> list[_Ends | None]:
+        return [_range(some, interval) for some in values]
+
+    names = cells["configuration"]
+    gpus, memory = of(lambda each: each.gpus), of(_if_any(lambda each: each.memory_ratio))
+    yield _picture("GPUs for the same waiting time", names, needs(gpus), cells["GPUs"])
     yield _picture(
-        study,
-        "GPU memory in use on these GPUs, mean over time",
-        lambda each: 100 * each.memory_ratio if each.gpus else None,
-        " %",
+        "GPU memory in use on these GPUs, mean over time", names, figures(memory), cells["memory"]
     )
     if prices is not None:
-        costs = prices
-        yield _picture(
-            study, "Cost of these GPUs a month", lambda each: _cost(each, costs), "", need=True
-        )
-    if any(each.contention.competing_ratio for row in study.rows for each in row.figures):
-        yield _picture(
-            study,
-            "Running time in which pods that share a GPU compete for its SMs",
-            lambda each: 100 * each.contention.competing_ratio if each.gpus else None,
-            " %",
-        )
-    if any(each.out_of_memory for row in study.rows for each in row.figures):
-        yield _picture(study, "Pods that run out of memory", lambda each: each.out_of_memory, "")
-    if any(wait_s is not None and wait_s >= 1 for wait_s in waits):
-        yield _picture(
-            study, "Mean waiting time on today's GPUs", lambda each: each.today_wait_s, " s"
-        )
+        costs = of(_if_any(lambda each: monthly(each.models, prices)))
+        yield _picture("Cost of these GPUs a month", names, needs(costs), cells["a month"])
+    competing = of(_if_any(lambda each: each.contention.competing_ratio))
+    if any(map(any, competing)):
+        caption = "Running time in which pods that share a GPU compete for its SMs"
+        yield _picture(caption, names, figures(competing), cells["competing"])
+    lost = of(lambda each: each.out_of_memory)
+    if any(map(any, lost)):
+        yield _picture("Pods that run out of memory", names, figures(lost), cells["out of memory"])
+    waits = of(lambda each: each.today_wait_s)
+    if any(wait_s is not None and wait_s >= 1 for some in waits for wait_s in some):
+        ends = [_range(some, lambda found: (min(found), max(found))) for some in waits]
+        yield _picture("Mean waiting time on today's GPUs", names, ends, cells["wait today"])
 
 
-def _cost(figures: Figures, prices: Mapping[str, float]) -> float | None:
-    return monthly(figures.models, prices) if figures.gpus else None
+_Ends = tuple[float, float]
 
 
-def _picture(
-    study: Study,
-    caption: str,
-    of: Callable[[Figures], float | None],
-    unit: str,
-    need: bool = False,
-) -> str:
-    """Return a figure with a bar for each configuration, up to its lowest value, and its range;
-    ``need``: the values are needs, so the range is that of another history."""
-    rows = [
-        (row_name(study, row), _known(row.figures, of, row.spread_ratio if need else 0.0))
-        for row in table_rows(study)
-    ]
-    largest = max((high for _, ends in rows if ends for high in ends), default=0.0) or 1.0
-    height = _ROW * len(rows) + 8
-    width = _LEFT + _LABEL + _RIGHT
-    lines = [
-        f"<figure><figcaption>{escape(caption)}</figcaption>",
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(caption)}">',
-        f'<line x1="{_LEFT}" y1="0" x2="{_LEFT}" y2="{height}"/>',
-    ]
-    for number, (name, ends) in enumerate(rows):
-        top = 4 + number * _ROW
-        base = top + _BAR - 3
-        lines.append(f'<text x="{_LEFT - 8}" y="{base}" text-anchor="end">{escape(name)}</text>')
-        if ends is None:
-            lines.append(f'<text x="{_LEFT + 6}" y="{base}">no number suffices</text>')
-            continue
-        low, high = (round(each / largest * _LABEL, 1) for each in ends)
-        lines.append(
-            f'<rect class="low" x="{_LEFT}" y="{top}" width="{low}" height="{_BAR}"/>'
-            f'<rect class="range" x="{_LEFT + low}" y="{top}" width="{round(high - low, 1)}" '
-            f'height="{_BAR}"/>'
-            f'<text x="{_LEFT + high + 6}" y="{base}">{_text(ends)}{unit}</text>'
-        )
-    return "\n".join([*lines, "</svg></figure>"])
+def _if_any(get: Callable[[Figures], float]) -> Callable[[Figures], float | None]:
+    """Return the function that gives None if no number of GPUs suffices."""
+    return lambda each: get(each) if each.gpus else None
 
 
-def _known(
-    figures: Sequence[Figures], of: Callable[[Figures], float | None], spread_ratio: float
-) -> tuple[float, float] | None:
-    found = [value for each in figures if (value := of(each)) is not None]
-    if len(found) < len(figures):
+def _range(values: Sequence[float | None], of: Callable[[Sequence[float]], _Ends]) -> _Ends | None:
+    """Return the range of the values, from 0 on; None if one is missing."""
+    known = [each for each in values if each is not None]
+    if len(known) < len(values) or not known:
         return None
-    low, high = need_interval(found, spread_ratio)
+    low, high = of(known)
     return max(0.0, low), high
 
 
-def _text(ends: tuple[float, float]) -> str:
-    low, high = (f"{round(each):,}" for each in ends)
-    return low if low == high else f"{low} to {high}"
+def _picture(
+    caption: str, names: Sequence[str], ranges: Sequence[_Ends | None], texts: Sequence[str]
+) -> str:
+    """Return a figure with a bar for each configuration: dark up to its lowest value, pale up to
+    its highest."""
+    largest = max((high for ends in ranges if ends for high in ends), default=0.0) or 1.0
+    lines = [f'<figure><figcaption>{escape(caption)}</figcaption><div class="bars">']
+    for name, ends, text in zip(names, ranges, texts, strict=True):
+        low, high = (round(100 * each / largest, 1) for each in ends or (0.0, 0.0))
+        lines += [
+            f'<span class="name">{escape(name)}</span>',
+            f'<svg aria-hidden="true"><rect class="low" width="{low}%" height="100%"/>'
+            f'<rect class="range" x="{low}%" width="{round(high - low, 1)}%" height="100%"/></svg>',
+            f"<span>{escape(text)}</span>",
+        ]
+    return "\n".join([*lines, "</div></figure>"])

@@ -28,6 +28,10 @@ LEAST = 4
 CHANCE, SEASON = 1.4, 0.10
 #: Growth from one history to the next, as a part of the need.
 GROWTH = 0.04
+#: The same for what sharing saves, in GPUs or money, and for the part of the GPUs that this is.
+#: They vary more than needs, and a part does not grow.
+SAVING_CHANCE, SAVING_SEASON, SAVING_GROWTH = 2.0, 0.15, 0.08
+PART_CHANCE, PART_SEASON = 3.0, 0.10
 
 
 def interval(figures: Sequence[float]) -> tuple[float, float]:
@@ -44,6 +48,13 @@ def interval(figures: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def spread_ratio(drawn: Sequence[float]) -> float:
+    """Return the standard deviation of the figures of drawn histories, as a part of their mean; 0
+    if there are none, or their mean is not positive."""
+    mean = statistics.fmean(drawn) if drawn else 0.0
+    return statistics.stdev(drawn) / mean if mean > 0 else 0.0
+
+
 def need_interval(needs: Sequence[float], spread_ratio: float) -> tuple[float, float]:
     """Return the range of the need of another history.
 
@@ -53,7 +64,36 @@ def need_interval(needs: Sequence[float], spread_ratio: float) -> tuple[float, f
     """
     if not spread_ratio:
         return interval(needs)
-    # Days drawn in another order hide growth within the history, so its own need counts more.
-    centre = (needs[0] + statistics.mean(needs)) / 2 * (1 + GROWTH)
+    centre = _centre(needs) * (1 + GROWTH)
     half = centre * math.hypot(CHANCE * spread_ratio, SEASON)
     return centre - half, centre + half
+
+
+def saving_interval(savings: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
+    """Return the range of what another history saves by sharing, in GPUs or in money.
+
+    ``savings``: those of the replays; the first is that of the history as it was. ``drawn``: those
+    of the largest demands of drawn histories.
+    """
+    if not (ratio := spread_ratio(drawn)):
+        return interval(savings)
+    centre = _centre(savings) * (1 + SAVING_GROWTH)
+    half = abs(centre) * math.hypot(SAVING_CHANCE * ratio, SAVING_SEASON)
+    return centre - half, centre + half
+
+
+def part_interval(parts: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
+    """Return the range of the part of its GPUs that another history saves by sharing.
+
+    The arguments are those of ``saving_interval``, as parts.
+    """
+    if not drawn:
+        return interval(parts)
+    centre = _centre(parts)
+    half = math.hypot(PART_CHANCE * statistics.stdev(drawn), PART_SEASON * centre)
+    return centre - half, centre + half
+
+
+def _centre(figures: Sequence[float]) -> float:
+    # Days drawn in another order hide growth within the history, so its own figure counts more.
+    return (figures[0] + statistics.mean(figures)) / 2

@@ -14,6 +14,7 @@ from contract.kube import Node, Pod
 from extender.errors import BadSettings
 from extender.plan.lives import History, Life, Machine
 from extender.plan.observed import gpu_pod, machine_of, uses_of
+from extender.plan.wording import plural
 from extender.state.dump import Inputs
 
 FORMAT = "headroom.gpu/recording/v1alpha1"
@@ -214,8 +215,9 @@ def _notes(recording: Recording, pods: list[RecordedPod], moment: bool) -> Itera
     if recording.gaps:
         hours = sum(gap.until_s - gap.from_s for gap in recording.gaps) / 3600
         yield (
-            f"Nothing was recorded in {len(recording.gaps):,} gaps of together {hours:.1f} h: pods "
-            "that began and ended in a gap are missing, and others count as ended at its beginning."
+            f"Nothing was recorded in {plural(len(recording.gaps), 'gap')}, {hours:.1f} h in all: "
+            "pods that began and ended in a gap are missing, and others count as ended at its "
+            "beginning."
         )
     if recording.dropped:
         yield f"{recording.dropped:,} pods were dropped, because more than {MOST_PODS:,} ended."

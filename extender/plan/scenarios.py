@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.demand import demand, gpus_of, mean_gpu_bytes, spread_ratio
+from extender.plan.demand import demand, drawn_demands, gpus_of, mean_gpu_bytes
 from extender.plan.fleet import Sharing
 from extender.plan.lives import (
     History,
@@ -245,8 +245,8 @@ def split(
     return [life for life, shares in found if shares is False], [life for life, s in found if s]
 
 
-def spread_of(history: History, configuration: Configuration) -> float:
-    """Return the spread of the need between histories like this one, as a part of it."""
+def drawn_of(history: History, configuration: Configuration) -> tuple[float, ...]:
+    """Return the largest demand of each drawn history in this configuration, in GPUs."""
     pools = Pools(history.machines, configuration)
     shared = shared_machines(history.machines, configuration)
     mean_bytes = mean_gpu_bytes(history.machines)
@@ -262,7 +262,7 @@ def spread_of(history: History, configuration: Configuration) -> float:
             gpus.append(1 / instances)
         else:
             gpus.append(gpus_of(life, configuration.vram, configuration.replicas, mean_bytes))
-    return spread_ratio(history, gpus, share)
+    return drawn_demands(history, gpus, share)
 
 
 def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> Request:

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from contract.annotations import MAX_SM
 from extender.plan.demand import DRAWS, LEAST_DAYS
-from extender.plan.intervals import GROWTH, LEAST, SEASON, interval
+from extender.plan.intervals import (
+    GROWTH,
+    LEAST,
+    SAVING_GROWTH,
+    SAVING_SEASON,
+    SEASON,
+    part_interval,
+    saving_interval,
+)
 from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.prices import monthly
@@ -14,6 +22,7 @@ from extender.plan.scenarios import NO_WAIT_S
 from extender.plan.study import COMPETING, Row, Study, best_row, models_of
 from extender.plan.wording import (
     need_range,
+    outward,
     percent_range,
     plural,
     seconds_text,
@@ -71,19 +80,25 @@ def _scope(study: Study) -> str:
     return text + "."
 
 
+def _gpus(needed: str | None) -> str:
+    return "1 GPU" if needed == "1" else f"{needed} GPUs"
+
+
 def _best_sentence(study: Study, row: Row) -> str:
     best, needed = row.configuration, need_range(row.gpus, row.spread_ratio)
     text = (
         f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
-        f"(vram from {best.vram.text}), the same work needs {needed} GPUs"
+        f"(vram from {best.vram.text}), the same work needs {_gpus(needed)}"
     )
     saved = [
-        100 * (1 - gpus / unshared)
+        1 - gpus / unshared
         for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
         if gpus is not None and unshared
     ]
     if saved:
-        low, high = (round(each) for each in interval(saved))
+        pairs = zip(row.drawn, study.unshared.drawn, strict=True)
+        drawn = [1 - shared / unshared for shared, unshared in pairs if unshared]
+        low, high = (round(100 * each) for each in part_interval(saved, drawn))
         if low > 0:
             text += f", {span(low, high)} % fewer"
         elif high <= 0:
@@ -98,7 +113,7 @@ def _other_vram(study: Study) -> Iterator[str]:
         vram = row.configuration.vram
         if vram != study.vram:
             needed = need_range(row.gpus, row.spread_ratio)
-            text = f"With vram from {vram.text} it needs {needed} GPUs"
+            text = f"With vram from {vram.text} it needs {_gpus(needed)}"
             if not needed:
                 text = f"With vram from {vram.text} no number of nodes suffices"
             elif max(row.out_of_memory):
@@ -119,7 +134,7 @@ def _mig(study: Study) -> Iterator[str]:
     lost = percent_range([each.contention.lost_ratio for each in best.figures])
     yield (
         f"With all shared GPUs split into MIG instances {best.configuration.profile}, which keep "
-        f"pods apart, it needs {needed} GPUs, and pods lose {lost} of their running time because "
+        f"pods apart, it needs {_gpus(needed)}, and pods lose {lost} of their running time because "
         "an instance has only a part of the SMs."
     )
 
@@ -131,10 +146,11 @@ def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]
         if each.gpus is not None and unshared.gpus is not None
     ]
     if saved:
-        low, high = whole(saved)
-        yield (
-            f"At the given prices that is {span(low, high)} a month less than unshared GPUs cost."
-        )
+        pairs = zip(study.unshared.drawn, row.drawn, strict=True)
+        drawn = [unshared - shared for unshared, shared in pairs]
+        low, high = outward(*saving_interval(saved, drawn))
+        less = "no less" if high <= 0 else f"{span(low, high)} a month less"
+        yield f"At the given prices that is {less} than unshared GPUs cost."
 
 
 def _counting(study: Study, best: Row | None) -> Iterator[str]:
@@ -183,7 +199,7 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
         if row.configuration.max_sm is not None:
             needed = need_range(row.gpus, row.spread_ratio)
             found = [each.contention.competing_ratio for each in row.figures if each.gpus]
-            price = f"and the work needs {needed} GPUs" if needed else "but no number suffices"
+            price = f"and the work needs {_gpus(needed)}" if needed else "but no number suffices"
             yield (
                 f"With {MAX_SM}: {row.configuration.max_sm}% on all pods that share, they compete "
                 f"for {percent_range(found)}, {price}."
@@ -231,12 +247,13 @@ def exclusive_workloads(study: Study) -> list[tuple[str, str]]:
 def _need_assumption(study: Study) -> Iterator[str]:
     if study.unshared.spread_ratio:
         yield (
-            "Ranges of GPUs and nodes should contain the need of another such week with "
-            f"probability 90 %: they follow from how the largest demand of {DRAWS} drawn histories "
-            f"varies, from {100 * SEASON:.0f} % for what differs from week to week, and from "
-            f"{100 * GROWTH:.0f} % of growth."
+            "Ranges of GPUs, nodes, costs and savings should contain those of another such week "
+            f"with probability 90 %: they follow from how the largest demands of {DRAWS} drawn "
+            f"histories vary, from {100 * SEASON:.0f} % for what differs from week to week, and "
+            f"from {100 * GROWTH:.0f} % of growth; for savings, {100 * SAVING_SEASON:.0f} % and "
+            f"{100 * SAVING_GROWTH:.0f} %."
         )
-    else:
+    elif study.seeds > 1:
         yield f"Ranges of needs from less than {LEAST_DAYS} days are too narrow."
 
 

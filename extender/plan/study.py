@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from extender.plan.contention import NONE, Contention
+from extender.plan.intervals import spread_ratio
 from extender.plan.lives import History, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
@@ -17,8 +18,8 @@ from extender.plan.scenarios import (
     Pool,
     answer,
     baseline,
+    drawn_of,
     exclusive_pool,
-    spread_of,
     unshared_pool,
 )
 
@@ -58,8 +59,13 @@ class Row:
 
     configuration: Configuration
     figures: list[Figures]
-    #: Standard deviation of the need over drawn histories, as a part of it; 0 if unknown.
-    spread_ratio: float
+    #: The largest demand of each drawn history, in GPUs; empty if the history is too short.
+    drawn: tuple[float, ...]
+
+    @property
+    def spread_ratio(self) -> float:
+        """Standard deviation of the need over drawn histories, as a part of it; 0 if unknown."""
+        return spread_ratio(self.drawn)
 
     @property
     def gpus(self) -> list[int | None]:
@@ -137,11 +143,11 @@ def _rows(
     for found in workers.each(_play, tasks):
         figures.append(found)
         progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
-    kinds = list(dict.fromkeys(map(_spread_of, configurations)))
-    spreads = dict(zip(kinds, workers.each(_spread, kinds), strict=True))
+    kinds = list(dict.fromkeys(map(_drawn_of, configurations)))
+    drawn = dict(zip(kinds, workers.each(_draw, kinds), strict=True))
     size = len(bases)
     return [
-        Row(each, figures[at * size : (at + 1) * size], spreads[_spread_of(each)])
+        Row(each, figures[at * size : (at + 1) * size], drawn[_drawn_of(each)])
         for at, each in enumerate(configurations)
     ]
 
@@ -202,7 +208,7 @@ def _exclusive_of(configuration: Configuration) -> Configuration:
     return replace(configuration, mode="exclusive", replicas=1, max_sm=None)
 
 
-def _spread_of(configuration: Configuration) -> Configuration:
+def _drawn_of(configuration: Configuration) -> Configuration:
     """Return the configuration with the parts by which pods take GPUs."""
     return replace(configuration, mode="", max_sm=None)
 
@@ -228,9 +234,9 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     return _figures(found)
 
 
-def _spread(configuration: Configuration) -> float:
+def _draw(configuration: Configuration) -> tuple[float, ...]:
     (history,) = _history
-    return spread_of(history, configuration)
+    return drawn_of(history, configuration)
 
 
 def _figures(found: Answer) -> Figures:

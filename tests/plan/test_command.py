@@ -153,8 +153,8 @@ def test_the_page_has_all_figures_and_loads_nothing(
     assert captions
     bars = [a for tag, a in page.elements if tag == "rect" and a.get("class") == "low"]
     # GPUs: 6 unshared, 4 counted; memory; pods out of memory: 0 and 24.
-    assert [bar["width"] for bar in bars[:2]] == ["480.0", "320.0"]
-    assert [bar["width"] for bar in bars[4:]] == ["0.0", "480.0"]
+    assert [bar["width"] for bar in bars[:2]] == ["100.0%", "66.7%"]
+    assert [bar["width"] for bar in bars[4:]] == ["0.0%", "100.0%"]
 
 
 def test_next_steps_are_in_the_order_of_the_memory_gained(

@@ -6,8 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from extender.plan.demand import demand, spread_ratio
-from extender.plan.intervals import interval, need_interval
+from extender.plan.demand import demand, drawn_demands
+from extender.plan.intervals import (
+    interval,
+    need_interval,
+    part_interval,
+    saving_interval,
+    spread_ratio,
+)
 from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import quiet_days, resampled
 
@@ -93,6 +99,18 @@ def test_the_range_of_a_need_is_wider_for_histories_that_vary() -> None:
     assert need_interval([4, 7], 0.0) == (4, 7)  # too short a history
 
 
+def test_the_range_of_a_saving_is_that_of_differences() -> None:
+    # Drawn savings: mean 20, standard deviation 2, so a spread of 10 %.
+    low, high = saving_interval([24, 16], [18, 20, 22])
+    # The centre is (24 + 20) / 2 plus 8 %; half of the range is the root of 0.2² + 0.15², 25 %.
+    assert (low, high) == (pytest.approx(23.76 * 0.75), pytest.approx(23.76 * 1.25))
+    low, high = part_interval([0.5, 0.3], [0.38, 0.40, 0.42])
+    # The centre is 0.45; half of the range is the root of 0.06² + 0.045².
+    assert (low, high) == (pytest.approx(0.45 - 0.075), pytest.approx(0.45 + 0.075))
+    assert saving_interval([4, 7], ()) == (4, 7)  # too short a history
+    assert part_interval([0.4, 0.7], ()) == (0.4, 0.7)
+
+
 def test_the_demand_is_that_of_pods_that_run_at_once() -> None:
     lives = [Life(str(at), "w", at, 100.0, 1, None, 4 << 30) for at in (0.0, 50.0, 100.0)]
     peaks = Vram("peaks")
@@ -110,6 +128,8 @@ def test_the_spread_is_that_of_the_busiest_day() -> None:
     ]
     given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
     # The largest of 14 numbers with mean 100 and standard deviation 10: 117, varying by 5.6.
-    assert spread_ratio(given, [1.0] * 1400, [False] * 1400) == pytest.approx(0.048, abs=0.012)
+    drawn = drawn_demands(given, [1.0] * 1400, [False] * 1400)
+    assert spread_ratio(drawn) == pytest.approx(0.048, abs=0.012)
     short = replace(given, lives=tuple(lives[:500]))
-    assert spread_ratio(short, [1.0] * 500, [False] * 500) == 0.0
+    assert drawn_demands(short, [1.0] * 500, [False] * 500) == ()
+    assert spread_ratio(()) == 0.0

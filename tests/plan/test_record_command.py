@@ -121,4 +121,4 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
     assert second.pods["c"].ended_s is not None
     history = history_of(second)
     assert len(history.lives) == 3
-    assert "Nothing was recorded in 1 gaps of together 1.0 h" in " ".join(history.assumptions)
+    assert "Nothing was recorded in 1 gap, 1.0 h in all" in " ".join(history.assumptions)
