@@ -177,12 +177,18 @@ def _history(
 
 
 def _from_file(option: str, file: Path) -> History:
+    command = "kubectl headroom snapshot >" if option == "--snapshot" else "headroom plan record"
+    example = f"Example: {command} cluster.json"
     try:
         if option == "--snapshot":
             return history_of_snapshot(inputs_of(file.read_bytes(), str(file)))
         return history_of(read_recording(file))
+    except OSError as err:
+        raise BadSettings(f"{option} {file} cannot be read: {err.strerror}. {example}") from err
     except BadSettings as err:
-        raise BadSettings(f"{option} {file}: {str(err).removeprefix(f'{file}: ')}") from err
+        found = str(err).removeprefix(f"{file}: ")
+        text = found if "Example: " in found else f"{found}. {example}"
+        raise BadSettings(f"{option} {file}: {text}") from err
 
 
 def _from_prometheus(url: str, days: int, labels: Mapping[str, str]) -> History:
@@ -217,7 +223,8 @@ def _bought(history: History, given: str) -> History:
     if model is None:
         raise BadSettings(
             f"--nodes {given}: not exactly one GPU model of the cluster has this name, so the size "
-            f"of such a node is unknown. Models of the cluster: {', '.join(models)}"
+            f"of such a node is unknown. Models of the cluster: {', '.join(models)}. Example: "
+            f"--nodes +4x{models[0].split()[-1]}"
         )
     return with_more(history, count, model)
 
@@ -268,7 +275,9 @@ def _configurations(
 ) -> list[Configuration]:
     for mode in modes or ():
         if mode not in MODES:
-            raise BadSettings(f"--mode {mode} is not one of: {', '.join(MODES)}")
+            raise BadSettings(
+                f"--mode {mode} is not one of: {', '.join(MODES)}. Example: --mode steered"
+            )
     for count in replicas or ():
         if not 2 <= count <= _MOST_REPLICAS:
             raise BadSettings(

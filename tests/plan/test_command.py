@@ -167,8 +167,8 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(
     ]
     pods.write_text(pods.read_text() + "\n".join(more) + "\n")
     html = tmp_path / "report.html"
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--html", str(html))
-    steps = json.loads(run(files, *few, "--json")[1])["next_steps"]
+    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--vram", "peaks")
+    steps = json.loads(run(files, *few, "--json", "--html", str(html))[1])["next_steps"]
     assert [(each["workload"], each["pods"]) for each in steps["annotate"]] == [
         ("web", 48),
         ("ml/app", 3),
@@ -196,10 +196,9 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(
 
 def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]) -> None:
     pods, _ = files
+    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--vram", "peaks")
     pods.write_text(pods.read_text().replace(",0.25,", ",0.2,"))  # four pods: 0.8 of a GPU
-    data = json.loads(
-        run(files, "--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")[1]
-    )
+    data = json.loads(run(files, *few, "--json")[1])
     found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     assert found["4 replicas, steered"]["competing_ratio"] == 0.0
     (sentence,) = [each for each in data["sentences"] if "compete" in each]
@@ -207,9 +206,7 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
         "Pods on one GPU would compete for its SMs for at most 0.0 % of their running time."
     )
     pods.write_text(pods.read_text().replace(",0.2,", ",0.6,"))
-    data = json.loads(
-        run(files, "--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")[1]
-    )
+    data = json.loads(run(files, *few, "--json")[1])
     found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     busy = found["4 replicas, steered"]
     assert busy["gpus"] == 4
@@ -324,7 +321,7 @@ def test_errors_name_file_line_and_column(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mode", "magic"], "--mode magic is not one of: counting, predicted, steered"),
+        (["--mode", "magic"], "predicted, steered, mig. Example: --mode steered"),
         (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
         (["--nodes", "+0xL4"], "--nodes +0xL4 is not a number of nodes and a GPU model. Example: "),
