@@ -289,6 +289,7 @@ def written(transcript: Transcript, packages: list[str], commit: str) -> str:
         f"Date: {transcript.began}, commit `{commit}`",
         *(f"{name.capitalize()}: {value}" for name, value in machine().items()),
         f"Load of the machine at the start, by other work: {load}",
+        f"Priority of this run over other work: nice {os.nice(0)}",
         f"Root: Debian {SUITE}, minimal, with {', '.join(packages)}",
         *NOT_ON_THE_CLOCK,
     ]
