@@ -39,6 +39,7 @@ lint: $(VENV)/test.stamp  # style, types, imports
 	@mkdir -p $(CACHE)
 	MYPY_CACHE_DIR=$(CACHE)/mypy flock $(CACHE)/mypy.lock $(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
+	vale=$$($(RUN) -m tests.gobin.build vale | cut -f 2) && $$vale --no-wrap --output line docs *.md
 
 # Quick tests wait for nothing: one worker per core, and fewer random examples (tests/examples.py).
 quick: $(VENV)/test.stamp

@@ -1,10 +1,12 @@
 """The wording lint detects its patterns, and the product has no findings."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import language
+from tests.controlplane import ROOT, built
 
 
 def test_the_product_has_no_findings() -> None:
@@ -48,3 +50,20 @@ def test_manifests_benchmarks_and_build_files_belong_to_the_product() -> None:
         *("Makefile", "Dockerfile", "deploy/base/agent.yaml", "benchmarks/storm.py"),
         "deploy/components/dashboard/headroom.json",
     }
+
+
+@pytest.mark.slow
+def test_docs_are_checked_by_the_same_table_of_words(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# What it does\n\nThe memory was promised, `promised` is code.\n")
+    found = subprocess.run(
+        [built("vale")["vale"], "--config", ROOT / ".vale.ini", "--output", "line", page],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert [line.partition(str(page))[2] for line in found.stdout.splitlines()] == [
+        ":1:3:Headroom.Headings:Name the subject: do not begin a heading with 'What'.",
+        ":3:16:Headroom.Words:Write 'reserve, reservation' instead of 'promised'.",
+    ]
