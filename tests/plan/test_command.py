@@ -345,6 +345,33 @@ def test_bad_options_have_an_example(
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("option", "content", "reason", "example"),
+    [
+        ("--recording", None, "cannot be read: No such file", "headroom plan record cluster.json"),
+        ("--recording", "{}", "it is no recording", "headroom plan record cluster.json"),
+        ("--snapshot", None, "cannot be read: No such", "kubectl headroom snapshot > cluster.json"),
+        (
+            "--snapshot",
+            "no",
+            "Input data was truncated",
+            "kubectl headroom snapshot > cluster.json",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_an_example(
+    tmp_path: Path, option: str, content: str | None, reason: str, example: str
+) -> None:
+    file = tmp_path / "given.json"
+    if content is not None:
+        file.write_text(content)
+    found = CliRunner().invoke(app, ["plan", option, str(file)])
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f"headroom: {option} {file}")
+    assert reason in found.stderr
+    assert found.stderr.rstrip().endswith(f"Example: {example}")
+
+
 def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     for content, message in (
