@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from contract.annotations import PREFIX, USER_ANNOTATIONS, VRAM_FROM, VRAM_REQUESTED
 from tests.controlplane import ROOT, built
 from tests.deploy.pages import blocks, read
 from tests.deploy.rendered import (
@@ -130,6 +131,12 @@ def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> Non
     page = [block.text for block in blocks("get-started/helm.md") if block.language == "yaml"]
     assert [yaml.safe_load(shown)] == [yaml.safe_load(each) for each in page]
     assert "schedulerName" not in notes
+
+
+def test_annotations_of_users_stay_after_uninstalling() -> None:
+    (kept,) = re.findall(r"' headroom\.gpu/\(([\w|-]+)\)\$'", read("operate/uninstall.md"))
+    of_webhook = {VRAM_FROM, VRAM_REQUESTED}
+    assert {PREFIX + key for key in kept.split("|")} == set(USER_ANNOTATIONS) - of_webhook
 
 
 def test_what_the_agent_may_is_in_the_page() -> None:
