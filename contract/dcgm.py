@@ -1,7 +1,18 @@
-"""Identifies a device by the labels of a series of dcgm-exporter."""
+"""Names of dcgm-exporter's metrics, and the device that the labels of a series identify.
+
+dcgm-exporter 4.9.0 (DCGM 4.7) has new names for its metrics, and bytes instead of MiB for memory.
+Custom lists of metrics can still have the old names.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
+
+#: The ratio of SM activity: until 4.8, and since 4.9.0.
+SM_ACTIVITY = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO")
+#: Used memory of the device: in MiB until 4.8, in bytes since 4.9.0.
+USED_MIB, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
+#: Free memory of the device, with the same units.
+FREE_MIB, FREE_BYTES = "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_FREE_BYTES"
 
 #: Names of the label in exporters and after relabelling, the preferred one first. If the scraped
 #: target has a label of the same name, Prometheus renames the exporter's to ``exported_...``.

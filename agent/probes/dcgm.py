@@ -20,6 +20,7 @@ import structlog
 from agent.deadline import Hanging, Worker
 from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, parse
 from agent.probes.readings import DeviceReading, SourceReading
+from contract.dcgm import SM_ACTIVITY
 
 _log = structlog.get_logger()
 
@@ -114,7 +115,7 @@ class Exporter:
         if not readings:
             wrong.append("it exports no metrics of any device")
         elif not any(r.sm_ratio is not None for r in readings):
-            wrong.append("it does not export DCGM_FI_PROF_SM_ACTIVE")
+            wrong.append(f"it does not export {' or '.join(SM_ACTIVITY)}")
         return readings, SourceReading(SOURCE, "degraded" if wrong else "ok", "; ".join(wrong))
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ some of these contain figures of single pods. So series of one device are never 
 without a pod label is the device's. If all series have one, the largest value counts.
 
 MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
-(hostname since 4.6.0) is not used, because the UUID identifies the device.
+(hostname since 4.8.3) is not used, because the UUID identifies the device.
 """
 
 import math
@@ -20,7 +20,16 @@ from prometheus_client.samples import Sample
 
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
-from contract.dcgm import Key, key_of_series, label
+from contract.dcgm import (
+    FREE_BYTES,
+    FREE_MIB,
+    SM_ACTIVITY,
+    USED_BYTES,
+    USED_MIB,
+    Key,
+    key_of_series,
+    label,
+)
 from contract.quantity import MAX_DEVICE_BYTES
 
 _MIB = 1 << 20
@@ -61,11 +70,16 @@ class DcgmReading:
         return self.uuid, self.gpu_instance
 
 
-def _bytes(mebibytes: float) -> int | None:
-    """Convert MiB to bytes; None if the figure is invalid."""
-    if not math.isfinite(mebibytes) or not 0 <= mebibytes * _MIB <= MAX_DEVICE_BYTES:
+def _bytes(figure: float, unit_bytes: int = 1) -> int | None:
+    """Convert a figure to bytes; None if it is invalid."""
+    if not math.isfinite(figure) or not 0 <= figure * unit_bytes <= MAX_DEVICE_BYTES:
         return None
-    return round(mebibytes) * _MIB
+    return round(figure) * unit_bytes
+
+
+def _mebibytes(figure: float) -> int | None:
+    """Convert MiB to bytes; None if the figure is invalid."""
+    return _bytes(figure, _MIB)
 
 
 def _xid(number: float) -> int | None:
@@ -74,16 +88,25 @@ def _xid(number: float) -> int | None:
     return int(number) if whole else None
 
 
-#: Metric -> field of ``DcgmReading``, and the conversion to its unit.
+#: Metric -> field of ``DcgmReading``, and the conversion to its unit. The second half has the names
+#: since 4.9.0.
 _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
-    "DCGM_FI_PROF_SM_ACTIVE": ("sm_ratio", ratio),
+    SM_ACTIVITY[0]: ("sm_ratio", ratio),
     "DCGM_FI_PROF_SM_OCCUPANCY": ("occupancy_ratio", ratio),
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_ratio", ratio),
-    "DCGM_FI_DEV_FB_USED": ("used_bytes", _bytes),
-    "DCGM_FI_DEV_FB_FREE": ("free_bytes", _bytes),
-    "DCGM_FI_DEV_FB_RESERVED": ("reserved_bytes", _bytes),
-    "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _bytes),
+    USED_MIB: ("used_bytes", _mebibytes),
+    FREE_MIB: ("free_bytes", _mebibytes),
+    "DCGM_FI_DEV_FB_RESERVED": ("reserved_bytes", _mebibytes),
+    "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _mebibytes),
     "DCGM_FI_DEV_XID_ERRORS": ("xid", _xid),
+    SM_ACTIVITY[1]: ("sm_ratio", ratio),
+    "DCGM_FI_PROF_SM_OCCUPANCY_RATIO": ("occupancy_ratio", ratio),
+    "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": ("engine_ratio", ratio),
+    USED_BYTES: ("used_bytes", _bytes),
+    FREE_BYTES: ("free_bytes", _bytes),
+    "DCGM_FI_DEV_FB_RESERVED_BYTES": ("reserved_bytes", _bytes),
+    "DCGM_FI_DEV_FB_CAPACITY_BYTES": ("total_bytes", _bytes),
+    "DCGM_FI_DEV_XID_ERROR": ("xid", _xid),
 }
 #: Label names that exporters and relabelling rules use for the pod.
 _PODS = ("pod", "pod_name", "exported_pod")

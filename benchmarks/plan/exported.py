@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.plan.generated import GPU_MIB, GPUS_OF_NODE, MODEL, Row
+from contract.dcgm import FREE_BYTES, FREE_MIB, SM_ACTIVITY, USED_BYTES, USED_MIB
 
 #: Interval of the samples.
 EVERY_S = 60
@@ -87,8 +88,9 @@ def dcgm_lines(
             busy_s = (min(start_s + end, end_s) + EVERY_S for end in ends)
             since_s, until_s = max([end_s - SHOWN_S, *busy_s]), end_s + longer_s
             free = GPU_MIB - _IDLE_MIB
-            yield from _series("DCGM_FI_DEV_FB_USED", labels, _IDLE_MIB, since_s, until_s)
-            yield from _series("DCGM_FI_DEV_FB_FREE", labels, free, since_s, until_s)
+            used, unused, unit, _ = _names(number)
+            yield from _series(used, labels, _IDLE_MIB * unit, since_s, until_s)
+            yield from _series(unused, labels, free * unit, since_s, until_s)
     for each in ran:
         yield from _dcgm_of_pod(each, *life(each, start_s, end_s))
 
@@ -133,14 +135,25 @@ def _dcgm_of_pod(ran: Ran, since_s: float, until_s: float) -> Iterator[str]:
     for gpu in ran.gpus:
         labels = f'{dcgm(ran.node, gpu)},exported_namespace="{NAMESPACE}",exported_pod="{row.name}"'
         # The peak is reached once, in the middle of the life.
+        used, unused, unit, sm = _names(ran.node)
         for name, low, high in (
-            ("DCGM_FI_DEV_FB_USED", row.peak_mib * 6 // 10, row.peak_mib),
-            ("DCGM_FI_DEV_FB_FREE", GPU_MIB - row.peak_mib * 6 // 10, GPU_MIB - row.peak_mib),
+            (used, row.peak_mib * 6 // 10, row.peak_mib),
+            (unused, GPU_MIB - row.peak_mib * 6 // 10, GPU_MIB - row.peak_mib),
         ):
             for number, at_s in enumerate(times):
                 value = high if number == len(times) // 2 else low
-                yield f"{name}{{{labels}}} {value} {at_s:.3f}"
-        yield from _series("DCGM_FI_PROF_SM_ACTIVE", labels, row.sm_ratio, since_s, until_s)
+                yield f"{name}{{{labels}}} {value * unit} {at_s:.3f}"
+        yield from _series(sm, labels, row.sm_ratio, since_s, until_s)
+
+
+def _names(node: int) -> tuple[str, str, int, str]:
+    """Return the metrics of used and free memory, their unit, and the metric of SM activity.
+
+    Every second node has dcgm-exporter 4.9.0.
+    """
+    if node % 2:
+        return USED_BYTES, FREE_BYTES, 1 << 20, SM_ACTIVITY[1]
+    return USED_MIB, FREE_MIB, 1, SM_ACTIVITY[0]
 
 
 def node_name(number: int) -> str:
@@ -149,9 +162,9 @@ def node_name(number: int) -> str:
 
 def dcgm(node: int, gpu: int) -> str:
     """Return the labels of a GPU, with those of the scraped exporter."""
-    name = node_name(node)
+    name, host = node_name(node), "hostname" if node % 2 else "Hostname"
     return (
-        f'gpu="{gpu}",UUID="GPU-{name}-{gpu}",modelName="{MODEL}",Hostname="{name}",'
+        f'gpu="{gpu}",UUID="GPU-{name}-{gpu}",modelName="{MODEL}",{host}="{name}",'
         f'namespace="gpu-operator",pod="dcgm-exporter-{node}",job="dcgm"'
     )
 

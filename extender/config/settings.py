@@ -271,7 +271,7 @@ class Settings(PortSettings):
     prometheus_url: Url | None = Field(
         None,
         repr=False,
-        description="URL of the Prometheus that has dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, from "
+        description="URL of the Prometheus that has dcgm-exporter's SM activity, from "
         "which the usual SM activity of devices is read. Without it, the agents' samples are used. "
         "The recorder reads from it the lives of containers before its own start.",
     )

@@ -17,12 +17,11 @@ answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for
 
 import math
 
-from contract.dcgm import INSTANCES, UUIDS, key_of_series
+from contract.dcgm import INSTANCES, SM_ACTIVITY, UUIDS, key_of_series
 from extender.controllers.sm_history import Answer, QuerySource, Span
 from extender.errors import PrometheusUnreadable
 from extender.prometheus import BAD_FORMAT, Series, connected, series
 
-METRIC = "DCGM_FI_PROF_SM_ACTIVE"
 #: Counters of one moment may add up to slightly more than 1; a larger value is no ratio.
 _MOST_RATIO = 1.01
 #: Parts by device index on its node, which every release of dcgm-exporter calls ``gpu``. The last
@@ -50,15 +49,20 @@ def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
 def queries(span: Span) -> list[str]:
     """Return the PromQL queries. Their series have the label ``figure="ratio"`` or
     ``figure="at"``."""
-    return [promql for part in _PARTS for promql in _pair(span, f"{METRIC}{{{part}}}")]
+    return [promql for part in _PARTS for promql in _pair(span, part)]
 
 
-def _pair(span: Span, series: str) -> tuple[str, str]:
+def _pair(span: Span, part: str) -> tuple[str, str]:
     by = f"max by ({', '.join((*UUIDS, *INSTANCES))})"
-    now = f"(({series} >= 0) <= {_MOST_RATIO})"
-    past = f"quantile_over_time({span.quantile:g}, {series}[{span.window_s:.0f}s])"
-    ratio = f"{by} (((({past}) >= 0) <= {_MOST_RATIO}) and {now})"
-    at = f"{by} (timestamp({series}) and {now})"
+    ratios, times = [], []
+    # One selector with both names would fail: without their names, old and new series of an
+    # upgraded exporter can have the same labels.
+    for selector in (f"{metric}{{{part}}}" for metric in SM_ACTIVITY):
+        now = f"(({selector} >= 0) <= {_MOST_RATIO})"
+        past = f"quantile_over_time({span.quantile:g}, {selector}[{span.window_s:.0f}s])"
+        ratios.append(f"(((({past}) >= 0) <= {_MOST_RATIO}) and {now})")
+        times.append(f"(timestamp({selector}) and {now})")
+    ratio, at = (f"{by} ({' or '.join(each)})" for each in (ratios, times))
     return (
         f'label_replace({ratio}, "figure", "ratio", "", "")',
         f'label_replace({at}, "figure", "at", "", "")',

@@ -10,7 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from contract.dcgm import FREE_BYTES, FREE_MIB, SM_ACTIVITY, USED_BYTES, USED_MIB
 from extender.errors import BadSettings
 from extender.plan.lives import History, Life, Machine, workload_name
 
@@ -34,8 +36,9 @@ EACH_DAY: Mapping[str, str] = {
             ("memory", 'kube_pod_container_resource_requests{resource="memory"}'),
         )
     },
-    "fb_used": "max_over_time(DCGM_FI_DEV_FB_USED[1d])",
-    "sm": "avg_over_time(DCGM_FI_PROF_SM_ACTIVE[1d])",
+    "fb_used": f"max_over_time({USED_MIB}[1d])",
+    "fb_used_bytes": f"max_over_time({USED_BYTES}[1d])",
+    **{f"sm {metric}": f"avg_over_time({metric}[1d])" for metric in SM_ACTIVITY},
     "pod_used": "max_over_time(headroom_pod_used_bytes[1d])",
     "pod_sm": "avg_over_time(headroom_pod_sm_activity_ratio[1d])",
 }
@@ -43,11 +46,14 @@ EACH_DAY: Mapping[str, str] = {
 AT_END: Mapping[str, str] = {
     "node": 'kube_node_status_allocatable{resource=~"nvidia_com_gpu|cpu|memory"}',
     "node_labels": "kube_node_labels",
-    "fb_total": "DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE",
+    "fb_total": f"{USED_MIB} + {FREE_MIB}",
+    "fb_total_bytes": f"{USED_BYTES} + {FREE_BYTES}",
 }
 #: A pod whose last sample is older than this has ended.
 _GONE_AFTER_S = 300.0
 _SHORTEST_S = 1.0
+#: Labels that can have the name of the node.
+_HOSTS = ("Hostname", "hostname", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +97,16 @@ def _machines(
     amounts: dict[str, dict[str, float]] = defaultdict(dict)
     for sample in answers["node"]:
         amounts[_label(sample, "node")][sample.labels.get("resource", "")] = sample.value
-    gpus: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
-    for sample in answers["fb_total"]:
-        host = _label(sample, "Hostname") or _label(sample, "node")
-        uuid = _label(sample, "UUID")
-        gpus[host][uuid] = sample.labels.get("modelName", "GPU"), sample.value
+    gpus: dict[str, dict[str, tuple[str, int]]] = defaultdict(dict)
+    for name, unit_bytes in (("fb_total", MIB), ("fb_total_bytes", 1)):
+        for sample in answers[name]:
+            if not math.isfinite(sample.value):
+                continue
+            # Since 4.8.3 the exporter's label is in lower case.
+            host = next(filter(None, (_label(sample, key) for key in _HOSTS)), "")
+            uuid = _label(sample, "UUID")
+            model = sample.labels.get("modelName", "GPU")
+            gpus[host][uuid] = model, int(sample.value) * unit_bytes
     wanted = {
         sample.labels.get("node", "")
         for sample in answers["node_labels"]
@@ -122,7 +133,7 @@ def _machines(
                 name,
                 models[0][0],
                 count,
-                int(min(size for _, size in models)) * MIB,
+                min(size for _, size in models),
                 None if cpu is None else round(cpu * 1000),
                 None if memory is None else int(memory),
             )
@@ -135,7 +146,7 @@ def _machines(
         selected = f" with {_selector(labels)}" if labels else ""
         raise BadSettings(
             f"Prometheus has no node{selected} with both kube_node_status_allocatable of "
-            "kube-state-metrics and DCGM_FI_DEV_FB_USED of dcgm-exporter. For --nodes, "
+            f"kube-state-metrics and {USED_MIB} or {USED_BYTES} of dcgm-exporter. For --nodes, "
             "kube-state-metrics must export node labels: --metric-labels-allowlist=nodes=[*]"
         )
     return found, shared
@@ -172,9 +183,12 @@ class _Lives:
         self._owner = {_pod(sample): sample for sample in answers["owner"]}
         self._cpu = _summed(answers["cpu"])
         self._memory = _summed(answers["memory"])
-        self._dcgm_used = _by_name(answers["fb_used"], MIB)
+        self._dcgm_used = _most(
+            _by_name(answers["fb_used"], MIB), _by_name(answers["fb_used_bytes"], 1)
+        )
         self._own_used = _by_name(answers["pod_used"], 1)
-        self._sm = _means([*answers["sm"]]) | _means([*answers["pod_sm"]])
+        dcgm_sm = [sample for metric in SM_ACTIVITY for sample in answers[f"sm {metric}"]]
+        self._sm = _means(dcgm_sm) | _means(answers["pod_sm"])
 
     def __iter__(self) -> Iterator[Life]:
         counts: dict[str, int] = defaultdict(int)
@@ -294,6 +308,11 @@ def _by_name(samples: Iterable[Sample], unit_bytes: int) -> dict[tuple[str, str]
         if key[1] and math.isfinite(sample.value) and sample.value >= 0:
             found[key] = max(found.get(key, 0), int(sample.value * unit_bytes))
     return found
+
+
+def _most(*found: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """Return the largest value of each pod."""
+    return {key: max(each.get(key, 0) for each in found) for key in {*chain(*found)}}
 
 
 def _means(samples: Iterable[Sample]) -> dict[tuple[str, str], float]:

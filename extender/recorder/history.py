@@ -13,7 +13,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
+from contract.dcgm import USED_BYTES, USED_MIB
 from extender.bounded import Bounded
 from extender.recommend.families import family
 from extender.recommend.lives import DAY_S, Ending, Life
@@ -34,7 +36,9 @@ _MIB = 1 << 20
 _REQUESTS = 'kube_pod_container_resource_requests{resource=~"nvidia_com_.*"}'
 #: The pods whose other metrics matter: those that requested a GPU on that day.
 _OF_GPU_PODS = f" and on (namespace, pod) max_over_time({_REQUESTS}[1d])"
-PEAK, USED = "headroom_pod_peak_bytes", "DCGM_FI_DEV_FB_USED"
+PEAK = "headroom_pod_peak_bytes"
+#: Beginning of the names of queries -> metric.
+_MEMORY = {"peak": PEAK, "used": USED_MIB, "used-bytes": USED_BYTES}
 
 
 def _daily(metric: str) -> str:
@@ -45,7 +49,7 @@ def _daily(metric: str) -> str:
 QUERIES: Mapping[str, str] = {
     **{
         f"{name} {figure}": promql.format(metric)
-        for name, metric in (("peak", PEAK), ("used", USED))
+        for name, metric in _MEMORY.items()
         for figure, promql in (
             ("most", "max_over_time({0}[1d])"),
             ("first", f"min_over_time(timestamp({{0}})[1d:{STEP}])"),
@@ -114,10 +118,11 @@ _Container = tuple[str, str, str, str]
 
 def past_lives(answers: Answers, now_s: float) -> list[PastLife]:
     """Return the lives that have ended, the oldest first. ``now_s``: the end of the last day."""
-    own = _by_device(answers, "peak", 1)
+    own = _by_device(answers, {"peak": 1})
     found = dict(own)
     known = {container[:2] for container, _ in own}
-    dcgm = _alone({key: each for key, each in _by_device(answers, "used", _MIB).items() if key[1]})
+    used = _by_device(answers, {"used": _MIB, "used-bytes": 1})
+    dcgm = _alone({key: each for key, each in used.items() if key[1]})
     found |= {key: each for key, each in dcgm.items() if key[0][:2] not in known}
     pods = _Pods(answers)
     begin_s = now_s - DAYS * DAY_S
@@ -178,11 +183,10 @@ class _Pods:
         return Ending.COMPLETED
 
 
-def _by_device(
-    answers: Answers, name: str, unit_bytes: int
-) -> dict[tuple[_Container, str], _Series]:
+def _by_device(answers: Answers, units: Mapping[str, int]) -> dict[tuple[_Container, str], _Series]:
+    """Return the series of all containers. ``units``: beginning of the queries' names -> bytes."""
     found: dict[tuple[_Container, str], _Series] = {}
-    for figure in ("most", "first", "last"):
+    for (name, unit_bytes), figure in product(units.items(), ("most", "first", "last")):
         for sample in answers[f"{name} {figure}"]:
             namespace, pod = _pod(sample)
             if not namespace or not pod or not math.isfinite(sample.value) or sample.value < 0:

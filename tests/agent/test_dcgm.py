@@ -154,6 +154,37 @@ def test_labels_that_were_renamed_are_understood() -> None:
     ]
 
 
+def test_the_names_and_units_since_version_4_9_are_understood() -> None:
+    readings, bad = parse(recorded("4.9.0-new-names"))
+    assert bad == 0
+    assert readings == [
+        DcgmReading(
+            "GPU-a",
+            None,
+            sm_ratio=0.0,
+            occupancy_ratio=0.0,
+            engine_ratio=0.0,
+            used_bytes=MIB + 4096,
+            free_bytes=182295 * MIB - 4096,
+            reserved_bytes=1024 * MIB,
+            total_bytes=184320 * MIB,
+            xid=0,
+        ),
+        DcgmReading(
+            "GPU-b",
+            None,
+            sm_ratio=0.8841,
+            occupancy_ratio=0.412,
+            engine_ratio=0.991002,
+            used_bytes=82296 * MIB,
+            free_bytes=100000 * MIB,
+            reserved_bytes=1024 * MIB,
+            total_bytes=184320 * MIB,
+            xid=79,
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -162,6 +193,7 @@ def test_labels_that_were_renamed_are_understood() -> None:
         pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 57', id="percent"),
         pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a"} 1e309', id="infinite"),
         pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a"} 1e300', id="more than any device has"),
+        pytest.param('DCGM_FI_DEV_FB_USED_BYTES{UUID="GPU-a"} -4096', id="negative bytes"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 7.5', id="half an XID"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} text', id="no value"),
         pytest.param('DCGM_FI_DEV_FB_USED{gpu="0"} 5', id="no device"),
@@ -271,7 +303,7 @@ def test_a_misbehaving_exporter_is_cut_off_and_read_again_when_it_behaves(
             time.sleep(0.02)
 
 
-NO_SM = "it does not export DCGM_FI_PROF_SM_ACTIVE"
+NO_SM = "it does not export DCGM_FI_PROF_SM_ACTIVE or DCGM_FI_PROF_SM_UTIL_RATIO"
 NO_METRICS = "it exports no metrics of any device"
 BAD_LINES = "some of its lines cannot be read and were ignored"
 OTHER_DEVICE = "it exports metrics of devices that this node does not have"
@@ -281,6 +313,7 @@ OTHER_DEVICE = "it exports metrics of devices that this node does not have"
     ("text", "state", "message"),
     [
         (recorded("4.6.0-renamed"), "ok", ""),
+        (recorded("4.9.0-new-names"), "ok", ""),
         # One of its two devices has no value.
         (recorded("2.1.4-2.3.1-blanks"), "ok", ""),
         (recorded("3.3.5-3.4.0"), "degraded", NO_SM),

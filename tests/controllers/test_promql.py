@@ -224,14 +224,16 @@ def test_an_error_message_is_shortened() -> None:
 
 def test_the_queries_are_only_for_sm_activity() -> None:
     texts = queries(Span(0.99, 300))
-    past = [text for text in texts if "quantile_over_time(0.99, DCGM_FI_PROF_SM_ACTIVE{" in text]
-    assert len(past) == len(texts) / 2
-    assert all("}[300s]" in text for text in past)
-    assert "UTIL" not in str(texts)
+    for metric in ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"):
+        past = [text for text in texts if f"quantile_over_time(0.99, {metric}{{" in text]
+        assert len(past) == len(texts) / 2
+        assert all(text.count("}[300s]") == 2 for text in past)
+        assert all(f"timestamp({metric}{{" in text for text in texts if text not in past)
+    assert "GPU_UTIL" not in str(texts)
 
 
 def test_every_device_is_queried_once() -> None:
-    selected = [re.findall(r"SM_ACTIVE\{(.*?)\}", text) for text in queries(SPAN)]
+    selected = [re.findall(r"SM_(?:ACTIVE|UTIL_RATIO)\{(.*?)\}", text) for text in queries(SPAN)]
     assert all(len(set(each)) == 1 for each in selected)
     parts = [each[0] for each in selected]
     for index in (0, 7, 8, 15, ""):

@@ -1,6 +1,6 @@
 """SM activity from a real Prometheus: what decides, and whatever becomes of it.
 
-Two exporters serve GPUs as dcgm-exporter 4.5, 4.6 and 4.2 with MIG did; Prometheus
+Two exporters serve GPUs as dcgm-exporter 4.5, 4.6, 4.9.0 and 4.2 with MIG did; Prometheus
 remembers a quarter of an hour. Headroom asks it through a wire that can be stalled or be led
 elsewhere, and every agent's own sample is the opposite of the history.
 """
@@ -21,7 +21,7 @@ from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
 
-SM = "DCGM_FI_PROF_SM_ACTIVE"
+SM, NEW_SM = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"
 GIB = 1 << 30
 FLEET = """
 nodes:
@@ -50,6 +50,11 @@ def renamed_line(uuid: str) -> str:
     return recorded_lines(EXPOSITIONS / "4.6.0-renamed.txt", SM, b=uuid)[1]
 
 
+def new_line(uuid: str) -> str:
+    """Under the name since 4.9.0."""
+    return recorded_lines(EXPOSITIONS / "4.9.0-new-names.txt", NEW_SM, a=uuid)[0]
+
+
 def mig_lines(parent: str) -> list[str]:
     return recorded_lines(EXPOSITIONS / "4.2.3-4.1.3-mig.txt", SM, a=parent)
 
@@ -67,7 +72,7 @@ def told_by_one(now_ms: int) -> list[str]:
         saying(odd[3], 0.7, at=str(now_ms - 20_000)),  # later than what is remembered
         saying(odd[4], 0.7, at=str(now_ms + 300_000)),
         saying(odd[5], "+Inf"),
-        saying(odd[6], 0.0),
+        saying(new_line("GPU-odd-6"), 0.0),
         *mig_lines("GPU-cut"),
     ]
 

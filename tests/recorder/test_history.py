@@ -76,6 +76,20 @@ def test_the_largest_peak_of_all_days_and_devices_counts() -> None:
     assert found.life.started_s == NOW_S - 5 * HOUR_S
 
 
+def test_a_new_dcgm_exporter_continues_the_life_in_bytes_under_another_name() -> None:
+    """The exporter was upgraded to 4.9.0 while the pod ran."""
+    began_s, upgraded_s, ended_s = (NOW_S - hours * HOUR_S for hours in (5, 4, 2))
+    old = peaks("used", 6000.0, began_s, upgraded_s)
+    new = peaks("used-bytes", 7000.0 * (1 << 20), upgraded_s, ended_s)
+    for used, until_s, mib in (
+        (old, upgraded_s, 6000),
+        (both(old, new), ended_s, 7000),
+        (both(peaks("used", 8000.0, began_s, upgraded_s), new), ended_s, 8000),
+    ):
+        (found,) = past_lives(answers(**both(used, OWNED)), NOW_S)
+        assert found.life == Life(mib << 20, began_s, until_s, Ending.COMPLETED)
+
+
 def test_labels_that_prometheus_renamed_are_read() -> None:
     renamed = {"namespace": "gpu-operator", "pod": "agent-x", "container": "agent"}
     labels = {f"exported_{name}": text for name, text in {**LLM, "container": "main"}.items()}

@@ -171,7 +171,11 @@ def exported(now_s: float) -> list[str]:
         if own:
             peak = [float(GIB)] * 30 + [8.0 * GIB] * 30
             add("headroom_pod_peak_bytes", {**gpu, **exporter, **of, "pod_uid": pod}, peak, end_s)
-        add("DCGM_FI_DEV_FB_USED", {**gpu, **exporter, **of}, mib, end_s)
+        # Half an hour before the end, the exporter is upgraded to 4.9.0.
+        labels, upgraded_s = {**gpu, **exporter, **of}, end_s - 30 * EVERY_S
+        add("DCGM_FI_DEV_FB_USED", labels, mib[:30], upgraded_s)
+        used_bytes = [each * (1 << 20) for each in mib[30:]]
+        add("DCGM_FI_DEV_FB_USED_BYTES", labels, used_bytes, end_s)
         requests = {**identity, "container": "main", "resource": "nvidia_com_gpu"}
         add("kube_pod_container_resource_requests", requests, [1.0] * 60, end_s)
         owner = {**identity, "owner_kind": "ReplicaSet", "owner_name": "llm-5d4f"}
