@@ -29,6 +29,7 @@ from typing import Literal
 from agent.attribution import memories
 from agent.probes.cgroup import is_static
 from contract.gpunode import (
+    ADOPTED,
     EVICTED,
     HOLDINGS_SOURCES,
     UNATTRIBUTED_TOLERANCE_BYTES,
@@ -149,9 +150,9 @@ def _waits_for_start(
 ) -> bool:
     """Return whether the pod starts alone, and must wait for another such pod on this memory.
 
-    It waits for each pod that the ledger has had for longer, because pods start in this order. So
-    none of them waits for another in a circle, also if they hold several devices. It also waits for
-    each pod that has begun: then the order in the ledger was lost with the GPUNode.
+    It waits for each pod that is earlier in the order of starts. So none of them waits for another
+    in a circle, also if they hold several devices. It also waits for each pod that has begun: then
+    the order in the ledger was lost with the GPUNode.
     """
     own = spec.reservations[uid]
     if not own.is_starting:
@@ -161,7 +162,7 @@ def _waits_for_start(
     return any(
         other in begun
         or (
-            (reservation.since, other) < (own.since, uid)
+            _turn(reservation, other) < _turn(own, uid)
             and (
                 other in present
                 or (shared and any(_may_get(sample, other, c, memory) for c in reservation.charges))
@@ -170,6 +171,15 @@ def _waits_for_start(
         for other, reservation in spec.reservations.items()
         if other != uid and reservation.is_starting
     )
+
+
+def _turn(reservation: Reservation, uid: str) -> tuple[bool, str, str]:
+    """Return the sort key of a pod in the order of starts: the order of the reservations.
+
+    Adopted pods come first: most were bound by another scheduler and have no gate, so they start at
+    any time.
+    """
+    return ADOPTED not in reservation.flags, reservation.since, uid
 
 
 def rows_in(memory: Iterable[Device], sample: GPUNodeStatus) -> list[PodUse]:

@@ -7,18 +7,23 @@ import msgspec
 import pytest
 
 from agent.gate_decision import Verdict
-from contract.gpunode import (
-    Reservation,
-)
+from contract.gpunode import ADOPTED, Reservation
 from tests.agent.gate_node import DEVICES, ask, reservation, row, status
 
 WAITS = Verdict("not yet", "another pod that starts alone is starting on the same device")
 
 
-def starting(second: int, *candidates: str, phase: Any = "starting", count: int = 1) -> Reservation:
+def starting(
+    second: int,
+    *candidates: str,
+    phase: Any = "starting",
+    count: int = 1,
+    adopted: bool = False,
+) -> Reservation:
     made = reservation(10, *candidates, count=count)
     since = f"2026-11-21T00:00:{second:02}.000+00:00"
-    return msgspec.structs.replace(made, since=since, phase=phase, start_timeout_s=600)
+    flags = [ADOPTED] * adopted
+    return msgspec.structs.replace(made, since=since, phase=phase, start_timeout_s=600, flags=flags)
 
 
 def test_pods_that_start_alone_start_in_the_order_of_the_ledger() -> None:
@@ -48,6 +53,20 @@ def test_a_pod_waits_for_an_earlier_one_that_may_get_its_device() -> None:
     assert ask({"p": starting(3), "q": starting(2)}, status(row("q", "GPU-a")), "q").answer == "yes"
 
 
+def test_a_pod_waits_for_a_later_one_that_another_scheduler_has_bound() -> None:
+    """The later pod has no gate, so it does not wait for the earlier one."""
+    reservations = {"p": starting(1), "q": starting(2, adopted=True)}
+    beside = status(row("p", "GPU-a"), row("q", "GPU-a"))
+    assert ask(reservations, beside, "p") == WAITS
+    assert ask(reservations, beside, "q") == Verdict("yes")
+    before_admission = status(row("p", "GPU-a"))
+    assert ask(reservations, before_admission, "p") == WAITS
+    apart = status(row("p", "GPU-a"), row("q", "GPU-b"))
+    assert ask(reservations, apart, "p") == Verdict("yes")
+    reservations["q"] = starting(2, adopted=True, phase="running")
+    assert ask(reservations, beside, "p") == Verdict("yes")
+
+
 def test_a_pod_waits_for_a_later_one_that_has_begun() -> None:
     """The reservations were written again in another order, after the GPUNode was lost."""
     reservations = {"p": starting(1), "q": starting(2)}
@@ -57,12 +76,16 @@ def test_a_pod_waits_for_a_later_one_that_has_begun() -> None:
     assert ask(reservations, status(row("p", "GPU-b"), begun), "p").answer == "yes"
 
 
+@pytest.mark.parametrize("adopted", ["", "p", "q", "qr", "pqr"])
 @pytest.mark.parametrize("order", [*permutations("pqr")])
-def test_pods_with_several_devices_wait_in_no_circle(order: tuple[str, ...]) -> None:
+def test_pods_with_several_devices_wait_in_no_circle(order: tuple[str, ...], adopted: str) -> None:
     """p holds both GPUs, q and r hold one each. In any order all of them start, and no two of them
     start at the same time on one GPU."""
     on = {"p": DEVICES, "q": DEVICES[:1], "r": DEVICES[1:]}
-    ledger = {uid: starting(n, count=len(on[uid])) for n, uid in enumerate(order)}
+    ledger = {
+        uid: starting(n, count=len(on[uid]), adopted=uid in adopted) for n, uid in enumerate(order)
+    }
+    order = tuple(sorted(order, key=lambda uid: uid not in adopted))
     begun: list[str] = []
     while waiting := [uid for uid in order if ledger[uid].phase == "starting"]:
         at = {uid: "2026-11-21T00:00:00Z" if uid in begun else "" for uid in order}
