@@ -50,13 +50,21 @@ PODS = 330
 #: The pod that grows, its request and its use an hour ago and now, in GiB.
 LEAK, LEAK_REQUEST, LEAK_FROM, LEAK_TO = "tokenizer-7c9d5b-x2vqk", 6, 4.0, 12.5
 SICK = "l4-0039"
+#: One node. In this order, the device plugin puts the second pod on GPU 1 and the others on GPU 0.
+ONE_NODE = {"gpu": (1, 2, 24, "NVIDIA L4")}
+ITS_PODS = (("embedder", 4), ("llm", 16), ("reranker", 4))
+#: A pod that fits on its GPU 0, but not on GPU 1, which the plugin would choose.
+WAITING, WAITING_GIB = "chat", 12
 
 
-def fleet_yaml() -> str:
+Pools = Mapping[str, tuple[int, int, int, str]]
+
+
+def fleet_yaml(pools: Pools = POOLS) -> str:
     lines = [
         f"  - {{name: {name}, count: {nodes}, gpus: {gpus}, memory: {gib}Gi, model: {model}, "
         f"sharing: time-slicing, replicas: {REPLICAS}}}"
-        for name, (nodes, gpus, gib, model) in POOLS.items()
+        for name, (nodes, gpus, gib, model) in pools.items()
     ]
     return "\n".join(["nodes:", *lines])
 
@@ -89,12 +97,13 @@ class Placed:
 class PicturedFleet:
     """The pods of each node, and its GPUs in the order in which the device plugin takes them."""
 
+    pools: Pools = field(default_factory=lambda: POOLS)
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     pods: dict[str, list[Placed]] = field(default_factory=dict)
     now_step: int = field(default_factory=lambda: int(time.time()) // RESOLUTION_S)
 
     def __post_init__(self) -> None:
-        for pool, (nodes, *_) in POOLS.items():
+        for pool, (nodes, *_) in self.pools.items():
             self.pods |= {f"{pool}-{number:04d}": [] for number in range(nodes)}
 
     def fill(self) -> None:
@@ -114,6 +123,12 @@ class PicturedFleet:
                 if node not in ("l4-0007", SICK) and self._put(node, pod):
                     break
 
+    def fill_one_node(self) -> None:
+        """Put the pods of ``ITS_PODS`` on the node of ``ONE_NODE``."""
+        (node,) = self.pods
+        for name, request in ITS_PODS:
+            self._put(node, self._pod("ml", name, request))
+
     def _pod(
         self, namespace: str, name: str, request: float, *, grows: bool = False, came: bool = False
     ) -> Placed:
@@ -125,9 +140,9 @@ class PicturedFleet:
 
     def _put(self, node: str, pod: Placed) -> bool:
         """Put the pod on the GPU of the node with the fewest pods, if it fits there."""
-        _, gpus, gib, _ = POOLS[node.rpartition("-")[0]]
+        _, gpus, gib, _ = self.pools[node.rpartition("-")[0]]
         held: dict[str, list[Placed]] = {f"GPU-{node}-{index}": [] for index in range(gpus)}
-        if pod.grows or node == "l4-0007":
+        if node == "l4-0007":
             held = {f"GPU-{node}-0": []}
         for each in self.pods[node]:
             held.setdefault(each.device, []).append(each)
@@ -185,7 +200,7 @@ class PicturedFleet:
         assert reply.status == 204, reply.body
 
     def _status(self, node: str, pods: Sequence[Placed]) -> GPUNodeStatus:
-        _, gpus, gib, model = POOLS[node.rpartition("-")[0]]
+        _, gpus, gib, model = self.pools[node.rpartition("-")[0]]
         devices, uses, now = [], [], datetime.now(UTC).isoformat()
         age = self.now_step * RESOLUTION_S - time.time()
         for index in range(gpus):
@@ -230,7 +245,7 @@ class PicturedFleet:
         steps = range(first, self.now_step, 6)
         sums = {step: [0, 0] for step in steps}
         for node, pods in self.pods.items():
-            _, gpus, gib, _ = POOLS[node.rpartition("-")[0]]
+            _, gpus, gib, _ = self.pools[node.rpartition("-")[0]]
             uuids = [f"GPU-{node}-{index}" for index in range(gpus)]
             allocatable += int(gpus * (gib - 0.5) * GIB)
             on = tuple(
