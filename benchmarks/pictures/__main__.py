@@ -61,7 +61,7 @@ MOST_BYTES = 150_000
 #: As narrow as the page's header permits: GitHub shows pictures at about 800 pixels.
 DOCS = {"width": 1140, "height": 780}
 #: For pictures without the header.
-NARROW = {"width": 900, "height": 700}
+NARROW = {"width": 900, "height": 590}
 #: With less space, the report cuts its pictures off.
 REPORT = {"width": 1000, "height": 700}
 SCREEN = {"width": 1280, "height": 800}
@@ -83,7 +83,7 @@ def main(
         _report(browser, plan_report.report(Path(scratch)), folder / "plan.png")
         with _one_node() as server:
             path = folder / "pod.png"
-            _view(browser, server, POD, "light", NARROW, path, (0, 0), part="#view")
+            _view(browser, server, POD, "light", NARROW, path, (0, 0), header=False)
             why = terminal.command(server.debug, "why", f"ml/{WAITING}")
             _terminal(browser, why, folder / "why.png")
         with _served(browser, Path(scratch)) as (server, filling):
@@ -156,9 +156,9 @@ def _view(
     filling: tuple[float, float],
     *,
     whole: bool = False,
-    part: str | None = None,
+    header: bool = True,
 ) -> None:
-    """Take the view: the screen, the whole page, or the element that ``part`` selects."""
+    """Take the screen, or the whole page; without ``header``, as much of the page below it."""
     context = browser.new_context(viewport=size, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
     context.route("**/v1/history/**", lambda route: _without(route, filling))
     page: Page = context.new_page()
@@ -166,10 +166,13 @@ def _view(
     expect(page.locator("#live")).to_contain_text("live", timeout=30_000)
     # The figures have arrived; the plots are drawn in the next frames.
     page.wait_for_timeout(1500)
-    if part is None:
+    if header:
         page.screenshot(path=path, full_page=whole)
     else:
-        page.locator(part).screenshot(path=path)
+        begin = page.locator("#view").bounding_box()
+        assert begin is not None
+        clip = {"x": 0, "y": begin["y"] - 16, **size}
+        page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
     context.close()
 
 

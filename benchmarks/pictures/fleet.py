@@ -62,8 +62,9 @@ Pools = Mapping[str, tuple[int, int, int, str]]
 
 def fleet_yaml(pools: Pools = POOLS) -> str:
     lines = [
-        f"  - {{name: {name}, count: {nodes}, gpus: {gpus}, memory: {gib}Gi, model: {model}, "
-        f"sharing: time-slicing, replicas: {REPLICAS}}}"
+        # Without other nodes, the embedded server adds no number to the name.
+        f"  - {{name: {name if nodes > 1 else f'{name}-0000'}, count: {nodes}, gpus: {gpus}, "
+        f"memory: {gib}Gi, model: {model}, sharing: time-slicing, replicas: {REPLICAS}}}"
         for name, (nodes, gpus, gib, model) in pools.items()
     ]
     return "\n".join(["nodes:", *lines])
