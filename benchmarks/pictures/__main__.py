@@ -31,11 +31,11 @@ from extender.state.history import RESOLUTION_S
 from tests.debian import chromium
 from tests.serving import Server, serving
 
-#: Pictures of the page: name -> view.
+#: Pictures of the page: name -> view, height, and whether they show the header.
 PICTURES = {
-    "overview": "/overview",
-    "fleet": "/fleet?group=model",
-    "gpu": "/fleet/l4-0007/0?group=model",
+    "overview": ("/overview", 690, True),
+    "fleet": ("/fleet?group=model", 680, False),
+    "gpu": ("/fleet/l4-0007/0?group=model", 700, True),
 }
 POD = f"/pod/ml/{WAITING}"
 VIEWS = {
@@ -59,7 +59,9 @@ VIEWS = {
 #: Maximum size of a picture.
 MOST_BYTES = 150_000
 #: As narrow as the page's header permits: GitHub shows pictures at about 800 pixels.
-DOCS = {"width": 1140, "height": 780}
+DOCS_WIDTH = 1140
+#: Maximum height of the header in pixels.
+MOST_HEADER = 400
 #: For pictures without the header.
 NARROW = {"width": 900, "height": 590}
 #: With less space, the report cuts its pictures off.
@@ -87,8 +89,9 @@ def main(
             why = terminal.command(server.debug, "why", f"ml/{WAITING}")
             _terminal(browser, why, folder / "why.png")
         with _served(browser, Path(scratch)) as (server, filling):
-            for name, view in PICTURES.items():
-                _view(browser, server, view, "light", DOCS, folder / f"{name}.png", filling)
+            for name, (view, height, header) in PICTURES.items():
+                size, path = {"width": DOCS_WIDTH, "height": height}, folder / f"{name}.png"
+                _view(browser, server, view, "light", size, path, filling, header=header)
             _terminal(browser, terminal.watch(server.debug, "l4-00"), folder / "top.png")
             for name, view in VIEWS.items() if all_views else ():
                 for scheme in ("light", "dark"):
@@ -114,7 +117,8 @@ def _served(browser: Browser, scratch: Path) -> Iterator[tuple[Server, tuple[flo
     with replaced_console(fleet.history()) as replaced:
         config = scratch / "config.yaml"
         config.write_text(f"consoles: ['{replaced}']\n", encoding="utf-8")
-        began_s = time.time()
+        # The first value of the server has the time of the step in which it starts.
+        began_s = time.time() - RESOLUTION_S
         with serving(fleet_yaml(), "--config", str(config)) as server:
             fleet.bind(server)
             filling = began_s, time.time() + RESOLUTION_S
@@ -159,7 +163,9 @@ def _view(
     header: bool = True,
 ) -> None:
     """Take the screen, or the whole page; without ``header``, as much of the page below it."""
-    context = browser.new_context(viewport=size, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
+    # The map draws only its part on the screen, so the screen has space for the header too.
+    screen = size if header else size | {"height": size["height"] + MOST_HEADER}
+    context = browser.new_context(viewport=screen, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
     context.route("**/v1/history/**", lambda route: _without(route, filling))
     page: Page = context.new_page()
     page.goto(f"{server.debug}/#{view}")
