@@ -64,8 +64,7 @@ DOCS_WIDTH = 1140
 MOST_HEADER = 400
 #: For pictures without the header.
 NARROW = {"width": 900, "height": 590}
-#: With less space, the report cuts its pictures off.
-REPORT = {"width": 1000, "height": 700}
+REPORT = {"width": 900, "height": 700}
 SCREEN = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 
