@@ -56,10 +56,11 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
 
 
 def _suggestion(one: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a suggestion, and the command or the YAML to copy that carries it out."""
+    """Yield a suggestion, and its command or YAML to copy if the sentence does not contain it."""
     yield f"  {one['sentence']}"
-    for line in (one["fix"] or "").splitlines():
-        yield f"      {line}"
+    fix = one["fix"] or ""
+    if fix not in one["sentence"]:
+        yield from (f"      {line}" for line in fix.splitlines())
 
 
 def _placed(annotations: Mapping[str, str]) -> Iterator[str]:

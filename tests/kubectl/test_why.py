@@ -138,14 +138,16 @@ def test_a_pod_that_uses_more_than_it_reserved_shows_whether_it_is_evicted() -> 
 
 def test_a_suggestion_has_the_command_or_yaml_to_copy() -> None:
     yaml = 'metadata:\n  annotations:\n    headroom.gpu/vram: "79.5Gi"'
-    advice = [{"sentence": "request less", "fix": yaml}, {"sentence": "wait", "fix": None}]
+    steer = {"sentence": "steer it; kubectl annotate it", "fix": "kubectl annotate it"}
+    advice = [{"sentence": "request less", "fix": yaml}, steer, {"sentence": "wait", "fix": None}]
     lines = why(BODY | {"advice": advice})
     begin = lines.index("Suggestions")
-    assert lines[begin + 1 : begin + 6] == [
+    assert lines[begin + 1 : begin + 7] == [
         "  request less",
         "      metadata:",
         "        annotations:",
         '          headroom.gpu/vram: "79.5Gi"',
+        "  steer it; kubectl annotate it",
         "  wait",
     ]
 
