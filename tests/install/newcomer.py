@@ -111,7 +111,7 @@ class Transcript:
     reached: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def page(self, name: str) -> None:
-        self.lines += ["", f"## {name}"]
+        self.lines += ["", f"## `{name}`"]
         say(name)
 
     def add(self, command: str, output: str, took_s: float, cpu_s: float) -> None:
