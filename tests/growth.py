@@ -306,6 +306,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Feed._followers": Fixed(32 * 1_024 * 300),
         "Feed._past": Fixed(4_096 * 4_000),
     },
+    "extender/scheduler/server.py": {"VerbsApp.endpoints": Fixed(12 * 1_000)},  # four verbs
     "extender/scheduler/retry_spreading.py": {
         "RetrySpreader._lately": Fixed(65_536 * 100),
         "RetrySpreader._together": Fixed(65_536 * 100),
@@ -333,6 +334,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/periodic.py": {
         "Loops._progress_at_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
+    },
+    "extender/console/shared_answers.py": {
+        "SharedAnswers._answers": Fixed(8 * (2 << 20) + 8 * 64_000)
     },
     "extender/console/fleet.py": {"ModelSums._nodes": Per("node", 3_000)},
     "extender/state/gpu_pods.py": {"GpuPods._nodes": Per("pod", 600)},

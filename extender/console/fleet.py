@@ -16,7 +16,7 @@ from extender.console.responses import (
     IfNoneMatch,
     ReasonView,
     is_current,
-    listed,
+    joined,
     reason_view,
     unchanged,
 )
@@ -72,15 +72,19 @@ def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch 
     if is_current(etag, tag):
         return unchanged(tag)
     now_s = context.monotonic_s()
-    body = FleetBody(
-        **context.head(snap),
-        nodes=len(snap.nodes),
-        closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
-        models=[],
-        overcommitted_bytes=context.overcommitted_bytes(),
-        pending_pods=pending_pods,
-    )
-    return listed(body, "models", shared_sums(request).of(context.cluster, snap, now_s), tag)
+
+    def compute() -> Response:
+        body = FleetBody(
+            **context.head(snap),
+            nodes=len(snap.nodes),
+            closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
+            models=[],
+            overcommitted_bytes=context.overcommitted_bytes(),
+            pending_pods=pending_pods,
+        )
+        return joined(body, "models", shared_sums(request).of(context.cluster, snap, now_s), tag)
+
+    return context.answers.of(request, now_s, compute)
 
 
 #: Fields of ``ModelView`` after ``model``, and of the sums.

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from extender.console.broken import BrokenView, broken
 from extender.console.responses import Body, encoded
 from extender.console.risks import RiskView, risks
-from extender.console.view_context import InContext, Newest
+from extender.console.view_context import Context, InContext, Newest
 from extender.console.waiting import WaitingGroups, WaitingView
+from extender.placement.snapshot import Snapshot
 
 #: Attribute of ``app.state`` with the groups of pending pods that all readers share.
 _WAITING = "waiting_groups"
@@ -48,6 +49,12 @@ def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 
     if not hasattr(state, _WAITING):
         setattr(state, _WAITING, WaitingGroups())
     shared: WaitingGroups = getattr(state, _WAITING)
+    return context.answers.of(
+        request, context.monotonic_s(), lambda: _answer(context, snap, shared, limit)
+    )
+
+
+def _answer(context: Context, snap: Snapshot, shared: WaitingGroups, limit: int) -> Response:
     waiting, groups = shared.of(context, snap)
     (at_risk, risky), faults = risks(context, snap, limit), broken(context, snap)
     totals = TotalsView(

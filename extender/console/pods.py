@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.console.responses import AskedPage, Paged, listed
+from extender.console.responses import AskedPage, Page, Paged, joined
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
 from extender.state.gpu_pods import GpuPod, GpuPods
 
 #: Default page size, and the largest.
@@ -212,13 +213,23 @@ def pods(
     wanted = _Filter(
         search.lower(), namespace, owner, node, model, state, context.wall_s(), overusing
     )
+    return context.answers.of(
+        request,
+        context.monotonic_s(),
+        lambda: _answer(context, snap, shared_rows(request), wanted, order, page),
+    )
+
+
+def _answer(
+    context: Context, snap: Snapshot, rows: GpuPods, wanted: _Filter, order: Order, page: Page
+) -> Response:
     position, limit = _ORDERS[order], min(page.limit or PODS, MOST_PODS)
     sums = PodSumsView()
     matching, remaining = 0, 0
 
     def after() -> Iterator[tuple[str, GpuPod]]:
         nonlocal matching, remaining
-        for pod in shared_rows(request).of(context.cluster, snap):
+        for pod in rows.of(context.cluster, snap):
             if not wanted.matches(pod):
                 continue
             matching += 1
@@ -237,7 +248,7 @@ def pods(
         sums=sums,
         pods=[],
     )
-    return listed(body, "pods", (_view(context, wanted, pod) for _, pod in shown))
+    return joined(body, "pods", (_view(context, wanted, pod) for _, pod in shown))
 
 
 def _position(key: Callable[[GpuPod], str]) -> Callable[[GpuPod], str]:

@@ -51,6 +51,12 @@ routes = APIRouter()
 @routes.get("/v1/pools", response_model=PoolsBody)
 def pools(context: InContext, request: Request, snap: Newest, label: Label = "") -> Response:
     """Return totals of each pool and GPU model; with ``label``, of each of its values."""
+    return context.answers.of(
+        request, context.monotonic_s(), lambda: _answer(context, request, snap, label)
+    )
+
+
+def _answer(context: Context, request: Request, snap: Snapshot, label: str) -> Response:
     groups = {node.name: group_of(context, node.name, label) for node in snap.nodes}
     nodes = Counter(
         (groups[node.name], model)

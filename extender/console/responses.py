@@ -175,6 +175,14 @@ def listed(
     return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
+def joined(
+    body: BaseModel, name: str, views: Iterable[BaseModel], tag: str | None = None
+) -> Response:
+    """Return the same as ``listed`` in one piece, to share it with other readers."""
+    parts = json_parts(body, name, views)
+    return Response(b"".join(parts), media_type=JSON, headers=_headers(tag))
+
+
 def streamed(
     parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
 ) -> Response:

@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.pods import shared_rows
-from extender.console.responses import Body, InNamespace, listed
-from extender.console.view_context import InContext, Newest
-from extender.state.gpu_pods import GpuPod
+from extender.console.responses import Body, InNamespace, joined
+from extender.console.view_context import Context, InContext, Newest
+from extender.placement.snapshot import Snapshot
+from extender.state.gpu_pods import GpuPod, GpuPods
 
 Limit = Annotated[
     int, Query(ge=1, le=10_000, description="Maximum number of owners.", examples=[200])
@@ -75,7 +76,17 @@ def teams(
     limit: Limit = 200,
 ) -> Response:
     """Return the memory that namespaces and owners reserve and use, the most wasteful first."""
-    by_owner = _by_owner(shared_rows(request).of(context.cluster, snap))
+    return context.answers.of(
+        request,
+        context.monotonic_s(),
+        lambda: _answer(context, snap, shared_rows(request), namespace, limit),
+    )
+
+
+def _answer(
+    context: Context, snap: Snapshot, rows: GpuPods, namespace: str, limit: int
+) -> Response:
+    by_owner = _by_owner(rows.of(context.cluster, snap))
     by_namespace: dict[str, _Sums] = {}
     for (of, _, _), sums in by_owner.items():
         by_namespace.setdefault(of, _Sums()).add(sums)
@@ -94,7 +105,7 @@ def teams(
         OwnerView(namespace=of, kind=kind, name=name, **asdict(sums))
         for (of, kind, name), sums in owners[:limit]
     )
-    return listed(body, "owners", views)
+    return joined(body, "owners", views)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from extender.console.auth import Guard, Sees, everything, visible_to
 from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from extender.console.responses import stamp
+from extender.console.shared_answers import SharedAnswers
 from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
@@ -71,6 +72,8 @@ class Context:
     ranges: PrometheusRanges | None = None
     #: Returns the devices whose use grows, by node.
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
+    #: Answers that show the same to each reader.
+    answers: SharedAnswers = field(default_factory=SharedAnswers)
 
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.console.app import console_app
 from extender.console.auth import Guard
+from extender.console.shared_answers import SharedAnswers
 from extender.console.view_context import Context, no_quotas
 from extender.observability.feed import Feed
 from extender.observability.journals import Followed, Journals
@@ -42,6 +43,8 @@ class Asked:
     followed: list[Followed] = field(default_factory=list)
     feed: Feed = field(default_factory=Feed.over)
     guard: Guard | None = None
+    #: Each request is computed, because tests change the state and read it at the same time.
+    answers: SharedAnswers = field(default_factory=lambda: SharedAnswers(0.0))
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     context: Context = field(init=False)
     app: FastAPI = field(init=False)
@@ -60,6 +63,7 @@ class Asked:
             guard=self.guard,
             quotas=self.quotas,
             scheduler="default-scheduler",
+            answers=self.answers,
         )
         self.app = console_app(self.context, with_journal=True)
 

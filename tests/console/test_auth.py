@@ -21,6 +21,7 @@ from extender.console.auth import (
     ReviewFailed,
     sufficient_permissions,
 )
+from extender.console.shared_answers import SharedAnswers
 from extender.server.client_certificates import User
 from tests.console.asking import Asked
 from tests.serving import serving
@@ -54,10 +55,16 @@ class Played:
 
 
 class World:
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Permission) -> None:
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        answers: SharedAnswers | None = None,
+        **rights: Permission,
+    ) -> None:
         self.reviews = Played({name: {permission} for name, permission in rights.items()})
         self.now_s = 0.0
-        self.api = Asked(guard=Guard(self.reviews, lambda: self.now_s, limits))
+        guard = Guard(self.reviews, lambda: self.now_s, limits)
+        self.api = Asked(guard=guard, answers=answers or SharedAnswers(0.0))
         self.api.add_node("n")
 
     def get(self, path: str, name: str | None) -> httpx.Response:

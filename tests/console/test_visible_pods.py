@@ -8,6 +8,7 @@ import pytest
 from contract.gpunode import Reservation
 from contract.kube import Pod
 from extender.console.auth import GetPod, Permission, ReadPath, ReviewFailed
+from extender.console.shared_answers import SharedAnswers
 from extender.server.client_certificates import User
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Preempted, Victim
@@ -33,9 +34,13 @@ def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
     return msgspec.structs.replace(reserved, namespace=namespace), running
 
 
-def world(*rights: Permission, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
+def world(
+    *rights: Permission,
+    holders: dict[str, tuple[str, int]] = HOLDERS,
+    answers: SharedAnswers | None = None,
+) -> World:
     """On the only GPU, of 24 GiB, other pods keep one out that waits, and leave for it."""
-    made = World()
+    made = World(answers=answers)
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}
     reservations = {running.metadata.uid: reserved for reserved, running in there.values()}
