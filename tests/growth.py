@@ -336,7 +336,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._tasks": Fixed(64 * 2_000),
     },
     "extender/console/shared_answers.py": {
-        "SharedAnswers._answers": Fixed(8 * (2 << 20) + 8 * 64_000)
+        "SharedAnswers._answers": Fixed(8 * (1 << 20) + 8 * 64_000)
     },
     "extender/console/fleet.py": {"ModelSums._nodes": Per("node", 3_000)},
     "extender/state/gpu_pods.py": {"GpuPods._nodes": Per("pod", 600)},

@@ -17,7 +17,7 @@ from extender.bounded import Bounded
 #: computed after that event, so sharing delays no change on the page.
 SHARED_S = 0.25
 #: Maximum number of answers, and the maximum size of one. Larger answers are not shared.
-MOST_ANSWERS, MOST_BYTES = 8, 2 << 20
+MOST_ANSWERS, MOST_BYTES = 8, 1 << 20
 
 
 class _Answer:

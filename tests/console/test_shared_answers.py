@@ -101,7 +101,7 @@ def test_other_queries_and_encodings_have_other_answers() -> None:
     assert [body_of(answers, counted, **each) for each in wanted * 2] == [b"1", b"2", b"3"] * 2
 
 
-def test_at_most_eight_answers_are_stored_and_none_above_two_mib() -> None:
+def test_at_most_eight_answers_are_stored_and_none_above_one_mib() -> None:
     answers, counted = SharedAnswers(), Counted()
     for number in range(MOST_ANSWERS + 1):
         body_of(answers, counted, query=f"limit={number + 1}")
