@@ -306,7 +306,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Feed._followers": Fixed(32 * 1_024 * 300),
         "Feed._past": Fixed(4_096 * 4_000),
     },
-    "extender/scheduler/server.py": {"VerbsApp.endpoints": Fixed(12 * 1_000)},  # four verbs
     "extender/scheduler/retry_spreading.py": {
         "RetrySpreader._lately": Fixed(65_536 * 100),
         "RetrySpreader._together": Fixed(65_536 * 100),
