@@ -59,8 +59,8 @@ class Settings(PortSettings):
     mode: Mode = Field(
         Mode.ENFORCE,
         description="enforce; or observe: Headroom records and counts its decisions without "
-        "applying them. It rejects, prefers and evicts nothing and writes no Events, so pods go "
-        "where they would go without Headroom: docs/get-started/rollout.md.",
+        "applying them. It rejects, prefers and evicts nothing and writes no Events, so "
+        "kube-scheduler decides alone: docs/get-started/rollout.md.",
     )
     max_body: QuantityBytes = Field(
         16 * MIB,
