@@ -201,6 +201,8 @@ ROLES = {
 OTHERS = {
     "extender.plan.prometheus_source:read_prometheus",
     "extender.admission.endpoints:webhook_app",
+    "extender.scheduler.server:",  # the header Allow of an answer
+    "extender.scheduler.server:VerbsApp.__call__",
     "extender.app.probes:probes_app",
     "extender.observability.history_handover:HistoryHandover._read",  # another console
     "extender.observability.journal_follower:_Stream._read",
