@@ -50,6 +50,10 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         cluster.ask(name, FILLS_GIB)
     cluster.until(lambda: len(cluster.bound()) == len(fills), "a pod on every GPU")
     cluster.until(cluster.decided, "all of them run")
+    cluster.until(
+        lambda: "unconfirmed" not in kubectl(cluster, "top pod -A"),
+        "the console shows the GPU of each pod",
+    )
     cluster.ask("waits", WAITS_GIB)
     cluster.until(lambda: is_refused(cluster.pod("waits")), "a pod is rejected")
     first = cluster.names[0]

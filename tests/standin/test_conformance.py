@@ -280,7 +280,7 @@ def test_a_pod_that_was_rejected_is_admitted_by_the_next_kubelet(start_node: Sta
     """For up to ten seconds only the kubelet has the rejection."""
     node = start_node(gpus=1, replicas=2)
     with pair_of(node, Settings(2)) as pair:
-        for number in range(12):
+        for number in range(60):
             holder = pair.admit(f"a{number}", one(2))
             assert holder
             late, verdict = pair.real.admit(f"late{number}", [one()])
