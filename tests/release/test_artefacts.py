@@ -26,7 +26,9 @@ from tests.deploy.rendered import run
 from tests.release.conftest import REPOSITORY, Packages, exported
 
 #: Files that may contain any version: history, other projects' versions, and test data.
-OTHER_VERSIONS = re.compile(r"^(CHANGELOG\.md|tests/.*|requirements/.*|docs/design/(adr/.*|first-hour\.md))$")
+OTHER_VERSIONS = re.compile(
+    r"^(CHANGELOG\.md|tests/.*|requirements/.*|docs/design/(adr/.*|first-hour\.md))$"
+)
 
 
 def test_only_one_file_contains_the_version() -> None:
