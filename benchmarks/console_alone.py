@@ -13,10 +13,8 @@ console without and with open pages, and the time from a report to the open GPU.
 import os
 import random
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -24,6 +22,7 @@ import typer
 from playwright.sync_api import sync_playwright
 
 from benchmarks.hotpath.machine import machine
+from benchmarks.paced import PacedReporter
 from benchmarks.page import Opened, follow, open_all, share, views_of
 from benchmarks.scale import Part, parts
 from benchmarks.scale_objects import (
@@ -44,34 +43,16 @@ FOLLOWED = 42
 PATIENCE_S = 300.0
 
 
-class EtcdReporter:
-    """Puts reports with other figures into etcd, ``rate`` nodes a second, in batches of 50 ms."""
+class EtcdReporter(PacedReporter):
+    """Puts reports with other figures into etcd."""
 
     def __init__(self, plane: ControlPlane, nodes: int, pods: int, rate: float) -> None:
-        self._plane, self._nodes, self._pods, self._rate = plane, nodes, pods, rate
+        super().__init__(nodes, rate, batch_limit=100)
+        self._plane, self._pods = plane, pods
         self._draw = random.Random(1)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.late = 0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            self._thread.join()
-
-    def _run(self) -> None:
-        began_s, sent = time.monotonic(), 0
-        while not self._ended.wait(0.05):
-            due = int((time.monotonic() - began_s) * self._rate)
-            batch = min(due - sent, 100)
-            self.late = max(self.late, due - sent - batch)
-            numbers = [number % self._nodes for number in range(sent, sent + batch)]
-            self._put([each for each in numbers if each != FOLLOWED], self._within_requests)
-            sent += batch
+    def report(self, numbers: list[int]) -> None:
+        self._put([each for each in numbers if each != FOLLOWED], self._within_requests)
 
     def _within_requests(self, holders: int) -> int:
         """Return a use of a GPU that is within the requests of its pods."""

@@ -13,10 +13,8 @@ difference is the cost of the pages.
 import os
 import random
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -26,6 +24,7 @@ import typer
 from playwright.sync_api import Browser, CDPSession, Page, expect, sync_playwright
 
 from benchmarks.hotpath.machine import machine
+from benchmarks.paced import PacedReporter
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
 from tests.debian import chromium
 from tests.serving import Server, serving
@@ -89,35 +88,18 @@ def views_of(node: str) -> tuple[str, ...]:
     return (*FIGURES, f"/fleet/{node}/3")
 
 
-class Reporter:
-    """Reports other figures of nodes in turn, ``rate`` nodes a second, in batches of 50 ms."""
+class Reporter(PacedReporter):
+    """Reports other figures to the embedded server."""
 
     def __init__(self, server: Server, nodes: int, rate: float) -> None:
-        self._server, self._nodes, self._rate = server, nodes, rate
+        super().__init__(nodes, rate, batch_limit=500)
+        self._server = server
         self._draw = random.Random(1)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.late = 0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            self._thread.join()
-
-    def _run(self) -> None:
-        began_s, sent = time.monotonic(), 0
-        while not self._ended.wait(0.05):
-            due = int((time.monotonic() - began_s) * self._rate)
-            batch = min(due - sent, 500)
-            self.late = max(self.late, due - sent - batch)
-            names = [f"h100-{number % self._nodes:04d}" for number in range(sent, sent + batch)]
-            names = [name for name in names if name != FOLLOWED]
-            self.send(names, lambda: self._draw.randrange(70) * GIB)
-            sent += batch
+    def report(self, numbers: list[int]) -> None:
+        names = [f"h100-{number:04d}" for number in numbers]
+        names = [name for name in names if name != FOLLOWED]
+        self.send(names, lambda: self._draw.randrange(70) * GIB)
 
     def follow(self, used_bytes: int) -> None:
         self.send([FOLLOWED], lambda: used_bytes)
