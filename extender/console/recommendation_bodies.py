@@ -72,7 +72,7 @@ class AcceptedView(BaseModel):
     #: Pods that were not simulated, because there are too many.
     left_out: int
     #: Pods that would fit on no node if they were created again.
-    homeless: int
+    unschedulable: int
     #: Devices without use and without a reservation.
     empty_devices: int
     #: The same after all pods were placed again with their present requests.

@@ -220,8 +220,8 @@ def accepted_message(found: Outcome) -> str:
             f"of {found.pending:,} pending, {found.pending_fit_after:,} would fit instead of"
             f" {found.pending_fit:,}"
         )
-    if found.homeless:
-        parts.append(f"{found.homeless:,} of the pods would not fit again")
+    if found.unschedulable:
+        parts.append(f"{found.unschedulable:,} of the pods would be unschedulable")
     if found.left_out:
         parts.append(f"{found.left_out:,} more pods were not simulated")
     return "; ".join(parts)

@@ -49,7 +49,7 @@ class Outcome:
     pods: int
     left_out: int
     #: Pods that would fit on no node if they were created again.
-    homeless: int
+    unschedulable: int
     empty_devices: int
     #: The same after the pods were placed again with their present requests, and with the others.
     empty_devices_again: int
@@ -110,13 +110,13 @@ def simulate_requests(
     again = _Copy(cluster, snap, now_s)
     again.create_again(present)
     after = _Copy(cluster, snap, now_s)
-    homeless = len(changed) - after.create_again(changed)
+    unschedulable = len(changed) - after.create_again(changed)
     empty_after, headroom_after = after.empty_devices(), after.headroom_bytes()
     now = _Copy(cluster, snap, now_s)
     return Outcome(
         pods=len(changed),
         left_out=len(bound) - len(chosen),
-        homeless=homeless,
+        unschedulable=unschedulable,
         empty_devices=now.empty_devices(),
         empty_devices_again=again.empty_devices(),
         empty_devices_after=empty_after,

@@ -6,6 +6,7 @@ import pytest
 from contract.kube import ObjectMeta, OwnerReference, PodStatus
 from contract.quantity import format_bytes, gib
 from contract.vramprofile import ProfileController, ProfileOwner, VRAMProfile, stamp
+from extender.console.recommendations import accepted_message
 from extender.kube.profiles import Profiles
 from extender.recommend.checkpoint import status_of
 from extender.recommend.lives import DAY_S, Ending, Life
@@ -18,6 +19,7 @@ from extender.state.changes import (
     ProfileSeen,
     Relisted,
 )
+from extender.state.request_whatif import Outcome
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 
@@ -262,13 +264,34 @@ def test_accepting_recommendations_makes_space_for_a_pending_pod(asked: Asked) -
     body = asked.get("/v1/recommendations?accepted=true").json()
     request = body["recommendations"][0]["request_bytes"]
     found = body["accepted"]
-    assert (found["pods"], found["left_out"], found["homeless"]) == (1, 0, 0)
+    assert (found["pods"], found["left_out"], found["unschedulable"]) == (1, 0, 0)
     assert (found["pending"], found["pending_fit"], found["pending_fit_after"]) == (1, 0, 1)
     assert found["headroom_bytes_after"] - found["headroom_bytes"] == 16 * GIB - request
     assert [found[f"empty_devices{when}"] for when in ("", "_again", "_after")] == [0, 0, 0]
     assert found["message"] == (
         f"1 pod created again with the recommended requests: {gib(16 * GIB - request)} more free;"
         " GPUs without a pod: 0 instead of 0; of 1 pending, 1 would fit instead of 0"
+    )
+
+
+def test_pods_that_would_become_unschedulable_are_in_the_message() -> None:
+    found = Outcome(
+        pods=4,
+        left_out=0,
+        unschedulable=3,
+        empty_devices=0,
+        empty_devices_again=0,
+        empty_devices_after=3,
+        headroom_bytes=40 * GIB,
+        headroom_bytes_after=60 * GIB,
+        pending=0,
+        pending_fit=0,
+        pending_fit_after=0,
+        not_checked=(),
+    )
+    assert accepted_message(found) == (
+        f"4 pods created again with the recommended requests: {gib(20 * GIB)} more free; GPUs"
+        " without a pod: 3 instead of 0; 3 of the pods would be unschedulable"
     )
 
 

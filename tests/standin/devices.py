@@ -352,9 +352,9 @@ class DeviceManager:
         """On the hint's NUMA nodes, on others, on none."""
         if hint is None or all(each.numa is None for each in self._listed.values()):
             return NONE, NONE, available
-        homeless = frozenset(each for each in available if self._listed[each].numa is None)
+        no_affinity = frozenset(each for each in available if self._listed[each].numa is None)
         aligned = frozenset(e for e in available if topology.within(self._listed[e], hint))
-        return aligned, available - aligned - homeless, homeless
+        return aligned, available - aligned - no_affinity, no_affinity
 
     def _prefer(self, available: Ids, must: Ids, size: int, lots: Lots) -> Ids:
         call = Preferred(available, must, size)

@@ -61,7 +61,7 @@ def outcome(state: ClusterWriter, amounts: list[Amounts]) -> Outcome:
 def test_smaller_requests_free_two_of_four_gpus() -> None:
     state = cluster()
     found = outcome(state, lowered(state))
-    assert (found.pods, found.left_out, found.homeless) == (4, 0, 0)
+    assert (found.pods, found.left_out, found.unschedulable) == (4, 0, 0)
     # Two pods of 16 GiB never share a GPU of 24 GiB.
     assert (found.empty_devices, found.empty_devices_again) == (0, 0)
     assert found.empty_devices_after == 2
@@ -92,7 +92,7 @@ def test_the_effect_of_new_places_alone_is_shown_apart() -> None:
 def test_larger_requests_that_fit_nowhere_are_reported() -> None:
     state = cluster()
     found = outcome(state, lowered(state, size_gib=30))
-    assert (found.pods, found.homeless) == (4, 4)
+    assert (found.pods, found.unschedulable) == (4, 4)
 
 
 def test_the_pods_that_free_the_most_are_simulated_first(monkeypatch: pytest.MonkeyPatch) -> None:
