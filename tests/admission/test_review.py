@@ -34,6 +34,14 @@ def test_an_answer_is_to_its_question() -> None:
         assert whole["response"]["allowed"] is True
 
 
+def test_a_rejection_has_the_status_of_the_api_server_for_invalid_fields() -> None:
+    _, validating = answered(json.dumps(review(manifest("8GB"))).encode())
+    assert validating["response"]["allowed"] is False
+    status = validating["response"]["status"]
+    assert (status["code"], status["reason"]) == (422, "Invalid")
+    assert status["message"].startswith("Headroom: ")
+
+
 def test_a_patch_is_of_the_object_that_was_sent() -> None:
     obj = manifest(None)
     mutating, _ = answered(json.dumps(review(obj)).encode())
