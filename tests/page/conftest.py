@@ -22,6 +22,31 @@ nodes:
   - {name: h100, gpus: 8, memory: 80Gi, model: H100, sharing: time-slicing, replicas: 4}
 """
 
+#: Elements with text of their own whose contrast is below the 4.5 of WCAG AA.
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgb = colour => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
+    .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = rgb(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll("body *:not(noscript)")]
+    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+    .filter(e => e.checkVisibility() && !e.disabled)
+    .map(e => [e, light(rgb(getComputedStyle(e).color)), light(ground(e))])
+    .map(([e, a, b]) => [e.textContent, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)])
+    .filter(([, ratio]) => ratio < 4.5);
+}"""
+
 
 # As long as it runs no other test of the process may run an event loop.
 @pytest.fixture(scope="module")
