@@ -8,7 +8,8 @@
  * nothing: one whose PTX has an entry "spin" takes its 20 ms, one with "fault" ends as an illegal
  * address does and leaves XID FAKE_CUDA_XID (31) in the file "xids". As with a real driver, a context
  * costs memory, an allocation beyond what is free is refused, and not every PTX target is compiled.
- * FAKE_CUDA_ENDLESS: no allocation is refused. FAKE_CUDA_FAILS: there is no context.
+ * An MPS client gets at most the default limit of its daemon, and at most that of its variable.
+ * FAKE_CUDA_UNLIMITED: MPS clients have no limit. FAKE_CUDA_ENDLESS: no allocation is refused. FAKE_CUDA_FAILS: there is no context.
  */
 
 #define _GNU_SOURCE
@@ -91,13 +92,32 @@ static u64 held_by_all(void)
     return sum;
 }
 
+/* Most that this process may have, as an MPS client. */
+static u64 limit(void)
+{
+    char path[512];
+    const char *daemon = getenv("CUDA_MPS_PIPE_DIRECTORY"), *own_limit = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
+    u64 most = ~0ULL, mib;
+    if (!daemon || getenv("FAKE_CUDA_UNLIMITED"))
+        return most;
+    snprintf(path, sizeof path, "%s/limit", daemon);
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%lluM", &mib) == 1)
+        most = mib << 20;
+    if (file)
+        fclose(file);
+    if (own_limit && sscanf(own_limit, "0=%lluM", &mib) == 1 && mib << 20 < most)
+        most = mib << 20;
+    return most;
+}
+
 static ret take(u64 size)
 {
     u64 total, free_bytes;
     int lock = locked();
     sizes(&total, &free_bytes);
     ret r = OUT_OF_MEMORY;
-    if (getenv("FAKE_CUDA_ENDLESS") || held_by_all() + size <= free_bytes)
+    if (getenv("FAKE_CUDA_ENDLESS") || (held_by_all() + size <= free_bytes && held + size <= limit()))
         held += size, tell(), r = OK;
     close(lock);
     return r;

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from benchmarks.gpu.checks import activity, cost, driver, engines, fault, limits, mps, processes
+from benchmarks.gpu.checks import (
+    activity,
+    cost,
+    driver,
+    engines,
+    fault,
+    frameworks,
+    limits,
+    mps,
+    processes,
+)
 from benchmarks.gpu.checks import fields as figures
 from benchmarks.gpu.lines import Line
 from benchmarks.gpu.machine import Machine
@@ -21,7 +31,9 @@ CHECKS: dict[str, Callable[[Machine], Line]] = {
     "sm-activity": activity.sm_activity,
     "illegal-address": fault.illegal_address,
     "mps": mps.two_clients,
+    "mps-limit": mps.limited_clients,
     "memory-limits": limits.memory_limits,
     "engines": engines.two_engines,
+    "frameworks": frameworks.within_share,
     "cost": cost.cost,
 }

@@ -1,9 +1,10 @@
-"""Checks which of the driver's process lists contains two MPS clients, and with how many bytes."""
+"""Checks which lists of processes contain MPS clients, and whether MPS limits their memory."""
 
 import contextlib
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,80 @@ from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 _CONTROL = "nvidia-cuda-mps-control"
 _CLIENT_BYTES = (1 << 30, 2 << 30)
 _START_S = 30.0
+#: The device plugin sets such a limit for every client: device memory / replicas.
+_DEFAULT_MIB = 4096
+#: Case -> the client's variable, as Headroom's webhook sets it, and the limit that must hold.
+_LIMITS: dict[str, tuple[dict[str, str], int]] = {
+    "no variable": ({}, _DEFAULT_MIB << 20),
+    "2 GiB": ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M"}, 2048 << 20),
+    "8 GiB": ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M"}, _DEFAULT_MIB << 20),
+}
+_WANTED_BYTES, _PIECE_BYTES = 10 << 30, 64 << 20
 
 
 def two_clients(machine: Machine) -> Line:
+    with _daemon(machine) as places:
+        return _measured(machine, places)
+
+
+def limited_clients(machine: Machine) -> Line:
+    """Clients allocate until they fail: with the daemon's limit, a lower one and a higher one."""
+    with _daemon(machine) as places:
+        limit = f"set_default_device_pinned_mem_limit 0 {_DEFAULT_MIB}M\n"
+        machine.children.run([machine.tool(_CONTROL)], _START_S, limit, **places)
+        figures = {
+            case: _filled(machine, places | variable) | {"limit": limit_bytes}
+            for case, (variable, limit_bytes) in _LIMITS.items()
+        }
+    machine.fixtures.keep("mps-limit.json", figures)
+    told = "; ".join(f"{case}: {_told(each)}" for case, each in figures.items())
+    summary = (
+        f"the daemon limits each client to {gib(_DEFAULT_MIB << 20)}; variable of a client: {told}"
+    )
+    return judged("mps-limit", summary, judge_limits(figures), figures)
+
+
+def _filled(machine: Machine, places: dict[str, str]) -> dict[str, Any]:
+    try:
+        worker = machine.worker(**places)
+    except NotPossible as err:
+        return {"got": 0, "listed": None, "error": str(err)}
+    try:
+        seen = worker.ask(_START_S, do="profile")
+        answer = worker.ask(_START_S, do="fill", bytes=_WANTED_BYTES, piece=_PIECE_BYTES)
+        lists = machine.measure("lists", machine.uuid)
+    finally:
+        worker.end()
+    listed = dict(map(tuple, lists["decoded"] or ())).get(worker.pid)
+    return {"sees": seen["total"], "got": answer["got"], "listed": listed} | (
+        {"error": answer["rejected"]} if "rejected" in answer else {}
+    )
+
+
+def judge_limits(figures: dict[str, dict[str, Any]]) -> list[str]:
+    differences = []
+    for case, found in figures.items():
+        limit_bytes = found["limit"]
+        if found["got"] > limit_bytes:
+            differences.append(f"{case}: {gib(found['got'])} allocated, limit {gib(limit_bytes)}")
+        elif (found["listed"] or 0) > limit_bytes + UNATTRIBUTED_TOLERANCE_BYTES:
+            differences.append(
+                f"{case}: the process uses {mib(found['listed'] - limit_bytes)} more than its limit"
+            )
+    return differences
+
+
+def _told(found: dict[str, Any]) -> str:
+    if "sees" not in found:
+        return f"no start ({found['error']})"
+    listed = "nothing" if found["listed"] is None else gib(found["listed"])
+    end = f"then {found['error']}" if "error" in found else "without an error"
+    return f"sees {gib(found['sees'])}, gets {gib(found['got'])}, {end}, listed with {listed}"
+
+
+@contextlib.contextmanager
+def _daemon(machine: Machine) -> Iterator[dict[str, str]]:
+    """Run an MPS daemon of our own; yields the environment of its clients."""
     machine.alone()
     control = machine.tool(_CONTROL)
     if other := _running(Path("/proc")):
@@ -30,7 +102,7 @@ def two_clients(machine: Machine) -> Line:
     daemon = machine.children.start([control, "-f"], **places)
     try:
         _wait_for(Path(folder, "control"))
-        return _measured(machine, places)
+        yield places
     finally:
         with contextlib.suppress(ChildFailed):  # it is killed below
             machine.children.run([control], _START_S, "quit\n", **places)

@@ -1,4 +1,8 @@
-"""The MPS control daemon of the stand-in: -f runs until a client writes "quit" to another one."""
+"""The MPS control daemon of the stand-in.
+
+-f runs until a client writes "quit" to another one. The default limit of memory goes to a file,
+which the stand-in for libcuda reads.
+"""
 
 import os
 import sys
@@ -10,5 +14,9 @@ if sys.argv[1:] == ["-f"]:
     (folder / "control").touch()
     while not (folder / "quit").exists():
         time.sleep(0.05)
-elif sys.stdin.read().strip() == "quit":
-    (folder / "quit").touch()
+else:
+    command, *words = sys.stdin.read().split()
+    if command == "quit":
+        (folder / "quit").touch()
+    elif command == "set_default_device_pinned_mem_limit":
+        (folder / "limit").write_text(words[1])
