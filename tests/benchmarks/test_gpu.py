@@ -13,6 +13,7 @@ from agent.http_endpoints import LOCAL_HOST
 from agent.liveness_probe import PORT
 from benchmarks.gpu.checks import CHECKS
 from tests.benchmarks.gpu.stage import FIRST, SECOND, Stage
+from tests.controlplane import ROOT
 from tests.driver import GIB, h100, t4
 from tests.processes import starts_processes
 from tests.waiting import until
@@ -131,6 +132,29 @@ def test_a_lie_makes_its_line_differ(stage: Stage, lie: str) -> None:
     for name, text in expected.items():
         assert found[name][0] == "differs", found
         assert text in found[name][1]
+
+
+@pytest.mark.parametrize(
+    ("library_mib", "expected"),
+    [
+        ("400", ("ok", "allocates 7360.0 MiB, then uses at most 8060.0 MiB, 700.0 MiB of it")),
+        ("600", ("differs", "jax uses 68.0 MiB more than its request")),
+    ],
+)
+def test_a_framework_must_stay_within_its_request(
+    stage: Stage, tmp_path: Path, library_mib: str, expected: tuple[str, str]
+) -> None:
+    module = Path(__file__).with_name("gpu") / "jax_module.py"
+    (tmp_path / "jax.py").write_text(module.read_text())
+    verdict, summary = stage.verdicts(
+        *SHORT,
+        "--only",
+        "frameworks",
+        PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}",
+        FAKE_JAX_LIBRARY_MIB=library_mib,
+    )["frameworks"]
+    assert verdict == expected[0], summary
+    assert expected[1] in summary
 
 
 def test_the_cost_is_measured_beside_an_agent_on_its_usual_port(stage: Stage) -> None:

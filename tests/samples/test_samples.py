@@ -66,7 +66,7 @@ def test_the_webhook_gives_the_pod_its_variables(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("vllm", ["serve", "Qwen/Qwen3-4B", "--gpu-memory-utilization", "0.3124"]),
+        ("vllm", ["serve", "Qwen/Qwen3-4B", "--gpu-memory-utilization", "0.3020"]),
         ("triton", ["--model-repository=/models", "--model-load-gpu-limit=0:0.7500"]),
         (
             "llama-cpp",
@@ -87,9 +87,9 @@ def test_arguments(name: str, args: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "variable", "value"),
     [
-        # 0.3333 less the part of a CUDA context of 512 MiB in 8 GiB, rounded down.
-        ("pytorch", "PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.3124"),
-        ("jax", "XLA_CLIENT_MEM_FRACTION", "0.3124"),
+        # 0.3333 less the part of a CUDA context of 768 MiB in 8 GiB, rounded down.
+        ("pytorch", "PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.3020"),
+        ("jax", "XLA_CLIENT_MEM_FRACTION", "0.3020"),
         ("ollama", "LLAMA_ARG_FIT_TARGET", "6144"),
     ],
 )
@@ -99,14 +99,14 @@ def test_variables(name: str, variable: str, value: str, tmp_path: Path) -> None
 
 def test_tensorflow_limits_every_gpu(tmp_path: Path) -> None:
     start("tensorflow", tmp_path, SHARE)
-    assert (tmp_path / "limits.json").read_text() == '["GPU:0", [7680]]'
+    assert (tmp_path / "limits.json").read_text() == '["GPU:0", [7424]]'
 
 
 def test_an_image_that_configures_pytorchs_allocator_keeps_its_options(tmp_path: Path) -> None:
     image = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     ran = start("pytorch", tmp_path, SHARE | image)
     assert ran.env["PYTORCH_CUDA_ALLOC_CONF"] == (
-        "expandable_segments:True,per_process_memory_fraction:0.3124"
+        "expandable_segments:True,per_process_memory_fraction:0.3020"
     )
 
 
@@ -142,7 +142,7 @@ def test_a_share_must_hold_the_context(name: str, tmp_path: Path) -> None:
     ran = start(name, tmp_path, small)
     assert (ran.code != 0, ran.args) == (True, None)
     assert (
-        "HEADROOM_VRAM_BYTES: 536870912 bytes are too few for a CUDA context of 512 MiB"
+        "HEADROOM_VRAM_BYTES: 536870912 bytes are too few for a CUDA context of 768 MiB"
     ) in ran.output
     measured = start(name, tmp_path, small | {"CUDA_CONTEXT_MIB": "256"})
     assert (measured.code, measured.output) == (0, "")

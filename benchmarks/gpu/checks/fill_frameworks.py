@@ -1,4 +1,4 @@
-"""``train.py`` of the line frameworks: allocates until the framework refuses, then computes.
+"""``train.py`` of the line frameworks: allocates until an allocation fails, then computes.
 
 Prints the framework's version, the bytes allocated, and the most that the driver lists for this
 process.
@@ -53,7 +53,7 @@ def with_jax() -> tuple[str, int, int]:
 
 
 def _listed_bytes() -> int:
-    """What the driver lists for this process: allocators keep what they have, so this is a peak."""
+    """Return the bytes that the driver lists for this process. Allocators keep them."""
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])
     listed = pynvml.nvmlDeviceGetComputeRunningProcesses(device)

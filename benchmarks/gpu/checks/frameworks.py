@@ -1,7 +1,7 @@
 """Checks that a framework started by its sample stays within the memory that its pod requested.
 
 The script of the sample runs as in a container, with the variables of an 8 GiB request and a
-program that allocates until its framework refuses, then multiplies and convolves: libraries that
+program that allocates until an allocation fails, then multiplies and convolves: libraries that
 are loaded only then take memory beside the framework's allocator.
 """
 

@@ -1,0 +1,89 @@
+"""Compares answers of real GPUs to ``make gpu`` with the stand-in and with the agent's decoding."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.probes.nvml import _process_list
+from benchmarks.gpu.smi import parse
+from tests.benchmarks.gpu.stage import Stage
+from tests.controlplane import ROOT
+from tests.processes import starts_processes
+
+MIB = 1 << 20
+FOLDERS = sorted((ROOT / "tests/recorded/gpu").iterdir())
+MODELS = {"580.159.04-h100-80gb-hbm3": (81559, 480), "580.159.04-h200": (143771, 616)}
+
+recorded = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / name).read_text())
+    return content
+
+
+def test_an_h100_and_an_h200_are_recorded() -> None:
+    assert [folder.name for folder in FOLDERS] == [*MODELS]
+
+
+@recorded
+def test_each_report_has_no_difference(folder: Path) -> None:
+    lines = read(folder, "report.json")["lines"]
+    verdicts = {line["name"]: line["verdict"] for line in lines}
+    assert len(verdicts) == 18
+    assert {name for name, verdict in verdicts.items() if verdict != "ok"} == {"memory-limits"}
+
+
+@recorded
+def test_the_agent_reported_what_nvidia_smi_showed(folder: Path) -> None:
+    (gpu,) = parse((folder / "smi.xml").read_text()).gpus
+    (device,) = read(folder, "agent.json")["devices"]
+    assert (gpu.memory.total_mib, gpu.memory.reserved_mib) == MODELS[folder.name]
+    assert device["memory"] == gpu.memory.total_mib * MIB
+    # nvidia-smi rounds up to whole MiB.
+    assert -(-device["reserved"] // MIB) == gpu.memory.reserved_mib
+    assert (device["uuid"], device["model"]) == (gpu.uuid, gpu.model)
+
+
+@pytest.fixture
+@starts_processes
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+@recorded
+def test_the_stand_in_answers_every_call_with_the_same_codes(folder: Path, stage: Stage) -> None:
+    stage.driver.say("", f"driver {folder.name.partition('-')[0]}")
+    assert stage.verdicts("--looks", "5", "--only", "latency")["latency"][0] == "ok"
+    answers = read(stage.out, "codes.json")
+    assert {name: {*codes} for name, codes in answers.items()} == {
+        name: {*codes} for name, codes in read(folder, "codes.json").items()
+    }
+
+
+@recorded
+@pytest.mark.parametrize("name", ["lists-three-processes.json", "lists-mps.json"])
+def test_the_entries_of_the_driver_are_read_as_24_bytes_a_process(folder: Path, name: str) -> None:
+    found = 0
+    for raw in read(folder, name)["raw"].values():
+        written, count = bytes.fromhex(raw["bytes"]), raw["count"]
+        expected = [struct.unpack_from("<I4xQ", written, 24 * entry) for entry in range(count)]
+        # The array was longer: what is not recorded of it holds the fill pattern.
+        assert _process_list(written + b"\xa5" * 32, count, count + 1) == expected
+        found += count
+    assert found >= 6
+
+
+@recorded
+def test_mps_limits_the_memory_of_a_client_including_its_context(folder: Path) -> None:
+    limits = read(folder, "mps-limit.json")
+    listed = {case: found["listed"] / found["limit"] for case, found in limits.items()}
+    assert {case: limit["limit"] >> 30 for case, limit in limits.items()} == {
+        "no variable": 4,
+        "2 GiB": 2,
+        "8 GiB": 4,  # a client can lower the limit and not raise it
+    }
+    assert all(0.9 < ratio <= 1 for ratio in listed.values()), listed
