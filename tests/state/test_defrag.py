@@ -160,6 +160,12 @@ def test_pods_that_must_stay_are_counted_by_reason(
     assert advice.stay[reason] == 1
 
 
+def test_a_pod_of_equal_priority_moves() -> None:
+    of_b = node("b", [On("b-6", 6, priority=100)])
+    advice = advised(world(of_b, *FRAGMENTED[::2]), newcomer(20, priority=100))
+    assert moved(advice) == [("b-6", "b", ("n", "c"))]
+
+
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job", "ReplicationController"])
 def test_pods_of_other_controllers_that_create_them_elsewhere_move(kind: str) -> None:
     state = world(owned(full_node("b", [On("b-6", 6)]), kind), *FRAGMENTED[::2])
