@@ -1,0 +1,62 @@
+"""Bind uses the version of the pod that filter decided about, and trusts the watch for its text."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.kube import Pod
+from extender.ledger.bind import BindRequest, Bound, Outcome
+from extender.placement.policy import Rules
+from extender.state.changes import PodSeen
+from extender.state.cluster_writer import ClusterWriter
+from tests.builders import DISTRIBUTED, NOW_S
+from tests.scheduler.verbs_on import verbs_on
+from tests.serving import binding, offer, pod
+from tests.state.evictions import full_node
+from tests.state.states import EPOCH_S, STALE_AFTER_S
+
+
+class Recording:
+    """A ledger that binds every pod and records what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[BindRequest] = []
+
+    async def bind(self, ask: BindRequest) -> Outcome:
+        self.asked.append(ask)
+        return Bound()
+
+
+def bound(watched: dict[str, Any], *filtered: dict[str, Any]) -> Pod | None:
+    """Return the pod that the ledger gets after these calls of filter."""
+    cluster, ledger = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S), Recording()
+    cluster.apply(full_node("n", plugin=DISTRIBUTED))
+    cluster.apply([PodSeen(msgspec.convert(watched, Pod))])
+    verbs = verbs_on(cluster, lambda: NOW_S, ledger, epoch_s=EPOCH_S)
+    for each in filtered:
+        verbs.filter(json.dumps(offer(each, "n")).encode())
+    answer = asyncio.run(verbs.bind(json.dumps(binding(watched, "n")).encode()))
+    assert json.loads(answer) == {"Error": ""}
+    (ask,) = ledger.asked
+    return ask.pod
+
+
+@pytest.mark.parametrize(
+    ("watched", "filtered", "used"),
+    [
+        pytest.param(("8Gi", "1"), [], "8Gi", id="no call of filter"),
+        pytest.param(("8Gi", "1"), [("1Gi", "1")], "8Gi", id="a forged copy of the version"),
+        pytest.param(("8Gi", "1"), [("4Gi", "2")], "4Gi", id="the watch is late"),
+        pytest.param(("8Gi", "2"), [("4Gi", "1")], "4Gi", id="the pod changed after filter"),
+    ],
+)
+def test_bind_reserves_what_filter_decided_about(
+    watched: tuple[str, str], filtered: list[tuple[str, str]], used: str
+) -> None:
+    versions = [pod("p", vram, version=version) for vram, version in filtered]
+    found = bound(pod("p", watched[0], version=watched[1]), *versions)
+    assert found is not None
+    assert found.annotation("headroom.gpu/vram") == used
