@@ -19,6 +19,7 @@ from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml import Gate
 from agent.status_writer import StatusWriter
 from tests.agent.host import Tree
+from tests.agent.installed_agent import installed
 from tests.agent.limited import UIDS, library
 from tests.agent.nvml_library import PROBES
 from tests.agent.scripted import ApiServer
@@ -26,6 +27,8 @@ from tests.agent.whole import Whole
 from tests.agent.writing import Clock
 from tests.driver import GIB, Driver, Gpu, h100, library_folder
 from tests.processes import starts_processes
+
+__all__ = ["installed"]
 
 ROOT = Path(__file__).parents[2]
 

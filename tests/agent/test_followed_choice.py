@@ -1,0 +1,80 @@
+"""The agent follows device choice and ledger of its own GPUNode at a real API server."""
+
+from collections.abc import Iterator
+
+import pytest
+from kubernetes.client import ApiClient
+from structlog.testing import capture_logs
+
+from agent.api_server import of_client
+from agent.probes.gpunode_watch import GPUNodeWatch
+from tests.agent.installed_agent import (
+    GPUNODES,
+    publishing,
+    status,
+    token,
+)
+from tests.controlplane import ControlPlane
+from tests.waiting import until
+
+
+class TestDeviceChoice:
+    """The agent follows ``spec.deviceChoice`` of its own GPUNode, with its own token."""
+
+    def choose(self, plane: ControlPlane, node: str, choice: str | None) -> None:
+        path, patch = f"{GPUNODES}/{node}", {"spec": {"deviceChoice": choice}}
+        plane.call("PATCH", path, patch, "application/merge-patch+json")
+
+    @pytest.fixture
+    def followed(self, installed: ControlPlane) -> Iterator[tuple[GPUNodeWatch, list[str | None]]]:
+        self.choose(installed, "agent-a", None)
+        seen: list[str | None] = []
+        configuration = installed.configuration(token(installed, "agent-a"))
+        configuration.no_proxy = "*"
+        with ApiClient(configuration) as kube:
+            watch = GPUNodeWatch(
+                of_client(kube), "agent-a", lambda: seen.append(watch.device_choice)
+            )
+            assert watch.device_choice is None
+            watch.start()
+            until(lambda: seen == [""], "the choice at the start")
+            yield watch, seen
+            watch.stop()
+            kube.rest_client.pool_manager.clear()
+        self.choose(installed, "agent-a", None)
+
+    def test_a_change_is_seen_and_those_of_other_nodes_are_not(
+        self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
+    ) -> None:
+        _, seen = followed
+        self.choose(installed, "agent-b", "pinned")
+        with publishing(installed, "agent-a", "agent-a") as publisher:
+            publisher.report(status(used_bytes=11))  # its object changes, its choice does not
+        self.choose(installed, "agent-a", "steered")
+        until(lambda: seen[-1] == "steered", "the change")
+        assert seen == ["", "steered"]
+
+    def test_the_ledger_is_followed(
+        self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
+    ) -> None:
+        watch, seen = followed
+        path, uid = f"{GPUNODES}/agent-a", "of-the-ledger"
+        reservation = {"namespace": "ml", "name": "p", "charges": []}
+        for held in (reservation, None):
+            patch = {"spec": {"reservations": {uid: held}}}
+            installed.call("PATCH", path, patch, "application/merge-patch+json")
+            until(lambda held=held: (uid in watch.ledger.reservations) is bool(held), "the change")
+        assert seen == [""]
+
+    def test_it_is_seen_after_the_api_server_was_away(
+        self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
+    ) -> None:
+        watch, seen = followed
+        with capture_logs() as logs:
+            installed.kill("kube-apiserver")
+            until(lambda: logs, "that it is logged")
+            assert watch.device_choice == ""  # what was known stays
+            installed.start_apiserver()
+        assert {each["event"] for each in logs} == {"gpunode_not_watched"}
+        self.choose(installed, "agent-a", "steered")
+        until(lambda: seen[-1] == "steered", "the change")

@@ -1,0 +1,307 @@
+"""Writes of the agent at a real API server: their number in an hour, conflicts and outages."""
+
+import logging
+import math
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+import urllib3
+from structlog.testing import capture_logs
+
+from agent.kube_publisher import Held
+from agent.status_writer import StatusWriter
+from contract.gpunode import (
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Reservation,
+)
+from contract.gpunode_json import decode_gpunode
+from contract.heartbeat import Confirmation, confirmation_of
+from contract.kube import Lease
+from extender.errors import StoreConflict
+from extender.kube.client import KubeApi
+from tests.agent.installed_agent import GPUNODES, LEASES, lease, publishing, reported, status
+from tests.blocking import Blocking, Loop
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
+from tests.waiting import until
+
+#: The figures are shown with ``--log-cli-level=info``.
+log = logging.getLogger(__name__)
+
+HOUR_S = 3600.0
+
+
+@dataclass
+class Clock:
+    """An agent whose status a test sets."""
+
+    at_s: float = 1000.0
+    wall: datetime = field(default_factory=lambda: datetime(2026, 11, 21, tzinfo=UTC))
+
+    def monotonic(self) -> float:
+        return self.at_s
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def passes(self, seconds: float) -> None:
+        self.at_s += seconds
+        self.wall += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def status_writer(installed: ControlPlane, clock: Clock) -> Iterator[StatusWriter]:
+    with publishing(installed, "agent-a", "agent-a") as publisher:
+        yield StatusWriter(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
+
+
+def sample(clock: Clock, used_bytes: int = 5, sm_ratio: float = 0.0) -> GPUNodeStatus:
+    return status(used_bytes, clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"), sm_ratio)
+
+
+def writes(plane: ControlPlane) -> dict[str, int]:
+    """The API server's own counters: patches and creations of reports and of heartbeats."""
+    with urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False) as http:
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
+    counted = {"status": 0, "lease": 0, "read": 0}
+    for line in text.splitlines():
+        if not line.startswith("apiserver_request_total{") or 'code="2' not in line:
+            continue
+        count = int(float(line.rpartition(" ")[2]))
+        if 'resource="gpunodes"' in line and 'subresource="status"' in line:
+            counted["status"] += count if 'verb="PATCH"' in line else 0
+        elif 'resource="gpunodes"' in line and 'verb="GET"' in line:
+            counted["read"] += count
+        elif 'resource="leases"' in line and ('verb="PATCH"' in line or 'verb="POST"' in line):
+            counted["lease"] += count
+    return counted
+
+
+class TestAnHour:
+    """An hour of the agent's clock, sent to the API server as fast as it takes it, which counts."""
+
+    def test_of_a_steady_node(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
+    ) -> None:
+        before, figures = writes(installed), random.Random(2)
+        for _ in range(int(HOUR_S / 5)):
+            # What wobbles on a node where nothing happens.
+            used_bytes = (10 << 30) + figures.randrange(1 << 20)
+            status_writer.deliver(sample(clock, used_bytes, figures.uniform(0.4, 0.48)), clock.at_s)
+            clock.passes(5.0)
+        made = {kind: count - before[kind] for kind, count in writes(installed).items()}
+        log.info("steady node, an hour: %s", made)
+        assert made["lease"] <= 2 * 60
+        assert made["status"] <= 60
+        held = confirmation_of(lease(installed, "agent-a"))
+        assert held is not None
+        assert held.observed_at == reported(installed, "agent-a").observed_at
+
+    @pytest.mark.parametrize(
+        ("interval_s", "most"),
+        [
+            pytest.param(5.0, 720, id="sampled every 5 s: a write a sample"),
+            pytest.param(0.25, 3600, id="triggered all the time: a write a second"),
+        ],
+    )
+    def test_on_a_node_where_all_figures_change(
+        self, clock: Clock, interval_s: float, most: int
+    ) -> None:
+        counting = Counting()
+        status_writer = StatusWriter(counting, 30.0, clock.monotonic, clock.now, random.Random(1))
+        figures = random.Random(3)
+        with capture_logs():
+            for i in range(int(HOUR_S / interval_s)):
+                moved = sample(clock, figures.randrange(1 << 36), figures.random())
+                pods = [PodUse(uid=f"uid-{i}", device="GPU-a")]
+                status_writer.deliver(msgspec.structs.replace(moved, pods=pods), clock.at_s)
+                clock.passes(interval_s)
+        log.info("everything moves, every %s s, an hour: %s", interval_s, counting)
+        assert most - 60 <= counting.reports <= most
+        assert 115 <= counting.heartbeats <= 120
+
+    def test_on_a_node_where_memory_and_sm_change(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
+    ) -> None:
+        """Ten minutes of it at the API server: every sample is worth a write."""
+        before, figures = writes(installed), random.Random(3)
+        for _ in range(120):
+            moved = sample(clock, figures.randrange(1 << 36), figures.random())
+            status_writer.deliver(moved, clock.at_s)
+            clock.passes(5.0)
+        made = {kind: count - before[kind] for kind, count in writes(installed).items()}
+        log.info("memory and SM move, ten minutes: %s", made)
+        assert 100 <= made["status"] <= 120
+        assert 18 <= made["lease"] <= 20
+
+
+@dataclass
+class Counting:
+    """An API server that takes everything."""
+
+    reports: int = 0
+    heartbeats: int = 0
+
+    def report(self, status: GPUNodeStatus) -> Held:
+        self.reports += 1
+        return Held()
+
+    def held(self) -> Held:
+        return Held()
+
+    def reported(self) -> tuple[Held, str]:
+        raise AssertionError("no other client writes")
+
+    def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
+        self.heartbeats += 1
+        return str(self.heartbeats)
+
+
+class TestBadDays:
+    def test_a_status_write_never_conflicts_with_reservations(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
+    ) -> None:
+        """Reservations are written by compare-and-swap, for which a status write is a change."""
+        lost, stop = 0, threading.Event()
+        written: set[str] = set()
+
+        def promise_on_and_on(store: Blocking) -> None:
+            nonlocal lost
+            for i in range(10_000):
+                if stop.is_set():
+                    return
+                held = store.read_gpunode("agent-a")
+                assert held is not None
+                reservations = {f"uid-{i}": Reservation(namespace="default", name=f"p{i}")}
+                try:
+                    store.write_spec(held, GPUNodeSpec(reservations=reservations))
+                except StoreConflict:
+                    lost += 1
+                else:
+                    written.clear()
+                    written.add(f"uid-{i}")
+
+        configuration = installed.configuration()
+        with Loop() as loop:
+            store = loop.store(configuration, KubeApi(configuration))
+            extender = threading.Thread(target=promise_on_and_on, args=(store,))
+            extender.start()
+            try:
+                for used_bytes in range(100, 0, -1):
+                    assert status_writer.deliver(sample(clock, used_bytes), clock.at_s) == math.inf
+                    assert reported(installed, "agent-a").devices[0].used_bytes == used_bytes
+                    clock.passes(1.0)
+            finally:
+                stop.set()
+                extender.join()
+        held = decode_gpunode(msgspec.json.encode(installed.call("GET", f"{GPUNODES}/agent-a")))
+        assert set(held.spec.reservations) == written != set()
+        log.info("100 statuses written; %d writes of reservations had to be repeated", lost)
+
+    def test_later_reservations_are_no_reason_to_report_again(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
+    ) -> None:
+        status_writer.deliver(sample(clock), clock.at_s)
+        before = writes(installed)
+        for figure in range(3):
+            spec = {"spec": {"reserved": f"{figure}Gi"}}
+            installed.call("PATCH", f"{GPUNODES}/agent-a", spec, "application/merge-patch+json")
+            clock.passes(30.0)
+            status_writer.deliver(sample(clock), clock.at_s)
+        made = {kind: count - before[kind] for kind, count in writes(installed).items()}
+        assert (made["status"], made["lease"]) == (0, 3)
+
+    def test_a_status_of_another_writer_is_corrected(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
+    ) -> None:
+        """As when a write of ours arrives that was given up long ago."""
+        status_writer.deliver(sample(clock, 7), clock.at_s)
+        with publishing(installed, "agent-a", "agent-a") as late:
+            late.report(status(used_bytes=3, observed_at="2026-11-20T00:00:00Z"))
+        clock.passes(30.0)
+        status_writer.deliver(sample(clock, 7), clock.at_s)
+        assert reported(installed, "agent-a").devices[0].used_bytes == 7
+        held = confirmation_of(lease(installed, "agent-a"))
+        assert held is not None
+        assert held.observed_at == reported(installed, "agent-a").observed_at
+
+    @pytest.mark.parametrize("year", [1970, 2038, 2200])
+    def test_a_wrong_clock_is_reported_and_blocks_nothing(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, year: int
+    ) -> None:
+        """The extender judges its age by its own clock (tests/state/test_clock_skew.py)."""
+        for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):  # and it is set to and fro
+            clock.wall = datetime(year, 6, 3, tzinfo=UTC) - timedelta(days=days_back)
+            newest = sample(clock, used_bytes)
+            assert status_writer.deliver(newest, clock.at_s) == math.inf
+            assert reported(installed, "agent-a") == newest
+            held = installed.call("GET", f"{LEASES}/agent-a")
+            assert held["spec"]["renewTime"].startswith(clock.wall.strftime("%Y-%m-%dT"))
+            vouched = confirmation_of(msgspec.convert(held, Lease))
+            assert vouched is not None
+            assert vouched.sampled_at == vouched.observed_at == newest.observed_at
+            clock.passes(30.0)
+
+    @pytest.mark.parametrize("how", ["freezes", "is killed"])
+    def test_an_api_server_that_is_away_for_minutes_gets_the_newest_report_alone(
+        self, installed: ControlPlane, clock: Clock, how: str
+    ) -> None:
+        with publishing(installed, "agent-a", "agent-a", timeout_s=0.5) as hasty:
+            status_writer = StatusWriter(hasty, 30.0, clock.monotonic, clock.now, random.Random(1))
+            self.goes_away(installed, status_writer, clock, how)
+
+    def goes_away(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, how: str
+    ) -> None:
+        def delivered(newest: GPUNodeStatus) -> bool:
+            clock.passes(30.0)
+            return status_writer.deliver(newest, clock.at_s) == math.inf
+
+        until(lambda: delivered(sample(clock, 1)), "the first report is delivered")
+        before = writes(installed)
+        wanted_s: list[float] = []
+        with capture_logs() as logs:
+            if how == "freezes":
+                installed.pause("kube-apiserver")
+            else:
+                installed.kill("kube-apiserver")
+            try:
+                for used_bytes in range(2, 42):  # 200 seconds of samples
+                    clock.passes(5.0)
+                    # Pods come and go all the while.
+                    wanted_s.append(
+                        status_writer.deliver(sample(clock, used_bytes << 30), clock.at_s)
+                    )
+            finally:
+                if how == "freezes":
+                    installed.resume("kube-apiserver")
+                else:
+                    installed.start_apiserver()
+        tries = [each for each in logs if each["event"] == "report_not_delivered"]
+        assert 6 <= len(tries) <= 12
+        assert max(wanted_s) <= 30.0
+        if how == "is killed":
+            before = dict.fromkeys(before, 0)  # a new one counts from zero
+        newest = sample(clock, 99 << 30)
+
+        # A server that froze may apply old writes after the newest one, which the agent sees before
+        # its next heartbeat and repairs.
+        def settled() -> bool:
+            return delivered(newest) and reported(installed, "agent-a") == newest
+
+        until(settled, "the API server has the newest report")
+        made = {kind: count - before[kind] for kind, count in writes(installed).items()}
+        late = 0 if how == "is killed" else len(tries)
+        assert made["status"] <= 1 + late * 2  # each late write, and its repair
