@@ -1,0 +1,68 @@
+"""Every table of measured figures in the design notes has a command and the date of its run."""
+
+import re
+
+from tests.controlplane import ROOT
+from tests.test_site import FENCE
+
+TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
+CODE = re.compile(r"`[^`\n]*`")
+#: A number with a unit in a cell, or the unit of a column in its heading.
+FIGURE = re.compile(
+    r"\d (?:%|ms|s|us|µs|[KMG]iB)(?![\w/])|^\|.*(?:, (?:ms|s)\b|%|[KMG]iB).*\n\|[-| ]+\n.*\d",
+    re.MULTILINE,
+)
+DATE = re.compile(r"\b2026-\d\d-\d\d\b")
+COMMAND = re.compile(r"python -m [a-z]|\bmake [a-z-]+|\bpytest tests/|\bheadroom plan ")
+#: Sections with figures that are settings, limits or examples, and no results of a run.
+NOT_MEASURED = {
+    ("admission.md", "Limits on one pod"): "limits of the webhook",
+    ("agent.md", "When something fails"): "texts that tests compare with the agent's",
+    ("api-load.md", "Writes"): "calls and reports, which tests count",
+    ("chaos.md", "Faults"): "durations of the faults, as set",
+    ("doctor.md", "Checks of the doctor"): "limits of the doctor's rules",
+    ("gpu-check.md", "Lines of the GPU check"): "goals",
+    ("kube-scheduler.md", "Pods without a GPU"): "timeouts",
+    ("security.md", "Ports"): "limits of connections and requests",
+    ("sm-activity.md", "If Prometheus fails"): "limits of an answer",
+}
+
+
+def sections(page: str) -> list[tuple[str, str, str]]:
+    """The title of each section, its text, and its text below that of the sections around it."""
+    unquoted = FENCE.sub(lambda code: re.sub(r"(?m)^[#|]", " ", code[0]), page)
+    parts = re.split(r"^(#+) (.+)\n", unquoted, flags=re.MULTILINE)
+    around: dict[int, str] = {}
+    found = []
+    for marks, title, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        around = {level: each for level, each in around.items() if level < len(marks)}
+        around[len(marks)] = text
+        found.append((title, text, "".join(around.values())))
+    return found
+
+
+def untraceable(page: str) -> list[str]:
+    """The sections with measured tables that lack a command or a date."""
+    return [
+        title
+        for title, text, context in sections(page)
+        if any(FIGURE.search(CODE.sub("", table)) for table in TABLE.findall(text))
+        and not (DATE.search(context) and COMMAND.search(context))
+    ]
+
+
+def test_each_table_of_figures_has_a_command_and_a_date() -> None:
+    notes = sorted((ROOT / "docs/design").glob("*.md"))
+    found = {(note.name, title) for note in notes for title in untraceable(note.read_text())}
+    assert found == set(NOT_MEASURED)
+
+
+def test_tables_without_a_command_or_a_date_are_found() -> None:
+    table = "| nodes | p50 |\n|---|---|\n| 100 | 1.8 ms |\n"
+    run = "Run on 2026-11-26 with `python -m benchmarks.page`:\n\n"
+    heading = "| nodes | p50, ms |\n|---|---|\n| 100 | 1.8 |\n"
+    assert untraceable(f"# Page\n\n{run}## A\n\n{table}") == []
+    assert untraceable(f"# Page\n\n## A\n\n{run}## B\n\n{table}") == ["B"]
+    assert untraceable(f"# Page\n\n## A\n\nmake bench:\n\n{heading}") == ["A"]
+    assert untraceable(f"# Page\n\n## A\n\n2026-11-26:\n\n{heading}") == ["A"]
+    assert untraceable(f"# Page\n\n## A\n\n{table.replace('1.8 ms', '`1.8 ms`')}") == []
