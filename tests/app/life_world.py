@@ -41,6 +41,8 @@ from tests.waiting import until_then
 
 NODES = ("a", "b")
 SOURCES = [Source(name="checkpoint"), Source(name="proc")]
+#: Error of each operation that the API server of this world rejects.
+REJECTED = "a webhook rejects it"
 #: For each step; nothing here takes a second.
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
 
@@ -127,7 +129,7 @@ class World:
     console: Console
     #: Those of the replica, once they are made.
     verbs: Any = None
-    #: Exceptions that kube-scheduler was answered with.
+    #: Exceptions that kube-scheduler was answered with, except ``REJECTED``.
     errors: int = 0
     mirrored: set[str] = field(default_factory=set)
     #: Name of a pod -> what it uses, if not 1 GiB; pods with an Event that they are stuck.
@@ -159,7 +161,7 @@ class World:
         now = {"bind": True, "write_spec": observes and self.binds, "touch_pod": observes}
         if operation in self.rejected and now[operation]:
             self.rejected.remove(operation)
-            raise StoreRejected("a webhook rejects it")
+            raise StoreRejected(REJECTED)
 
     async def evict(self, pod: Pod) -> None:
         self.fault("evict", "before")
@@ -245,8 +247,9 @@ class World:
                     self.binds = False
                     self.report()
                     return
-            except Exception:  # noqa: BLE001 - answered with 500, or with an Error
-                self.binds, self.errors = False, self.errors + 1
+            except Exception as err:  # noqa: BLE001 - answered with 500, or with an Error
+                self.binds = False
+                self.errors += REJECTED not in str(err)
                 await asyncio.sleep(0.01)
                 continue
             await self.changed(name, self.reject(name))
