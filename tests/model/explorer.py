@@ -17,11 +17,10 @@ is judged. A message that is lost, or done and not answered, is one that never a
 at once.
 """
 
-import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,6 +34,7 @@ Program = Callable[[SyncStore], object]
 Deed = Callable[[World], World | None]
 #: Errors of a world; empty if there are none.
 Judge = Callable[[World], str]
+T = TypeVar("T", World, Call)
 
 
 @dataclass(frozen=True)
@@ -65,37 +65,65 @@ class Explored:
 _DONE = -1
 
 
-@dataclass(frozen=True)
-class _State:
-    world: World
+class _State(NamedTuple):
+    #: Number of the world (``_Server``).
+    world: int
     #: For each actor the number of its list of answers (``_Actors``).
     minds: tuple[int, ...]
-    under_way: tuple[Call, ...]
+    #: Numbers of the calls that may still arrive, in ascending order.
+    under_way: tuple[int, ...]
     deeds_left: tuple[str, ...]
     losses_left: int
 
-    @functools.cached_property
-    def key(self) -> tuple[Any, ...]:
-        under_way = tuple(sorted(call.key for call in self.under_way))
-        return self.world.key, self.minds, under_way, self.deeds_left, self.losses_left
+
+class _Server:
+    """Numbers worlds and calls, and performs each call in each world once."""
+
+    def __init__(self) -> None:
+        self.worlds: list[World] = []
+        self.calls: list[Call] = []
+        self._number_of: dict[bytes, int] = {}
+        self._performed: dict[tuple[int, int], tuple[int, Any]] = {}
+
+    def world(self, world: World) -> int:
+        return self._number(world, self.worlds)
+
+    def call(self, call: Call) -> int:
+        return self._number(call, self.calls)
+
+    def _number(self, what: T, of: list[T]) -> int:
+        number = self._number_of.setdefault(what.key, len(of))
+        if number == len(of):
+            of.append(what)
+        return number
+
+    def perform(self, world: int, call: int) -> tuple[int, Any]:
+        """The number of the world after the call, and its answer."""
+        key = world, call
+        if key not in self._performed:
+            after, answer = self.worlds[world].perform(self.calls[call])
+            self._performed[key] = self.world(after), answer
+        return self._performed[key]
 
 
 class _Actors:
     """Runs actors, and numbers the lists of answers that they have got."""
 
-    def __init__(self, programs: list[Program]) -> None:
+    def __init__(self, programs: list[Program], server: _Server) -> None:
         self._programs = programs
+        self._server = server
         self._number_of: dict[tuple[int, bytes], int] = {}
         self._answers: list[tuple[Any, ...]] = [()]
-        self._next: dict[tuple[int, int], Call | None] = {}
+        self._next: dict[tuple[int, int], int | None] = {}
 
-    def next_call(self, actor: int, mind: int) -> Call | None:
-        """The next step of the actor; None if it is done."""
+    def next_call(self, actor: int, mind: int) -> int | None:
+        """The number of the next call of the actor; None if it is done."""
         if mind == _DONE:
             return None
         key = actor, mind
         if key not in self._next:
-            self._next[key] = self._run(self._programs[actor], self._answers[mind])
+            call = self._run(self._programs[actor], self._answers[mind])
+            self._next[key] = None if call is None else self._server.call(call)
         return self._next[key]
 
     def told(self, actor: int, mind: int, answer: Any) -> int:
@@ -110,7 +138,7 @@ class _Actors:
             self._number_of[key] = len(self._answers)
             self._answers.append((*self._answers[mind], answer))
         mind = self._number_of[key]
-        return mind if self.next_call(actor, mind) else _DONE
+        return _DONE if self.next_call(actor, mind) is None else mind
 
     def _run(self, program: Program, answers: tuple[Any, ...]) -> Call | None:
         repeated = iter(answers)
@@ -138,60 +166,61 @@ class _Waits(BaseException):
 
 def explore(scenario: Scenario, judge: Judge, most_states: int = 1_000_000) -> Explored:
     """Visit every state, nearest first, until one is wrong; too many of them is an error."""
-    names, actors = list(scenario.actors), _Actors(list(scenario.actors.values()))
-    start = _State(scenario.world, (0,) * len(names), (), tuple(scenario.deeds), scenario.losses)
-    came_from: dict[tuple[Any, ...], tuple[_State, str] | None] = {start.key: None}
-    judged: dict[bytes, str] = {}
+    server = _Server()
+    names, actors = list(scenario.actors), _Actors(list(scenario.actors.values()), server)
+    world = server.world(scenario.world)
+    start = _State(world, (0,) * len(names), (), tuple(scenario.deeds), scenario.losses)
+    came_from: dict[_State, tuple[_State, str] | None] = {start: None}
+    judged: dict[int, str] = {}
     ahead, steps = deque([start]), 0
     while ahead:
         state = ahead.popleft()
-        world = state.world
-        if world.key not in judged:
-            judged[world.key] = judge(world)
-        if wrong := judged[world.key]:
+        if state.world not in judged:
+            judged[state.world] = judge(server.worlds[state.world])
+        if wrong := judged[state.world]:
             story = tuple(_story(state, came_from))
             return Explored(len(came_from), steps, len(judged), wrong, story)
-        for message, after in _successors(state, names, actors, scenario):
+        for message, after in _successors(state, names, actors, server, scenario):
             steps += 1
-            if after.key not in came_from:
-                came_from[after.key] = state, message
+            if after not in came_from:
+                came_from[after] = state, message
                 ahead.append(after)
         assert len(came_from) <= most_states, f"more than {most_states} states"
     return Explored(len(came_from), steps, len(judged))
 
 
 def _successors(
-    state: _State, names: list[str], actors: _Actors, scenario: Scenario
+    state: _State, names: list[str], actors: _Actors, server: _Server, scenario: Scenario
 ) -> Iterator[tuple[str, _State]]:
-    for i, mind in enumerate(state.minds):
-        call = actors.next_call(i, mind)
-        if call is None:
+    at, minds, under_way, deeds_left, losses_left = state
+    for i, mind in enumerate(minds):
+        number = actors.next_call(i, mind)
+        if number is None:
             continue
-        world, answer = state.world.perform(call)
+        world, answer = server.perform(at, number)
+        call = server.calls[number]
         message = f"{names[i]}: {call.operation}"
+        told = _with(minds, i, actors.told(i, mind, answer))
         yield (
             f"{message} -> {_short(answer)}",
-            replace(state, world=world, minds=_with(state.minds, i, actors.told(i, mind, answer))),
+            _State(world, told, under_way, deeds_left, losses_left),
         )
-        if state.losses_left and call.writes:
+        if losses_left and call.writes:
+            told = _with(minds, i, actors.told(i, mind, OutcomeUnknown("no answer")))
+            lost = tuple(sorted((*under_way, number)))
             yield (
                 f"{message}, lost from sight",
-                replace(
-                    state,
-                    minds=_with(state.minds, i, actors.told(i, mind, OutcomeUnknown("no answer"))),
-                    under_way=(*state.under_way, call),
-                    losses_left=state.losses_left - 1,
-                ),
+                _State(at, told, lost, deeds_left, losses_left - 1),
             )
-    for i, call in enumerate(state.under_way):
-        world, answer = state.world.perform(call)
-        under_way = state.under_way[:i] + state.under_way[i + 1 :]
-        message = f"{call.operation} arrives -> {_short(answer)}"
-        yield message, replace(state, world=world, under_way=under_way)
-    for name in state.deeds_left:
-        if (changed := scenario.deeds[name](state.world)) is not None:
-            left = tuple(other for other in state.deeds_left if other != name)
-            yield name, replace(state, world=changed, deeds_left=left)
+    for i, number in enumerate(under_way):
+        world, answer = server.perform(at, number)
+        message = f"{server.calls[number].operation} arrives -> {_short(answer)}"
+        rest = under_way[:i] + under_way[i + 1 :]
+        yield message, _State(world, minds, rest, deeds_left, losses_left)
+    for name in deeds_left:
+        if (changed := scenario.deeds[name](server.worlds[at])) is not None:
+            left = tuple(other for other in deeds_left if other != name)
+            yield name, _State(server.world(changed), minds, under_way, left, losses_left)
 
 
 def _with(minds: tuple[int, ...], i: int, mind: int) -> tuple[int, ...]:
@@ -205,11 +234,9 @@ def _short(answer: Any) -> str:
     return f"{metadata.name}@{metadata.resource_version}" if metadata else "done"
 
 
-def _story(
-    state: _State, came_from: Mapping[tuple[Any, ...], tuple[_State, str] | None]
-) -> list[str]:
+def _story(state: _State, came_from: Mapping[_State, tuple[_State, str] | None]) -> list[str]:
     story: list[str] = []
-    while (origin := came_from[state.key]) is not None:
+    while (origin := came_from[state]) is not None:
         state, message = origin
         story.append(message)
     return story[::-1]
