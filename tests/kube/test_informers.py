@@ -205,6 +205,7 @@ def test_bookmarks_advance_the_version_of_an_idle_kind(plane: ControlPlane) -> N
         for value in range(5):
             patch = {"metadata": {"labels": {"value": str(value)}}}
             plane.call("PATCH", "/api/v1/namespaces/default", patch, MERGE)
+        plane.call("GET", "/api/v1/pods")  # the API server asks etcd for its progress
         seen.until(lambda _: api.versions[-1] >= api.versions[0] + 5, timeout_s=20.0)
         assert (reflector.health.reconnects, reflector.health.lists) == (0, 1)
         assert len(seen.events) == 1
