@@ -1,4 +1,7 @@
-"""Every table of measured figures in the design notes has a command and the date of its run."""
+"""Every table of measured figures in the design notes has a command and the date of its run.
+
+The commands that the notes name exist.
+"""
 
 import re
 
@@ -14,6 +17,13 @@ FIGURE = re.compile(
 )
 DATE = re.compile(r"\b2026-\d\d-\d\d\b")
 COMMAND = re.compile(r"python -m [a-z]|\bmake [a-z-]+|\bpytest tests/|\bheadroom plan ")
+#: A module to run, a file of tests, and a target of make.
+NAMED = re.compile(
+    r"python -m ((?:benchmarks|tests)[\w.]*\w)|\b((?:tests|benchmarks)/[\w/]+\.py)\b"
+    r"|(?:`|^ {4}|^)make ([a-z][a-z-]*)",
+    re.MULTILINE,
+)
+TARGETS = frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 #: Sections with figures that are settings, limits or examples, and no results of a run.
 NOT_MEASURED = {
     ("admission.md", "Limits on one pod"): "limits of the webhook",
@@ -51,10 +61,22 @@ def untraceable(page: str) -> list[str]:
     ]
 
 
+def missing(page: str) -> list[str]:
+    """The modules, files and targets of make that the page names and that do not exist."""
+    found = []
+    for module, file, target in NAMED.findall(page):
+        path = module.replace(".", "/")
+        files = [file] if file else [f"{path}.py", f"{path}/__main__.py"]
+        if target not in TARGETS if target else not any((ROOT / each).exists() for each in files):
+            found.append(module or file or target)
+    return found
+
+
 def test_each_table_of_figures_has_a_command_and_a_date() -> None:
     notes = sorted((ROOT / "docs/design").glob("*.md"))
     found = {(note.name, title) for note in notes for title in untraceable(note.read_text())}
     assert found == set(NOT_MEASURED)
+    assert {note.name: named for note in notes if (named := missing(note.read_text()))} == {}
 
 
 def test_tables_without_a_command_or_a_date_are_found() -> None:
@@ -66,3 +88,10 @@ def test_tables_without_a_command_or_a_date_are_found() -> None:
     assert untraceable(f"# Page\n\n## A\n\nmake bench:\n\n{heading}") == ["A"]
     assert untraceable(f"# Page\n\n## A\n\n2026-11-26:\n\n{heading}") == ["A"]
     assert untraceable(f"# Page\n\n## A\n\n{table.replace('1.8 ms', '`1.8 ms`')}") == []
+
+
+def test_commands_that_do_not_exist_are_found() -> None:
+    named = "`make bench`, `python -m benchmarks.packing --churn`, tests/test_figures.py"
+    assert missing(named) == []
+    gone = "`make banch`, `python -m benchmarks.packings`, tests/test_figure.py"
+    assert missing(gone) == ["banch", "benchmarks.packings", "tests/test_figure.py"]
