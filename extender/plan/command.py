@@ -108,6 +108,8 @@ def plan(
         costs = None
         if prices is not None:
             costs = read_prices(prices, models_of(history.machines))
+        if html is not None:
+            _check_writable(html)
         cores = processes if processes is not None else len(os.sched_getaffinity(0))
         study = run_study(history, configurations, sources, seeds, max(1, cores), _report_progress)
         if html is not None:
@@ -155,8 +157,10 @@ def _history(
     given += ["--prometheus"] if prometheus is not None else []
     if len(given) > 1:
         raise BadSettings(f"{' and '.join(given)} are {len(given)} sources: use one of them")
+    if machines is not None and files["--pods"] is None and given:
+        raise BadSettings(f"--machines has the nodes of --pods, and the source is {given[0]}")
     if prometheus is not None:
-        if urlsplit(prometheus).scheme not in ("http", "https"):
+        if not _is_address(prometheus):
             raise BadSettings(
                 f"--prometheus {prometheus} is not an address. Example: --prometheus "
                 "http://prometheus.monitoring:9090"
@@ -168,12 +172,34 @@ def _history(
         if file is not None and option != "--pods":
             return _from_file(option, file)
     pods = files["--pods"]
+    if pods is not None and machines is None:
+        raise BadSettings(
+            f"--pods {pods} also needs a CSV file of the nodes. Example: --machines nodes.csv"
+        )
     if pods is None or machines is None:
         raise BadSettings(
             "a source of the history is missing. Example: headroom plan --pods pods.csv "
             "--machines nodes.csv; or headroom plan --prometheus http://prometheus:9090"
         )
     return read_history(pods, machines)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def _check_writable(html: Path) -> None:
+    """Raise ``BadSettings`` before the replays if the page cannot be written after them."""
+    try:
+        html.open("a").close()
+    except OSError as err:
+        raise BadSettings(
+            f"--html {html} cannot be written: {err.strerror}. Example: --html report.html"
+        ) from err
 
 
 def _from_file(option: str, file: Path) -> History:
@@ -235,7 +261,10 @@ def _labels(selector: str) -> dict[str, str]:
     for part in filter(None, selector.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
-            raise BadSettings(f"--nodes {selector}: {part!r} is not key=value. Example: pool=gpu")
+            raise BadSettings(
+                f"--nodes {selector}: {part!r} is not key=value. Example: --nodes pool=gpu; or to "
+                "add nodes: --nodes +4xL40S"
+            )
         found["label_" + re.sub(r"[^a-zA-Z0-9_]", "_", key.strip())] = value.strip()
     return found
 

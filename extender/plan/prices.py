@@ -23,6 +23,10 @@ def read_prices(path: Path, models: Mapping[str, int]) -> dict[str, float]:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as err:
         raise BadSettings(f"{path}: it is not YAML in UTF-8: {err}") from err
+    except OSError as err:
+        raise BadSettings(
+            f"--prices {path} cannot be read: {err.strerror}. Example of its content: {EXAMPLE}"
+        ) from err
     if not isinstance(given, dict):
         raise BadSettings(
             f"{path}: it is not a mapping of GPU models to prices per hour. Example: {EXAMPLE}"

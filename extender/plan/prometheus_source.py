@@ -37,7 +37,7 @@ def read_prometheus(
             answers = _read(connection, days, end_s)
         except (PrometheusApiClientException, requests.RequestException) as err:
             raise BadSettings(
-                f"--prometheus {public}: {str(err)[:_MOST_QUOTED]}. To check the address: curl "
+                f"--prometheus {public}: {_reason(err)}. To check the address: curl "
                 f"{public}/api/v1/query?query=up"
             ) from err
         except (KeyError, TypeError, ValueError) as err:
@@ -46,6 +46,16 @@ def read_prometheus(
                 "--prometheus http://prometheus.monitoring:9090"
             ) from err
     return history_of(answers, end_s - days * DAY_S, end_s, nodes)
+
+
+def _reason(err: Exception) -> str:
+    """Return why a query failed: the error of the connection, without the long URL, or its text."""
+    root: BaseException = err
+    while (cause := root.__cause__ or root.__context__) is not None:
+        root = cause
+    strerror = root.strerror if isinstance(root, OSError) else None
+    # A page of HTML explains nothing.
+    return strerror or str(err).partition(" (b'<")[0][:_MOST_QUOTED]
 
 
 def _read(connection: PrometheusConnect, days: int, end_s: float) -> Answers:

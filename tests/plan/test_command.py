@@ -332,6 +332,9 @@ def test_errors_name_file_line_and_column(
         ),
         (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
         (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
+        (["--nodes", "2xL4"], "'2xL4' is not key=value. Example: --nodes pool=gpu; or to add"),
+        (["--html", "/dev/null/a.html"], "--html /dev/null/a.html cannot be written: Not a direct"),
+        (["--prices", "/dev/null/a"], "--prices /dev/null/a cannot be read: Not a directory. Exam"),
         (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
         (["--vram", "half"], "--vram half is not one of: peaks, recommendations, requests"),
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
@@ -343,6 +346,27 @@ def test_bad_options_have_an_example(
     code, _, error = run(files, *arguments)
     assert code == 2
     assert message in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a source of the history is missing. Example: headroom plan --pods pods.csv"),
+        (["--pods", "p.csv"], "--pods p.csv also needs a CSV file of the nodes. Example: --machin"),
+        (["--machines", "n.csv"], "a source of the history is missing"),
+        (
+            ["--machines", "n.csv", "--recording", "r"],
+            "--machines has the nodes of --pods, and the source is --recording",
+        ),
+        (["--prometheus", "prometheus:9090"], "is not an address. Example: --prometheus http://"),
+        (["--prometheus", "http://"], "--prometheus http:// is not an address"),
+        (["--prometheus", "http://["], "--prometheus http://[ is not an address"),
+    ],
+)
+def test_a_missing_or_wrong_source_has_an_example(arguments: list[str], message: str) -> None:
+    found = CliRunner().invoke(app, ["plan", *arguments])
+    assert found.exit_code == 2
+    assert message in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -376,6 +400,7 @@ def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) 
     prices = tmp_path / "prices.yaml"
     for content, message in (
         ("T4: 1", "model L4 has no price; the cluster has 10 of these GPUs. Example: L4: 1.20"),
+        ("L4: -1", "L4: -1 is not a price per GPU and hour"),
         ("L4: cheap", "L4: 'cheap' is not a price per GPU and hour"),
         ("- L4", "it is not a mapping of GPU models to prices per hour"),
         ("{", "it is not YAML in UTF-8"),

@@ -148,5 +148,9 @@ def test_nothing_for_a_plan_is_an_error_with_the_next_step(filled: Filled) -> No
     with pytest.raises(BadSettings, match="no node with label_pool=c with both kube_node_status"):
         filled.history(label_pool="c")
     closed = f"http://127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(BadSettings, match=rf"--prometheus {closed}: .*curl {closed}/api/v1/query"):
+    refused = f"--prometheus {closed}: Connection refused. To check the address: curl {closed}/api"
+    with pytest.raises(BadSettings, match=refused):
         read_prometheus(closed, 1, {})
+    other = f"{filled.url}/other"
+    with pytest.raises(BadSettings, match=f"--prometheus {other}: .*404"):
+        read_prometheus(other, 1, {})
