@@ -12,7 +12,7 @@ A subquery over the highest value at each step would be more exact, and costs Pr
 as much.
 
 The fleet is queried in parts. A JSON decoder holds the interpreter's lock until it has read a whole
-answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to 150 ms.
+answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to 200 ms.
 """
 
 import math
