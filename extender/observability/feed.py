@@ -371,9 +371,14 @@ def _amount(reservation: Reservation) -> str:
 
 def _change(before: Reservation, after: Reservation) -> str:
     """Return how a reservation changed: a cause of ``reservation_changed``."""
-    if (EVICTED in after.flags) != (EVICTED in before.flags):
-        return "is_to_leave" if EVICTED in after.flags else "may_stay"
+    if _leaves(before) != _leaves(after):
+        return "is_to_leave" if _leaves(after) else "may_stay"
     return "bound_again" if before.attempt != after.attempt else "corrected"
+
+
+def _leaves(reservation: Reservation) -> bool:
+    """Return whether the pod is to be evicted: it lacks memory, or uses more than it reserved."""
+    return EVICTED in reservation.flags or bool(reservation.overuse)
 
 
 def _decided(record: Record) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract.annotations import CORDON
-from contract.gpunode import ADOPTED, EVICTED, Reservation
+from contract.gpunode import ADOPTED, EVICTED, OveruseEviction, Reservation
 from contract.kube import Pod
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.journals import Journals
@@ -88,6 +88,7 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
     [
         pytest.param(made("ours-2"), "bound_again", id="another attempt"),
         pytest.param(made(flags=[EVICTED]), "is_to_leave", id="evicted"),
+        pytest.param(made(overuse=OveruseEviction("GPU-0")), "is_to_leave", id="overuse"),
         pytest.param(made(charges=[]), "corrected", id="corrected"),
     ],
 )
@@ -98,6 +99,13 @@ def test_a_changed_reservation_has_its_cause(
     looking.told()
     looking.report(p=now)
     assert looking.told() == [("reservation_changed", "uid-p", cause)]
+
+
+def test_a_withdrawn_eviction_is_no_correction(looking: Looking) -> None:
+    looking.report(p=made(overuse=OveruseEviction("GPU-0")))
+    looking.told()
+    looking.report(p=made())
+    assert looking.told() == [("reservation_changed", "uid-p", "may_stay")]
 
 
 @pytest.mark.parametrize(
