@@ -28,7 +28,7 @@ _STYLES: dict[Style, str] = {
     "bold": "bold",
     "red": "red",
     "quiet": "dim",
-    "selected": "reverse",
+    "selected": "#1b1f24 on #d9dfe6",
 }
 _PAGE = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; background: #1b1f24; color: #d9dfe6; width: max-content; }}

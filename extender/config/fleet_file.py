@@ -47,6 +47,7 @@ class FleetNodes(_Strict):
     sharing: Literal["none", "time-slicing", "mps"] = "none"
     replicas: int = Field(1, ge=1, le=MAX_REPLICAS)
     resource: str = "nvidia.com/gpu"
+    labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -92,7 +93,9 @@ class Fleet(_Strict):
         for nodes in self.nodes:
             for name in nodes.names():
                 yield Node(
-                    metadata=ObjectMeta(name=name, uid=name, annotations=nodes.annotations),
+                    metadata=ObjectMeta(
+                        name=name, uid=name, labels=nodes.labels, annotations=nodes.annotations
+                    ),
                     status=NodeStatus(
                         allocatable={nodes.resource: str(nodes.gpus * nodes.replicas)}
                     ),
