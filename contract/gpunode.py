@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from contract.device_names import device_name
 from contract.kube import KubeStruct, ObjectMeta
 
 API_VERSION = "headroom.gpu/v1alpha1"
@@ -112,6 +113,11 @@ class Device(KubeStruct, frozen=True):
     pci_bus_id: str = ""
     architecture: str = ""
     compute_mode: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name for people, unique on the node."""
+        return device_name(self.uuid, self.index, self.kind)
 
 
 class PodUse(KubeStruct, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import BaseModel
 
+from contract.device_names import noun
 from contract.reasons import Reason
 from extender.console.decisions import unread_extenders
 from extender.console.responses import counted
@@ -38,8 +39,8 @@ class BrokenView(BaseModel):
     fix: str
     #: The node concerned, or the first of several; null if there is none.
     node: str | None = None
-    #: Index of the device on the node.
-    index: int | None = None
+    #: Name of the device, as in the list of nodes.
+    gpu: str | None = None
 
 
 def broken(context: Context, snap: Snapshot) -> list[BrokenView]:
@@ -93,11 +94,13 @@ def _devices(snap: Snapshot) -> Iterator[BrokenView]:
         terms = node.devices[slot]
         if terms.unhealthy is not None:
             what = terms.health_detail or terms.unhealthy.sentence
+            device = terms.device
+            which = device.index if device.index >= 0 else device.uuid
             yield BrokenView(
                 kind="device",
-                message=f"GPU {terms.device.index} of {node.name} is unhealthy: {what}",
-                fix=f"kubectl headroom cordon {node.name} {terms.device.index} --evict, then "
+                message=f"{noun(device.name)} of {node.name} is unhealthy: {what}",
+                fix=f"kubectl headroom cordon {node.name} {which} --evict, then "
                 "reset or replace the GPU",
                 node=node.name,
-                index=terms.device.index,
+                gpu=device.name,
             )

@@ -48,6 +48,9 @@ class DeviceView(BaseModel):
     uuid: str
     #: The driver's index; -1 if unknown.
     index: int
+    #: Name for people, unique on the node: the index; for a MIG device, or if the index is unknown,
+    #: the start of the UUID.
+    gpu: str
     model: str
     #: gpu or mig.
     kind: str
@@ -311,6 +314,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
     return DeviceView(
         uuid=device.uuid,
         index=device.index,
+        gpu=device.name,
         model=device.model,
         kind=device.kind,
         resource=device.resource,

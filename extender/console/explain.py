@@ -102,8 +102,8 @@ class ExplainBody(Body, Recomputed):
     uid: str
     #: The node the pod is bound to; null while it is pending.
     bound_to: str | None
-    #: Indices of the devices of its node on which a report shows it.
-    devices: list[int]
+    #: Names of the devices of its node on which a report shows it.
+    devices: list[str]
     #: Changes of its request after it was bound, and their effect; null if there are none.
     changed: str | None
     #: Annotations that Headroom wrote on the pod when it bound it.
@@ -186,7 +186,7 @@ def explain_pod(
         uid=pod.metadata.uid,
         bound_to=pod.node or None,
         devices=[
-            each.device.index
+            each.device.name
             for each in _devices(snap, pod)
             if any(h.observed and h.uid == pod.metadata.uid for h in each.holders)
         ],

@@ -71,9 +71,10 @@ class MapBody(Body):
     reason: list[int]
     choice: list[int]
     devices: list[int]
-    #: One value for each device, node after node. Reserved and used are shares of the device's
-    #: memory, and sm is its SM activity, in percent; -1: unknown.
-    index: list[int]
+    #: One value for each device, node after node. gpu is its name, as in the list of nodes.
+    #: Reserved and used are shares of the device's memory, and sm is its SM activity, in percent;
+    #: -1: unknown.
+    gpu: list[str]
     model: list[int]
     memory_gib: list[float]
     reserved: list[int]
@@ -190,7 +191,7 @@ def _of_devices(
     numbers = [models.of(each.device.model) for each in terms]
     return {
         "models": list(models.numbers),
-        "index": [each.device.index for each in terms],
+        "gpu": [each.device.name for each in terms],
         "model": numbers,
         "memory_gib": np.round(np.maximum(memory, 0) / (1 << 30), 1).tolist(),
         "reserved": _percent(reserved, memory),

@@ -89,8 +89,8 @@ class PodView(BaseModel):
     node: str | None
     #: Model of its devices, or of its candidate devices; null while none is known.
     model: str | None
-    #: Indices of the devices on which a report shows it.
-    devices: list[int]
+    #: Names of the devices on which a report shows it.
+    devices: list[str]
     #: All states that apply, the phase first.
     states: list[str]
     #: As it requests it: "1 x nvidia.com/gpu with 8Gi"; empty if that cannot be read.

@@ -44,7 +44,8 @@ class RiskView(BaseModel):
     kind: str
     node: str
     device: str
-    index: int
+    #: Name of the device, as in the list of nodes.
+    gpu: str
     model: str
     #: The risk as a sentence, with numbers.
     message: str
@@ -157,7 +158,7 @@ class _Found:
             kind=self.risk.name.lower(),
             node=self.node.name,
             device=device.uuid,
-            index=device.index,
+            gpu=device.name,
             model=device.model,
             message="",
             pods=[

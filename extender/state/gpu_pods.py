@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from contract.annotations import Bytes
-from contract.gpunode import EVICTED, Charge, GPUNode, PodUse, Reservation
+from contract.gpunode import EVICTED, Charge, Device, GPUNode, PodUse, Reservation
 from contract.kube import Pod
 from extender.placement.occupancy import Holder
 from extender.placement.request import Portion, Unreadable, VramRequest, asks_for_gpu
@@ -35,8 +35,8 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     #: Whether it has a reservation, and whether it is marked for eviction.
     reserved: bool
     evicting: bool
-    #: Indices of the devices on which a report shows it.
-    devices: tuple[int, ...]
+    #: Names of the devices on which a report shows it.
+    devices: tuple[str, ...]
     #: Until the ledger has its reservation, the memory that is counted for it.
     reserved_bytes: int
     #: None if its use of a device is not measured, and before a report shows it.
@@ -176,7 +176,7 @@ def _row(
     reserved: bool = False,
     evicting: bool = False,
     reserved_bytes: int = 0,
-    devices: tuple[int, ...] = (),
+    devices: tuple[str, ...] = (),
     used_bytes: int | None = None,
     peak_bytes: int = 0,
     overuse_bytes: int = 0,
@@ -210,41 +210,41 @@ def _on_node(
     cluster: ClusterState, node: NodeTerms, gpunode: GPUNode | None, pods: Iterable[Pod]
 ) -> Iterator[GpuPod]:
     """Yield the pods that hold or use memory of the node, then the others that are bound to it."""
-    held: dict[str, list[tuple[int, str, Holder]]] = defaultdict(list)
+    held: dict[str, list[tuple[Device, Holder]]] = defaultdict(list)
     for terms in first_of_each_memory(node.devices):
         for holder in terms.holders:
-            held[holder.uid].append((terms.device.index, terms.device.model, holder))
+            held[holder.uid].append((terms.device, holder))
     uses: dict[str, list[PodUse]] = defaultdict(list)
     for use in gpunode.status.pods if gpunode and gpunode.status else ():
         uses[use.uid].append(use)
     reservations = _reservations(cluster, node.name, gpunode)
     for uid, found in held.items():
         yield _held(cluster, node.name, found, uses.get(uid, ()), reservations.get(uid))
-    models = {terms.device.uuid: (terms.device.index, terms.device.model) for terms in node.devices}
+    devices = {terms.device.uuid: terms.device for terms in node.devices}
     for pod in pods:
         uid = pod.metadata.uid
         if uid not in held and (uid in uses or _is_listed(cluster, pod)):
-            yield _unreserved(pod, uses.get(uid, ()), models)
+            yield _unreserved(pod, uses.get(uid, ()), devices)
 
 
 def _held(
     cluster: ClusterState,
     node: str,
-    found: Sequence[tuple[int, str, Holder]],
+    found: Sequence[tuple[Device, Holder]],
     uses: Sequence[PodUse],
     reservation: Reservation | None,
 ) -> GpuPod:
-    """Return the row of a pod that holds memory; ``found``: index and model of each device.
+    """Return the row of a pod that holds memory; ``found``: each device, and what it holds there.
 
     ``reservation``: None if the ledger has none yet, as of a pod that is to be adopted.
     """
-    _, model, first = found[0]
-    seen = [(index, holder) for index, _, holder in found if holder.observed]
+    device, first = found[0]
+    seen = [(device, holder) for device, holder in found if holder.observed]
     reserved_bytes = sum(holder.requested_bytes for _, holder in seen)
     if not seen and reservation is not None:
         reserved_bytes = bytes_of(reservation.charges)
     elif not seen:
-        reserved_bytes = max(holder.requested_bytes for _, _, holder in found)
+        reserved_bytes = max(holder.requested_bytes for _, holder in found)
     measured = [holder.measured_bytes for _, holder in seen]
     known = [each for each in measured if each is not None]
     return _row(
@@ -254,12 +254,12 @@ def _held(
         first.uid,
         node,
         starting=first.starting,
-        model=model,
+        model=device.model,
         reserved=reservation is not None,
         evicting=reservation is not None
         and (EVICTED in reservation.flags or reservation.overuse is not msgspec.UNSET),
         reserved_bytes=reserved_bytes,
-        devices=tuple(index for index, _ in seen),
+        devices=tuple(device.name for device, _ in seen),
         used_bytes=sum(known) if known and len(known) == len(measured) else None,
         peak_bytes=_peak_bytes(uses),
         overuse_bytes=sum(
@@ -269,10 +269,11 @@ def _held(
     )
 
 
-def _unreserved(pod: Pod, uses: Sequence[PodUse], devices: Mapping[str, tuple[int, str]]) -> GpuPod:
-    """Return the row of a pod without a reservation; ``devices``: index and model by uuid."""
+def _unreserved(pod: Pod, uses: Sequence[PodUse], devices: Mapping[str, Device]) -> GpuPod:
+    """Return the row of a pod without a reservation; ``devices``: those of the node by uuid."""
     known = [use.used_bytes for use in uses if use.used_bytes is not None]
-    on = sorted({devices[use.device] for use in uses if use.device in devices})
+    there = {use.device for use in uses} & devices.keys()
+    on = sorted((devices[uuid] for uuid in there), key=lambda each: (each.index, each.uuid))
     metadata = pod.metadata
     return _row(
         pod,
@@ -280,8 +281,8 @@ def _unreserved(pod: Pod, uses: Sequence[PodUse], devices: Mapping[str, tuple[in
         metadata.name,
         metadata.uid,
         pod.node,
-        model=on[0][1] if on else "",
-        devices=tuple(index for index, _ in on),
+        model=on[0].model if on else "",
+        devices=tuple(each.name for each in on),
         used_bytes=sum(known) if known and len(known) == len(uses) else None,
         peak_bytes=_peak_bytes(uses),
         idle_since=_idle_since(uses),

@@ -48,10 +48,10 @@ class Reader:
         self._fleet = WatchedFleet()
         self._history: Any = None
         self._history_at_s = float("-inf")
-        #: (node, index) -> UUID, for the selected GPU alone.
-        self._uuid: tuple[tuple[str, int], str] | None = None
+        #: (node, GPU) -> UUID, for the selected GPU alone.
+        self._uuid: tuple[tuple[str, str], str] | None = None
         #: The GPU whose pods are shown. Set by the thread that draws.
-        self.wanted: tuple[str, int] | None = None
+        self.wanted: tuple[str, str] | None = None
         #: Why the last attempt failed; empty if it did not.
         self.problem = ""
         self.observes = False
@@ -74,7 +74,7 @@ class Reader:
 
     def select(self, row: Row | None) -> None:
         """Read the GPU of a row with the next answers."""
-        wanted = None if row is None or row.index is None else (row.node, row.index)
+        wanted = None if row is None or row.gpu is None else (row.node, row.gpu)
         if wanted != self.wanted:
             self.wanted = wanted
             self._wake.set()
@@ -94,14 +94,14 @@ class Reader:
     def _detail(self) -> Detail | None:
         if self.wanted is None:
             return None
-        node, index = self.wanted
+        node, gpu = self.wanted
         try:
-            if self._uuid is None or self._uuid[0] != (node, index):
+            if self._uuid is None or self._uuid[0] != (node, gpu):
                 devices = self._api.get("nodes", node)["node"]["devices"]
-                uuid = next((d["uuid"] for d in devices if d["index"] == index), None)
+                uuid = next((d["uuid"] for d in devices if d["gpu"] == gpu), None)
                 if uuid is None:
                     return None
-                self._uuid = (node, index), uuid
+                self._uuid = (node, gpu), uuid
             path = "nodes", node, "devices", self._uuid[1]
             body, history = self._api.get(*path), self._api.get("history", *path)
         except CommandError as err:
@@ -109,7 +109,7 @@ class Reader:
                 self._uuid = None
                 return None
             raise
-        return Detail(node, index, body, history)
+        return Detail(node, gpu, body, history)
 
 
 def keep_watching(connect: Callable[[Callable[[str], object]], DebugApi], choice: Choice) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from contract.device_names import noun
 from contract.quantity import gib
 from headroom.kubectl.table import shortened, wrapped
 from headroom.kubectl.top import age, counted
@@ -42,7 +43,7 @@ class Detail:
     """The GPU of the selected line: answers of /v1/nodes/NODE/devices/UUID and of its history."""
 
     node: str
-    index: int
+    gpu: str
     body: Body
     history: Body
 
@@ -93,7 +94,7 @@ def frame(
     not. Moves ``choice.selected`` and ``choice.first`` into the list.
     """
     above = [*_head(reading, now_s, problem, width), *_memory(reading, width, levels)]
-    news = list(_news(reading.overview))
+    news = list(_news(reading.overview, width))
     choice.selected = max(0, min(choice.selected, len(rows) - 1))
     below = list(_detail(reading, rows[choice.selected], levels, width)) if rows else []
     spare = height - len(above) - 2 - _LEAST_ROWS  # the header of the table, and the keys
@@ -205,7 +206,7 @@ def _memory(reading: Reading, width: int, levels: str) -> Iterator[Line]:
         yield "", line
 
 
-def _news(overview: Body) -> Iterator[Line]:
+def _news(overview: Body, width: int) -> Iterator[Line]:
     """Yield the counts of the overview, and its most urgent entries in the page's words."""
     totals = overview["totals"]
     counts = totals["at_risk"], totals["waiting_pods"], totals["broken"]
@@ -218,12 +219,13 @@ def _news(overview: Body) -> Iterator[Line]:
     shown += [f"{_owner(group)}: {group['message']}" for group in waiting]
     shown += [fault["message"] for fault in overview["broken"][: max(0, _NEWS - len(shown))]]
     for text in shown:
-        yield "", f"  {text}"
+        for line in wrapped(text, width, "  ", "    "):
+            yield "", line
 
 
 def _risk(risk: Body) -> str:
     pods = ", ".join(f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"][:2])
-    return f"{risk['node']} GPU {risk['index']}: {risk['message']}" + (f"; {pods}" if pods else "")
+    return f"{risk['node']} {noun(risk['gpu'])}: {risk['message']}" + (f"; {pods}" if pods else "")
 
 
 def _owner(group: Body) -> str:
@@ -237,22 +239,24 @@ def _table(page: Sequence[Row], choice: Choice, width: int) -> Iterator[Line]:
     is_wide = width >= _WIDE
     bars = 16 if width >= 130 else 10 if is_wide else 6
     first = "GPUS" if choice.by_node else "GPU"
+    which = [str(row.devices) if choice.by_node else row.gpu or "-" for row in page]
+    gpu = max([4, *map(len, which)])
     memory = f"{'MEMORY':>10}  " if is_wide else ""
-    fixed = 4 + 2 + len(memory) + 2 * (8 + bars) + 7
+    fixed = gpu + 2 + len(memory) + 2 * (8 + bars) + 7
     state = max([13, *(len(_state(row)) for row in page)])
     names = [row.node for row in page]
     longest = max([len("NODE"), *map(len, names)])
     room = max(12, min(longest, width - fixed - min(state, max(13, (width - fixed) // 2)) - 4))
     header = (
-        f"{'NODE':<{room}}  {first:>4}  {memory}{'RESERVED':<{6 + bars}}  {'USED':<{6 + bars}}  "
-        f"{'SM':>5}  STATE"
+        f"{'NODE':<{room}}  {first:>{gpu}}  {memory}{'RESERVED':<{6 + bars}}  "
+        f"{'USED':<{6 + bars}}  {'SM':>5}  STATE"
     )
     yield "bold", header
-    for number, (row, name) in enumerate(zip(page, shortened(names, room), strict=True)):
-        which = row.devices if choice.by_node else row.index
+    rows = zip(page, shortened(names, room), which, strict=True)
+    for number, (row, name, one) in enumerate(rows):
         amount = f"{row.memory_gib:>6,.1f} GiB  " if is_wide else ""
         text = (
-            f"{name:<{room}.{room}}  {which if which is not None else '-':>4}  {amount}"
+            f"{name:<{room}.{room}}  {one:>{gpu}}  {amount}"
             f"{_share(row.reserved)} {bar(row.reserved, bars)}  "
             f"{_share(row.used)} {bar(row.used, bars)}  {_share(row.sm)}  {_state(row)}"
         )
@@ -273,14 +277,14 @@ def _share(percent: int) -> str:
 def _detail(reading: Reading, row: Row, levels: str, width: int) -> Iterator[Line]:
     """Yield the GPU of the selected row: an hour of its use, and its pods in the page's words."""
     found = reading.detail
-    if found is None or (found.node, found.index) != (row.node, row.index):
+    if found is None or (found.node, found.gpu) != (row.node, row.gpu):
         yield (
             "quiet",
-            f"{row.node}: reading ..." if row.index is not None else f"{row.node}: no GPU",
+            f"{row.node}: reading ..." if row.gpu is not None else f"{row.node}: no GPU",
         )
         return
     device, holders = found.body["device"], found.body["holders"]
-    yield "bold", f"{found.node} GPU {found.index}, {device['model']}"
+    yield "bold", f"{found.node} {noun(found.gpu)}, {device['model']}"
     for text in wrapped(_verdict(found, row, device), width, "  "):
         yield ("red" if row.problems else ""), text
     memory = device["memory_bytes"]
@@ -330,7 +334,8 @@ def _foot(choice: Choice, rows: int, width: int) -> Line:
         place += f", search {choice.search!r}"
     if choice.troubled:
         place += ", only troubled"
-    return "quiet", f"{place}   {KEYS if width >= _WIDE else _SHORT_KEYS}"
+    keys = KEYS if len(place) + 3 + len(KEYS) <= width else _SHORT_KEYS
+    return "quiet", f"{place}   {keys}"
 
 
 def _cut(text: str, width: int) -> str:

@@ -3,6 +3,7 @@
 The first answer has all nodes in columns, later ones only the nodes that changed.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -10,16 +11,16 @@ from typing import Any
 
 Body = Mapping[str, Any]
 
-#: Sentences about the values of column ``risk``, as on the page's map.
-RISKS = (
-    "no risk",
-    "a pod uses more than it requested",
-    "unhealthy, with pods",
-    "full within an hour at this rate",
-    "overcommitted",
-)
+#: Words for the values of column ``risk``, as on the page's map; they fit narrow terminals.
+RISKS = ("no risk", "overuse", "unhealthy", "full soon", "overcommitted")
 _OVERCOMMITTED = 4
 _UNHEALTHY, _CORDONED = 1, 2
+#: (risk, state) -> the problems of a GPU, the worst first.
+_PROBLEMS = {
+    (risk, state): tuple(dict.fromkeys(filter(None, (risk and RISKS[risk], of_state))))
+    for risk in range(len(RISKS))
+    for state, of_state in ((0, ""), (_UNHEALTHY, "unhealthy"), (_CORDONED, "cordoned"))
+}
 _STALE = "GPU report of the node is stale"
 
 
@@ -38,8 +39,8 @@ class Row:
     """A GPU, or a node with the sums of its GPUs. Shares are in percent; -1: unknown."""
 
     node: str
-    #: Index of the GPU, or of the fullest GPU of a node. None: the node reports no GPU.
-    index: int | None
+    #: Name of the GPU, or of the fullest GPU of a node. None: the node reports no GPU.
+    gpu: str | None
     model: str
     devices: int
     memory_gib: float
@@ -129,15 +130,17 @@ def ordered(rows: list[Row], order: Order, search: str = "", troubled: bool = Fa
     return sorted(found, key=_at)
 
 
-def _at(row: Row) -> tuple[str, int]:
-    return row.node, -1 if row.index is None else row.index
+def _at(row: Row) -> tuple[str, int, str]:
+    """Return a key that sorts by node and then by index; GPUs without one come last."""
+    name = row.gpu or ""
+    return row.node, int(name) if name.isdecimal() else sys.maxsize, name
 
 
 def _gpu(body: Body, name: str, position: int) -> Row:
     state, risk = body["state"][position], body["risk"][position]
     return Row(
         node=name,
-        index=body["index"][position],
+        gpu=body["gpu"][position],
         model=body["models"][body["model"][position]],
         devices=1,
         memory_gib=body["memory_gib"][position],
@@ -145,22 +148,13 @@ def _gpu(body: Body, name: str, position: int) -> Row:
         used=body["used"][position],
         sm=body["sm"][position],
         risk=risk,
-        problems=tuple(
-            filter(
-                None,
-                (
-                    RISKS[risk] if risk else "",
-                    "unhealthy" if state == _UNHEALTHY else "",
-                    "cordoned" if state == _CORDONED else "",
-                ),
-            )
-        ),
+        problems=_PROBLEMS[risk, state],
     )
 
 
 def _with(row: Row, problems: tuple[str, ...]) -> Row:
     """Return the row with other problems; a copy by ``replace`` takes three times as long."""
-    fields = (row.node, row.index, row.model, row.devices, row.memory_gib, row.reserved, row.used)
+    fields = (row.node, row.gpu, row.model, row.devices, row.memory_gib, row.reserved, row.used)
     return Row(*fields, row.sm, row.risk, problems)
 
 
@@ -168,7 +162,7 @@ def _sum(name: str, of_node: tuple[str, ...], devices: list[Row]) -> Row:
     worst = max(devices, key=lambda row: (row.risk, row.reserved), default=None)
     return Row(
         node=name,
-        index=worst.index if worst else None,
+        gpu=worst.gpu if worst else None,
         model=", ".join(sorted({row.model for row in devices})),
         devices=len(devices),
         memory_gib=sum(row.memory_gib for row in devices),

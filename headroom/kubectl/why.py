@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from contract.device_names import nouns
 from contract.quantity import gib
 from headroom.kubectl.output import not_checked
 from headroom.kubectl.tables import reason_lines
@@ -25,7 +26,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         for each in body["unanswered"]
     ]
     if body["bound_to"]:
-        lines += [f"  on GPU {', '.join(map(str, body['devices']))}"] if body["devices"] else []
+        lines += [f"  on {nouns(body['devices'])}"] if body["devices"] else []
         lines += [f"  {line}" for line in _placed(body["annotations"])]
         lines += [f"  memory on {cap['device']}: {cap['message']}" for cap in body["caps"]]
         lines += [f"  {line}" for line in _overuse(body)]

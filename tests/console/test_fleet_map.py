@@ -55,7 +55,7 @@ def test_each_device_has_one_value_in_each_column() -> None:
     assert named(body, "groups", "group") == ["blue", ""]
     assert named(body, "reasons", "reason") == ["", ""]
     assert named(body, "models", "model") == [""] * 4
-    assert body["index"] == [0, 1, 0, 1]
+    assert body["gpu"] == ["0", "1", "0", "1"]
     assert body["memory_gib"] == [24.0] * 4
     assert body["reserved"] == [50, 0, 50, 0]
     assert body["used"] == [25, -1, 25, -1]

@@ -173,5 +173,6 @@ def test_broken_nodes_devices_and_settings_have_a_fix() -> None:
     assert settings["message"].endswith("the previous settings stay in use: f:3: polcy")
     assert nodes["message"] == "3 nodes: GPU report of the node is stale (a, b, c)"
     assert nodes["fix"].endswith("--field-selector spec.nodeName=a")
-    assert device["message"] == "GPU -1 of c is unhealthy: XID 79"
-    assert (device["kind"], device["node"], device["index"]) == ("device", "c", -1)
+    assert device["message"] == "GPU C of c is unhealthy: XID 79"
+    assert device["fix"].startswith("kubectl headroom cordon c C --evict")
+    assert (device["kind"], device["node"], device["gpu"]) == ("device", "c", "C")

@@ -95,7 +95,7 @@ def test_pods_are_listed_with_their_memory_and_all_their_states() -> None:
     half, _, new, over, late, _ = body["pods"]
     assert {key: half[key] for key in ("owner_kind", "owner_name", "node", "model", "devices")} == {
         **{"owner_kind": "StatefulSet", "owner_name": "of-half"},
-        **{"node": "a", "model": "L4", "devices": [0]},
+        **{"node": "a", "model": "L4", "devices": ["0"]},
     }
     memory = ("reserved_bytes", "used_bytes", "peak_bytes", "unused_bytes", "overuse_bytes")
     assert [half[key] for key in memory] == [8 * GIB, 4 * GIB, 4 * GIB, 4 * GIB, 0]

@@ -44,7 +44,7 @@ def map_body(**changed: Any) -> Any:
         **{"version": "r.1.7", "complete": True, "models": ["L4", "H100"]},
         "reasons": ["", "GPU report of the node is stale", "no GPU report from the node"],
         **{"node": ["a", "b", "c"], "reason": [0, 0, 2], "devices": [2, 1, 0]},
-        **{"index": [0, 1, 0], "model": [0, 0, 1], "memory_gib": [24.0, 24.0, 80.0]},
+        **{"gpu": ["0", "1", "0"], "model": [0, 0, 1], "memory_gib": [24.0, 24.0, 80.0]},
         **{"reserved": [50, 108, 90], "used": [80, 40, -1], "sm": [-1, 30, 60]},
         **{"state": [1, 0, 0], "risk": [0, 4, 0], "stale": [], "cordoned": ["b"], **changed},
     }
@@ -62,7 +62,7 @@ def reading(found: WatchedFleet, detail: Detail | None = None) -> Reading:
         **{"used_bytes": 32 * GIB, "headroom_bytes": 12 * GIB},
     }
     risk = {
-        **{"node": "a", "index": 1, "pods": [{"namespace": "team-a", "name": "llm"}]},
+        **{"node": "a", "gpu": "1", "pods": [{"namespace": "team-a", "name": "llm"}]},
         "message": RISK,
     }
     group = {"namespace": "team-b", "owner_name": "job", "pods": 3, "oldest_s": 300.0}
@@ -97,7 +97,7 @@ def detail() -> Detail:
     used = {"kind": "used", "values": [5 * GIB, 10 * GIB]}
     history = {"at_s": [AT_S - 1800, AT_S], "series": [used]}
     return Detail(
-        "a", 1, {"device": device, "holders": [holder], "risk": {"message": RISK}}, history
+        "a", "1", {"device": device, "holders": [holder], "risk": {"message": RISK}}, history
     )
 
 
@@ -113,13 +113,14 @@ def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> 
         "USED      32.0 GiB   25 %  [###---------]",
         "HEADROOM  12.0 GiB    9 %  [#-----------]",
         "At risk 1   Waiting 3   Broken 0",
-        "  a GPU 1: 26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much; team-a/…",
+        "  a GPU 1: 26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much;",
+        "    team-a/llm",
         "  team-b/job (3 pods waiting for 5m): no node can take the pod",
         "NODE           GPU  RESERVED      USED             SM  STATE",
         "a                1  108 % ######   40 % ##----   30 %  overcommitted",
         "b                0   90 % #####-      -          60 %  node cordoned",
         "a                0   50 % ###---   80 % #####-      -  unhealthy",
-        *[""] * 7,
+        *[""] * 6,
         "a GPU 1, L4",
         "  26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much",
         "  in use 10.0 GiB of 24.0 GiB                     ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▄  last hour",
@@ -127,7 +128,7 @@ def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> 
         "  team-a/llm: 6.0 GiB reserved, 7.0 GiB in use, 1.0 GiB more than reserved",
         "1 of 3 by worst   q quit  n/g nodes, GPUs  w/a/r/u/m sort  t troubled  / search",
     ]
-    assert [style for style, _ in lines[8:11]] == ["selected", "red", "red"]
+    assert [style for style, _ in lines[9:12]] == ["selected", "red", "red"]
 
 
 @pytest.mark.parametrize("by_node", [False, True])
@@ -136,7 +137,7 @@ def test_every_frame_fits_the_terminal(width: int, height: int, by_node: bool) -
     many = 100
     body = map_body(
         node=[f"gke-prod-gpu-pool-1a2b3c4d-{n}" for n in range(many)],
-        **{"reason": [0] * many, "devices": [1] * many, "index": [0] * many, "model": [0] * many},
+        **{"reason": [0] * many, "devices": [1] * many, "gpu": ["0"] * many, "model": [0] * many},
         **{"memory_gib": [24.0] * many, "reserved": [5] * many, "used": [1000] * many},
         **{"sm": [100] * many, "state": [0] * many, "risk": [1] * many},
     )
@@ -158,25 +159,25 @@ def test_only_changed_nodes_are_read_again() -> None:
     found = fleet()
     changes = map_body(
         **{"complete": False, "version": "r.1.9", "node": ["b"], "reason": [1], "devices": [1]},
-        **{"index": [0], "model": [1], "reserved": [95], "used": [91], "sm": [10]},
+        **{"gpu": ["0"], "model": [1], "reserved": [95], "used": [91], "sm": [10]},
         **{"memory_gib": [80.0], "state": [2], "risk": [0], "stale": ["a"], "cordoned": []},
     )
     found.take(changes)
     assert found.version == "r.1.9"
-    assert [(row.node, row.index, row.reserved, row.problems) for row in found.gpus()] == [
-        ("a", 0, 50, ("GPU report of the node is stale", "unhealthy")),
-        ("a", 1, 108, ("GPU report of the node is stale", "overcommitted")),
-        ("b", 0, 95, ("GPU report of the node is stale", "cordoned")),
+    assert [(row.node, row.gpu, row.reserved, row.problems) for row in found.gpus()] == [
+        ("a", "0", 50, ("GPU report of the node is stale", "unhealthy")),
+        ("a", "1", 108, ("GPU report of the node is stale", "overcommitted")),
+        ("b", "0", 95, ("GPU report of the node is stale", "cordoned")),
     ]
 
 
 def test_nodes_have_the_sums_of_their_gpus() -> None:
     found = {row.node: row for row in fleet().nodes()}
     assert (found["a"].devices, found["a"].memory_gib, found["a"].reserved) == (2, 48.0, 79)
-    assert (found["a"].used, found["a"].sm, found["a"].index) == (60, -1, 1)
+    assert (found["a"].used, found["a"].sm, found["a"].gpu) == (60, -1, "1")
     assert found["a"].problems == ("1 of 2 GPUs: overcommitted", "1 of 2 GPUs: unhealthy")
     assert found["b"].problems == ("node cordoned",)
-    assert (found["c"].index, found["c"].reserved) == (None, -1)
+    assert (found["c"].gpu, found["c"].reserved) == (None, -1)
     assert found["c"].problems == ("no GPU report from the node",)
 
 
@@ -191,7 +192,7 @@ def test_nodes_have_the_sums_of_their_gpus() -> None:
     ],
 )
 def test_each_key_sorts(order: Order, expected: list[str]) -> None:
-    assert [f"{row.node}{row.index}" for row in ordered(fleet().gpus(), order)] == expected
+    assert [f"{row.node}{row.gpu}" for row in ordered(fleet().gpus(), order)] == expected
 
 
 def test_a_search_and_the_troubled_filter_rows() -> None:
@@ -199,8 +200,8 @@ def test_a_search_and_the_troubled_filter_rows() -> None:
         return ordered(fleet(cordoned=[]).gpus(), Order.NAME, **filters)
 
     assert [row.node for row in names(search="h100")] == ["b"]
-    assert [row.index for row in names(search="overc")] == [1]
-    assert [(row.node, row.index) for row in names(troubled=True)] == [("a", 0), ("a", 1)]
+    assert [row.gpu for row in names(search="overc")] == ["1"]
+    assert [(row.node, row.gpu) for row in names(troubled=True)] == [("a", "0"), ("a", "1")]
 
 
 def test_a_sparkline_holds_each_value_until_the_next() -> None:

@@ -1,11 +1,12 @@
 """`top --watch`: which rows, entries and details are on a terminal of a given height."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from headroom.kubectl.watch_frame import Choice, frame
-from headroom.kubectl.watched_fleet import WatchedFleet
+from headroom.kubectl.watched_fleet import Order, WatchedFleet, ordered
 from tests.kubectl.test_watch import AT_S, detail, fleet, reading
 
 
@@ -13,7 +14,7 @@ def large_fleet() -> WatchedFleet:
     """40 nodes with one GPU each: a, whose GPU has index 1, and n01 to n39."""
     zero = dict.fromkeys(("reason", "model", "used", "sm", "state", "risk"), [0] * 40)
     names = ["a", *(f"n{number:02}" for number in range(1, 40))]
-    more = {"index": [1] + [0] * 39, "memory_gib": [24.0] * 40, "reserved": [5] * 40}
+    more = {"gpu": ["1"] + ["0"] * 39, "memory_gib": [24.0] * 40, "reserved": [5] * 40}
     return fleet(node=names, devices=[1] * 40, **zero, **more)
 
 
@@ -23,7 +24,7 @@ def test_a_list_that_becomes_shorter_than_the_page_is_shown_from_its_first_row()
     lines = [text for _, text in frame(found, found.gpus, choice, 80, 24, AT_S)]
     (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
     rows = [line.split()[:2] for line in lines[header + 1 : header + 4]]
-    assert rows == [[row.node, str(row.index)] for row in found.gpus]
+    assert rows == [[row.node, row.gpu] for row in found.gpus]
     assert (choice.first, choice.selected) == (0, 2)
 
 
@@ -55,7 +56,7 @@ def test_the_list_scrolls_no_further_than_to_the_selected_row() -> None:
         (13, 3, 0, 3),
         (15, 3, 0, 5),
         (17, 3, 2, 5),
-        (24, 10, 2, 5),
+        (24, 9, 3, 5),
     ],
 )
 def test_a_low_terminal_keeps_three_rows_if_it_can_before_details_and_entries(
@@ -84,3 +85,37 @@ def test_an_empty_list_shows_why() -> None:
         lines = [text for _, text in frame(found, [], choice, 80, 24, AT_S)]
         (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
         assert [line.strip() for line in lines[header + 1 : header + 3]] == [reason, ""]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_word_of_a_risk_is_whole_on_a_narrow_terminal(width: int) -> None:
+    found = reading(fleet(risk=[3, 4, 1], state=[2, 0, 0], cordoned=[]))
+    lines = [text for _, text in frame(found, found.gpus, Choice(), width, 24, AT_S)]
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
+    at = lines[header].index("STATE")
+    assert [line[at:].strip() for line in lines[header + 1 : header + 4]] == [
+        *("full soon; cordoned", "overcommitted", "overuse"),
+    ]
+
+
+def test_a_gpu_without_an_index_is_listed_by_the_start_of_its_uuid() -> None:
+    body = {"gpu": ["0", "GPU-5e8a1b2c", "10"]}
+    found = reading(fleet(**body), replace(detail(), gpu="GPU-5e8a1b2c"))
+    rows = ordered(found.gpus, Order.NAME)
+    lines = [text for _, text in frame(found, rows, Choice(selected=1), 80, 24, AT_S)]
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
+    assert lines[header].startswith("NODE                   GPU  RESERVED")
+    assert [line.split()[:2] for line in lines[header + 1 : header + 4]] == [
+        *(["a", "0"], ["a", "GPU-5e8a1b2c"], ["b", "10"]),
+    ]
+    assert "a GPU-5e8a1b2c, L4" in lines
+    assert all(len(line) <= 80 for line in lines)
+    two = fleet(node=["a", "b", "c"], devices=[0, 3, 0], gpu=["GPU-5e8a1b2c", "10", "9"])
+    assert [row.gpu for row in ordered(two.gpus(), Order.NAME)] == ["9", "10", "GPU-5e8a1b2c"]
+
+
+def test_the_keys_are_short_if_a_search_leaves_no_room_for_their_names() -> None:
+    found = reading(fleet())
+    for search, keys in (("", "sort: w worst, a name"), ("l4-00", "w/a/r/u/m sort")):
+        *_, (_, foot) = frame(found, found.gpus, Choice(search=search), 120, 24, AT_S)
+        assert (keys in foot, foot.endswith("/ search"), len(foot) <= 120) == (True, True, True)

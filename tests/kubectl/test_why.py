@@ -114,7 +114,7 @@ def test_a_bound_pod_shows_what_was_reserved(
     annotations: dict[str, str], expected: list[str]
 ) -> None:
     caps = [{"device": "GPU-a", "message": "capped at 8.0 GiB by the driver"}]
-    body = BODY | {"bound_to": "a", "annotations": annotations, "caps": caps, "devices": [0, 1]}
+    body = BODY | {"bound_to": "a", "annotations": annotations, "caps": caps, "devices": ["0", "1"]}
     lines = [line.strip() for line in why(body)]
     assert lines.index("on GPU 0, 1") < len(lines)
     assert [line for line in lines if line.startswith("reserved")] == expected

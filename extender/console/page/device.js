@@ -1,6 +1,6 @@
 // One GPU: what holds its memory, a segment for each pod, and an hour of memory and SM activity.
 
-import {age, ask, clock, el, gib, many, measured, percent, podLink, since, swap} from "./dom.js";
+import {age, ask, clock, el, gib, gpuNoun, many, measured, percent, podLink, since, swap} from "./dom.js";
 import {grafana} from "./grafana.js";
 import {about, plot} from "./plot.js";
 
@@ -17,8 +17,8 @@ export const RISKS = {overcommitted: "overcommitted", growing: "full soon", unhe
 const CHOICES = {exact: "certain", "slot-safe": "any, and each has enough memory", predicted: "the plugin's choice among several", any: "any", pinned: "pinned by Headroom", steered: "steered by Headroom"};
 
 /** Show the GPU in the panel: {refresh, close}. onClose is called by the button that closes it. */
-export function device(panel, nodeName, index, onClose) {
-  const heading = el("h3", {id: "detail-title"}, `${nodeName} GPU ${index}`), now = el("div"), memory = plot("Memory"), activity = plot("SM activity"), marked = el("div"), source = el("p", {class: "quiet"}), links = el("p", {class: "quiet"});
+export function device(panel, nodeName, gpu, onClose) {
+  const heading = el("h3", {id: "detail-title"}, `${nodeName} ${gpuNoun(gpu)}`), now = el("div"), memory = plot("Memory"), activity = plot("SM activity"), marked = el("div"), source = el("p", {class: "quiet"}), links = el("p", {class: "quiet"});
   panel.setAttribute("aria-labelledby", "detail-title");
   panel.tabIndex = -1;
   panel.replaceChildren(el("button", {type: "button", class: "close", "aria-label": "Close", onclick: onClose}, "×"), heading, now, memory.element, activity.element, marked, source, links);
@@ -28,14 +28,14 @@ export function device(panel, nodeName, index, onClose) {
     const ownLoad = ++loads;
     try {
       const {node} = await ask(`v1/nodes/${encodeURIComponent(nodeName)}`);
-      const found = node.devices.find(each => each.index === index);
-      if (!found) throw new Error(`node ${nodeName} reports no GPU ${index}`);
+      const found = node.devices.find(each => each.gpu === gpu);
+      if (!found) throw new Error(`node ${nodeName} reports no ${gpuNoun(gpu)}`);
       const path = `nodes/${encodeURIComponent(nodeName)}/devices/${encodeURIComponent(found.uuid)}`;
       const [body, history, {events}] = await Promise.all([
         ask(`v1/${path}`), ask(`v1/history/${path}`).catch(() => null), ask("v1/events", {follow: "false", since: "1h", node: nodeName})]);
       if (ownLoad !== loads) return;
       if (!links.childElementCount) links.append(grafana({node: nodeName, uuid: found.uuid}));
-      heading.textContent = `${nodeName} GPU ${index}, ${found.model}`;
+      heading.textContent = `${nodeName} ${gpuNoun(gpu)}, ${found.model}`;
       swap(now, ...present(node, body));
       if (history?.series.length) {
         source.textContent = about(history);

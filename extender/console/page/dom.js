@@ -123,6 +123,11 @@ export function table(caption, headers, rows, className = "") {
         el("td", {"data-label": headers[i]}, ...(Array.isArray(cell) ? cell : [cell ?? "-"]))))))));
 }
 
+/** Return the name of a GPU as it is written in a sentence: "GPU 0", or "GPU-5e8a1b2c". */
+export const gpuNoun = name => /^(GPU|MIG)-/.test(name) ? name : `GPU ${name}`;
+
+export const gpuLink = (node, name) => el("a", {href: `#/fleet/${encodeURIComponent(node)}/${encodeURIComponent(name)}`}, `${node} ${gpuNoun(name)}`);
+
 export const podLink = (namespace, name) => el("a", {href: `#/pod/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`},
   `${namespace}/${name}`);
 

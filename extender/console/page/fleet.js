@@ -1,21 +1,23 @@
 // The map of all devices. The first answer has all nodes in columns, later ones the nodes that changed.
 
-import {ask, choice, el, gib, many} from "./dom.js";
+import {ask, choice, el, gib, gpuNoun, many} from "./dom.js";
 import {device as detailOf} from "./device.js";
 import {SIDES, corner, layOut, painter, tileAt} from "./tiles.js";
 
 const COLOURS = {reserved: "memory reserved", used: "memory in use", sm: "SM activity", risk: "risk"};
 const GROUPS = {pool: "pool", model: "model", label: "a label", none: "nothing"};
-const RISKS = ["no risk", "a pod uses more than it requested", "unhealthy, with pods", "full within an hour at this rate", "overcommitted"];
+/** Words of the risks, as in the lists of the overview, and what the legend adds to each. */
+const RISKS = ["no risk", "overuse", "unhealthy", "full soon", "overcommitted"];
+const MEANINGS = ["", ": a pod uses more than it requested", ", with pods", ": within an hour at this rate", ""];
 const RISK_COLOURS = ["--free", "--unattributed", "--quiet", "--soon", "--bad"];
 /** Steps of the scale of colours. */
 const STEPS = 10;
 /** All nodes are read again after this time: labels may have changed. */
 const ALL_EVERY_MS = 60_000;
 
-export function fleet(view, [node, index], state) {
+export function fleet(view, [node, gpu], state) {
   const nodes = new Map();  // name -> node
-  let version = "", readAllAt = 0, layout = {blocks: [], height: 0}, cursor = null, chosen = node ? {node, index: Number(index)} : null, detail = null;
+  let version = "", readAllAt = 0, layout = {blocks: [], height: 0}, cursor = null, chosen = node ? {node, gpu} : null, detail = null;
   const colour = choice("Colour", "colour", COLOURS, state), group = choice("Group by", "group", GROUPS, state);
   const label = el("input", {id: "label", placeholder: "topology.kubernetes.io/zone", "aria-label": "Label", value: state.get("label"), size: 26});
   const search = el("input", {type: "search", id: "find", placeholder: "node, model", value: state.get("find"), autocomplete: "off"});
@@ -92,10 +94,10 @@ export function fleet(view, [node, index], state) {
     drawLegend(legend, by);
   }
 
-  function positionOf({node: name, index: number}) {
+  function positionOf({node: name, gpu: wanted}) {
     for (const [block, {group: {nodes: there}}] of layout.blocks.entries()) {
       const at = there.findIndex(each => each.name === name);
-      const device = at < 0 ? -1 : there[at].devices.findIndex(each => each.index === number);
+      const device = at < 0 ? -1 : there[at].devices.findIndex(each => each.gpu === wanted);
       if (device >= 0) return {block, node: at, device};
     }
     return null;
@@ -107,8 +109,8 @@ export function fleet(view, [node, index], state) {
 
   function open(tile, focus) {
     const [there, device] = at(tile);
-    chosen = {node: there.name, index: device.index};
-    history.pushState(null, "", `#/fleet/${encodeURIComponent(there.name)}/${device.index}${state.text()}`);
+    chosen = {node: there.name, gpu: device.gpu};
+    history.pushState(null, "", `#/fleet/${encodeURIComponent(there.name)}/${encodeURIComponent(device.gpu)}${state.text()}`);
     show();
     if (focus) panel.focus();
     paint();
@@ -116,7 +118,7 @@ export function fleet(view, [node, index], state) {
   function show() {
     panel.hidden = !chosen;
     detail?.close();
-    detail = chosen ? detailOf(panel, chosen.node, chosen.index, close) : null;
+    detail = chosen ? detailOf(panel, chosen.node, chosen.gpu, close) : null;
     detail?.refresh();
   }
   function close() {
@@ -192,7 +194,7 @@ function take(nodes, body) {
   body.node.forEach((name, i) => {
     const devices = [];
     for (const end = d + body.devices[i]; d < end; d += 1)
-      devices.push({index: body.index[d], model: body.models[body.model[d]], memory: body.memory_gib[d], reserved: body.reserved[d], used: body.used[d], sm: body.sm[d], state: body.state[d], risk: body.risk[d]});
+      devices.push({gpu: body.gpu[d], model: body.models[body.model[d]], memory: body.memory_gib[d], reserved: body.reserved[d], used: body.used[d], sm: body.sm[d], state: body.state[d], risk: body.risk[d]});
     const group = body.groups[body.group[i]];
     const before = nodes.get(name);
     isNew ||= before?.devices.length !== devices.length || before.group !== group;
@@ -210,8 +212,8 @@ const share = percent => percent < 0 ? "unknown" : `${percent} %`;
 
 /** Describe a tile in one sentence. */
 function words(node, device) {
-  const state = [node.message, node.cordoned && "node cordoned", device.state === 1 && "unhealthy", device.state === 2 && "cordoned", device.risk && RISKS[device.risk]].filter(Boolean);
-  return `${node.name} GPU ${device.index}, ${device.model} ${gib(device.memory * 2 ** 30)}: ${share(device.reserved)} reserved, ${share(device.used)} in use, SM ${share(device.sm)}${state.length ? `; ${state.join(", ")}` : ""}`;
+  const state = [node.message, node.cordoned && "node cordoned", device.state === 1 && "unhealthy", device.state === 2 && "cordoned", device.risk && RISKS[device.risk]].filter((text, i, all) => text && all.indexOf(text) === i);
+  return `${node.name} ${gpuNoun(device.gpu)}, ${device.model} ${gib(device.memory * 2 ** 30)}: ${share(device.reserved)} reserved, ${share(device.used)} in use, SM ${share(device.sm)}${state.length ? `; ${state.join(", ")}` : ""}`;
 }
 
 const firstTile = ({blocks}) => blocks.length ? {block: 0, node: 0, device: 0} : null;
@@ -259,6 +261,6 @@ function drawLegend(legend, by) {
   if (legend.dataset.by === by) return;
   legend.dataset.by = by;
   const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
-  const scale = by === "risk" ? RISKS.map((text, i) => key(`risk-${i}`, text)) : [key("scale", "0 to 100 %"), key("risk-4", "more than the memory"), key("unknown", "unknown")];
+  const scale = by === "risk" ? RISKS.map((text, i) => key(`risk-${i}`, `${text}${MEANINGS[i]}`)) : [key("scale", "0 to 100 %"), key("risk-4", "more than the memory"), key("unknown", "unknown")];
   legend.replaceChildren(`${COLOURS[by][0].toUpperCase()}${COLOURS[by].slice(1)}: `, ...scale, key("crossed", "unhealthy"), key("slashed", "cordoned"), key("struck", "node takes no pods"), key("framed", "overcommitted"));
 }

@@ -1,6 +1,6 @@
 // Nodes: a row for each node, a bar for each device. The server searches and pages.
 
-import {age, ask, atMost, el, gib, many, measured, percent, podLink, table} from "./dom.js";
+import {age, ask, atMost, el, gib, gpuNoun, many, measured, percent, podLink, table} from "./dom.js";
 import {grafana} from "./grafana.js";
 
 /** Nodes at once, and on a phone. */
@@ -119,7 +119,7 @@ function bar(device) {
   used.firstChild.style.width = `${Math.max(0, Math.min(100, 100 * device.used_bytes / whole))}%`;
   const state = device.unhealthy ? "unhealthy" : over ? "overcommitted" : device.cordoned ? "cordoned" : "";
   const free = device.unhealthy ? "unhealthy" : over ? `${gib(-device.headroom_bytes)} over` : device.cordoned ? "cordoned" : `${gib(device.headroom_bytes)} free`;
-  const words = [`GPU ${device.index} ${device.model}`, free, `${gib(reservations)} reserved by pods`, `${gib(unattributed)} unattributed`,
+  const words = [`${gpuNoun(device.gpu)} ${device.model}`, free, `${gib(reservations)} reserved by pods`, `${gib(unattributed)} unattributed`,
     `${measured(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
     device.cordoned ? "cordoned: takes no new pods" : "",
     device.unhealthy ? `unhealthy: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
@@ -141,7 +141,7 @@ function inside(node) {
     node.message || node.cordoned ? el("p", {class: "quiet age"}, reportAge(node)) : null, grafana({node: node.name}),
     table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
       node.devices.map(d => [
-        [el("b", {}, String(d.index)), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],
+        [el("b", {}, d.gpu), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],
         [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
         measured(d.used_bytes), percent(d.sm_activity_ratio),
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,

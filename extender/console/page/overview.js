@@ -1,6 +1,6 @@
 // The overview: what is at risk, what waits, what is broken, and an hour of the fleet.
 
-import {age, ask, el, gib, many, podLink, swap} from "./dom.js";
+import {age, ask, el, gib, gpuLink, many, podLink, swap} from "./dom.js";
 import {RISKS} from "./device.js";
 import {about, plot} from "./plot.js";
 
@@ -42,10 +42,8 @@ function section(title, purpose) {
   };
 }
 
-const gpuLink = (node, index) => el("a", {href: `#/fleet/${encodeURIComponent(node)}/${index}`}, `${node} GPU ${index}`);
-
 function riskItem(risk) {
-  return el("li", {class: risk.kind}, gpuLink(risk.node, risk.index), el("b", {class: "tag"}, RISKS[risk.kind]),
+  return el("li", {class: risk.kind}, gpuLink(risk.node, risk.gpu), el("b", {class: "tag"}, RISKS[risk.kind]),
     el("div", {}, risk.message), risk.pods.length ? el("div", {class: "quiet"}, ...risk.pods.flatMap((each, i) => [i ? ", " : "", podLink(each.namespace, each.name)])) : null);
 }
 
@@ -56,6 +54,6 @@ function waitingItem(group) {
 }
 
 function brokenItem(fault) {
-  const link = fault.kind === "device" ? gpuLink(fault.node, fault.index) : fault.node ? el("a", {href: `#/nodes?find=${encodeURIComponent(fault.node)}`}, fault.node) : null;
+  const link = fault.kind === "device" ? gpuLink(fault.node, fault.gpu) : fault.node ? el("a", {href: `#/nodes?find=${encodeURIComponent(fault.node)}`}, fault.node) : null;
   return el("li", {}, link, el("div", {}, fault.message), el("div", {class: "quiet"}, el("code", {}, fault.fix)));
 }

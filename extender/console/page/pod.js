@@ -1,6 +1,6 @@
 // One pod: why it is pending or where it is placed, with the memory accounting of the nearest nodes.
 
-import {ask, el, gib, many, podLink, since, swap, table} from "./dom.js";
+import {ask, el, gib, gpuLink, many, podLink, since, swap, table} from "./dom.js";
 import {grafana} from "./grafana.js";
 import {asks} from "./lists.js";
 import {about, plot} from "./plot.js";
@@ -78,7 +78,7 @@ function fix(text) {
 function first(body) {
   return [
     el("p", {class: `verdict ${body.overuse.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, body.message),
-    body.devices.length ? el("p", {}, ...body.devices.flatMap((index, i) => [i ? ", " : "", el("a", {href: `#/fleet/${encodeURIComponent(body.bound_to)}/${index}`}, `${body.bound_to} GPU ${index}`)])) : null,
+    body.devices.length ? el("p", {}, ...body.devices.flatMap((gpu, i) => [i ? ", " : "", gpuLink(body.bound_to, gpu)])) : null,
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
       el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes, true)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
@@ -130,13 +130,13 @@ function placement(body) {
     table("Annotations", ["Annotation", "Value"], Object.entries(body.annotations).sort().map(([key, value]) => [key, [el("code", {}, value)]])));
 }
 
-/** Merge candidate devices with equal quantities into one row; "which" has their indices. */
+/** Merge candidate devices with equal quantities into one row; "which" has their names. */
 function alike(candidates) {
   const kinds = new Map();
   for (const each of candidates) {
-    const {uuid, index, memory_id, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
+    const {uuid, index, gpu, memory_id, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
     const key = JSON.stringify([same, each.need_bytes, each.free_bytes, each.short_bytes]);
-    if (kinds.has(key)) kinds.get(key).which.push(index); else kinds.set(key, {...each, which: [index]});
+    if (kinds.has(key)) kinds.get(key).which.push(gpu); else kinds.set(key, {...each, which: [gpu]});
   }
   return [...kinds.values()].map(each => ({...each, which: each.which.join(", ")}));
 }

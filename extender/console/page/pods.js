@@ -1,6 +1,6 @@
 // All pods: searched, filtered and sorted by what the URL says, in pages that the console makes.
 
-import {ask, atMost, choice, el, gib, many, podLink, since, swap, table, timed} from "./dom.js";
+import {ask, atMost, choice, el, gib, gpuNoun, many, podLink, since, swap, table, timed} from "./dom.js";
 
 const STATES = {"": "any state", waiting: "waiting", bound: "bound", unconfirmed: "unconfirmed", starting: "starting", running: "running", overusing: "overusing", idle: "idle",
   evicting: "to be evicted", unreserved: "unreserved", ending: "ending", gone: "gone"};
@@ -45,7 +45,7 @@ export function pods(view, _, state) {
       pod.used_bytes === null ? "-" : [gib(pod.used_bytes), meter(pod.used_bytes, pod.reserved_bytes)], pod.peak_bytes === null ? "-" : gib(pod.peak_bytes),
       pod.overuse_bytes ? [el("span", {class: "bad"}, `${gib(pod.overuse_bytes)} too much`)] : pod.used_bytes === null ? "-" : gib(pod.unused_bytes),
       pod.created_at ? since(pod.created_at) : "-",
-      pod.node ? [link({node: pod.node}, pod.node), el("div", {class: "quiet"}, `${pod.model ?? ""}${pod.devices.length ? ` GPU ${pod.devices.join(", ")}` : ""}`)] : "-",
+      pod.node ? [link({node: pod.node}, pod.node), el("div", {class: "quiet"}, `${pod.model ?? ""}${pod.devices.length ? ` ${pod.devices.map(gpuNoun).join(", ")}` : ""}`)] : "-",
     ]), "cards")] : []));
   }
 
