@@ -1,4 +1,4 @@
-"""`headroom plan --prometheus` with a real Prometheus that has two weeks of a played cluster."""
+"""`headroom plan --prometheus` with a real Prometheus that has a week of a played cluster."""
 
 import json
 import re
@@ -22,9 +22,9 @@ from tests.processes import free_ports
 
 pytestmark = pytest.mark.slow
 
-DAYS, NODES, DAY_S = 14, 5, 86_400
-#: The cluster is played from a Monday until the noon of a Thursday.
-SPAN_S = 35 * DAY_S // 2
+DAYS, NODES, DAY_S = 7, 5, 86_400
+#: The cluster is played from a Monday until the noon of the Thursday of the next week.
+SPAN_S = 21 * DAY_S // 2
 SEED = 1
 HOUR_S = 3600
 #: Samples are a minute apart, so they cannot show what happens in less.
@@ -35,7 +35,7 @@ PLANNED = [
     *(Row(f"runs-{n}", "runs", 1, 2000, 0.1, SPAN_S - HOUR_S, SPAN_S + HOUR_S) for n in range(3)),
     Row("long", "long", 1, 2000, 0.1, SPAN_S - 9 * DAY_S // 2, SPAN_S - 7 * DAY_S // 2),
     *(
-        Row(f"burst-{n}", "burst", 1, 2000, 0.1, 10 * DAY_S + HOUR_S, 10 * DAY_S + 3 * HOUR_S)
+        Row(f"burst-{n}", "burst", 1, 2000, 0.1, 4 * DAY_S + HOUR_S, 4 * DAY_S + 3 * HOUR_S)
         for n in range(16)
     ),
 ]
@@ -54,7 +54,7 @@ class Filled:
 
 @pytest.fixture(scope="module")
 def filled() -> Iterator[Filled]:
-    rows = [*generated.rows(18, SEED, scale=0.08), *PLANNED]
+    rows = [*generated.rows(11, SEED, scale=0.08), *PLANNED]
     played = exported.play(sorted(rows, key=lambda row: row.created_s), NODES)
     since_s, late_s = SPAN_S - DAYS * DAY_S + UNSEEN_S, SPAN_S - 600
     # All begin in the window, and in its last minutes nothing happens.
