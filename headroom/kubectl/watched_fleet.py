@@ -17,7 +17,7 @@ _OVERCOMMITTED = 4
 _UNHEALTHY, _CORDONED = 1, 2
 #: (risk, state) -> the problems of a GPU, the worst first.
 _PROBLEMS = {
-    (risk, state): tuple(dict.fromkeys(filter(None, (risk and RISKS[risk], of_state))))
+    (risk, state): tuple(dict.fromkeys(filter(None, (RISKS[risk] if risk else "", of_state))))
     for risk in range(len(RISKS))
     for state, of_state in ((0, ""), (_UNHEALTHY, "unhealthy"), (_CORDONED, "cordoned"))
 }
