@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
 from tests.debian import Unavailable, chromium
@@ -89,33 +97,47 @@ class Looked:
         #: Errors that a test causes on purpose.
         self.expected: str | None = None
         self.elsewhere: list[str] = []
-        page.on("console", lambda message: self._heard(message.type, message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self._asked(request.url))
 
-    def _heard(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning") and not (self.expected and self.expected in text):
+    def heard(self, message: ConsoleMessage) -> None:
+        text = message.text
+        if message.type in ("error", "warning") and not (self.expected and self.expected in text):
             self.complaints.append(text)
 
-    def _asked(self, url: str) -> None:
-        if not url.startswith(self.address):
-            self.elsewhere.append(url)
+    def failed(self, error: Error) -> None:
+        self.complaints.append(str(error))
+
+    def asked(self, request: Request) -> None:
+        if not request.url.startswith(self.address):
+            self.elsewhere.append(request.url)
 
     def open(self, where: str) -> Page:
         self.page.goto(f"{self.address}/#{where}")
         return self.page
 
 
+# One for all tests of a module, because a new one takes a second of CPU; the page stores nothing.
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Page:
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    return page
+
+
 @pytest.fixture
-def readings(browser: Browser, server: Server) -> Iterator[Looked]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(20_000)
+def readings(window: Page, server: Server) -> Iterator[Looked]:
     expect.set_options(timeout=20_000)
-    found = Looked(context.new_page(), server.debug)
+    window.set_viewport_size({"width": 1280, "height": 900})
+    window.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    found = Looked(window, server.debug)
+    heard = {"console": found.heard, "pageerror": found.failed, "request": found.asked}
+    for event, listener in heard.items():
+        window.on(event, listener)
     yield found
     # A refresh may be answered by a route of the test at this moment.
-    found.page.unroute_all(behavior="ignoreErrors")
-    context.close()
+    window.unroute_all(behavior="ignoreErrors")
+    for event, listener in heard.items():
+        window.remove_listener(event, listener)
+    window.goto("about:blank")
     assert found.elsewhere == []
     assert found.complaints == []
 
