@@ -41,7 +41,7 @@ BUDGETS_S = {
     "nvidia": 35,
     "page": 50,
     "placement": 145,
-    "plan": 55,
+    "plan": 60,
     "recommend": 5,
     "recorder": 20,
     "release": 35,

@@ -143,16 +143,17 @@ def times(
 @app.command("played", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def from_prometheus(
     options: typer.Context,
+    days: Annotated[int, typer.Option(help="Days until now.")] = 14,
     nodes: Annotated[int, typer.Option(help="Nodes of 4 GPUs.")] = 12,
     scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 0.3,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
 ) -> None:
-    """Fill a real Prometheus with two played weeks, and plan from it.
+    """Fill a real Prometheus with days of a played cluster, and plan from it.
 
     All other options are those of headroom plan.
     """
-    with played.filled(nodes, scale, seed) as address:
-        plan = ["plan", "--prometheus", address, "--window", "14d", *options.args]
+    with played.filled(days, nodes, scale, seed) as address:
+        plan = ["plan", "--prometheus", address, "--window", f"{days}d", *options.args]
         raise typer.Exit(subprocess.run([sys.executable, "-m", "headroom", *plan]).returncode)
 
 

@@ -69,10 +69,10 @@ def lines(
     Nodes and idle GPUs have samples from ten minutes before ``end_s`` to ``longer_s`` after it.
     """
     for number in range(nodes):
-        for line in _node_series(number):
+        for line in node_series(number):
             yield from repeated(line, end_s - SHOWN_S, end_s + longer_s)
     for each in ran:
-        for line in _pod_series(each, start_s):
+        for line in pod_series(each, start_s):
             yield from repeated(line, *life(each, start_s, end_s))
     yield from dcgm_lines(ran, nodes, start_s, end_s, longer_s)
 
@@ -109,14 +109,16 @@ def repeated(line: str, since_s: float, until_s: float) -> Iterator[str]:
         yield f"{series} {value} {at_s:.3f}"
 
 
-def _node_series(number: int) -> Iterator[str]:
+def node_series(number: int) -> Iterator[str]:
+    """Yield the lines of kube-state-metrics for a node, ``name{labels} value``."""
     name = node_name(number)
     for resource, value in (("nvidia_com_gpu", GPUS_OF_NODE), ("cpu", 64), ("memory", 512 << 30)):
         yield f'kube_node_status_allocatable{{node="{name}",resource="{resource}"}} {value}'
     yield f'kube_node_labels{{node="{name}",label_pool="{"a" if number % 2 == 0 else "b"}"}} 1'
 
 
-def _pod_series(ran: Ran, start_s: float) -> Iterator[str]:
+def pod_series(ran: Ran, start_s: float) -> Iterator[str]:
+    """Yield the lines of kube-state-metrics for a pod, ``name{labels} value``."""
     row = ran.row
     pod = f'namespace="{NAMESPACE}",pod="{row.name}",uid="{row.name}"'
     own = f'{pod},container="main",node="{node_name(ran.node)}"'

@@ -1,8 +1,8 @@
-"""Fills a real Prometheus with two weeks of a played cluster, and plans from it.
+"""Fills a real Prometheus with days of a played cluster, and plans from it.
 
 The pods are those of a generated history, run unshared. Their series are those of a real
 kube-state-metrics, and of dcgm-exporter in the form of its recorded expositions, because that
-exporter itself needs a GPU. The samples have the times of the two weeks until now.
+exporter itself needs a GPU. The samples have the times of the days until now.
 """
 
 import time
@@ -13,17 +13,16 @@ from benchmarks.plan import exported, generated, kube_state_metrics
 from benchmarks.plan.exported import Ran
 from tests.history.server import prometheus
 
-DAYS = 14
 #: The nodes are still there while a plan is computed.
 _LONGER_S = 7200
 
 
 @contextmanager
-def filled(nodes: int, scale: float, seed: int) -> Iterator[str]:
-    """Run a Prometheus that has the two weeks; return its address."""
-    ran = exported.play(generated.rows(DAYS, seed, scale), nodes)
+def filled(days: int, nodes: int, scale: float, seed: int) -> Iterator[str]:
+    """Run a Prometheus that has these days; return its address."""
+    ran = exported.play(generated.rows(days, seed, scale), nodes)
     end_s = int(time.time())
-    start_s = end_s - DAYS * generated.DAY_S
+    start_s = end_s - days * generated.DAY_S
     ran = [each for each in ran if start_s + each.started_s < end_s]
     with prometheus() as server:
         server.configure([])
