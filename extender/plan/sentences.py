@@ -12,6 +12,7 @@ from extender.plan.intervals import (
     SAVING_GROWTH,
     SAVING_SEASON,
     SEASON,
+    interval,
     part_interval,
     saving_interval,
 )
@@ -149,6 +150,9 @@ def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]
         pairs = zip(study.unshared.drawn, row.drawn, strict=True)
         drawn = [unshared - shared for unshared, shared in pairs]
         low, high = outward(*saving_interval(saved, drawn))
+        if min(saved) <= 0 < max(saved):
+            # A range that is a part of a saving near 0 would be too narrow.
+            low, high = outward(*interval(saved))
         less = "no less" if high <= 0 else f"{span(low, high)} a month less"
         yield f"At the given prices that is {less} than unshared GPUs cost."
 

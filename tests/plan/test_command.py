@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.plan import generated
 from extender.app.cli import app
 from extender.plan.intervals import interval
 
@@ -83,13 +84,13 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     assert "1 workload should stay exclusive: train (2 GPUs a pod)." in lines
 
 
-def test_ranges_are_of_all_replays(files: tuple[Path, Path]) -> None:
-    pods, _ = files
+def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (pods, _), html = files, tmp_path / "report.html"
     at = 28 * HOUR_S
     more = [f"more-{n},web,1,-1,5120,0.25,{at},{at},{at + 3000}" for n in range(3)]
     pods.write_text(pods.read_text() + "\n".join(more) + "\n")
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "4")
-    data = json.loads(run(files, *few, "--json")[1])
+    data = json.loads(run(files, *few, "--html", str(html), "--json")[1])
     unshared = [each["gpus"] for each in data["configurations"][0]["replays"]]
     assert unshared[0] == 8  # seven pods at once, on nodes of two GPUs
     assert len(unshared) == 4
@@ -98,6 +99,22 @@ def test_ranges_are_of_all_replays(files: tuple[Path, Path]) -> None:
     needs = f"needs {math.floor(low)} to {math.ceil(high)} of today's 10 GPUs"
     assert needs in data["sentences"][1]
     assert any("with probability 90 %, from 4 replays" in each for each in data["assumptions"])
+    assert "<p>Bars are dark up to the low end of a range, and pale" in html.read_text()
+
+
+def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("L40S: 1.2\n")
+    files = generated.write(tmp_path, generated.rows(8, 1, 0.1), 8)
+    few = ("--replicas", "4", "--mode", "predicted", "--vram", "peaks", "--seeds", "2")
+    data = json.loads(run(files, *few, "--prices", str(prices), "--json")[1])
+    unshared, shared = (
+        [each["month_cost"] for each in configuration["replays"]]
+        for configuration in data["configurations"][:2]
+    )
+    assert unshared[0] < shared[0]
+    saved = unshared[1] - shared[1]
+    assert f"that is 0 to {saved:,.0f} a month less than unshared" in data["sentences"][3]
 
 
 class _Page(HTMLParser):
