@@ -37,7 +37,7 @@ flags. These are for use by hand:
 
 """
 #: Type of an option's value, as Typer prints it -> the word on the page.
-_TYPES = {"str": "TEXT", "(int|float)( range)?": "NUMBER", "path|FileText": "PATH"}
+_TYPES = {"str": "TEXT", "(int|float)( range)?": "NUMBER", "(path|FileText)": "PATH"}
 _GATE = """\
 `headroom gate` takes no arguments: it runs as the init container `headroom-gate`, and waits until
 the GPU of its pod has enough free memory.

@@ -37,7 +37,7 @@ app = typer.Typer(invoke_without_command=True)
 def plan(
     command: typer.Context,
     pods: Annotated[
-        Path | None, typer.Option(help="CSV of pods: the columns of docs/how-to/plan.md.")
+        Path | None, typer.Option(help="CSV of pods: the columns of docs/design/plan.md.")
     ] = None,
     machines: Annotated[Path | None, typer.Option(help="CSV of nodes with GPUs.")] = None,
     prometheus: Annotated[
