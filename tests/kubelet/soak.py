@@ -27,7 +27,7 @@ from tests.controlplane import control_plane
 from tests.driver import Gpu
 from tests.kubelet.node import Node, node
 from tests.kubelet.node_objects import gpu_container, gpu_pod
-from tests.kubelet.test_steering import SteeredNode
+from tests.kubelet.steered_node import SteeredNode
 
 GPUS, REPLICAS = 4, 12
 #: Pods that run at a time.

@@ -5,153 +5,40 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import grpc
 import msgspec
-import pytest
 import yaml
 from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
-from agent.peak_recorder import PeakRecorder
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import read_checkpoint
-from agent.probes.kubelet import SETTLED_AFTER_S, KubeletProbe
+from agent.probes.kubelet import KubeletProbe
 from agent.probes.node_probe import NodeApi
-from agent.probes.nvml import Memory
-from agent.probes.plugin_config import ConfigurationProbe
-from agent.probes.processes import ProcessProbe
 from agent.probes.readings import (
-    DeviceReading,
-    DriverReading,
     HoldingReading,
-    Reading,
     SourceReading,
 )
-from agent.status_builder import summarise
-from contract.gpunode import Device, GPUNodeStatus, PodUse
+from contract.gpunode import GPUNodeStatus, PodUse
 from tests.controlplane import ROOT
 from tests.driver import library_folder
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
+from tests.kubelet.probed_node import (
+    GIB,
+    Agent,
+    StartAgent,
+    given,
+    rows,
+    start_agent,
+    states,
+    used,
+)
 
-GIB = 1 << 30
-
-
-@dataclass
-class Agent:
-    """The probes of pods and devices, on one node; the driver's part is a table."""
-
-    node: Node
-    proc: Path
-    #: Less than an agent's, where a test waits it out and the kubelet is not restarted.
-    settled_after_s: float = SETTLED_AFTER_S
-    before: GPUNodeStatus | None = None
-    api: NodeApi | None = None
-    kubelet: KubeletProbe = field(init=False)
-    configuration: ConfigurationProbe = field(init=False)
-    processes: ProcessProbe = field(init=False)
-
-    def __post_init__(self) -> None:
-        root = self.node.root
-        self.kubelet = KubeletProbe(
-            root / "device-plugins/kubelet_internal_checkpoint",
-            root / "pod-resources/kubelet.sock",
-            settled_after_s=self.settled_after_s,
-        )
-        self.configuration = ConfigurationProbe(self.proc, root / "device-plugins")
-        self.processes = ProcessProbe(self.proc)
-        self.peaks = PeakRecorder(None)
-
-    def sample(self) -> GPUNodeStatus:
-        self._show_processes()
-        readings: list[Reading] = [DriverReading("nvml"), *self._devices()]
-        readings += self.kubelet.read()
-        readings += self.configuration.read()
-        if self.api is not None:
-            readings += self.api.read()
-            readings += self.api.follow(readings)
-        readings += self.processes.follow(readings)
-        self.before = summarise(
-            readings, datetime.now(UTC), before=self.before, measure=self.peaks.measure
-        )
-        return self.before
-
-    def _devices(self) -> Iterator[DeviceReading]:
-        """As the agent's own probe reads them from the driver's library."""
-        index = -1
-        found: dict[str, Any] = {}
-        for line in [*self.node.driver.table.read_text().splitlines(), "device"]:
-            match line.split(maxsplit=5):
-                case ["device", *rest]:
-                    if found:
-                        yield DeviceReading("nvml", **found)
-                    if rest:
-                        index += 1
-                        total, reserved, free = map(int, rest[1:4])
-                        memory = Memory(total, free, reserved)
-                        found = {"uuid": rest[0], "index": index, "memory": memory, "processes": {}}
-                case ["process", _, pid, used]:
-                    found["processes"][int(pid)] = int(used)
-
-    def _show_processes(self) -> None:
-        """A /proc with the runtime's processes in it, and of the machine's only this node's."""
-        self.proc.mkdir(exist_ok=True)
-        for old in self.proc.iterdir():
-            if old.is_symlink():
-                old.unlink()
-        for pid, cgroup in ((1, "0::/init.scope"), (2, "0::/")):
-            (self.proc / str(pid)).mkdir(exist_ok=True)
-            (self.proc / str(pid) / "cgroup").write_text(f"{cgroup}\n")
-        (self.proc / "2/comm").write_text("kthreadd\n")
-        for process in self.node._processes.values():
-            (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
-        for folder in self.node.runtime.proc.glob("*"):
-            (self.proc / folder.name).symlink_to(folder)
-
-
-@pytest.fixture
-def start_agent(tmp_path: Path) -> Callable[..., Agent]:
-    return lambda node, **settings: Agent(node, tmp_path / "proc", **settings)
-
-
-StartAgent = Callable[..., Agent]
-
-
-def rows(status: GPUNodeStatus) -> list[tuple[str, str, str, str, str]]:
-    return sorted((p.name, p.uid, p.container, p.replica, p.device) for p in status.pods)
-
-
-def given(node: Node, *pods: str) -> list[tuple[str, str, str, str, str]]:
-    """The devices that the runtime gave to containers, with the replica that the node's own
-    account names."""
-    found = []
-    for pod in pods:
-        replicas = {held.container: held.replica for held in node.held(pod)}
-        for name, container in node.runtime.running(pod).items():
-            (device,) = container.devices
-            uid = container.sandbox.config.metadata.uid
-            found.append((pod, uid, name, replicas[name], device))
-    return sorted(found)
-
-
-def by_uuid(status: GPUNodeStatus) -> dict[str, Device]:
-    assert len({device.uuid for device in status.devices}) == len(status.devices)
-    return {device.uuid: device for device in status.devices}
-
-
-def states(status: GPUNodeStatus) -> dict[str, str]:
-    return {source.name: source.state for source in status.sources}
-
-
-def used(status: GPUNodeStatus) -> dict[str, int | None]:
-    return {pod.name: pod.used_bytes for pod in status.pods}
+__all__ = ["start_agent"]
 
 
 def test_the_containers_of_a_pod_have_their_own_use_and_peaks(
@@ -230,174 +117,6 @@ def test_a_checksum_of_a_real_kubelet_is_the_one_that_we_compute(start_node: Sta
     spoilt["Data"]["PodDeviceEntries"][0]["ContainerName"] = "other"
     file.write_text(json.dumps(spoilt))
     assert not read_checkpoint(file, verify=True).verified
-
-
-def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    node = start_node(gpus=2, replicas=2)
-    agent = start_agent(node)
-    for name in ("a", "b", "c"):
-        node.run(gpu_pod(name, containers=[gpu_container("main", takes_bytes=GIB)]))
-    before = agent.sample()
-    assert len(before.pods) == 3
-    node.kill("kubelet")
-    down = agent.sample()
-    assert rows(down) == rows(before)
-    assert states(down)["podresources"] == "degraded"
-    node.start_kubelet()
-    seen = set()
-    while True:
-        status = agent.sample()
-        assert rows(status) == rows(before)
-        assert used(status) == used(before)
-        seen.add(next(s.message for s in status.sources if s.name == "podresources"))
-        if all(d.replicas.total == 2 and d.replicas.unhealthy == 0 for d in status.devices):
-            break
-
-    def as_before() -> bool:
-        """The kubelet forgets the plugin at its own time: the loop may have ended before that."""
-        now = agent.sample()
-        assert rows(now) == rows(before)
-        same = [d.replicas for d in now.devices] == [d.replicas for d in before.devices]
-        return same and now.sources == before.sources
-
-    node.wait(as_before, "the same sources and replicas as before")
-
-
-def test_a_kubelet_that_has_not_listed_its_pods_yet_has_not_lost_them(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    """A kubelet that cannot reach the API server after its restart lists no pod."""
-    node = start_node(gpus=1, replicas=2)
-    agent = start_agent(node)
-    node.run(gpu_pod("a"))
-    before = agent.sample()
-    node.kill("kubelet")
-    blind = yaml.safe_load((node.folder / "kubeconfig").read_text())
-    blind["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
-    (node.folder / "blind").write_text(yaml.safe_dump(blind))
-    node.spawn_kubelet(kubeconfig="blind")
-
-    def listed_nothing() -> bool:
-        status = agent.sample()
-        assert rows(status) == rows(before)
-        return any("still count as running" in source.message for source in status.sources)
-
-    node.wait(listed_nothing, "an answer without pods")
-    node.kill("kubelet")
-    node.start_kubelet()
-    node.wait(lambda: agent.sample().sources == before.sources, "all sources in accord")
-    assert rows(agent.sample()) == rows(before)
-
-
-def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    node = start_node(gpus=1, replicas=2)
-    agent = start_agent(node, settled_after_s=1.0)
-    for name in ("a", "b"):
-        node.run(gpu_pod(name))
-    agent.sample()
-    node.runtime.exit(node.runtime.running("a")["main"], 0)
-    node.wait(lambda: node.status("a")["phase"] == "Succeeded", "the end of the pod")
-    node.wait(lambda: [p.name for p in agent.sample().pods] == ["b"], "a report without it")
-    status = agent.sample()
-    assert len(node.checkpoint()["PodDeviceEntries"]) == 2
-    assert status.devices[0].replicas.free == 1
-    assert states(status)["podresources"] == "ok"
-    # Why the agent only calls List: Get returns the pods that List returns, and no others.
-    listed = node.listed()
-    assert listed.keys() == {"b"}
-    assert node.got("b") == listed["b"]
-    with pytest.raises(grpc.RpcError, match="pod a in namespace default not found"):
-        node.got("a")
-
-
-def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_successor_apart(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    node = start_node(gpus=1, replicas=2)
-    agent = start_agent(node)
-    stubborn = gpu_container("main", "stubborn", takes_bytes=3 * GIB)
-    node.run(gpu_pod("p", terminationGracePeriodSeconds=30, containers=[stubborn]))
-    old = node.uid("p")
-    (row,) = agent.sample().pods
-    assert (row.uid, row.name, row.used_bytes) == (old, "p", 3 * GIB)
-    node.delete("p", by_force=True)
-    node.run(gpu_pod("p", containers=[gpu_container("main", takes_bytes=GIB)]))
-    new = node.uid("p")
-    assert new != old
-    (held,) = node.held("p")
-
-    def shown() -> dict[str, tuple[str, str, int | None]]:
-        return {p.uid: (p.name, p.replica, p.used_bytes) for p in agent.sample().pods}
-
-    node.wait(lambda: new in shown(), "the new pod in the report")
-    assert shown() == {old: ("", "", 3 * GIB), new: ("p", held.replica, GIB)}
-    node.wait(lambda: old not in shown(), "the end of the old container")
-
-
-def test_a_plugin_with_fewer_replicas_is_reported_with_the_replicas_that_it_dropped(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    node = start_node(gpus=1, replicas=4)
-    agent = start_agent(node)
-    for name in ("a", "b", "c", "d"):
-        node.admit(gpu_pod(name))
-    node.wait(lambda: all(use.uid for use in agent.sample().pods), "all have a checkpoint")
-    before = agent.sample()
-    assert before.devices[0].replicas.allocated == 4
-    configuration = node.folder / "plugin.yaml"
-    sharing = yaml.safe_load(configuration.read_text())
-    sharing["sharing"]["timeSlicing"]["resources"][0]["replicas"] = 2
-    configuration.write_text(yaml.safe_dump(sharing))
-    node.kill("nvidia-device-plugin")
-    node.start_plugin()
-    node.wait(lambda: agent.sample().devices[0].replicas.total == 2, "two replicas")
-    status = agent.sample()
-    assert status.devices[0].replicas.allocated == 2
-    assert rows(status) == rows(before)
-    (complaint,) = [s.message for s in status.sources if s.name == "checkpoint"]
-    assert complaint == f"a pod holds {RESOURCE} that the plugin does not advertise any more"
-
-
-def test_a_renamed_resource_is_reported_and_the_pods_under_the_old_name_stay(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    node = start_node(gpus=2, replicas=2)
-    agent = start_agent(node)
-    node.admit(gpu_pod("a"))
-    node.wait(lambda: all(use.uid for use in agent.sample().pods), "it has a checkpoint")
-    before = agent.sample()
-    configuration = node.folder / "plugin.yaml"
-    sharing = yaml.safe_load(configuration.read_text())
-    sharing["sharing"]["timeSlicing"]["renameByDefault"] = True
-    configuration.write_text(yaml.safe_dump(sharing))
-    node.kill("nvidia-device-plugin")
-    node.start_plugin()
-    renamed = f"{RESOURCE}.shared"
-    node.wait(lambda: {d.resource for d in agent.sample().devices} == {renamed}, "the new name")
-    status = agent.sample()
-    assert [d.replicas.free for d in status.devices] == [2, 2]
-    assert rows(status) == rows(before)
-
-
-def test_unhealthy_replicas_and_those_of_a_missing_plugin_are_not_free(
-    start_node: StartNode, start_agent: StartAgent
-) -> None:
-    node = start_node(gpus=2, replicas=4)
-    agent = start_agent(node)
-    node.admit(gpu_pod("a"))
-    agent.sample()
-    node.driver.fail("GPU-0", 79)
-    node.wait(lambda: by_uuid(agent.sample())["GPU-0"].replicas.unhealthy == 1, "the bad news")
-    assert by_uuid(agent.sample())["GPU-1"].replicas.unhealthy == 0
-    node.kill("nvidia-device-plugin")
-    node.wait(
-        lambda: {d.replicas.unhealthy for d in agent.sample().devices} == {4}, "no healthy replica"
-    )
-    assert {d.replicas.free for d in agent.sample().devices} == {0}
 
 
 def test_an_unshared_device_is_reported_and_so_is_the_topology_policy(

@@ -3,148 +3,18 @@
 The tests act as the extender: they write reservations into the GPUNode and bind pods.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-import pytest
-
 from agent.steering.plugin_registration import plugin_socket
-from contract.gpunode import GPUNode, GPUNodeStatus
-from contract.gpunode_json import decode_gpunode
-from tests.controlplane import ApiRefused
 from tests.driver import Gpu, Instance
-from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import PODS, Node
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.kubelet.relay import register
+from tests.kubelet.steered_node import GIB, StartSteered, start_steered
 
-GIB = 1 << 30
-GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
-MERGE = "application/merge-patch+json"
+__all__ = ["start_steered"]
+
+
 PLUGIN = plugin_socket(RESOURCE)
-
-
-class SteeredNode:
-    """``node`` with an agent that steers, and a ledger that the test writes."""
-
-    def __init__(self, node: Node, flags: Sequence[str] = ()) -> None:
-        self.node = node
-        self.plane = node.plane
-        self.resource = node.resource
-        spec = {"initialised": True, "reservations": {}}
-        body = {
-            "apiVersion": "headroom.gpu/v1alpha1",
-            "kind": "GPUNode",
-            "metadata": {"name": node.name},
-            "spec": spec,
-        }
-        with contextlib.suppress(ApiRefused):  # another test has made it
-            namespace = {"metadata": {"name": "headroom-system"}}
-            self.plane.call("POST", "/api/v1/namespaces", namespace)
-        self.plane.call("POST", GPUNODES, body)
-        self.start_agent(*flags)
-
-    def start_agent(self, *flags: str) -> None:
-        """Without flags it steers, and has reported that itself: a killed one's report remains."""
-        steer = flags or ("--device-choice=steered",)
-        before = self.observed_at()
-        self.node.start_agent(self.plane.kubeconfig(), *steer)
-        if not flags:
-            self.node.wait(lambda: self.observed_at() != before, "a report of this agent")
-            self.until_steered()
-
-    def until_steered(self) -> None:
-        self.node.wait(lambda: self.steered() == [self.resource], "a node that is steered")
-
-    def gpunode(self) -> GPUNode:
-        found = self.plane.call("GET", f"{GPUNODES}/{self.node.name}")
-        return decode_gpunode(msgspec.json.encode(found))
-
-    def reported(self) -> GPUNodeStatus:
-        return self.gpunode().status or GPUNodeStatus()
-
-    def observed_at(self) -> str:
-        return self.reported().observed_at
-
-    def steered(self) -> list[str]:
-        return self.reported().plugin.steered
-
-    def obstacle(self) -> str:
-        return self.reported().plugin.choice_obstacle
-
-    def choose(self, choice: str) -> None:
-        """Do what an extender does when the Node's annotation changes."""
-        patch = {"spec": {"deviceChoice": choice}}
-        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
-
-    def reservation(self, pod: dict[str, Any], device: str, gib: int) -> None:
-        """Create the pod and write its reservation, as the extender does before it binds."""
-        self.plane.call("POST", PODS, pod)
-        name = pod["metadata"]["name"]
-        charge = {"resource": self.resource, "count": 1, "candidates": {device: gib * GIB}}
-        reservation = {
-            "namespace": "default",
-            "name": name,
-            "charges": [charge | {"choice": device}],
-        }
-        patch = {"spec": {"reservations": {self.node.uid(name): reservation}}}
-        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
-
-    def forget(self, uids: Sequence[str]) -> None:
-        """Remove the reservations of pods, as the extender does when they are gone."""
-        patch = {"spec": {"reservations": dict.fromkeys(uids)}}
-        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
-
-    def bind(self, name: str) -> None:
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": name},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": self.node.name},
-        }
-        self.plane.call("POST", f"{PODS}/{name}/binding", binding)
-
-    def place(self, name: str, device: str, gib: int = 4) -> str:
-        """Reserve, bind, and wait; return the device that it got."""
-        self.reservation(gpu_pod(name, self.resource), device, gib)
-        self.bind(name)
-        self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
-        (held,) = self.node.held(name)
-        return held.device
-
-    def device(self, pod: str) -> str:
-        """The name of a pod without a reservation."""
-        (held,) = self.node.admit(gpu_pod(pod))
-        return held.device
-
-    def observed(self, name: str) -> bool:
-        return any(row.name == name for row in self.reported().pods)
-
-    def stop(self) -> None:
-        with contextlib.suppress(ApiRefused):
-            self.plane.call("DELETE", f"{GPUNODES}/{self.node.name}")
-
-
-StartSteered = Callable[..., SteeredNode]
-
-
-@pytest.fixture
-def start_steered(start_node: StartNode) -> Iterator[StartSteered]:
-    with contextlib.ExitStack() as stack:
-
-        def start(
-            gpus: int | list[Gpu] = 2,
-            replicas: int = 3,
-            flags: Sequence[str] = (),
-            **settings: Any,
-        ) -> SteeredNode:
-            steered = SteeredNode(start_node(gpus, replicas, **settings), flags)
-            stack.callback(steered.stop)
-            return steered
-
-        yield start
 
 
 def test_every_pod_gets_its_reserved_device(start_steered: StartSteered) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tests.kubelet.node_objects import RESOURCE
-from tests.kubelet.test_steering import StartSteered, SteeredNode, start_steered
+from tests.kubelet.steered_node import StartSteered, SteeredNode, start_steered
 
 __all__ = ["start_steered"]
 
