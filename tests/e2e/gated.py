@@ -10,8 +10,8 @@ from tests.driver import GIB
 from tests.e2e.cluster import PODS
 from tests.e2e.nodes import RESOURCE
 from tests.e2e.real import RealCluster
+from tests.kubelet.cri_objects import Container
 from tests.kubelet.node import Node
-from tests.kubelet.runtime import Container
 
 REPLICAS = 8
 LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"

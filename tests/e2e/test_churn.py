@@ -29,7 +29,7 @@ from tests.e2e.gated import (
     pod_of,
 )
 from tests.e2e.real import RealCluster
-from tests.kubelet.runtime import Container
+from tests.kubelet.cri_objects import Container
 
 #: Memory of the pods that another scheduler binds.
 LARGE_GIB = 20

@@ -21,7 +21,8 @@ from tests.controlplane import ControlPlane
 from tests.debian import containers
 from tests.driver import Gpu, library_folder
 from tests.install import network
-from tests.kubelet.node import INSIDE, Node
+from tests.kubelet.node import Node
+from tests.kubelet.node_objects import INSIDE
 
 #: Path of the driver's library in containers, as NVIDIA's container runtime mounts it.
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"

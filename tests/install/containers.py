@@ -18,7 +18,8 @@ import grpc
 
 from tests.driver import Driver
 from tests.install.network import PodNetwork
-from tests.kubelet.runtime import Container, Runtime, cri
+from tests.kubelet.cri_objects import Container, cri
+from tests.kubelet.runtime import Runtime
 from tests.processes import DIE_WITH_PARENT
 
 #: "$1" is a folder for the container, "$2" whether its file system may be written, "$3" how many

@@ -13,9 +13,7 @@ import json
 import os
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,21 @@ import yaml
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
 from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.door import Door
-from tests.kubelet.node_objects import KERNEL, NUMA, PCI, RESOURCE, numa_files, plugin_configuration
+from tests.kubelet.node_objects import (
+    INSIDE,
+    KERNEL,
+    NUMA,
+    PCI,
+    RESOURCE,
+    kubelet_configuration,
+    numa_files,
+    plugin_configuration,
+)
+from tests.kubelet.pod_resources import Held, answer, podresources
 from tests.kubelet.runtime import Runtime
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
-podresources, podresources_services = grpc.protos_and_services("tests/kubelet/podresources.proto")
 PODS = "/api/v1/namespaces/default/pods"
 #: The kubelet's log line about the plugin's replicas.
 PLUGIN_HEARD = '"Processed device updates for resource"'
@@ -40,36 +47,6 @@ TIMEOUT_S = 60.0
 #: from 128 places, and a kubelet does so from five. The change undoes that it is killed with us.
 POWERS = "+chown,+dac_override,+fowner,+kill,+sys_admin,+syslog"
 AS_ANOTHER = ("setpriv", f"--inh-caps={POWERS}", f"--ambient-caps={POWERS}", "--pdeathsig", "KILL")
-
-#: Runs "$@" where "$1" is the folder of the node. A kubelet that finds its folder not shared mounts
-#: it over itself, in a race with its own rename of a socket in there, and may end by that.
-INSIDE = """
-set -e
-cd "$1" && shift
-mount -t tmpfs tmpfs /var/log
-mount -t tmpfs tmpfs /var/lib
-mkdir /var/lib/kubelet
-mount --bind kubelet /var/lib/kubelet
-mount --make-rshared /var/lib/kubelet
-mount -t tmpfs tmpfs /run
-mkdir /run/cdi
-mount --bind cdi /run/cdi
-while read -r path; do mount --bind "over$path" "$path"; done < covered
-exec "$@"
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The devices and variables of a container."""
-
-    pod: str
-    container: str
-    replica: str
-
-    @property
-    def device(self) -> str:
-        return self.replica.partition("::")[0]
 
 
 class Node(Processes):
@@ -355,26 +332,16 @@ class Node(Processes):
 
     def listed(self) -> dict[str, Any]:
         """The answer of PodResources' List, by pod."""
-        answer = self._lister("List", podresources.ListPodResourcesRequest())
+        answer = self._answer("List", podresources.ListPodResourcesRequest())
         return {each.name: each for each in answer.pod_resources}
 
     def got(self, pod: str) -> Any:
         """The answer of PodResources' Get for one pod. Raises ``grpc.RpcError``."""
         request = podresources.GetPodResourcesRequest(pod_name=pod, pod_namespace="default")
-        return self._lister("Get", request).pod_resources
+        return self._answer("Get", request).pod_resources
 
-    def _lister(self, call: str, request: Any) -> Any:
-        """The kubelet's answer, however often it was asked (ten at once, 100 a second)."""
-        socket = self.root / "pod-resources/kubelet.sock"
-        with grpc.insecure_channel(f"unix:{socket}") as channel:
-            lister = podresources_services.PodResourcesListerStub(channel)
-            while True:
-                try:
-                    return getattr(lister, call)(request, timeout=10.0)
-                except grpc.RpcError as rejected:
-                    if rejected.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        raise
-                time.sleep(0.05)
+    def _answer(self, call: str, request: Any) -> Any:
+        return answer(self.root / "pod-resources/kubelet.sock", call, request)
 
     def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         self.spawn(
@@ -401,28 +368,7 @@ class Node(Processes):
         }
 
     def _kubelet_configuration(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": f"unix://{self.folder}/cri.sock",
-            "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": False,
-            "enforceNodeAllocatable": [],
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "makeIPTablesUtilChains": False,
-            "localStorageCapacityIsolation": False,
-            "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-            "podLogsDir": "/var/lib/kubelet/pod-logs",
-            "resolvConf": "",
-            "enableServer": False,
-            "healthzPort": 0,
-            "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
-            "nodeStatusUpdateFrequency": "1s",
-            # Else it is the frequency above: a write for each node and second.
-            "nodeStatusReportFrequency": "10s",
-            "syncFrequency": "5s",
-        }
+        return kubelet_configuration(self.folder / "cri.sock")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Pods, configuration and files of a node with real kubelet and plugin."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from tests.driver import Gpu
@@ -19,6 +20,23 @@ KERNEL = {
 
 NUMA = "/sys/devices/system/node"
 PCI = "/sys/bus/pci/devices"
+
+#: Runs "$@" where "$1" is the folder of the node. A kubelet that finds its folder not shared mounts
+#: it over itself, in a race with its own rename of a socket in there, and may end by that.
+INSIDE = """
+set -e
+cd "$1" && shift
+mount -t tmpfs tmpfs /var/log
+mount -t tmpfs tmpfs /var/lib
+mkdir /var/lib/kubelet
+mount --bind kubelet /var/lib/kubelet
+mount --make-rshared /var/lib/kubelet
+mount -t tmpfs tmpfs /run
+mkdir /run/cdi
+mount --bind cdi /run/cdi
+while read -r path; do mount --bind "over$path" "$path"; done < covered
+exec "$@"
+"""
 
 
 def gpu_pod(name: str, resource: str = RESOURCE, **spec: Any) -> dict[str, Any]:
@@ -73,3 +91,29 @@ def plugin_configuration(replicas: int) -> dict[str, Any]:
         return {}
     shared = {"name": RESOURCE, "replicas": replicas}
     return {"sharing": {"timeSlicing": {"resources": [shared]}}}
+
+
+def kubelet_configuration(runtime: Path) -> dict[str, Any]:
+    """A kubelet without cgroups and server, for this socket of a container runtime."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{runtime}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": False,
+        "enforceNodeAllocatable": [],
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "makeIPTablesUtilChains": False,
+        "localStorageCapacityIsolation": False,
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+        "podLogsDir": "/var/lib/kubelet/pod-logs",
+        "resolvConf": "",
+        "enableServer": False,
+        "healthzPort": 0,
+        "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
+        "nodeStatusUpdateFrequency": "1s",
+        # Else it is the frequency above: a write for each node and second.
+        "nodeStatusReportFrequency": "10s",
+        "syncFrequency": "5s",
+    }

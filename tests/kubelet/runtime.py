@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,91 +31,10 @@ import yaml
 
 from tests.controlplane import ROOT
 from tests.driver import Driver
+from tests.kubelet.cri_objects import Container, Sandbox, cri, services
 from tests.processes import DIE_WITH_PARENT
 
-cri, services = grpc.protos_and_services("tests/kubelet/cri.proto")
-
 FIRST_PID = 100_000
-
-
-@dataclass(eq=False)
-class Sandbox:
-    id: str
-    config: Any
-    created_ns: int
-    address: str = "127.0.0.1"
-    ready: bool = True
-
-    def listed(self) -> dict[str, Any]:
-        """Fields common to list and status."""
-        return {
-            "id": self.id,
-            "metadata": self.config.metadata,
-            "state": cri.SANDBOX_READY if self.ready else cri.SANDBOX_NOTREADY,
-            "created_at": self.created_ns,
-            "labels": dict(self.config.labels),
-            "annotations": dict(self.config.annotations),
-        }
-
-
-@dataclass(eq=False)
-class Container:
-    id: str
-    sandbox: Sandbox
-    config: Any
-    created_ns: int
-    started_ns: int = 0
-    finished_ns: int = 0
-    exit_code: int = 0
-    #: Pid of the simulated process; 0 unless it runs.
-    pid: int = 0
-    ended: threading.Event = field(default_factory=threading.Event)
-    #: Uuids that the CDI devices stand for.
-    cdi_uuids: Sequence[str] = ()
-    #: Process of a command that really runs.
-    process: subprocess.Popen[str] | None = None
-    output: str = ""
-
-    @property
-    def pod(self) -> str:
-        name: str = self.sandbox.config.metadata.name
-        return name
-
-    @property
-    def name(self) -> str:
-        name: str = self.config.metadata.name
-        return name
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """As a runtime reads it: of a name that is there twice, the last value counts."""
-        return {pair.key: pair.value.decode() for pair in self.config.envs}
-
-    @property
-    def devices(self) -> list[str]:
-        visible = self.environment.get("NVIDIA_VISIBLE_DEVICES", "")
-        named = [each for each in visible.split(",") if each not in ("", "void", "none")]
-        return list(dict.fromkeys([*named, *self.cdi_uuids]))
-
-    @property
-    def state(self) -> int:
-        states = (cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED)
-        state: int = states[bool(self.started_ns) + bool(self.finished_ns)]
-        return state
-
-    def listed(self) -> dict[str, Any]:
-        """Fields common to list and status."""
-        return {
-            "id": self.id,
-            "metadata": self.config.metadata,
-            "image": self.config.image,
-            "image_ref": self.config.image.image,
-            "image_id": self.config.image.image,
-            "state": self.state,
-            "created_at": self.created_ns,
-            "labels": dict(self.config.labels),
-            "annotations": dict(self.config.annotations),
-        }
 
 
 class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  # type: ignore[name-defined,misc]

@@ -15,8 +15,9 @@ import pytest
 
 from tests.controlplane import ROOT
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import Held, Node
+from tests.kubelet.node import Node
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
+from tests.kubelet.pod_resources import Held
 from tests.processes import alive
 from tests.waiting import until
 

@@ -21,7 +21,7 @@ import yaml
 
 from tests.controlplane import built
 from tests.driver import Driver, Gpu, library_folder, mig_minors
-from tests.kubelet.node import INSIDE
+from tests.kubelet.node_objects import INSIDE
 from tests.kubelet.relay import api, api_services
 from tests.processes import Processes, starts_processes
 

@@ -14,7 +14,8 @@ import grpc
 import pytest
 
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import Node, podresources, podresources_services
+from tests.kubelet.node import Node
+from tests.kubelet.pod_resources import podresources, podresources_services
 from tests.standin.checkpoint import render
 from tests.standin.devices import Container
 from tests.standin.node import StandIn

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.driver import GIB, Driver, Gpu
-from tests.kubelet.node import podresources, podresources_services
+from tests.kubelet.pod_resources import podresources, podresources_services
 from tests.standin.checkpoint import NAME, checksum, render
 from tests.standin.devices import Container, DeviceManager, Pod, pod
 from tests.standin.lots import Drawn
