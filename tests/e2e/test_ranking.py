@@ -1,0 +1,144 @@
+"""How kube-scheduler ranks nodes with our scores and the users' own preferences."""
+
+import time
+
+import pytest
+
+from tests.e2e.cluster import EVENTS, PODS, Cluster, pod_manifest
+from tests.e2e.conftest import NewCluster
+from tests.e2e.nodes import RESOURCE, Shape, node_manifest, node_status
+from tests.e2e.preempting import MERGE
+
+
+@pytest.mark.parametrize("best_only", [True, False])
+def test_the_shipped_scheduler_examines_all_nodes_and_ranks_users_then_us_then_balance(
+    new_cluster: NewCluster, best_only: bool
+) -> None:
+    cluster = new_cluster(2)
+    cluster.start_scheduler(cluster.start_extender(settings={"filter_best_only": best_only}))
+    cluster.settle()
+    prioritized = 'headroom_verb_duration_seconds_count{verb="prioritize"}'
+    # By default kube-scheduler asks about 100 nodes, and the others it offers us do not report.
+    silent = [f"silent-{i:03}" for i in range(150)]
+    cluster.names += tuple(silent)  # to be deleted with the others
+    for name in silent:
+        cluster.plane.call("POST", "/api/v1/nodes", node_manifest(name) | node_status(Shape()))
+    # Each takes a ninth of a node, of which the other one is empty.
+    amounts = {"cpu": "14", "memory": "110Gi", RESOURCE: "1"}
+    container = {"name": "main", "image": "none", "resources": {"limits": amounts}}
+    anywhere = {"tolerations": [{"operator": "Exists"}], "containers": [container]}
+    nodes = set()
+    for i in range(6):
+        cluster.create_pod(f"p{i}", "1Gi", **anywhere)
+        cluster.until(lambda i=i: bool(cluster.node_of(f"p{i}")), "it is bound")
+        nodes.add(cluster.node_of(f"p{i}"))
+    events = cluster.plane.call("GET", f"{EVENTS}?fieldSelector=reason=FailedScheduling")
+    assert events["items"] == []
+    assert len(nodes) == 1
+    assert cluster.metric(prioritized) == (0 if best_only else 6)
+    (other,) = {"gpu-1", "gpu-2"} - nodes
+    # What the user wishes counts more than we and balance together: now the other is the fuller.
+    filler = pod_manifest(None, gpus=0)
+    filler["metadata"]["name"] = "filler"
+    limits = {"cpu": "110", "memory": "880Gi"}
+    filler["spec"]["containers"] = [{**container, "resources": {"limits": limits}}]
+    filler["spec"]["nodeName"] = other
+    cluster.plane.call("POST", PODS, filler)
+    there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [other]}
+    preferred = {"weight": 1, "preference": {"matchExpressions": [there]}}
+    kind = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
+    cluster.create_pod("choosy", "1Gi", affinity={"nodeAffinity": kind})
+    cluster.until(lambda: cluster.node_of("choosy") == other, "it is bound where it likes to be")
+    assert cluster.metric(prioritized) == (1 if best_only else 7)
+
+
+def test_preferences_of_others_outweigh_our_choice(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    cluster.create_pod("first", "1Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
+    ours = cluster.node_of("first")
+    (other,) = set(cluster.names) - {ours}
+    node = f"/api/v1/nodes/{ours}"
+    cluster.create_pod("second", "1Gi")
+    cluster.until(lambda: cluster.node_of("second") == ours, "we fill the node that was begun")
+
+    # A taint that would rather not, and a pod that would rather be alone.
+    taint = {"key": "spot", "effect": "PreferNoSchedule"}
+    cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}}, MERGE)
+    time.sleep(1.0)  # until scheduler and extender have seen it
+    cluster.create_pod("avoiding", "1Gi")
+    cluster.until(lambda: cluster.node_of("avoiding") == other, "it is bound elsewhere")
+    cluster.plane.call("PATCH", node, {"spec": {"taints": None}}, MERGE)
+    cluster.delete_pod("avoiding")
+
+    loner = pod_manifest(None, gpus=0)
+    loner["metadata"]["name"] = "loner"
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"noise": "loud"}},
+    }
+    apart = {"weight": 1, "podAffinityTerm": term}
+    loner["spec"]["affinity"] = {
+        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}
+    }
+    loner["spec"]["nodeName"] = ours
+    cluster.plane.call("POST", PODS, loner)
+    time.sleep(1.0)
+    loud = pod_manifest("1Gi")
+    loud["metadata"] |= {"name": "loud", "labels": {"noise": "loud"}}
+    cluster.plane.call("POST", PODS, loud)
+    cluster.until(lambda: cluster.node_of("loud") == other, "it is bound away from the loner")
+    cluster.create_pod("quiet", "1Gi")
+    cluster.until(lambda: cluster.node_of("quiet") == ours, "a pod without a GPU is not affected")
+
+
+def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free_but_never_kept_waiting(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    # Each takes a ninth of a node. kube-scheduler alone would take turns.
+    limits = {"cpu": "14", "memory": "110Gi"}
+
+    def place(name: str, vram: str | None = None) -> str:
+        gpu = {RESOURCE: "1"} if vram else {}
+        container = {"name": "main", "image": "none", "resources": {"limits": limits | gpu}}
+        cluster.create_pod(name, vram, containers=[container])
+        cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
+        return cluster.node_of(name)
+
+    used = place("first", "20Gi")
+    assert {place(f"plain-{i}") for i in range(3)} == {used}
+    # While the extender is silent they are placed by kube-scheduler alone.
+    cluster.plane.pause("extender")
+    (other,) = {"gpu-1", "gpu-2"} - {used}
+    try:
+        assert place("meanwhile") == other
+    finally:
+        cluster.plane.resume("extender")
+    # A node without GPUs comes first.
+    cluster.names += ("plain",)
+    cluster.plane.call("POST", "/api/v1/nodes", node_manifest("plain"))
+    amounts = {"cpu": "32", "memory": "256Gi", "pods": "9"}
+    status = {"status": {"capacity": amounts, "allocatable": amounts}}
+    merge = "application/merge-patch+json"
+    cluster.plane.call("PATCH", "/api/v1/nodes/plain", {"spec": {"taints": None}}, merge)
+    cluster.plane.call("PATCH", "/api/v1/nodes/plain/status", status, merge)
+    cluster.until(lambda: place_of_next(cluster) == "plain", "the node is known")
+    # With one entry Headroom places GPU pods as before, and kube-scheduler all others.
+    cluster.kill("kube-scheduler")
+    url = f"http://127.0.0.1:{cluster.port}"
+    cluster.start_scheduler(url, one_entry=True)
+    assert place("small", "2Gi") == used
+    assert place("anywhere") == other
+
+
+def place_of_next(cluster: Cluster) -> str:
+    """The node to which a pod without a GPU and with tiny requests is bound."""
+    name = f"next-{len(cluster.pods())}"
+    cluster.create_pod(name, None, gpus=0)
+    cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
+    return cluster.node_of(name)
