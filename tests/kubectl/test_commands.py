@@ -5,8 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -14,46 +12,12 @@ import pytest
 import yaml
 
 from tests.controlplane import ROOT
+from tests.kubectl.served_fleet import NODES, pod, rows, server
 from tests.kubectl.transcripts import run
-from tests.processes import starts_processes
-from tests.serving import Server, serving
+from tests.serving import Server
 from tests.waiting import until
 
-FLEET = """\
-nodes:
-  - {name: shared, count: 2, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
-  - {name: whole, gpus: 1, memory: 80Gi, model: H100}
-"""
-NODES = ["shared-0000", "shared-0001", "whole"]
-
-
-@pytest.fixture(scope="module")
-@starts_processes
-def server() -> Iterator[Server]:
-    """With a pod that runs on shared-0000, and one that is too large for every node."""
-    with serving(FLEET) as started:
-        for name, vram in (("fits", "7Gi"), ("large", "90Gi")):
-            asked = started.post("/filter", {"Pod": pod(name, vram), "NodeNames": NODES})
-            assert asked.status == 200
-        binding = {"PodName": "fits", "PodNamespace": "team-a", "PodUID": "uid-fits"}
-        bound = started.post("/bind", binding | {"Node": NODES[0]})
-        assert bound.json() == {"Error": ""}
-        yield started
-
-
-def pod(name: str, vram: str) -> dict[str, Any]:
-    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    metadata = {"namespace": "team-a", "name": name, "uid": f"uid-{name}"}
-    annotations = {"headroom.gpu/vram": vram}
-    return {
-        "metadata": metadata | {"annotations": annotations},
-        "spec": {"containers": [container]},
-    }
-
-
-def rows(shown: str) -> list[list[str]]:
-    """Cells; two spaces or more are between columns."""
-    return [[cell for cell in line.split("  ") if cell.strip()] for line in shown.splitlines()]
+__all__ = ["server"]
 
 
 def test_top_shows_reserved_and_free_memory_of_each_node(server: Server) -> None:
@@ -214,71 +178,6 @@ def test_decisions_are_listed_and_selected(server: Server) -> None:
     one = run(server.debug, "decisions", "-A", "--limit", "1")
     assert len(one.stdout.splitlines()) == 2
     assert one.stderr == "more are not shown: raise --limit. Example: --limit 1000\n"
-
-
-def test_whatif_shows_placements_and_changes_nothing(server: Server) -> None:
-    before = server.get("/v1/nodes").json()["nodes"]
-    drained = run(server.debug, "whatif", "--drain", "shared-0000", "--pods", "1", "--vram", "70Gi")
-    assert drained.returncode == 0
-    assert re.search(r"^team-a/fits +shared-0000 +shared-0001 ", drained.stdout, re.MULTILINE)
-    assert re.search(r"^default/asked-0 +- +whole ", drained.stdout, re.MULTILINE)
-    rejected = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi")
-    assert rejected.returncode == 1
-    assert "1 of 2 pods is placed" in rejected.stdout
-    more = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi", "--add", "whole=1")
-    assert more.returncode == 0
-    after = server.get("/v1/nodes").json()["nodes"]
-    for node in before + after:
-        del node["report_age_s"]
-    assert before == after
-
-
-def test_whatif_changes_replicas_and_modes(server: Server) -> None:
-    small = ("whatif", "--pods", "20", "--vram", "1Gi")
-    # 15 replicas of the shared nodes are free, and the GPU of the third node.
-    few = run(server.debug, *small).stdout.splitlines()
-    assert few[0].startswith("16 of 20 pods are placed; main reasons for the others: no free GPU")
-    # 7 GiB of the bound pod, and 1 GiB of each new one; all GPUs are used then.
-    assert [line.split() for line in few[1:5]] == [
-        ["TOTAL", "BEFORE", "AFTER", "DIFFERENCE"],
-        ["Pods", "placed", "1", "17", "+16"],
-        ["Pods", "that", "would", "not", "fit", "0", "4", "+4"],
-        [*("GPU", "memory", "reserved"), *("7.0", "GiB", "23.0", "GiB", "+16.0", "GiB")],
-    ]
-    assert [line.split()[-3:] for line in few[6:9]] == [
-        ["5", "5", "0"],
-        ["1", "5", "+4"],
-        ["4", "0", "-4"],
-    ]
-    # On each GPU of the first node: the pod of 7 GiB and three others, or four others.
-    assert few[9] == (
-        "  for 1 x 1Gi: 162.0 GiB, then 147.0 GiB free; largest request that fits: 80.0 GiB, then "
-        "none"
-    )
-    assert run(server.debug, *small, "--replicas", "shared-0001=12").returncode == 0
-    drained = ("--drain", "shared-0000", "--drain", "whole")
-    large = ("whatif", "--pods", "2", "--vram", "15Gi", *drained)
-    # The last pod could get the GPU of the pod of 7 GiB or the other one, each with 15 GiB more.
-    assert run(server.debug, *large).stdout.startswith("2 of 3 pods are placed; ")
-    steered = run(server.debug, *large, "--mode", "shared-0001=steered").stdout
-    on = re.findall(r" on GPU-shared-0001-(\d)$", steered, re.MULTILINE)
-    assert (len(on), set(on)) == (3, {"0", "1"})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--replicas", "shared-0000"), "Example: --replicas gpu-a=4"),
-        (("--mode", "shared-0000=magic"), "is not NODE=MODE with one of predicted, any, gated"),
-        (("--mode", "whole=steered"), "body modes.whole: steered, but no device of whole is share"),
-    ],
-)
-def test_invalid_changes_are_rejected_with_an_example(
-    server: Server, arguments: tuple[str, ...], message: str
-) -> None:
-    bad = run(server.debug, "whatif", *arguments)
-    assert bad.returncode == 2
-    assert message in bad.stderr
 
 
 def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
