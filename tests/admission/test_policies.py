@@ -1,6 +1,5 @@
 """Permitted and rejected writes, by the real API server: every attempt, and its message."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +7,18 @@ import yaml
 
 from contract.annotations import EXTENDER_ANNOTATION_PREFIXES, EXTENDER_ANNOTATIONS
 from contract.gate import gate_container
+from tests.admission.policy_site import (
+    BOUND,
+    GPUNODE,
+    HERE,
+    OTHER,
+    WAITING,
+    bind,
+    documented,
+    noted,
+    rejected,
+    site,
+)
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     ADMISSION,
@@ -18,101 +29,12 @@ from tests.admission.site import (
     PODS,
     Reply,
     Site,
-    installed,
     manifests,
 )
-from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.waiting import until
 
-HERE, OTHER = NODES
-GPUNODE = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
-BOUND, WAITING = "bound", "waiting"
-
-
-PLACED = {"headroom.gpu/placement": "{}", "headroom.gpu/devices.0": "GPU-a"}
-#: Rights that the account does not have: other rejections come from a policy.
-AND_MORE = {
-    "kind": "ClusterRole",
-    "metadata": {"name": f"{EXTENDER}-and-more"},
-    "rules": [
-        {
-            "apiGroups": [""],
-            "resources": ["pods", "pods/status", "pods/ephemeralcontainers", "nodes/status"],
-            "verbs": ["create", "get", "update", "patch"],
-        }
-    ],
-}
-
-
-@pytest.fixture(scope="module")
-def site(plane: ControlPlane) -> Iterator[Site]:
-    """A pod bound by the extender, one that waits, a GPUNode of each node; all policies in force,
-    and an extender whose role allows it too much."""
-    with installed(plane) as site:
-        site.grant(AND_MORE)
-        extender = site.token(EXTENDER)
-        until(lambda: in_force(site, extender), "all policies are in force")
-        for node in NODES:
-            body = {**GPUNODE, "metadata": {"name": node}, "spec": {"initialised": True}}
-            assert site.send("POST", GPUNODES, body, extender).status == 201
-        for name in (BOUND, WAITING):
-            obj = manifest("8Gi", schedulerName="headroom")
-            obj["metadata"]["name"] = name
-            assert site.send("POST", PODS, obj).status == 201
-        assert bind(site, BOUND, extender, PLACED).status == 201
-        yield site
-
-
-def in_force(site: Site, extender: str) -> bool:
-    """Each of them is known to the API server some time after it was made."""
-    body = {**GPUNODE, "metadata": {"name": "probe"}, "spec": {}}
-    status = f"/api/v1/nodes/{HERE}/status?dryRun=All"
-    labelled = {"metadata": {"labels": {"a": "b"}}}
-    attempts = [
-        site.send("POST", f"{GPUNODES}?dryRun=All", body),
-        site.send("POST", f"{PODS}?dryRun=All", manifest(annotations=PLACED)),
-        site.send("POST", f"{PODS}?dryRun=All", manifest(), extender),
-        site.send("PATCH", status, labelled, extender),
-    ]
-    warned = site.send("POST", f"{PODS}?dryRun=All", manifest(schedulerName="other")).warnings
-    return bool(warned) and all("ValidatingAdmissionPolicy" in a.message for a in attempts)
-
-
-def bind(
-    site: Site,
-    name: str,
-    token: str,
-    annotations: dict[str, str],
-    labels: dict[str, str] | None = None,
-) -> Reply:
-    body = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": name, "annotations": annotations, "labels": labels or {}},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": HERE},
-    }
-    return site.send("POST", f"{PODS}/{name}/binding", body, token)
-
-
-def noted(key: str, text: str | None) -> dict[str, Any]:
-    return {"metadata": {"annotations": {key: text}}}
-
-
-PAGE = (ROOT / "docs/design/security.md").read_text()
-
-
-def rejected(reply: Reply, policy: str, reported: str) -> None:
-    """And docs/design/security.md names the policy."""
-    assert reply.status == 403, reply
-    assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
-    assert reported in reply.message
-    assert f"`{policy}`" in PAGE
-
-
-def documented(reply: Reply) -> None:
-    """And the message, word for word."""
-    _, _, shown = reply.message.partition(" denied request: ")
-    assert f"| {shown} |" in PAGE, shown
+__all__ = ["site"]
 
 
 class TestAnnotations:
