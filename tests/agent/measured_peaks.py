@@ -1,10 +1,23 @@
-"""The peaks in a row of a report."""
+"""A node with a container whose peaks are measured, and the peaks in a row of a report."""
 
 from typing import Any
 
+import pytest
+
 from contract.gpunode import PodUse
+from tests.agent.lives import Node
 
 A = "GPU-a", "c1"
+
+
+@pytest.fixture
+def node() -> Node:
+    """A node that the agent has sampled before pod u starts on it, with container c1."""
+    node = Node()
+    node.hold("u")
+    node.sample()
+    node.run("c1", "u")
+    return node
 
 
 def peaks(row: PodUse) -> dict[str, Any]:
