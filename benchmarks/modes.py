@@ -41,7 +41,7 @@ from tests.driver import GIB, Gpu
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import RESOURCE, Nodes, Shape
 from tests.judge import excess
-from tests.standin.devices import Ids
+from tests.standin.allocations import Ids
 from tests.standin.lots import Drawn
 from tests.standin.node import StandIn, pod_of
 from tests.standin.plugin import Settings

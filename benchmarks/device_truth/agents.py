@@ -22,7 +22,7 @@ from contract.gpunode import (
     Replicas,
     Source,
 )
-from tests.standin.devices import Ids, Lots, Preferred
+from tests.standin.allocations import Ids, Lots, Preferred
 from tests.standin.plugin import Plugin as StandInPlugin
 from tests.standin.plugin import PluginRefused
 

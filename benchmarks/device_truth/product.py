@@ -47,7 +47,7 @@ from extender.state.changes import Event, NodeSeen, TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger, now
-from tests.standin.devices import Lots
+from tests.standin.allocations import Lots
 
 NEVER_S = 1e12
 EPOCH_S = 1_800_000_000.0

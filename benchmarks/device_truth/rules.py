@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.device_truth.arrivals import Job
 from benchmarks.device_truth.world import Sample, Shape
-from tests.standin.devices import Lots
+from tests.standin.allocations import Lots
 
 #: A report that arrives, at the time it is called with.
 Report = Callable[[float], None]

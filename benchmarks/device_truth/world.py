@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.device_truth.arrivals import GIB, Job
 from tests.driver import Gpu
-from tests.standin.devices import Container, Ids, Lots, Pod
+from tests.standin.allocations import Container, Ids, Lots, Pod
 from tests.standin.lots import Drawn
 from tests.standin.node import StandIn
 from tests.standin.plugin import Policy, Settings, device_of

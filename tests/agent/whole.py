@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from tests.driver import Driver, Gpu, library_folder
-from tests.standin.devices import RESOURCE, Container, Pod
+from tests.standin.allocations import RESOURCE, Container, Pod
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 from tests.standin.served import Served, write_checkpoint

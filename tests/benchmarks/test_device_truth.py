@@ -13,7 +13,7 @@ from benchmarks.device_truth.play import Delays, Play, Played
 from benchmarks.device_truth.product import Gated, Pinned, Product, Steered
 from benchmarks.device_truth.world import Shape, World, index_of
 from tests.controlplane import ROOT
-from tests.standin.devices import Ids, Preferred
+from tests.standin.allocations import Ids, Preferred
 from tests.standin.plugin import Plugin, device_of
 
 SMALL = Shape(nodes=3, gpus=4, memory_bytes=80 * GIB, replicas=6, policy="distributed")

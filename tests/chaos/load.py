@@ -14,7 +14,7 @@ from typing import Any
 from tests.chaos.kubelets import AWAY
 from tests.controlplane import SCHEDULER_NAME, ControlPlane
 from tests.driver import GIB
-from tests.standin.devices import RESOURCE
+from tests.standin.allocations import RESOURCE
 
 NAMESPACE = "chaos"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

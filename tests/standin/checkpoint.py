@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.standin.devices import RESOURCE, Checkpoint
+from tests.standin.allocations import RESOURCE, Checkpoint
 
 NAME = "kubelet_internal_checkpoint"
 

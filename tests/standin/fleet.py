@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.controlplane import ApiRefused, ControlPlane
-from tests.standin.devices import RESOURCE, Pod
+from tests.standin.allocations import RESOURCE, Pod
 from tests.standin.node import Held, StandIn, pod_of
 
 NODES = "/api/v1/nodes"

@@ -42,7 +42,7 @@ from extender.state.reconcile_queue import unreserved_pods
 from tests.blocking import Ledger, now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu
-from tests.standin import devices
+from tests.standin import allocations
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin as StandInPlugin
 from tests.standin.plugin import Settings, device_of
@@ -72,10 +72,10 @@ class Given:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def preferred(self, plugin: StandInPlugin, call: devices.Preferred) -> devices.Ids:
+    def preferred(self, plugin: StandInPlugin, call: allocations.Preferred) -> allocations.Ids:
         return self.some(call.available, call.size)
 
-    def some(self, replicas: devices.Ids, count: int) -> devices.Ids:
+    def some(self, replicas: allocations.Ids, count: int) -> allocations.Ids:
         here = sorted(each for each in replicas if device_of(each) == self._device)
         return frozenset(here[:count])
 
@@ -104,7 +104,7 @@ class Gated(RuleBasedStateMachine):
             lambda gpunode: self.state.misplaced(gpunode, NOW_S),
         )
         #: Bound, and not seen by the kubelet yet.
-        self.coming: dict[str, devices.Pod] = {}
+        self.coming: dict[str, allocations.Pod] = {}
         self.sizes: dict[str, int] = {}
         self.begun: set[str] = set()
         #: Whether a pod without a gate has ever come.
@@ -257,8 +257,8 @@ class Gated(RuleBasedStateMachine):
     def comes(self, bound: Pod, gated: bool) -> None:
         uid = bound.metadata.uid
         takes_bytes = self.sizes[uid] * GIB
-        main = devices.Container("main", 1, takes_bytes=takes_bytes)
-        self.coming[uid] = devices.Pod(uid, (main,), uid, gated=gated)
+        main = allocations.Container("main", 1, takes_bytes=takes_bytes)
+        self.coming[uid] = allocations.Pod(uid, (main,), uid, gated=gated)
         self.lawless = self.lawless or not gated
 
     def admit(self, uid: str) -> None:

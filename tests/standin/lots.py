@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import TypeVar
 
-from tests.standin.devices import Ids, Lots, Preferred
+from tests.standin.allocations import Ids, Lots, Preferred
 from tests.standin.plugin import Counts, Plugin, by_device, device_of
 
 T = TypeVar("T")

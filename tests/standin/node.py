@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.driver import Driver, Gpu
-from tests.standin.devices import RESOURCE, Checkpoint, Container, DeviceManager, Lots, Pod, Verdict
+from tests.standin.allocations import RESOURCE, Checkpoint, Container, Lots, Pod, Verdict
+from tests.standin.devices import DeviceManager
 from tests.standin.lots import Drawn
 from tests.standin.plugin import Plugin, Replica, Settings, device_of
 from tests.standin.topology import TopologyPolicy

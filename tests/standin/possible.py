@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, permutations
 
-from tests.standin.devices import DeviceManager, Lots, Pod
+from tests.standin.allocations import Lots, Pod
+from tests.standin.devices import DeviceManager
 from tests.standin.lots import every_way
 from tests.standin.plugin import Counts, by_device
 

@@ -16,8 +16,8 @@ import grpc
 from tests.kubelet.node import PLUGIN_HEARD, Node
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod, plugin_configuration
 from tests.kubelet.relay import SERVICE, Relay, api
+from tests.standin.allocations import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
 from tests.standin.checkpoint import checksum
-from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
 from tests.standin.plugin import Plugin, Settings
 
 PLUGIN = "nvidia-gpu.sock"

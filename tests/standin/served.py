@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tests.standin import checkpoint
-from tests.standin.devices import RESOURCE, Checkpoint, Pod
+from tests.standin.allocations import RESOURCE, Checkpoint, Pod
 from tests.standin.node import StandIn
 from tests.standin.plugin import Replica
 

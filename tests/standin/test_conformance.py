@@ -16,8 +16,8 @@ import pytest
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.pod_resources import podresources, podresources_services
+from tests.standin.allocations import Container
 from tests.standin.checkpoint import render
-from tests.standin.devices import Container
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings, device_of
 from tests.standin.real import Fed, Real, decoded

@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.driver import GIB, Driver, Gpu
 from tests.kubelet.pod_resources import podresources, podresources_services
+from tests.standin.allocations import Container, Pod
 from tests.standin.checkpoint import NAME, checksum, render
-from tests.standin.devices import Container, DeviceManager, Pod, pod
+from tests.standin.devices import DeviceManager, pod
 from tests.standin.lots import Drawn
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin, PluginRefused, Settings, by_device

@@ -30,8 +30,8 @@ from tests.blocking import Ledger
 from tests.driver import GIB, Gpu
 from tests.judge import excess
 from tests.recording import RecordingState
-from tests.standin import devices as standin
-from tests.standin.devices import RESOURCE, Ids, Lots, Preferred
+from tests.standin import allocations as standin
+from tests.standin.allocations import RESOURCE, Ids, Lots, Preferred
 from tests.standin.lots import first
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin, device_of
