@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Literal
 
@@ -72,21 +72,21 @@ class NodeExplanation:
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
     #: The source of the capacity, such as labels, if no agent measured it; else empty.
-    unmeasured: str = ""
+    unmeasured: str
     #: Details of a reason that concerns the whole node; mostly empty.
-    detail: str = ""
+    detail: str
     #: Whether the node rejects this pod or every pod before any device is examined.
-    closed: bool = False
+    closed: bool
     #: Which component chooses the device: the plugin, Headroom, or the pod by its own variable.
-    chosen_by: Literal["plugin", "placement", "pod"] = "plugin"
+    chosen_by: Literal["plugin", "placement", "pod"]
     #: Whether the node is for gated pods only.
-    gated: bool = False
+    gated: bool
     #: 0..1, the weighted mean of ``terms``; None, without terms, if the pod does not fit or
     #: requests no GPU.
-    score: float | None = None
-    terms: Mapping[str, float] = field(default_factory=dict)
+    score: float | None
+    terms: Mapping[str, float]
     #: Limit of SM activity for each candidate, in parts per million; None without a limit.
-    max_sm_ppm: int | None = None
+    max_sm_ppm: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What pods ask of the kubelet's device manager, what it answers, and what it keeps."""
+"""Requests of pods to the modelled device manager, its answers and its records."""
 
 from dataclasses import dataclass
 from typing import Protocol
