@@ -6,7 +6,7 @@ tolerations, scheduling gates, schedulers, unhealthy GPUs and GPUs that other po
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -20,8 +20,11 @@ from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import RESOURCE, Shape, node_status
 from tests.loopback import LOOPBACK
 
-#: Clusters that are tried.
-EXAMPLES = int(os.environ.get("TEST_FOLLOWING_EXAMPLES", "40"))
+#: Seeds of the clusters that are tried: of the first 40, those with a suggestion that no other of
+#: them covers already. TEST_FOLLOWING_EXAMPLES: try the first seeds, as many as that number.
+SEEDS: Sequence[int] = (0, 2, 3, 5, 7, 9, 16, 18, 19, 20, 22, 27, 30, 31, 32, 34, 35)
+if "TEST_FOLLOWING_EXAMPLES" in os.environ:
+    SEEDS = range(int(os.environ["TEST_FOLLOWING_EXAMPLES"]))
 SHAPE = Shape(replicas=3)
 MERGE = "application/merge-patch+json"
 ZONES, TEAMS = ("a", "b"), ("x", "y")
@@ -41,7 +44,7 @@ def cluster(new_cluster: NewCluster) -> PlayedCluster:
 
 def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Tell) -> None:
     followed: Counter[str] = Counter()
-    for seed in range(EXAMPLES):
+    for seed in SEEDS:
         random = Random(seed)
         change_nodes(cluster, random)
         fill(cluster, random)
@@ -62,7 +65,7 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
                 f"seed {seed}: bound after {step}: {body['suggestions']}",
             )
         clean(cluster)
-    tell(f"suggestions followed on {EXAMPLES} random clusters: {dict(followed)}")
+    tell(f"suggestions followed on {len(SEEDS)} random clusters: {dict(followed)}")
     assert {"lower", "wait", "eligible", "repair"} <= followed.keys()
 
 
