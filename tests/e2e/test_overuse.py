@@ -27,7 +27,7 @@ from tests.e2e.test_evictions import (
 
 MIB = 1 << 20
 SEED = 28
-NODES = 20
+NODES = 12
 ONE_GPU = Shape(gpus=1)
 #: Seconds between two samples of an agent; leaks grow by sample, not by time.
 INTERVAL_S = 0.2
@@ -134,7 +134,7 @@ def leak_on(cluster: PlayedCluster, node: str, chance: random.Random) -> Leak:
         cluster.plane.call("PATCH", f"{PODS}/{leaker}", labels, "application/merge-patch+json")
         budget = {"maxUnavailable": 0, "selector": {"matchLabels": {"leak": node}}}
         cluster.plane.call("POST", BUDGETS, {"metadata": {"name": node}, "spec": budget})
-    step_bytes = chance.randint(32, 128) * MIB
+    step_bytes = chance.randint(64, 256) * MIB
     return Leak(node, names, leaker, protected, step_bytes, used)
 
 
