@@ -49,9 +49,7 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
         "<ul>",
         *(f"<li>{escape(each)}</li>" for each in rest),
         "</ul>",
-        "<p>Bars are dark up to the low end of a range, and pale up to its high end.</p>"
-        if study.seeds > 1
-        else "",
+        "<p>Bars are dark up to the low end of a range, and pale up to its high end.</p>",
         *_pictures(study, dict(zip(heading, zip(*rows, strict=True), strict=True)), prices),
         '<h2>All configurations</h2><div class="wide"><table><thead><tr>',
         *(f'<th scope="col">{escape(cell)}</th>' for cell in heading),

@@ -296,6 +296,11 @@ def assumptions(study: Study) -> list[str]:
         found.append(f"{study.left_out:,} pods fit on no node of the cluster and are left out.")
     if study.seeds == 1:
         ranges = "The only replay is that of the history as it was: its figures have no ranges."
+        if study.unshared.spread_ratio:
+            ranges = (
+                "The only replay is that of the history as it was: of its figures, only GPUs, "
+                "nodes, costs and savings have ranges."
+            )
     else:
         kind = "the lowest and the highest figure of"
         if study.seeds >= LEAST:
