@@ -1,4 +1,4 @@
-"""`headroom plan` from files: the figures of a small history, and errors."""
+"""`headroom plan` from files: the figures of a small history."""
 
 import json
 import math
@@ -7,45 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from benchmarks.plan import generated
-from extender.app.cli import app
 from extender.plan.intervals import interval
+from tests.plan.small_history import HOUR_S, NODES, files, run
 
-GIB = 1 << 30
-PODS = "name,workload,num_gpu,vram_mib,peak_mib,sm_ratio,creation_time,scheduled_time,deletion_time"
-NODES = "name,gpu,model,gpu_mem_mib"
-HOUR_S = 3600
-
-
-def rows() -> list[str]:
-    """For two days: four pods of 5 GiB at once every four hours, and one with two GPUs a day."""
-    found = []
-    for hour in range(0, 48, 4):
-        at = hour * HOUR_S
-        for number in range(4):
-            name = f"web-{hour}-{number}"
-            found.append(f"{name},web,1,-1,5120,0.25,{at},{at},{at + 3000}")
-    for day in range(2):
-        at = day * 24 * HOUR_S + 600
-        found.append(f"train-{day},train,2,-1,9000,0.9,{at},{at + 5},{at + 7200}")
-    return found
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    pods, nodes = tmp_path / "pods.csv", tmp_path / "nodes.csv"
-    pods.write_text("\n".join([PODS, *rows()]) + "\n")
-    nodes.write_text("\n".join([NODES, *(f"n{at},2,L4,23034" for at in range(5))]) + "\n")
-    return pods, nodes
-
-
-def run(files: tuple[Path, Path], *more: str) -> tuple[int, str, str]:
-    pods, machines = files
-    arguments = ["plan", "--pods", str(pods), "--machines", str(machines), "--processes", "1"]
-    found = CliRunner().invoke(app, [*arguments, *more])
-    return found.exit_code, found.stdout, found.stderr
+__all__ = ["files"]
 
 
 def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -315,129 +282,6 @@ def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
     assert wide["configurations"][1]["replays"][0]["gpus"] == 4
     wider = json.loads(run(files, *few, "--margin", "130")[1])  # 11.5 GiB: one on a GPU
     assert wider["configurations"][1]["replays"][0]["gpus"] == 6
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("5120", "much", "line 2, column peak_mib: 'much' is not a whole number. Example: 6144"),
-        (",0.25,", ",1.5,", "column sm_ratio: '1.5' is not a number from 0 to 1. Example: 0.35"),
-        ("workload,num_gpu", "workload,gpus", "line 1: column num_gpu is missing. Example of a"),
-        ("web-0-0,web,1", "web-0-0,web,1,1", "line 2: the number of cells is not 9, as in line 1"),
-        (",0,0,3000", ",9,0,3000", "column scheduled_time: '0' is not between creation_time and"),
-    ],
-)
-def test_errors_name_file_line_and_column(
-    files: tuple[Path, Path], before: str, after: str, message: str
-) -> None:
-    pods, _ = files
-    pods.write_text(pods.read_text().replace(before, after))
-    code, text, error = run(files)
-    assert (code, text) == (2, "")
-    (line,) = error.splitlines()
-    assert line.startswith(f"headroom: {pods}")
-    assert message in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--mode", "magic"], "predicted, steered, mig. Example: --mode steered"),
-        (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
-        (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
-        (["--nodes", "+0xL4"], "--nodes +0xL4 is not a number of nodes and a GPU model. Example: "),
-        (
-            ["--nodes", "+2xH100"],
-            "not exactly one GPU model of the cluster has this name, so the size of such a node is "
-            "unknown. Models of the cluster: L4",
-        ),
-        (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
-        (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
-        (["--nodes", "2xL4"], "'2xL4' is not key=value. Example: --nodes pool=gpu; or to add"),
-        (["--html", "/dev/null/a.html"], "--html /dev/null/a.html cannot be written: Not a direct"),
-        (["--prices", "/dev/null/a"], "--prices /dev/null/a cannot be read: Not a directory. Exam"),
-        (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
-        (["--vram", "half"], "--vram half is not one of: peaks, recommendations, requests"),
-        (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
-    ],
-)
-def test_bad_options_have_an_example(
-    files: tuple[Path, Path], arguments: list[str], message: str
-) -> None:
-    code, _, error = run(files, *arguments)
-    assert code == 2
-    assert message in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "a source of the history is missing. Example: headroom plan --pods pods.csv"),
-        (["--pods", "p.csv"], "--pods p.csv also needs a CSV file of the nodes. Example: --machin"),
-        (["--machines", "n.csv"], "a source of the history is missing"),
-        (
-            ["--machines", "n.csv", "--recording", "r"],
-            "--machines has the nodes of --pods, and the source is --recording",
-        ),
-        (["--prometheus", "prometheus:9090"], "is not an address. Example: --prometheus http://"),
-        (["--prometheus", "http://"], "--prometheus http:// is not an address"),
-        (["--prometheus", "http://["], "--prometheus http://[ is not an address"),
-    ],
-)
-def test_a_missing_or_wrong_source_has_an_example(arguments: list[str], message: str) -> None:
-    found = CliRunner().invoke(app, ["plan", *arguments])
-    assert found.exit_code == 2
-    assert message in found.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "content", "reason", "example"),
-    [
-        ("--recording", None, "cannot be read: No such file", "headroom plan record cluster.json"),
-        ("--recording", "{}", "it is no recording", "headroom plan record cluster.json"),
-        ("--snapshot", None, "cannot be read: No such", "kubectl headroom snapshot > cluster.json"),
-        (
-            "--snapshot",
-            "no",
-            "Input data was truncated",
-            "kubectl headroom snapshot > cluster.json",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named_with_an_example(
-    tmp_path: Path, option: str, content: str | None, reason: str, example: str
-) -> None:
-    file = tmp_path / "given.json"
-    if content is not None:
-        file.write_text(content)
-    found = CliRunner().invoke(app, ["plan", option, str(file)])
-    assert found.exit_code == 2
-    assert found.stderr.startswith(f"headroom: {option} {file}")
-    assert reason in found.stderr
-    assert found.stderr.rstrip().endswith(f"Example: {example}")
-
-
-def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) -> None:
-    prices = tmp_path / "prices.yaml"
-    for content, message in (
-        ("T4: 1", "model L4 has no price; the cluster has 10 of these GPUs. Example: L4: 1.20"),
-        ("L4: -1", "L4: -1 is not a price per GPU and hour"),
-        ("L4: cheap", "L4: 'cheap' is not a price per GPU and hour"),
-        ("- L4", "it is not a mapping of GPU models to prices per hour"),
-        ("{", "it is not YAML in UTF-8"),
-    ):
-        prices.write_text(content)
-        code, _, error = run(files, "--prices", str(prices))
-        assert code == 2
-        assert message in error
-
-
-def test_peaks_without_any_measured_peak_are_an_error(files: tuple[Path, Path]) -> None:
-    pods, _ = files
-    pods.write_text(pods.read_text().replace(",5120,", ",,").replace(",9000,", ",,"))
-    code, _, error = run(files, "--vram", "peaks")
-    assert code == 2
-    assert "--vram peaks: no pod of the history has a measured peak" in error
 
 
 def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> None:
