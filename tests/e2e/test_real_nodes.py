@@ -20,7 +20,7 @@ from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
 
 #: ``make real`` runs it on twenty, for its figures.
-NODES = int(os.environ.get("TEST_REAL_NODES", "4"))
+NODES = int(os.environ.get("TEST_REAL_NODES", "3"))
 #: How often each of them has a pod wait for its memory.
 ROUNDS = int(os.environ.get("TEST_REAL_ROUNDS", "1"))
 MIXED_GIB = (2, 3, 4, 6, 8, 12)
