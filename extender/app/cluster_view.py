@@ -165,6 +165,7 @@ class ClusterView:
             rejected=list(reloading.rejected),
             after_restart=list(reloading.after_restart),
             grafana_url=self.settings.grafana_url,
+            long_history=self.settings.prometheus_url is not None,
         )
 
     async def report_time(self) -> None:

@@ -57,6 +57,8 @@ class SettingsView(BaseModel):
     after_restart: list[str]
     #: Template of the links to a dashboard: setting grafana_url; null without it.
     grafana_url: str | None = None
+    #: Whether the history of more than an hour can be read: setting prometheus_url.
+    long_history: bool = False
 
 
 def enforcing() -> SettingsView:

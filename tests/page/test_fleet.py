@@ -54,12 +54,20 @@ def titles(page: Page) -> list[str]:
     return written
 
 
+def until_grouped(page: Page, groups: list[str]) -> None:
+    """Wait until the map has these groups; it can be drawn twice before the texts are read."""
+    until(
+        lambda: list(dict.fromkeys(text for text in titles(page) if "GPU" in text)) == groups,
+        f"a map with the groups {groups}",
+    )
+
+
 def test_the_map_is_grouped_by_the_label_that_the_reader_types(readings: Looked) -> None:
     page = readings.open("/fleet")
     expect(page.locator("#found")).to_have_text("11 GPUs on 5 nodes")
     label = page.get_by_label("Label")
     expect(label).to_be_hidden()
-    assert [text for text in titles(page) if "GPU" in text] == ["no pool: 5 nodes, 11 GPUs"]
+    until_grouped(page, ["no pool: 5 nodes, 11 GPUs"])
     page.get_by_label("Group by").select_option("a label")
     expect(label).to_be_visible()
     with page.expect_response(re.compile(r"/v1/map\?.*label=topology")):
@@ -72,10 +80,10 @@ def test_the_map_is_grouped_by_the_label_that_the_reader_types(readings: Looked)
         "no such label: 1 node, 1 GPU",
     ]
     expect(page.locator("#found")).to_have_text("11 GPUs on 5 nodes")
-    assert [text for text in titles(page) if "GPU" in text] == groups
+    until_grouped(page, groups)
     page.reload()
     expect(page.locator("#found")).to_have_text("11 GPUs on 5 nodes")
-    assert [text for text in titles(page) if "GPU" in text] == groups
+    until_grouped(page, groups)
     # The arrow keys lead from group to group.
     page.get_by_role("listbox").focus()
     tile = page.get_by_role("option", include_hidden=True)
@@ -192,3 +200,69 @@ def reddest(plot: Any) -> list[float]:
         }"""
     )
     return shares
+
+
+def test_the_plots_of_a_gpu_show_longer_ranges_only_with_prometheus(
+    readings: Looked, server: Server
+) -> None:
+    report(server, "east-0001", {"used_bytes": 6 * GIB, "unattributed_bytes": 6 * GIB}, {})
+    page = readings.open("/fleet/east-0001/0")
+    detail = page.get_by_role("complementary", name="east-0001 GPU 0, L4")
+    memory, chosen = detail.get_by_role("group", name="Memory"), detail.get_by_label("Plots of")
+    expect(memory).to_contain_text("in use: 6.0 GiB now")
+    expect(chosen).to_be_hidden()
+
+    def with_prometheus(route: Route) -> None:
+        body = route.fetch().json()
+        assert body["settings"]["long_history"] is False
+        body["settings"]["long_history"] = True
+        route.fulfill(json=body)
+
+    asked: list[str] = []
+
+    def history(route: Route) -> None:
+        asked.append(route.request.url.partition("since=")[2])
+        if not asked[-1]:
+            route.continue_()
+            return
+        now_s = datetime.now(UTC).timestamp()
+        # The reservation and SM activity of this GPU are not in Prometheus.
+        used = {"kind": "used", "unit": "bytes", "values": [9 * GIB, 2 * GIB, 3 * GIB]}
+        body = route.fetch(url=route.request.url.partition("?")[0]).json()
+        body |= {"source": "prometheus", "series": [used]}
+        route.fulfill(json=body | {"at_s": [now_s - 6 * 86_400, now_s - 86_400, now_s]})
+
+    page.route("**/v1/status", with_prometheus)
+    page.route("**/v1/history/nodes/**", history)
+    page.reload()
+    expect(chosen).to_be_visible()
+    chosen.select_option("the last 7 days")
+    expect(memory).to_contain_text(
+        re.compile(r"in use: 3\.0 GiB now, at most 9\.0 GiB at \d+ \w+,? \d\d:\d\d")
+    )
+    expect(detail).to_contain_text("Source: prometheus.")
+    expect(detail.get_by_role("group", name="SM activity")).to_contain_text(
+        "not measured in this range"
+    )
+    chosen.select_option("the last hour")
+    expect(memory).to_contain_text("in use: 6.0 GiB now")
+    assert asked.count("7d") == 1
+
+
+def test_a_range_that_cannot_be_read_is_a_sentence(readings: Looked) -> None:
+    def with_prometheus(route: Route) -> None:
+        body = route.fetch().json()
+        body["settings"]["long_history"] = True
+        route.fulfill(json=body)
+
+    readings.expected = "503"
+    readings.page.route("**/v1/status", with_prometheus)
+    page = readings.open("/overview")
+    with page.expect_response(re.compile(r"/v1/history/fleet\?since=6h")):
+        page.get_by_label("Plots of").select_option("the last 6 hours")
+    expect(
+        page.get_by_text("the console has the last hour; for a longer range set")
+    ).to_be_visible()
+    expect(page.get_by_role("region", name="Waiting")).to_contain_text("All is well")
+    page.get_by_label("Plots of").select_option("the last hour")
+    expect(page.get_by_text("Source: console.")).to_be_visible()

@@ -29,7 +29,7 @@ def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     page = readings.open("/overview")
     risk = page.get_by_role("region", name="At risk")
     expect(risk).to_contain_text("All is well: no GPU is overcommitted")
-    expect(page.get_by_role("group", name="Memory of the fleet in the last hour")).to_be_visible()
+    expect(page.get_by_role("group", name="Memory of the fleet")).to_be_visible()
     waiting = page.get_by_role("region", name="Waiting").get_by_role("listitem")
     expect(waiting).to_contain_text("no node can take the pod")
     expect(waiting).to_contain_text("each requests 1 x nvidia.com/gpu with 90Gi")

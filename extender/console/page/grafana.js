@@ -3,17 +3,17 @@
 import {ask, el} from "./dom.js";
 
 const HOUR_MS = 3_600_000;
-let template = null;
+let settings = null;
 
-/** Return the template, or "" without one. It is read once; after an error the next call reads it again. */
-function read() {
-  return template ??= ask("v1/status").then(({settings}) => settings.grafana_url ?? "").catch(() => { template = null; return ""; });
+/** Return the settings of the console. They are read once; after an error the next call reads them again. */
+export function readSettings() {
+  return settings ??= ask("v1/status").then(body => body.settings).catch(() => { settings = null; return {}; });
 }
 
 /** Return a link for the values {node, uuid, namespace, pod}; it stays empty without a template. Query parameters with a missing value are left out. */
 export function grafana(values) {
   const place = el("span", {class: "grafana"});
-  read().then(text => {
+  readSettings().then(({grafana_url: text}) => {
     if (text) place.append(el("a", {href: filled(text, values), onclick: event => { event.currentTarget.href = filled(text, values); }, target: "_blank", rel: "noreferrer"}, "Grafana"));
   });
   return place;

@@ -4,6 +4,7 @@ import {ask, el, gib, gpuLink, many, podLink, since, swap, table} from "./dom.js
 import {grafana} from "./grafana.js";
 import {asks} from "./lists.js";
 import {about, plot} from "./plot.js";
+import {ranges} from "./ranges.js";
 
 const VERDICTS = {bound: "good", fits: "good", rejected: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
 
@@ -17,9 +18,9 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  const memory = plot("Memory of the pod in the last hour"), activity = plot("SM activity of its GPUs in the last hour"), source = el("p", {class: "quiet"}), life = el("div"), details = el("div", {id: "details"});
+  const memory = plot("Memory of the pod"), activity = plot("SM activity of its GPUs"), range = ranges(() => showHistory()), source = el("p", {class: "quiet"}), life = el("div"), details = el("div", {id: "details"});
   memory.element.hidden = activity.element.hidden = true;
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, activity.element, source, name ? grafana({namespace, pod: name}) : "", life, details);
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, name ? range.element : "", memory.element, activity.element, source, name ? grafana({namespace, pod: name}) : "", life, details);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
@@ -38,13 +39,14 @@ export function pod(view, [namespace = "", name = ""]) {
 
   /** Show the use of each device of the pod, if any report has shown the pod on one. */
   async function showHistory() {
-    const history = await ask(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(() => null);
-    memory.element.hidden = activity.element.hidden = !history?.series.length;
-    if (memory.element.hidden) return;
+    const {span_s} = range, history = await range.read(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(err => { source.textContent = span_s > 3600 ? err.message : ""; return null; });
+    const of = kind => history?.series.filter(each => each.kind === kind) ?? [], uses = of("pod"), sm = of("sm");
+    [memory.element.hidden, activity.element.hidden] = [!uses.length, !sm.length];
+    if (!uses.length) return;
     source.textContent = about(history);
-    const uses = history.series.filter(each => each.kind === "pod"), sm = history.series.filter(each => each.kind === "sm"), requested = uses[0].requested_bytes;
-    await activity.show({at: history.at_s, most: 1, series: sm.map((each, i) => ({label: `SM activity of ${each.device}`, values: each.values, unit: "ratio", colour: i ? `var(--pod-${1 + i % 5})` : "var(--sm)", fill: i === 0}))});
-    await memory.show({at: history.at_s, series: [
+    const requested = uses[0].requested_bytes ?? null;
+    if (sm.length) await activity.show({at: history.at_s, span_s, most: 1, series: sm.map((each, i) => ({label: `SM activity of ${each.device}`, values: each.values, unit: "ratio", colour: i ? `var(--pod-${1 + i % 5})` : "var(--sm)", fill: i === 0}))});
+    await memory.show({at: history.at_s, span_s, series: [
       ...uses.map((each, i) => ({label: `in use on ${each.device}`, values: each.values, unit: "bytes", colour: `var(--pod-${1 + i % 5})`, fill: i === 0})),
       ...(requested === null ? [] : [{label: "reserved", values: history.at_s.map(() => requested), unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}])]});
   }
