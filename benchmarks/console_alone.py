@@ -1,11 +1,13 @@
 """Measures the console beside a real API server, with open pages, while all nodes report.
 
-    python -m benchmarks.console_alone [--nodes 5000] [--pods 20000] [--rate 167] [--pages 5]
+    python -m benchmarks.console_alone [--nodes 5000] [--pods 20000] [--report-every 60] [--pages 5]
         [--seconds 60] [--samples 100]
 
 etcd and the API server hold nodes of 8 GPUs, their reports and pods that each hold a part of a GPU.
-The console is the real process with its own rights, and no extender runs. ``--rate`` nodes a second
-report other figures: their objects are put into etcd, because an API server that also checks each
+The console is the real process with its own rights, and no extender runs. Each node writes like an
+agent with its defaults: a heartbeat every 30 s, and a report with other figures of all its GPUs
+every ``--report-every`` seconds. Agents write changes of SM activity at most once a minute; an idle
+node writes no report. The objects are put into etcd, because an API server that also checks each
 write would need most of a core. The console receives them by its watch. Prints the CPU of the
 console without and with open pages, and the time from a report to the open GPU.
 """
@@ -26,21 +28,25 @@ from benchmarks.paced import PacedReporter
 from benchmarks.page import Opened, follow, open_all, share, views_of
 from benchmarks.scale import Part, parts
 from benchmarks.scale_objects import (
+    OBSERVED_AT,
     POD_BYTES,
     cluster_objects,
     fill,
     gpunode,
     heartbeats,
+    lease,
     node_name,
 )
 from tests.controlplane import ControlPlane
 from tests.debian import chromium
 from tests.e2e.cluster import Cluster
-from tests.e2e.nodes import GIB
+from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE
 
 #: The node whose GPU is open.
 FOLLOWED = 42
 PATIENCE_S = 300.0
+#: Seconds between two heartbeats of an agent, by its default.
+HEARTBEAT_S = 30.0
 
 
 class EtcdReporter(PacedReporter):
@@ -50,6 +56,8 @@ class EtcdReporter(PacedReporter):
         super().__init__(nodes, rate, batch_limit=100)
         self._plane, self._pods = plane, pods
         self._draw = random.Random(1)
+        #: Number of a node -> ``observedAt`` of its latest report.
+        self.observed: dict[int, str] = {}
 
     def report(self, numbers: list[int]) -> None:
         self._put([each for each in numbers if each != FOLLOWED], self._within_requests)
@@ -68,7 +76,7 @@ class EtcdReporter(PacedReporter):
 
     def _object(self, number: int, used: Callable[[int], int]) -> tuple[str, dict[str, Any]]:
         found = gpunode(number, range(number, self._pods, self._nodes))
-        found["status"]["observedAt"] = datetime.now(UTC).isoformat()
+        found["status"]["observedAt"] = self.observed[number] = datetime.now(UTC).isoformat()
         for device in found["status"]["devices"]:
             holders = [each for each in found["status"]["pods"] if each["device"] == device["uuid"]]
             device["used"] = used(len(holders))
@@ -77,10 +85,30 @@ class EtcdReporter(PacedReporter):
         return f"headroom.gpu/gpunodes/{node_name(number)}", found
 
 
+class EtcdHeartbeats(PacedReporter):
+    """Puts heartbeats into etcd that confirm the latest report of each node."""
+
+    def __init__(self, plane: ControlPlane, nodes: int, reporter: EtcdReporter) -> None:
+        super().__init__(nodes, nodes / HEARTBEAT_S, batch_limit=100)
+        self._plane, self._reporter = plane, reporter
+
+    def report(self, numbers: list[int]) -> None:
+        observed = self._reporter.observed
+        leases = [
+            (
+                f"leases/{SYSTEM_NAMESPACE}/{node_name(each)}",
+                lease(each, observed.get(each, OBSERVED_AT)),
+            )
+            for each in numbers
+        ]
+        if leases:
+            fill(self._plane, leases)
+
+
 def main(
     nodes: Annotated[int, typer.Option(help="Number of nodes, at least 100.", min=100)] = 5000,
     pods: Annotated[int, typer.Option(help="Pods that hold memory of a GPU.")] = 20_000,
-    rate: Annotated[float, typer.Option(help="Reports a second.")] = 167.0,
+    report_every: Annotated[float, typer.Option(help="Seconds between reports of a node.")] = 60.0,
     pages: Annotated[int, typer.Option(help="Open pages.", min=1)] = 5,
     seconds: Annotated[float, typer.Option(help="Seconds for which CPU is measured.")] = 60.0,
     samples: Annotated[int, typer.Option(help="Reports to time.")] = 100,
@@ -89,9 +117,10 @@ def main(
     plane = ControlPlane()
     try:
         console = _console(plane, nodes, pods)
-        reporter = EtcdReporter(plane, nodes, pods, rate)
+        reporter = EtcdReporter(plane, nodes, pods, nodes / report_every)
+        beating = EtcdHeartbeats(plane, nodes, reporter)
         program, environment = chromium()
-        with reporter.running(), sync_playwright() as playwright:
+        with reporter.running(), beating.running(), sync_playwright() as playwright:
             time.sleep(5)
             without = share(console.pid, seconds)
             typer.echo(f"console, no page open: {without:.1f} % of a core")
@@ -99,12 +128,13 @@ def main(
                 executable_path=program, env=dict(environment), args=["--no-sandbox"]
             )
             views = views_of(node_name(FOLLOWED))
-            reporter.send(GIB)  # else its report would be stale by now
             found = open_all(browser, Opened(console.url, views), pages)
             with_pages = share(console.pid, seconds)
             typer.echo(f"console, {pages} pages open: {with_pages:.1f} % of a core (goal 10 %)")
             follow(found[views[-1]], reporter.send, samples)
-            typer.echo(f"reports late: {reporter.late}; load {os.getloadavg()[0]:.1f}")
+            typer.echo(
+                f"writes late: {reporter.late}, {beating.late}; load {os.getloadavg()[0]:.1f}"
+            )
             browser.close()
     finally:
         plane.stop()

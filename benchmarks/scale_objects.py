@@ -165,9 +165,9 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
     }
 
 
-def lease(index: int) -> Object:
+def lease(index: int, observed_at: str = OBSERVED_AT) -> Object:
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    vouch = Confirmation(sampled_at=now, gpunode=f"gpunode-{index}", observed_at=OBSERVED_AT)
+    vouch = Confirmation(sampled_at=now, gpunode=f"gpunode-{index}", observed_at=observed_at)
     metadata = meta(node_name(index), f"lease-{index}", SYSTEM_NAMESPACE)
     metadata["annotations"] = {annotations.OBSERVED_AT: encode_confirmation(vouch)}
     return {

@@ -337,7 +337,17 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/console/shared_answers.py": {
         "SharedAnswers._answers": Fixed(8 * (1 << 20) + 8 * 64_000)
     },
-    "extender/console/fleet.py": {"ModelSums._nodes": Per("node", 3_000)},
+    "extender/console/fleet.py": {
+        "ModelSums._nodes": Per("node", 3_000),
+        # One model for each node at most, and 10 numbers.
+        "ModelSums._totals": Per("node", 600),
+    },
+    "extender/console/teams.py": {
+        # The rows are those of ``GpuPods._nodes``.
+        "TeamSums._nodes": Per("node", 200),
+        "TeamSums.namespaces": Per("namespace", 700),
+        "TeamSums.owners": Per("pod", 700),
+    },
     "extender/state/gpu_pods.py": {"GpuPods._nodes": Per("pod", 600)},
     "extender/console/waiting.py": {"WaitingGroups.groups": Fixed(10 * 4_000)},
     "extender/console/process.py": {"ProcessMonitor._lags": Fixed(6_000 * 100)},
@@ -362,7 +372,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     # Sums of 200 namespaces for each minute of an hour.
     "extender/state/holdings.py": {"HeldMinutes._minutes": Fixed(60 * 201 * 350)},
     "extender/observability/history_recorder.py": {
-        "HistoryRecorder._seen": Per("node", 400),
+        "HistoryRecorder._seen": Per("node", 600),
         "HistoryRecorder.growing": Per("device", 500),
         "HistoryRecorder._held": Per("pod", 350),
         "HistoryRecorder.held": Fixed(201 * 350),

@@ -2,6 +2,8 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from operator import add, sub
+from threading import Lock
 
 import numpy as np
 from fastapi import APIRouter
@@ -96,18 +98,25 @@ _NodeSums = Mapping[str, list[int]]
 class ModelSums:
     """Sums over all devices by model.
 
-    The sums of a node are kept until the node changes, because a large fleet has tens of thousands
-    of devices, of which few change between two calls. May be used by several threads.
+    The totals are kept, because a large fleet has tens of thousands of devices, of which few change
+    between two calls. Only the sums of nodes that changed are subtracted and added again. May be
+    used by several threads.
     """
 
     def __init__(self) -> None:
-        #: Node -> its terms, whether it takes pods, and its sums.
-        self._nodes: dict[str, tuple[NodeTerms, bool, _NodeSums]] = {}
+        self._lock = Lock()
+        #: Node -> its devices, whether it takes pods, and its sums, which are part of the totals.
+        self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
+        self._totals: dict[str, list[int]] = {}
 
     def of(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> list[ModelView]:
         """Return the sums of each model, the largest first."""
-        found = self.grouped(cluster, snap, now_s, lambda _: "")
-        models = [ModelView(model=model, **sums) for (_, model), sums in found.items()]
+        with self._lock:
+            self._update(cluster, snap, now_s)
+            models = [
+                ModelView(model=model, **dict(zip(_FIELDS, totals, strict=True)))
+                for model, totals in self._totals.items()
+            ]
         return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
 
     def grouped(
@@ -118,21 +127,42 @@ class ModelSums:
         group_of: Callable[[str], str],
     ) -> dict[tuple[str, str], dict[str, int]]:
         """Return (group, model) -> the fields of ``ModelView``; ``group_of`` takes a node name."""
-        are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
         found: dict[tuple[str, str], list[list[int]]] = {}
-        for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
-            known = self._nodes.get(node.name)
-            if known is None or known[0] is not node or known[1] != is_open:
-                known = self._nodes[node.name] = node, is_open, _sums(cluster, node, is_open)
-            group = group_of(node.name)
-            for model, sums in known[2].items():
-                found.setdefault((group, model), []).append(sums)
-        if len(self._nodes) > len(snap.nodes):
-            self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
+        with self._lock:
+            self._update(cluster, snap, now_s)
+            for name, (_, _, of_node) in self._nodes.items():
+                group = group_of(name)
+                for model, sums in of_node.items():
+                    found.setdefault((group, model), []).append(sums)
         return {
             key: dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True))
             for key, sums in found.items()
         }
+
+    def _update(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
+        are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
+        for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
+            known = self._nodes.get(node.name)
+            # A heartbeat replaces the terms of the node, but not those of its devices.
+            if known is None or known[0] is not node.devices or known[1] != is_open:
+                now = node.devices, is_open, _sums(cluster, node, is_open)
+                self._subtract(node.name)
+                self._nodes[node.name] = now
+                for model, sums in now[2].items():
+                    totals = self._totals.get(model, [0] * len(_FIELDS))
+                    self._totals[model] = list(map(add, totals, sums))
+        if len(self._nodes) > len(snap.nodes):
+            for name in self._nodes.keys() - snap.row_of.keys():
+                self._subtract(name)
+
+    def _subtract(self, name: str) -> None:
+        """Forget a node, if it is known."""
+        if name not in self._nodes:
+            return
+        for model, sums in self._nodes.pop(name)[2].items():
+            totals = list(map(sub, self._totals.pop(model), sums))
+            if any(totals):
+                self._totals[model] = totals
 
 
 def shared_sums(request: Request) -> ModelSums:

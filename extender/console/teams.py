@@ -1,7 +1,9 @@
 """GPU memory by namespace and by owner: reserved, in use, peak, unused, and pods that wait."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from heapq import nsmallest
+from threading import Lock
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -13,6 +15,7 @@ from extender.console.pods import shared_rows
 from extender.console.responses import Body, InNamespace, joined
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
+from extender.state.cluster_state import ClusterState
 from extender.state.gpu_pods import GpuPod, GpuPods
 
 Limit = Annotated[
@@ -60,9 +63,10 @@ class TeamsBody(Body):
     owners: list[OwnerView]
 
 
-#: Key of a sum: namespace, kind and name of the owner.
-_Owner = tuple[str, str, str]
-_FIELDS = tuple(UseOfMemoryView.model_fields)
+#: Key of a sum: the namespace alone, or with kind and name of an owner.
+_Key = tuple[str, ...]
+#: Attribute of ``app.state`` with the sums, which all readers share.
+_SUMS = "team_sums"
 
 routes = APIRouter()
 
@@ -79,33 +83,44 @@ def teams(
     return context.answers.of(
         request,
         context.monotonic_s(),
-        lambda: _answer(context, snap, shared_rows(request), namespace, limit),
+        lambda: _answer(context, request, snap, namespace, limit),
     )
 
 
 def _answer(
-    context: Context, snap: Snapshot, rows: GpuPods, namespace: str, limit: int
+    context: Context, request: Request, snap: Snapshot, namespace: str, limit: int
 ) -> Response:
-    by_owner = _by_owner(rows.of(context.cluster, snap))
-    by_namespace: dict[str, _Sums] = {}
-    for (of, _, _), sums in by_owner.items():
-        by_namespace.setdefault(of, _Sums()).add(sums)
-    owners = [each for each in by_owner.items() if namespace in ("", each[0][0])]
-    owners.sort(key=lambda each: (-each[1].unused_bytes, each[0]))
-    body = TeamsBody(
-        **context.head(snap),
-        matching=len(owners),
-        teams=[
-            TeamView(namespace=of, **asdict(sums))
-            for of, sums in sorted(by_namespace.items(), key=lambda e: (-e[1].unused_bytes, e[0]))
-        ],
-        owners=[],
-    )
-    views = (
-        OwnerView(namespace=of, kind=kind, name=name, **asdict(sums))
-        for (of, kind, name), sums in owners[:limit]
-    )
-    return joined(body, "owners", views)
+    kept, rows = _shared_sums(request), shared_rows(request)
+    with kept.lock:
+        kept.update(context.cluster, snap, rows)
+        owners = [each for each in kept.owners.items() if namespace in ("", each[0][0])]
+        body = TeamsBody(
+            **context.head(snap),
+            matching=len(owners),
+            teams=[
+                TeamView(namespace=of, **asdict(sums))
+                for (of,), sums in sorted(kept.namespaces.items(), key=_most_unused)
+            ],
+            owners=[],
+        )
+        views = (
+            OwnerView(namespace=of, kind=kind, name=name, **asdict(sums))
+            for (of, kind, name), sums in nsmallest(limit, owners, key=_most_unused)
+        )
+        return joined(body, "owners", views)
+
+
+def _shared_sums(request: Request) -> "TeamSums":
+    """Return the sums of all pods, for all readers of the application."""
+    state = request.app.state
+    if not hasattr(state, _SUMS):
+        setattr(state, _SUMS, TeamSums())
+    sums: TeamSums = getattr(state, _SUMS)
+    return sums
+
+
+def _most_unused(each: tuple[_Key, "_Sums"]) -> tuple[int, _Key]:
+    return -each[1].unused_bytes, each[0]
 
 
 @dataclass(slots=True)
@@ -122,24 +137,57 @@ class _Sums:
     overuse_bytes: int = 0
     unmeasured_pods: int = 0
 
-    def add(self, sums: "_Sums") -> None:
-        for name in _FIELDS:
-            setattr(self, name, getattr(self, name) + getattr(sums, name))
-
-
-def _by_owner(pods: Iterable[GpuPod]) -> dict[_Owner, _Sums]:
-    found: dict[_Owner, _Sums] = {}
-    for pod in pods:
-        sums = found.setdefault((pod.namespace, pod.owner_kind, pod.owner_name), _Sums())
+    def add(self, pod: GpuPod, times: int) -> None:
+        """Add the pod with ``times`` 1, remove it with -1."""
         if not pod.node:
-            sums.waiting_pods += 1
-            sums.waiting_bytes += pod.waiting_bytes
-            continue
-        sums.pods += 1
-        sums.reserved_bytes += pod.reserved_bytes
-        sums.peak_bytes += pod.peak_bytes
-        sums.unmeasured_pods += pod.used_bytes is None
-        sums.used_bytes += pod.used_bytes or 0
-        sums.unused_bytes += pod.unused_bytes
-        sums.overuse_bytes += pod.overuse_bytes
-    return found
+            self.waiting_pods += times
+            self.waiting_bytes += times * pod.waiting_bytes
+            return
+        self.pods += times
+        self.reserved_bytes += times * pod.reserved_bytes
+        self.peak_bytes += times * pod.peak_bytes
+        self.unmeasured_pods += times * (pod.used_bytes is None)
+        self.used_bytes += times * (pod.used_bytes or 0)
+        self.unused_bytes += times * pod.unused_bytes
+        self.overuse_bytes += times * pod.overuse_bytes
+
+
+class TeamSums:
+    """Sums by namespace and by owner.
+
+    They are kept, because a large fleet has 100,000 pods. Only the pods of nodes that changed are
+    removed and added again. Hold ``lock`` to call a method, and while the sums are read.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        #: Node -> its rows, which are part of the sums.
+        self._nodes: dict[str, Sequence[GpuPod]] = {}
+        self.namespaces: dict[_Key, _Sums] = {}
+        self.owners: dict[_Key, _Sums] = {}
+
+    def update(self, cluster: ClusterState, snap: Snapshot, rows: GpuPods) -> None:
+        """Make the sums those of this snapshot."""
+        present = dict(rows.by_node(cluster, snap))
+        for node in self._nodes.keys() - present.keys():
+            self._replace(node, ())
+            del self._nodes[node]
+        for node, pods in present.items():
+            if self._nodes.get(node) is not pods:
+                self._replace(node, pods)
+
+    def _replace(self, node: str, pods: Sequence[GpuPod]) -> None:
+        for pod in self._nodes.get(node, ()):
+            self._add(pod, -1)
+        for pod in pods:
+            self._add(pod, 1)
+        self._nodes[node] = pods
+
+    def _add(self, pod: GpuPod, times: int) -> None:
+        """Add the pod with ``times`` 1, remove it with -1."""
+        owner = pod.namespace, pod.owner_kind, pod.owner_name
+        for found, key in (self.namespaces, owner[:1]), (self.owners, owner):
+            sums = found.setdefault(key, _Sums())
+            sums.add(pod, times)
+            if not sums.pods and not sums.waiting_pods:
+                del found[key]

@@ -59,8 +59,9 @@ class HistoryRecorder:
         self.history = history
         #: Devices whose use grows, by node; replaced as a whole.
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
-        #: Node -> its terms at the last round, whether they were fresh, and its sums.
-        self._seen: dict[str, tuple[NodeTerms, bool, Sums]] = {}
+        #: Node -> its terms and its GPUNode when it changed last, whether its report was fresh, and
+        #: its sums.
+        self._seen: dict[str, tuple[NodeTerms, GPUNode | None, bool, Sums]] = {}
         #: Node -> what the namespaces hold there, and the inputs of that.
         self._held: dict[str, _HeldOnNode] = {}
         #: The sums over all nodes; replaced as a whole.
@@ -86,10 +87,15 @@ class HistoryRecorder:
         snap = self._cluster.snapshot()
         for number, terms in enumerate(snap.nodes, 1):
             fresh = terms.fresh_until_s >= now_s
-            known = self._seen.get(terms.name)
-            if known is None or known[0] is not terms or known[1] != fresh:
-                self._seen[terms.name] = terms, fresh, _sums(self._cluster, terms)
-                gpunode = self._cluster.gpunode(terms.name)
+            known, gpunode = self._seen.get(terms.name), self._cluster.gpunode(terms.name)
+            # A heartbeat replaces the terms of the node, but not those of its devices.
+            if (
+                known is None
+                or known[0].devices is not terms.devices
+                or known[1] is not gpunode
+                or known[2] != fresh
+            ):
+                self._seen[terms.name] = terms, gpunode, fresh, _sums(self._cluster, terms)
                 status = gpunode.status if gpunode else None
                 self.history.add(terms.name, step, *sample(terms, status if fresh else None))
                 self._hold(terms, gpunode, fresh)
@@ -101,7 +107,7 @@ class HistoryRecorder:
                 self._held.pop(name, None)
                 self.history.add(name, step, Layout(), ())
         if self._seen:
-            each_node = np.array([each[2] for each in self._seen.values()], np.int64)
+            each_node = np.array([each[3] for each in self._seen.values()], np.int64)
             sums: list[int] = each_node.sum(axis=0).tolist()
             allocatable, reserved, used, unattributed, headroom, overcommitted = sums
             pending = len(self._cluster.unbound())
@@ -149,7 +155,7 @@ class HistoryRecorder:
 
     def _find_growing(self, step: int) -> Iterator[None]:
         found: dict[str, tuple[Growing, ...]] = {}
-        for number, (name, (terms, fresh, _)) in enumerate(list(self._seen.items()), 1):
+        for number, (name, (terms, _, fresh, _)) in enumerate(list(self._seen.items()), 1):
             if fresh and (there := growing(terms, self.history, step)):
                 found[name] = there
             if number % AT_ONCE == 0:

@@ -8,6 +8,7 @@ import msgspec
 from contract.annotations import Bytes
 from contract.gpunode import EVICTED, Charge, Device, GPUNode, PodUse, Reservation
 from contract.kube import Pod
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
 from extender.placement.request import Portion, Unreadable, VramRequest, asks_for_gpu
 from extender.placement.snapshot import NodeTerms, Snapshot
@@ -66,8 +67,8 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
         return idle_s is not None and idle_s >= IDLE_AFTER_S and held_bytes >= HELD_BYTES
 
 
-#: Inputs of the rows of a node: its terms, its GPUNode and its pods.
-_Sources = tuple[NodeTerms, GPUNode | None, tuple[Pod, ...]]
+#: Inputs of the rows of a node: its devices, its GPUNode and its pods. A heartbeat changes none.
+_Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...]]
 
 
 class GpuPods:
@@ -82,20 +83,37 @@ class GpuPods:
         self._nodes: dict[str, tuple[_Sources, list[GpuPod]]] = {}
 
     def of(self, cluster: ClusterState, snap: Snapshot) -> Iterator[GpuPod]:
-        """Yield the rows: pending pods first, then those of each node."""
-        for pod in cluster.unbound():
-            yield _without_devices(pod, requested_bytes(cluster.understand(pod)))
+        """Yield the rows of all pods."""
+        for _, rows in self.by_node(cluster, snap):
+            yield from rows
+
+    def by_node(
+        self, cluster: ClusterState, snap: Snapshot
+    ) -> Iterator[tuple[str, Sequence[GpuPod]]]:
+        """Yield each node of the snapshot and its rows: the same object until one changes.
+
+        The rows of pods that are pending, or on a node that is not in the snapshot, come first,
+        with an empty name.
+        """
+        pending = [
+            _without_devices(pod, requested_bytes(cluster.understand(pod)))
+            for pod in cluster.unbound()
+        ]
+        elsewhere = [
+            _without_devices(pod)
+            for pod in cluster.pods()
+            if pod.node and pod.node not in snap.row_of and _is_listed(cluster, pod)
+        ]
+        yield "", pending + elsewhere
         for node in snap.nodes:
-            sources = node, cluster.gpunode(node.name), cluster.pods_on(node.name)
+            sources = node.devices, cluster.gpunode(node.name), cluster.pods_on(node.name)
             known = self._nodes.get(node.name)
             if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
-                known = self._nodes[node.name] = sources, list(_on_node(cluster, *sources))
-            yield from known[1]
+                rows = list(_on_node(cluster, node.name, *sources))
+                known = self._nodes[node.name] = sources, rows
+            yield node.name, known[1]
         if len(self._nodes) > len(snap.nodes):
             self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
-        for pod in cluster.pods():
-            if pod.node and pod.node not in snap.row_of and _is_listed(cluster, pod):
-                yield _without_devices(pod)
 
 
 def bytes_of(charges: Iterable[Charge]) -> int:
@@ -207,24 +225,28 @@ def _row(
 
 
 def _on_node(
-    cluster: ClusterState, node: NodeTerms, gpunode: GPUNode | None, pods: Iterable[Pod]
+    cluster: ClusterState,
+    node: str,
+    devices: Sequence[DeviceTerms],
+    gpunode: GPUNode | None,
+    pods: Iterable[Pod],
 ) -> Iterator[GpuPod]:
     """Yield the pods that hold or use memory of the node, then the others that are bound to it."""
     held: dict[str, list[tuple[Device, Holder]]] = defaultdict(list)
-    for terms in first_of_each_memory(node.devices):
+    for terms in first_of_each_memory(devices):
         for holder in terms.holders:
             held[holder.uid].append((terms.device, holder))
     uses: dict[str, list[PodUse]] = defaultdict(list)
     for use in gpunode.status.pods if gpunode and gpunode.status else ():
         uses[use.uid].append(use)
-    reservations = _reservations(cluster, node.name, gpunode)
+    reservations = _reservations(cluster, node, gpunode)
     for uid, found in held.items():
-        yield _held(cluster, node.name, found, uses.get(uid, ()), reservations.get(uid))
-    devices = {terms.device.uuid: terms.device for terms in node.devices}
+        yield _held(cluster, node, found, uses.get(uid, ()), reservations.get(uid))
+    by_uuid = {terms.device.uuid: terms.device for terms in devices}
     for pod in pods:
         uid = pod.metadata.uid
         if uid not in held and (uid in uses or _is_listed(cluster, pod)):
-            yield _unreserved(pod, uses.get(uid, ()), devices)
+            yield _unreserved(pod, uses.get(uid, ()), by_uuid)
 
 
 def _held(

@@ -68,6 +68,21 @@ def test_a_report_changes_one_node_and_leaves_the_others_alone(
     assert page.evaluate("scrollY") == 200
 
 
+def test_totals_follow_a_report_that_comes_right_after_they_were_read(
+    readings: Looked, server: Server
+) -> None:
+    page = readings.open("/overview")
+    expect(page.locator("#live")).to_contain_text("live")
+    with page.expect_response("**/v1/fleet"):
+        pass
+    read_s = time.monotonic()
+    uses(server, "l4-0014", 7)
+    with page.expect_response("**/v1/fleet"):
+        pass
+    # Without an event the page reads again after 5 s.
+    assert time.monotonic() - read_s < 4
+
+
 def test_a_lost_stream_is_shown_and_the_page_is_read_again_without_it(
     readings: Looked, server: Server
 ) -> None:

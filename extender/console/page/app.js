@@ -19,8 +19,8 @@ const VIEWS = {overview, fleet, nodes, pools, pods, teams, pending, pod, "what-i
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */
 const BURST_MS = 300, LEAST_MS = 1000;
-/** The totals and the ages of the inputs are read again after this time. */
-const TOTALS_EVERY_MS = 2000;
+/** Least time between two reads of the totals and of the ages of the inputs. A report must be on the page within 2 s. */
+const TOTALS_EVERY_MS = 1500;
 /** All kinds of events: an EventSource needs a listener for each kind. */
 const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
   "report_lost", "report_returned", "device_unhealthy", "device_healthy", "device_cordoned", "device_uncordoned", "node_appeared", "node_gone"];
@@ -31,7 +31,7 @@ let viewNumber = 0;        // counts views: a late answer for an earlier view is
 let refreshTimer = null, isRefreshing = false, isWanted = false;
 let isLive = false, wasLive = false, burstTimer = null;
 let shownAt = 0;           // when the view was read last: views that cost more are read less often (leastMs)
-let totalsAt = 0, upToDateAt = null, problem = "";
+let totalsAt = 0, totalsTimer = null, upToDateAt = null, problem = "";
 
 function route() {
   const [name = "", ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -48,7 +48,7 @@ function route() {
   refresh();
 }
 
-/** Refresh the view, and now and then the totals and the ages of the inputs; then schedule the next refresh. A refresh that is asked for meanwhile follows. */
+/** Refresh the view and the totals, then schedule the next refresh. A refresh that is asked for meanwhile follows. */
 async function refresh() {
   if (isRefreshing) { isWanted = true; return; }
   clearTimeout(refreshTimer);
@@ -59,12 +59,7 @@ async function refresh() {
       shownAt = beganAt;
       await shown.refresh();
     }
-    if (Date.now() - totalsAt >= TOTALS_EVERY_MS) {
-      const [totals, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/inputs")]);
-      totalsAt = Date.now();
-      facts(totals, totals.pending_pods);
-      ages(inputs);
-    }
+    await refreshTotals();
     upToDateAt = new Date();
     problem = "";
   } catch (err) {
@@ -74,6 +69,21 @@ async function refresh() {
   if (ownNumber !== viewNumber) { refresh(); return; }
   showLive();
   if (!document.hidden) refreshTimer = setTimeout(refresh, isWanted ? Math.max(BURST_MS, LEAST_MS - (Date.now() - beganAt)) : EVERY_MS);
+}
+
+/** Read the totals and the ages of the inputs. If that is too early, read them as soon as TOTALS_EVERY_MS have passed. */
+async function refreshTotals() {
+  const waitMs = totalsAt + TOTALS_EVERY_MS - Date.now();
+  if (waitMs > 0) {
+    totalsTimer ??= setTimeout(() => refreshTotals().catch(err => { problem = err.message; showLive(); }), waitMs);
+    return;
+  }
+  clearTimeout(totalsTimer);
+  totalsTimer = null;
+  totalsAt = Date.now();
+  const [totals, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/inputs")]);
+  facts(totals, totals.pending_pods);
+  ages(inputs);
 }
 
 /** Show whether the page is up to date; if not, since when and why. */
