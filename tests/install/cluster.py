@@ -89,7 +89,7 @@ class Machine(Node):
 
 
 def until(done: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> float:
-    return waiting.until(done, what, within_s, every_s=0.1)
+    return waiting.until(done, what, within_s, every_s=0.25)
 
 
 def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> None:
