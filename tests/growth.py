@@ -59,7 +59,6 @@ PASSING = {
     "extender/scheduler/server.py": ["VerbsApp.endpoints"],
     "extender/ledger/initialise.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
-    "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
     "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
     "extender/placement/prediction_outcome.py": ["_Replay._arrived"],
