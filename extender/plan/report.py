@@ -7,6 +7,7 @@ from typing import Any
 from extender.plan.lives import GIB
 from extender.plan.next_steps import candidates, namespace_defaults, plugin_config
 from extender.plan.prices import monthly
+from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.sentences import assumptions, exclusive_workloads, sentences
 from extender.plan.study import Figures, Row, Study, best_row, models_of
 from extender.plan.wording import need_ends, need_range, number_range, percent_range, wait_range
@@ -131,6 +132,10 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
                 "configuration": row_name(study, row),
                 "vram": row.configuration.vram.text,
                 "gpus_range": need_ends(row.gpus, row.spread_ratio),
+                "saved_ratio_range": saved_ratio(study, row),
+                "saved_month_cost_range": (
+                    None if prices is None else saved_month_cost(study, row, prices)
+                ),
                 "replays": [_figures_data(each, prices) for each in row.figures],
             }
             for row in table_rows(study)

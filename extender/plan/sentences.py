@@ -12,18 +12,14 @@ from extender.plan.intervals import (
     SAVING_GROWTH,
     SAVING_SEASON,
     SEASON,
-    interval,
-    part_interval,
-    saving_interval,
 )
 from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
 from extender.plan.mig import PROFILES, USABLE, profile_of
-from extender.plan.prices import monthly
+from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
 from extender.plan.study import COMPETING, Row, Study, best_row, models_of
 from extender.plan.wording import (
     need_range,
-    outward,
     percent_range,
     plural,
     seconds_text,
@@ -91,15 +87,9 @@ def _best_sentence(study: Study, row: Row) -> str:
         f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
         f"(vram from {best.vram.text}), the same work needs {_gpus(needed)}"
     )
-    saved = [
-        1 - gpus / unshared
-        for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
-        if gpus is not None and unshared
-    ]
-    if saved:
-        pairs = zip(row.drawn, study.unshared.drawn, strict=True)
-        drawn = [1 - shared / unshared for shared, unshared in pairs if unshared]
-        low, high = (round(100 * each) for each in part_interval(saved, drawn))
+    saved = saved_ratio(study, row)
+    if saved is not None:
+        low, high = (round(100 * each) for each in saved)
         if low > 0:
             text += f", {span(low, high)} % fewer"
         elif high <= 0:
@@ -141,18 +131,9 @@ def _mig(study: Study) -> Iterator[str]:
 
 
 def _money(study: Study, row: Row, prices: Mapping[str, float]) -> Iterator[str]:
-    saved = [
-        monthly(unshared.models, prices) - monthly(each.models, prices)
-        for each, unshared in zip(row.figures, study.unshared.figures, strict=True)
-        if each.gpus is not None and unshared.gpus is not None
-    ]
-    if saved:
-        pairs = zip(study.unshared.drawn, row.drawn, strict=True)
-        drawn = [unshared - shared for unshared, shared in pairs]
-        low, high = outward(*saving_interval(saved, drawn))
-        if min(saved) <= 0 < max(saved):
-            # A range that is a part of a saving near 0 would be too narrow.
-            low, high = outward(*interval(saved))
+    saved = saved_month_cost(study, row, prices)
+    if saved is not None:
+        low, high = saved
         less = "no less" if high <= 0 else f"{span(low, high)} a month less"
         yield f"At the given prices that is {less} than unshared GPUs cost."
 

@@ -86,6 +86,11 @@ def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> Non
     assert unshared[0] < shared[0]
     saved = unshared[1] - shared[1]
     assert f"that is 0 to {saved:,.0f} a month less than unshared" in data["sentences"][3]
+    low, high = data["configurations"][1]["saved_month_cost_range"]
+    assert (low, round(high)) == (0, round(saved))
+    low, high = data["configurations"][1]["saved_ratio_range"]
+    assert low < 0 < high < 1
+    assert data["configurations"][0]["saved_ratio_range"] == [0, 0]
 
 
 class _Page(HTMLParser):

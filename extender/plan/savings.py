@@ -1,0 +1,42 @@
+"""Computes the ranges of what sharing saves against unshared GPUs: part of the GPUs, and money."""
+
+from collections.abc import Mapping
+
+from extender.plan.intervals import interval, part_interval, saving_interval
+from extender.plan.prices import monthly
+from extender.plan.study import Row, Study
+from extender.plan.wording import outward
+
+
+def saved_ratio(study: Study, row: Row) -> tuple[float, float] | None:
+    """Return the range of the part of the unshared GPUs that ``row`` saves; None: unknown.
+
+    It is negative if more GPUs are needed than unshared.
+    """
+    saved = [
+        1 - gpus / unshared
+        for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
+        if gpus is not None and unshared
+    ]
+    if not saved:
+        return None
+    pairs = zip(row.drawn, study.unshared.drawn, strict=True)
+    drawn = [1 - shared / unshared for shared, unshared in pairs if unshared]
+    return part_interval(saved, drawn)
+
+
+def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tuple[int, int] | None:
+    """Return the range of what ``row`` saves a month, in the currency of ``prices``."""
+    saved = [
+        monthly(unshared.models, prices) - monthly(each.models, prices)
+        for each, unshared in zip(row.figures, study.unshared.figures, strict=True)
+        if each.gpus is not None and unshared.gpus is not None
+    ]
+    if not saved:
+        return None
+    pairs = zip(study.unshared.drawn, row.drawn, strict=True)
+    drawn = [unshared - shared for unshared, shared in pairs]
+    if min(saved) <= 0 < max(saved):
+        # A range that is a part of a saving near 0 would be too narrow.
+        return outward(*interval(saved))
+    return outward(*saving_interval(saved, drawn))
