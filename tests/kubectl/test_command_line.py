@@ -169,7 +169,9 @@ def test_the_plan_is_a_command_of_the_plugin(monkeypatch: pytest.MonkeyPatch) ->
     assert "kubeconfig" in run("", "plan", "record", "--help").stdout
     rejected = run("", "plan", "--pods", "pods.csv")
     assert rejected.returncode == 2
-    assert rejected.stderr.startswith("headroom: a source of the history is missing. Example: ")
+    assert rejected.stderr.startswith(
+        "headroom: --pods pods.csv also needs a CSV file of the nodes. Ex"
+    )
     # The client alone does not have the packages of the placement.
     monkeypatch.setitem(sys.modules, "extender.plan.command", None)
     missing = run("", "plan", "--help")

@@ -145,7 +145,7 @@ def test_panels_do_not_overlap() -> None:
 def test_queries_in_the_docs_are_served(world: World) -> None:
     """The debug API's paths in docs/operate/alerts.md, with what stands for a name in capitals."""
     served = world.extender.get("/openapi.json").json()["paths"]
-    asked = re.findall(r"\$D(/[\w/]*)", DOCS.read_text())
+    asked = re.findall(r"`ask \"?(/[\w/]*)", DOCS.read_text())
     assert asked
     patterns = [re.sub(r"\{\w+\}", "[A-Z]+", path) for path in served]
     for path in set(asked):

@@ -141,5 +141,5 @@ def test_a_command_starts_without_slow_imports(
 
 def test_the_guide_names_extras_that_exist() -> None:
     text = (ROOT / "docs/reference/kubectl.md").read_text()
-    assert "pip install headroom-gpu " in text
+    assert "`pip install headroom-gpu`" in text
     assert "headroom-gpu[extender,cluster]" not in text
