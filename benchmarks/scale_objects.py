@@ -41,7 +41,8 @@ def stamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-#: When all reports were made; later heartbeats confirm them.
+#: When all objects were created and all first reports were made. Later heartbeats confirm these, and
+#: later reports of a node change its status alone.
 OBSERVED_AT = stamp()
 
 
@@ -51,7 +52,7 @@ def node_name(index: int) -> str:
 
 def meta(name: str, uid: str, namespace: str = "") -> Object:
     where = {"namespace": namespace} if namespace else {}
-    return {"name": name, "uid": uid, "creationTimestamp": stamp(), "generation": 1, **where}
+    return {"name": name, "uid": uid, "creationTimestamp": OBSERVED_AT, "generation": 1, **where}
 
 
 def node(index: int) -> Object:
@@ -116,7 +117,7 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
             name=f"pod-{number}",
             charges=[Charge(resource=RESOURCE, count=1, candidates={uuid: POD_BYTES})],
             attempt=f"0123456789ab-{number}",
-            since=stamp(),
+            since=OBSERVED_AT,
         )
         for number, uuid in place.items()
     }
