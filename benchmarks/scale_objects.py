@@ -41,8 +41,8 @@ def stamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-#: When all objects were created and all first reports were made. Later heartbeats confirm these, and
-#: later reports of a node change its status alone.
+#: When all objects were created and all first reports were made. Later heartbeats confirm these,
+#: and later reports of a node change its status alone.
 OBSERVED_AT = stamp()
 
 
