@@ -239,14 +239,19 @@ class Cluster:
     def debug_url(self, extender: str = "extender") -> str:
         return f"http://127.0.0.1:{self._debug_ports[extender]}"
 
-    def metrics(self, extender: str = "extender") -> str:
-        """Return the text of the extender's /metrics."""
-        return self._http.request("GET", f"{self.debug_url(extender)}/metrics").data.decode()
+    def is_ready(self, extender: str = "extender") -> bool:
+        """Return whether the extender listens, and /readyz answers 200."""
+        try:
+            answer = self._http.request("GET", f"{self.debug_url(extender)}/readyz")
+        except urllib3.exceptions.HTTPError:
+            return False
+        return bool(answer.status == 200)
 
     def metric(self, sample: str, extender: str = "extender") -> float:
         """One sample of the extender's /metrics, by its name and labels as printed; 0 if absent."""
-        lines = self.metrics(extender).splitlines()
-        values = [line.rpartition(" ")[2] for line in lines if line.startswith(sample)]
+        url = f"{self.debug_url(extender)}/metrics"
+        text = self._http.request("GET", url).data.decode()
+        values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
         return float(values[0]) if values else 0.0
 
     def until(self, true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
