@@ -24,8 +24,7 @@ MAX_REPLICAS = 1024
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: Name of the source that reports which process belongs to which pod.
 PROCESSES_SOURCE = "proc"
-#: Flag of a reservation: written after the pod was bound without one, so the pod may overcommit its
-#: device.
+#: Flag of a reservation: made after the pod was bound without one, so it may overcommit a device.
 ADOPTED = "adopted"
 #: Flag of a reservation: the pod got a device without enough free memory. Headroom evicts it before
 #: it starts.
@@ -33,8 +32,7 @@ EVICTED = "evicted"
 #: Phases of the reservation of a pod that starts alone (annotation ``headroom.gpu/startup``).
 STARTING: Final = "starting"
 RUNNING: Final = "running"
-#: Unattributed use of a device below this is ignored. It is not a setting, because extender and
-#: agent must use the same value.
+#: Unattributed use of a device below this is ignored. Extender and agent must use the same value.
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
 #: Maximum number of unattributed processes listed per node. The bytes of the others count too.
 MAX_UNATTRIBUTED_PROCESSES = 64
@@ -47,10 +45,7 @@ Sharing = Literal["none", "time-slicing", "mps"]
 
 
 def memory_field(name: str) -> int:
-    """Return a msgspec field for bytes, named ``name`` in JSON.
-
-    If JSON omits it, the value is -1, which is no valid amount.
-    """
+    """Return a msgspec field for bytes, named ``name`` in JSON; -1, no valid amount, if omitted."""
     return msgspec.field(default=-1, name=name)
 
 
