@@ -2,11 +2,12 @@
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class PacedReporter:
+class PacedReporter(ABC):
     """Reports for nodes in turn, ``rate`` nodes a second, in batches of 50 ms.
 
     A batch has at most ``batch_limit`` nodes. ``late`` is the largest number of overdue reports.
@@ -19,9 +20,9 @@ class PacedReporter:
         self._thread = threading.Thread(target=self._run)
         self.late = 0
 
+    @abstractmethod
     def report(self, numbers: list[int]) -> None:
         """Report other figures for the nodes of these numbers."""
-        raise NotImplementedError
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -97,7 +97,7 @@ class TestAnHour:
     ) -> None:
         before, figures = writes(installed), random.Random(2)
         for _ in range(int(HOUR_S / 5)):
-            # What wobbles on a node where nothing happens.
+            # On an idle node the measured memory and SM activity still vary a little.
             used_bytes = (10 << 30) + figures.randrange(1 << 20)
             status_writer.deliver(sample(clock, used_bytes, figures.uniform(0.4, 0.48)), clock.at_s)
             clock.passes(5.0)

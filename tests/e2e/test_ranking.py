@@ -37,7 +37,8 @@ def test_the_shipped_scheduler_examines_all_nodes_and_ranks_users_then_us_then_b
     assert len(nodes) == 1
     assert cluster.metric(prioritized) == (0 if best_only else 6)
     (other,) = {"gpu-1", "gpu-2"} - nodes
-    # What the user wishes counts more than we and balance together: now the other is the fuller.
+    # Soon the other node is the fuller one. The preference of the pod outweighs both Headroom's
+    # score and the balance of resources.
     filler = pod_manifest(None, gpus=0)
     filler["metadata"]["name"] = "filler"
     limits = {"cpu": "110", "memory": "880Gi"}

@@ -185,7 +185,7 @@ def test_a_bar_has_an_accessible_description(readings: Looked) -> None:
         return found
 
     until(lambda: all(width > 0 for _, width in widths()), "bars that are laid out")
-    # What a driver keeps for a process is forgiven every device, and is not unattributed.
+    # 64 MiB of unattributed use are ignored on each device, so the bar does not show them.
     (unattributed, free) = widths()
     assert (unattributed[0], free[0]) == ("unattributed", "free")
     assert unattributed[1] / free[1] == pytest.approx(19.94 / 4.06, rel=0.05)
