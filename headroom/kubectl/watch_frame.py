@@ -214,13 +214,23 @@ def _news(overview: Body, width: int) -> Iterator[Line]:
         yield "", "All is well: nothing is at risk, no pod waits for a GPU, nothing is broken."
         return
     yield "bold", f"At risk {counts[0]:,}   Waiting {counts[1]:,}   Broken {counts[2]:,}"
-    shown = [_risk(each) for each in overview["at_risk"][:_NEWS]]
-    waiting = overview["waiting"][: max(1, _NEWS - len(shown))]
-    shown += [f"{_owner(group)}: {group['message']}" for group in waiting]
-    shown += [fault["message"] for fault in overview["broken"][: max(0, _NEWS - len(shown))]]
-    for text in shown:
-        for line in wrapped(text, width, "  ", "    "):
-            yield "", line
+    risks = overview["at_risk"][:_NEWS]
+    waiting = overview["waiting"][: max(1, _NEWS - len(risks))]
+    for risk in risks:
+        yield from _entry(_risk(risk), width)
+    for group in waiting:
+        yield from _entry(f"{_owner(group)}: {group['message']}", width)
+        if group["fix"]:  # cut if it is too long: `why` prints it whole
+            yield "", f"    Fix: {group['fix']}"
+    for fault in overview["broken"][: max(0, _NEWS - len(risks) - len(waiting))]:
+        yield from _entry(fault["message"], width)
+        for line in wrapped(fault["fix"], width, "    ", "      "):
+            yield "quiet", line
+
+
+def _entry(text: str, width: int) -> Iterator[Line]:
+    for line in wrapped(text, width, "  ", "    "):
+        yield "", line
 
 
 def _risk(risk: Body) -> str:

@@ -34,6 +34,7 @@ from tests.kubectl.bodies import GIB
 from tests.serving import serving
 from tests.waiting import until
 
+FIX = "lower headroom.gpu/vram to 11.5Gi or less: that fits now"
 RISK = "26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much"
 AT_S = 1_800_000_000.0
 
@@ -72,7 +73,7 @@ def reading(found: WatchedFleet, detail: Detail | None = None) -> Reading:
         overview={
             "totals": {"at_risk": 1, "waiting_pods": 3, "broken": 0},
             "at_risk": [risk],
-            "waiting": [group | {"message": "no node can take the pod"}],
+            "waiting": [group | {"message": "no node can take the pod", "fix": FIX}],
             "broken": [],
         },
         history={
@@ -116,11 +117,12 @@ def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> 
         "  a GPU 1: 26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much;",
         "    team-a/llm",
         "  team-b/job (3 pods waiting for 5m): no node can take the pod",
+        f"    Fix: {FIX}",
         "NODE           GPU  RESERVED      USED             SM  STATE",
         "a                1  108 % ######   40 % ##----   30 %  overcommitted",
         "b                0   90 % #####-      -          60 %  node cordoned",
         "a                0   50 % ###---   80 % #####-      -  unhealthy",
-        *[""] * 6,
+        *[""] * 5,
         "a GPU 1, L4",
         "  26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much",
         "  in use 10.0 GiB of 24.0 GiB                     ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▄  last hour",
@@ -128,7 +130,7 @@ def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> 
         "  team-a/llm: 6.0 GiB reserved, 7.0 GiB in use, 1.0 GiB more than reserved",
         "1 of 3 by worst   q quit  n/g nodes, GPUs  w/a/r/u/m sort  t troubled  / search",
     ]
-    assert [style for style, _ in lines[9:12]] == ["selected", "red", "red"]
+    assert [style for style, _ in lines[10:13]] == ["selected", "red", "red"]
 
 
 @pytest.mark.parametrize("by_node", [False, True])

@@ -56,7 +56,8 @@ def test_the_list_scrolls_no_further_than_to_the_selected_row() -> None:
         (13, 3, 0, 3),
         (15, 3, 0, 5),
         (17, 3, 2, 5),
-        (24, 9, 3, 5),
+        (18, 3, 3, 5),
+        (24, 8, 4, 5),
     ],
 )
 def test_a_low_terminal_keeps_three_rows_if_it_can_before_details_and_entries(
@@ -119,3 +120,23 @@ def test_the_keys_are_short_if_a_search_leaves_no_room_for_their_names() -> None
     for search, keys in (("", "sort: w worst, a name"), ("l4-00", "w/a/r/u/m sort")):
         *_, (_, foot) = frame(found, found.gpus, Choice(search=search), 120, 24, AT_S)
         assert (keys in foot, foot.endswith("/ search"), len(foot) <= 120) == (True, True, True)
+
+
+def test_a_fix_that_is_too_long_is_cut_and_a_command_is_whole() -> None:
+    found = reading(fleet())
+    group = {**found.overview["waiting"][0], "fix": "lower the request " * 9}
+    command = "kubectl headroom cordon gke-prod-gpu-pool-1a2b3c4d-xyz1 0 --evict, then reset"
+    fault = {"message": "GPU 0 of gke-prod is unhealthy: XID 79", "fix": f"{command} the GPU"}
+    overview = {**found.overview, "waiting": [group, {**group, "fix": None}], "broken": [fault]}
+    found = replace(found, overview={**overview, "at_risk": []})
+    lines = [text for _, text in frame(found, found.gpus, Choice(), 80, 40, AT_S)]
+    waits = "  team-b/job (3 pods waiting for 5m): no node can take the pod"
+    first = lines.index(waits)
+    assert lines[first : first + 6] == [
+        waits,
+        f"    Fix: {'lower the request ' * 9}"[:79] + "…",
+        waits,
+        "  GPU 0 of gke-prod is unhealthy: XID 79",
+        f"    {command[: command.index(' reset')]}",
+        "      reset the GPU",
+    ]
