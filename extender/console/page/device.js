@@ -34,16 +34,19 @@ export function device(panel, nodeName, gpu, onClose) {
       const found = node.devices.find(each => each.gpu === gpu);
       if (!found) throw new Error(`node ${nodeName} reports no ${gpuNoun(gpu)}`);
       const path = `nodes/${encodeURIComponent(nodeName)}/devices/${encodeURIComponent(found.uuid)}`;
-      const [body, history, {events}] = await Promise.all([
-        ask(`v1/${path}`), range.read(`v1/history/${path}`).catch(err => { source.textContent = err.message; return null; }), ask("v1/events", {follow: "false", since: "1h", node: nodeName})]);
+      const both = Promise.all([ask(`v1/${path}`), ask("v1/events", {follow: "false", since: "1h", node: nodeName})]);
+      const shown = range.show(`v1/history/${path}`, async history => {
+        const answers = await both.catch(() => null); // shown below
+        if (!answers || ownLoad !== loads) return;
+        source.textContent = history.series.length ? about(history) : "No history yet: the first value is recorded within 10 s of a report.";
+        if (history.series.length) await showHistory(history, answers[0], answers[1].events);
+      }, why => { source.textContent = why; });
+      const [body] = await both;
       if (ownLoad !== loads) return;
       if (!links.childElementCount) links.append(grafana({node: nodeName, uuid: found.uuid}));
       heading.textContent = `${nodeName} ${gpuNoun(gpu)}, ${found.model}`;
       swap(now, ...present(node, body));
-      if (history?.series.length) {
-        source.textContent = about(history);
-        await showHistory(history, body, events);
-      } else if (history) source.textContent = "No history yet: the first value is recorded within 10 s of a report.";
+      await shown;
     } catch (err) {
       if (ownLoad === loads) swap(now, el("p", {class: "bad"}, err.message));
     }

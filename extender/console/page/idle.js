@@ -1,12 +1,12 @@
 // Pods that hold GPU memory and use no SM, by namespace and owner, with what that costs.
 
 import {age, ask, atMost, choice, el, gib, many, podLink, swap, table} from "./dom.js";
+import {EVERY_MS, FAILED_EVERY_MS} from "./ranges.js";
 
 /** Maximum number of rows of a table, and on a phone. */
 const MOST = 200, PHONE = 10;
-/** Ranges of the costs, and the time between two loads of them: they change slowly. */
+/** Ranges of the costs. */
 const RANGES = {"1h": "the last hour", "1d": "the last day", "7d": "the last 7 days", "30d": "the last 30 days"};
-const COSTS_EVERY_MS = 60000;
 
 export function idle(view, _, state) {
   const hours = el("input", {id: "hours", type: "number", min: "0", step: "any", value: "1", class: "short"});
@@ -40,25 +40,26 @@ export function idle(view, _, state) {
       ]), "cards"),
     ] : []));
   }
-  return {refresh: () => Promise.all([load(), loadCosts()]), leastMs: 4500};
+  return {refresh: () => { loadCosts(); return load(); }, leastMs: 4500};
 }
 
 /** Show what each namespace held and used in a range of time. Returns a function that loads it again if that is due. */
 function costs(view, state) {
   const range = choice("In", "since", RANGES, state), status = el("p", {role: "status"}), rows = el("div");
   view.append(el("h3", {}, "Held and used"), el("form", {class: "tools"}, ...range.parts), status, rows);
-  range.select.addEventListener("change", () => { state.set("since", range.select.value); loadedAt = -COSTS_EVERY_MS; load(); });
+  range.select.addEventListener("change", () => { state.set("since", range.select.value); dueAt = 0; load(); });
 
-  let loads = 0, loadedAt = -COSTS_EVERY_MS;
+  let loads = 0, dueAt = 0;
   async function load() {
-    if (performance.now() - loadedAt < COSTS_EVERY_MS) return;
+    if (Date.now() < dueAt) return;
     const ownLoad = ++loads;
-    loadedAt = performance.now();
+    dueAt = Date.now() + EVERY_MS;
     let body;
     try {
       body = await ask("v1/costs", {since: range.select.value});
     } catch (err) {
       if (ownLoad !== loads) return;
+      dueAt = Date.now() + FAILED_EVERY_MS;
       status.textContent = `Not available: ${err.message}`;
       rows.replaceChildren();
       return;

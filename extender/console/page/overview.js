@@ -11,16 +11,19 @@ const LINES = [["used", "in use", "var(--used)"], ["reserved", "reserved by pods
 
 export function overview(view) {
   const risks = section("At risk", "GPUs that are overcommitted or full soon, or whose pods use more than they requested"), waiting = section("Waiting", "Pending pods by owner, the longest first");
-  const broken = section("Broken", "Nodes, GPUs and inputs that do not work"), memory = plot("Memory of the fleet"), pending = plot("Pending pods"), range = ranges(() => load()), source = el("p", {class: "quiet"});
+  const broken = section("Broken", "Nodes, GPUs and inputs that do not work"), memory = plot("Memory of the fleet"), pending = plot("Pending pods"), range = ranges(() => plots()), source = el("p", {class: "quiet"});
   view.append(el("h2", {class: "unseen"}, "Overview"), el("div", {class: "three"}, risks.element, waiting.element, broken.element), range.element, el("div", {class: "two"}, memory.element, pending.element), source);
 
   async function load() {
-    const [body, history] = await Promise.all([ask("v1/overview", {limit: MOST}), range.read("v1/history/fleet").catch(err => { source.textContent = err.message; return null; })]);
-    const {totals} = body;
+    const shown = plots(), body = await ask("v1/overview", {limit: MOST}), {totals} = body;
     risks.show(totals.at_risk, body.at_risk.map(riskItem), "All is well: no GPU is overcommitted, and none will be full within an hour.", ["#/fleet?colour=risk", "on the map"]);
     waiting.show(totals.waiting_pods, body.waiting.map(waitingItem), "All is well: no pod waits for a GPU.", ["#/pending", "all pending pods"], totals.waiting - body.waiting.length);
     broken.show(totals.broken, body.broken.map(brokenItem), "All is well: all nodes report, and all GPUs are healthy.", ["#/nodes", "all nodes"]);
-    if (!history || history.at_s.length < 2) return;
+    await shown;
+  }
+  const plots = () => range.show("v1/history/fleet", showHistory, why => { source.textContent = why; });
+  async function showHistory(history) {
+    if (history.at_s.length < 2) return;
     const of = kind => history.series.find(each => each.kind === kind)?.values ?? history.at_s.map(() => null), {span_s} = range;
     source.textContent = about(history);
     await Promise.all([

@@ -3,25 +3,43 @@
 import {ask, el} from "./dom.js";
 import {readSettings} from "./grafana.js";
 
+const HOUR = "1h";
 /** Value of the parameter since -> words, seconds. */
-const RANGES = {"1h": ["the last hour", 3600], "6h": ["the last 6 hours", 21_600], "24h": ["the last day", 86_400], "7d": ["the last 7 days", 604_800]};
-/** Prometheus is asked again after this time. */
-const EVERY_MS = 60_000;
+const RANGES = {[HOUR]: ["the last hour", 3600], "6h": ["the last 6 hours", 21_600], "24h": ["the last day", 86_400], "7d": ["the last 7 days", 604_800]};
+/** Prometheus is asked again after this time, and after the shorter time if it could not be read. */
+export const EVERY_MS = 60_000, FAILED_EVERY_MS = 5_000;
 
-/** Return a choice of the range, which is hidden without Prometheus: {element, span_s, read}. changed is called after each choice. */
+/** Return a choice of the range, which is hidden without Prometheus: {element, span_s, isLong, show}. changed is called after each choice. */
 export function ranges(changed) {
   const select = el("select", {id: "range", onchange: () => { known = null; changed(); }}, ...Object.entries(RANGES).map(([value, [words]]) => el("option", {value}, words)));
   const element = el("p", {hidden: true}, el("label", {for: "range"}, "Plots of "), select);
   let known = null;
   readSettings().then(({long_history: isLong}) => { element.hidden = !isLong; });
+
+  const isLong = () => select.value !== HOUR;
+
+  /** Return the last answer of Prometheus, or a new one if that is due. */
+  function long(path) {
+    if (known?.path === path && Date.now() < known.until) return known.answer;
+    const asked = known = {path, answer: ask(path, {since: select.value}), until: Date.now() + EVERY_MS};
+    asked.answer.catch(() => { asked.until = Date.now() + FAILED_EVERY_MS; });
+    return asked.answer;
+  }
   return {
     element,
     get span_s() { return RANGES[select.value][1]; },
-    /** Return the history at a path of the API in the chosen range. */
-    async read(path) {
-      if (select.value === "1h") return ask(path);
-      if (known?.path !== path || Date.now() - known.at > EVERY_MS) known = {path, answer: ask(path, {since: select.value}), at: Date.now()};
-      return known.answer;
+    get isLong() { return isLong(); },
+    /**
+     * Call draw with the history at a path of the API in the chosen range, or without with the reason why there is none. Only the last hour is waited
+     * for: Prometheus can take seconds, in which the rest of the view must stay live.
+     */
+    async show(path, draw, without) {
+      const chosen = select.value;
+      if (isLong() && !known) without("Reading Prometheus …");
+      const shown = (isLong() ? long(path) : ask(path))
+        .then(history => chosen === select.value ? draw(history) : null)
+        .catch(err => { if (chosen === select.value) without(err.message); });
+      if (!isLong()) await shown;
     },
   };
 }
