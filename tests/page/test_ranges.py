@@ -79,12 +79,9 @@ def test_the_plots_of_a_gpu_show_longer_ranges_only_with_prometheus(readings: Lo
         if not asked[-1]:
             route.continue_()
             return
-        now_s = datetime.now(UTC).timestamp()
         # The reservation and SM activity of this GPU are not in Prometheus.
         used = {"kind": "used", "unit": "bytes", "values": [9 * GIB, 2 * GIB, 3 * GIB]}
-        body = route.fetch(url=route.request.url.partition("?")[0]).json()
-        body |= {"source": "prometheus", "series": [used]}
-        route.fulfill(json=body | {"at_s": [now_s - 6 * 86_400, now_s - 86_400, now_s]})
+        recorded(route, 6, used)
 
     with_prometheus(page)
     page.route("**/v1/history/nodes/**", history)
@@ -244,7 +241,7 @@ def test_a_slow_prometheus_does_not_hold_up_the_rest_of_a_view(
         page = readings.open(where)
         page.get_by_label("Plots of").select_option("the last 6 hours")
         expect(page.get_by_text("Reading Prometheus …")).to_be_visible()
-        for _ in range(2):  # the first may have been on its way
+        for _ in range(2):  # the first can have begun before the choice
             wait_for(read)
         (slow,) = waiting
         # An answer that comes after another choice is not shown.
