@@ -8,8 +8,8 @@
  * nothing: one whose PTX has an entry "spin" takes its 20 ms, one with "fault" ends as an illegal
  * address does and leaves XID FAKE_CUDA_XID (31) in the file "xids". As with a real driver, a context
  * costs memory, an allocation beyond what is free is refused, and not every PTX target is compiled.
- * An MPS client gets at most the default limit of its daemon, and at most that of its variable.
- * FAKE_CUDA_UNLIMITED: MPS clients have no limit. FAKE_CUDA_ENDLESS: no allocation is refused. FAKE_CUDA_FAILS: there is no context.
+ * A kernel "work" takes 10 ns a round as its events tell it, and as often that as there are processes
+ * that run some: MPS clients only if they use more than half of the SMs. FAKE_CUDA_NO_TURNS: once.
  */
 
 #define _GNU_SOURCE
@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int ret;
@@ -29,7 +31,8 @@ enum { CONTEXT_MIB = 300, SMS = 132 };
 
 static char uuid[80];
 static u64 held;
-static int own = -1, sm = -1, pending;
+static int own = -1, sm = -1, pending, working;
+static u64 rounds;
 
 static const char *folder(void) { return getenv("FAKE_CUDA_FOLDER"); }
 
@@ -151,7 +154,7 @@ ret cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 
 ret cuModuleLoadData(void **to, const char *image)
 {
-    *to = strstr(image, ".entry fault") ? "fault" : "spin";
+    *to = strstr(image, ".entry fault") ? "fault" : strstr(image, ".entry work") ? "work" : "spin";
     return strstr(image, "sm_70") ? INVALID_PTX : OK;
 }
 ret cuModuleGetFunction(void **to, void *module, const char *name)
@@ -165,7 +168,10 @@ ret cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, unsi
 {
     char path[512];
     (void)y, (void)z, (void)threads, (void)ty, (void)tz, (void)shared, (void)stream;
-    (void)parameters, (void)extra;
+    (void)extra;
+    working = !strcmp(function, "work");
+    if (working)
+        rounds = *(u64 *)parameters[0];
     if (strcmp(function, "fault")) {
         sm = blocks >= SMS ? 100 : (int)(blocks * 100 / SMS);
         tell();
@@ -178,7 +184,50 @@ ret cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, unsi
     pending = ILLEGAL_ADDRESS;
     return OK;
 }
-ret cuCtxSynchronize(void) { usleep(20000); return pending; }
+
+/* Number of processes that ran a kernel "work" a short time ago; their files are named so. */
+static int working_now(void)
+{
+    struct stat found;
+    struct timespec now;
+    struct dirent *entry;
+    char path[512];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/work-%d", folder(), getpid());
+    close(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    utimensat(AT_FDCWD, path, NULL, 0);
+    clock_gettime(CLOCK_REALTIME, &now);
+    DIR *dir = opendir(folder());
+    while (dir && (entry = readdir(dir))) {
+        snprintf(path, sizeof path, "%s/%s", folder(), entry->d_name);
+        if (!strncmp(entry->d_name, "work-", 5) && !stat(path, &found))
+            count += now.tv_sec + now.tv_nsec * 1e-9 - found.st_mtim.tv_sec - found.st_mtim.tv_nsec * 1e-9 < 0.3;
+    }
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+ret cuCtxSynchronize(void)
+{
+    usleep(working ? 5000 : 20000);
+    return pending;
+}
+ret cuEventCreate(void **to, unsigned flags) { (void)flags; *to = &rounds; return OK; }
+ret cuEventRecord(void *event, void *stream) { (void)event, (void)stream; return OK; }
+ret cuEventElapsedTime(float *to_ms, void *since, void *until)
+{
+    (void)since, (void)until;
+    int shares = (getenv("CUDA_MPS_PIPE_DIRECTORY") && sm <= 50) || getenv("FAKE_CUDA_NO_TURNS");
+    *to_ms = (float)rounds * 1e-5F * (float)(shares ? 1 : working_now());
+    return OK;
+}
+ret cuDeviceGetAttribute(int *to, int attribute, int device)
+{
+    (void)device;
+    *to = attribute == 16 ? SMS : 0;
+    return OK;
+}
 
 ret cuGetErrorName(ret code, const char **to)
 {

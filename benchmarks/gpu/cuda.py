@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
@@ -40,6 +41,31 @@ _FAULT = """
   ret;
 }}
 """
+#: Runs a fixed number of rounds, however long they take: unlike spin, it is slowed down by others.
+_WORK = """
+.version {version}
+.target {target}
+.address_size 64
+.visible .entry work(.param .u64 rounds, .param .u64 result)
+{{
+  .reg .u64 %rd<3>;
+  .reg .u32 %r<2>;
+  .reg .pred %p<2>;
+  ld.param.u64 %rd1, [rounds];
+  ld.param.u64 %rd2, [result];
+  mov.u32 %r1, %clock;
+again:
+  mad.lo.u32 %r1, %r1, 1664525, 1013904223;
+  sub.u64 %rd1, %rd1, 1;
+  setp.ne.u64 %p1, %rd1, 0;
+  @%p1 bra again;
+  st.global.u32 [%rd2], %r1;
+  ret;
+}}
+"""
+_WORK_THREADS = 1024
+#: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+_SM_COUNT = 16
 #: Tried in this order: a driver may no longer compile for the oldest.
 _TARGETS = (("6.4", "sm_70"), ("6.4", "sm_75"), ("7.0", "sm_80"), ("5.0", "sm_52"))
 
@@ -87,6 +113,36 @@ class Cuda:
             parameters = (ctypes.c_void_p * 1)(ctypes.addressof(length_ns))
             self._launch(function, blocks, 256, parameters)
             self._call("cuCtxSynchronize")
+
+    def sms(self) -> int:
+        """Return the number of SMs of the device."""
+        count, device = ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDeviceGetAttribute", ctypes.byref(count), _SM_COUNT, device)
+        return count.value
+
+    def work(self, blocks: int) -> Callable[[int], float]:
+        """Return a function that runs one kernel of a number of rounds and returns its seconds.
+
+        The time is the GPU's: it includes the time in which kernels of other processes run.
+        """
+        function, result = self._function(_WORK, b"work"), ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(result), ctypes.c_size_t(4))
+        events = ctypes.c_void_p(), ctypes.c_void_p()
+        for event in events:
+            self._call("cuEventCreate", ctypes.byref(event), 0)
+
+        def run(rounds: int) -> float:
+            count, took_ms = ctypes.c_uint64(rounds), ctypes.c_float()
+            parameters = (ctypes.c_void_p * 2)(ctypes.addressof(count), ctypes.addressof(result))
+            self._call("cuEventRecord", events[0], None)
+            self._launch(function, blocks, _WORK_THREADS, parameters)
+            self._call("cuEventRecord", events[1], None)
+            self._call("cuCtxSynchronize")
+            self._call("cuEventElapsedTime", ctypes.byref(took_ms), *events)
+            return took_ms.value / 1000
+
+        return run
 
     def fault(self) -> None:
         """Run a kernel that writes where nothing is mapped; raises ``CudaError``."""

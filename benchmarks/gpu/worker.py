@@ -5,6 +5,9 @@
     {"do": "profile"}                          return the free memory that the process sees
     {"do": "fill", "bytes": N, "piece": N}     allocate in pieces, as an engine does at start-up
     {"do": "spin", "seconds": S, "blocks": N}  answers at its begin and at its end
+    {"do": "rounds", "sms": R, "kernel_s": S}  answers how many rounds take this time
+    {"do": "work", "sms": R, "rounds": N, "pause_s": S, "seconds": S}
+                                               answers how many such kernels it runs a second
     {"do": "fault"}                            run a kernel that writes to an illegal address
 
 The process ends at the end of its input. A failed call answers {"error": NAME, "code": N,
@@ -17,6 +20,33 @@ import time
 from typing import Any
 
 from benchmarks.gpu.cuda import Cuda, CudaError
+
+#: Rounds of a kernel that is timed to calibrate a load, and how often it is timed.
+_ROUNDS, _TRIES = 1_000_000, 3
+
+
+class Load:
+    """Kernels of the same work, one after the other, on a part of the SMs, with pauses."""
+
+    def __init__(self, cuda: Cuda, sm_ratio: float) -> None:
+        self._run = cuda.work(max(1, round(cuda.sms() * sm_ratio)))
+
+    def rounds(self, kernel_s: float) -> int:
+        """Return the work of a kernel that takes ``kernel_s`` if no other process has kernels."""
+        return max(1, round(_ROUNDS * kernel_s / min(self._run(_ROUNDS) for _ in range(_TRIES))))
+
+    def rate(self, length_s: float, rounds: int, pause_s: float) -> float:
+        """Return kernels per second, over the middle half of the time.
+
+        In the first and the last quarter another process may not have kernels.
+        """
+        began_s, kernels_s = time.monotonic(), []
+        while (now_s := time.monotonic() - began_s) < length_s:
+            took_s = self._run(rounds)
+            if length_s / 4 <= now_s <= length_s * 3 / 4:
+                kernels_s.append(took_s)
+            time.sleep(pause_s)
+        return len(kernels_s) / (sum(kernels_s) + len(kernels_s) * pause_s) if kernels_s else 0.0
 
 
 def main() -> int:
@@ -53,6 +83,11 @@ def obey(cuda: Cuda, command: dict[str, Any]) -> dict[str, Any]:
             say({"spinning": True})
             cuda.spin(command["seconds"], command["blocks"])
             return {}
+        case "rounds":
+            return {"rounds": Load(cuda, command["sms"]).rounds(command["kernel_s"])}
+        case "work":
+            load = Load(cuda, command["sms"])
+            return {"rate": load.rate(command["seconds"], command["rounds"], command["pause_s"])}
         case "fault":
             cuda.fault()
             return {}

@@ -116,6 +116,14 @@ LIES = {
         (),
         {"engines": "two engines that start at the same time both get what they want"},
     ),
+    "processes on one GPU do not take turns": (
+        {"FAKE_CUDA_NO_TURNS": "1"},
+        (),
+        {
+            "contention": "time-slicing, half of the SMs with half of the SMs: half of the SMs "
+            "keeps 100% of its speed, expected 50%"
+        },
+    ),
     "the agent takes more memory": (
         {"FAKE_NVML_BALLAST_MIB": "90"},
         (),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.gpu.checks import (
     activity,
+    contention,
     cost,
     driver,
     engines,
@@ -34,6 +35,7 @@ CHECKS: dict[str, Callable[[Machine], Line]] = {
     "mps-limit": mps.limited_clients,
     "memory-limits": limits.memory_limits,
     "engines": engines.two_engines,
+    "contention": contention.contention,
     "frameworks": frameworks.within_share,
     "cost": cost.cost,
 }

@@ -28,13 +28,13 @@ _WANTED_BYTES, _PIECE_BYTES = 10 << 30, 64 << 20
 
 
 def two_clients(machine: Machine) -> Line:
-    with _daemon(machine) as places:
+    with daemon(machine) as places:
         return _measured(machine, places)
 
 
 def limited_clients(machine: Machine) -> Line:
     """Clients allocate until they fail: with the daemon's limit, a lower one and a higher one."""
-    with _daemon(machine) as places:
+    with daemon(machine) as places:
         limit = f"set_default_device_pinned_mem_limit 0 {_DEFAULT_MIB}M\n"
         machine.children.run([machine.tool(_CONTROL)], _START_S, limit, **places)
         figures = {
@@ -88,7 +88,7 @@ def _told(found: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _daemon(machine: Machine) -> Iterator[dict[str, str]]:
+def daemon(machine: Machine) -> Iterator[dict[str, str]]:
     """Run an MPS daemon of our own; yields the environment of its clients."""
     machine.alone()
     control = machine.tool(_CONTROL)
