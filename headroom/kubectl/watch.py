@@ -1,12 +1,15 @@
 """`top --watch`: reads the console in a thread, and draws on the terminal until q or Ctrl-C.
 
 curses writes only what differs from the last frame, so the screen does not flicker, and it restores
-the terminal at the end. Into a pipe, each frame is written as plain text.
+the terminal at the end. Into a pipe, and on a terminal that cannot move its cursor, each frame is
+written as plain text.
 """
 
 import contextlib
+import locale
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,7 +19,17 @@ from dataclasses import replace
 from typing import Any
 
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi
-from headroom.kubectl.watch_frame import ASCII, BLOCKS, Choice, Detail, Reading, Style, frame, plain
+from headroom.kubectl.watch_frame import (
+    ASCII,
+    BLOCKS,
+    PIPE_WIDTH,
+    Choice,
+    Detail,
+    Reading,
+    Style,
+    frame,
+    plain,
+)
 from headroom.kubectl.watched_fleet import Order, Row, WatchedFleet, ordered
 
 #: Seconds between two readings; the history has a value every 10 s.
@@ -125,7 +138,7 @@ def keep_watching(connect: Callable[[Callable[[str], object]], DebugApi], choice
     threading.Thread(target=reader.follow, daemon=True).start()
     if not sys.stdout.isatty():
         with contextlib.suppress(KeyboardInterrupt):
-            _print_frames(reader, choice)
+            _print_frames(reader, choice, PIPE_WIDTH)
         return
     try:
         import curses
@@ -140,8 +153,12 @@ def keep_watching(connect: Callable[[Callable[[str], object]], DebugApi], choice
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     os.environ.setdefault("ESCDELAY", "25")
     try:
+        curses.setupterm()
         with contextlib.suppress(KeyboardInterrupt):
-            curses.wrapper(_draw_until_quit, reader, choice)
+            if curses.tigetstr("cup"):
+                curses.wrapper(_draw_until_quit, reader, choice)
+            else:  # such as TERM=dumb: the cursor cannot be moved
+                _print_frames(reader, choice, shutil.get_terminal_size().columns)
     except curses.error as err:
         raise CommandError(
             f"the terminal cannot be used: {err}; set TERM. Example: TERM=xterm", BAD_INPUT
@@ -153,11 +170,12 @@ def _rows(reading: Reading, choice: Choice) -> list[Row]:
     return ordered(listed, choice.order, choice.search, choice.troubled)
 
 
-def _print_frames(reader: Reader, choice: Choice) -> None:
+def _print_frames(reader: Reader, choice: Choice, width: int) -> None:
     while True:
         reading, now_s = reader.reading, time.time()
         rows = _rows(reading, choice)
-        print(plain(reading, rows, choice, now_s, reader.problem), end="\n\n", flush=True)  # noqa: T201
+        text = plain(reading, rows, choice, now_s, reader.problem, width)
+        print(text, end="\n\n", flush=True)  # noqa: T201
         reader.select(rows[0] if rows else None)
         time.sleep(_PIPE_EVERY_S)
 
@@ -168,11 +186,7 @@ def _draw_until_quit(screen: Any, reader: Reader, choice: Choice) -> None:
     with contextlib.suppress(curses.error):  # some terminals cannot hide the cursor
         curses.curs_set(0)
     styles = _styles()
-    try:
-        BLOCKS.encode(sys.stdout.encoding or "ascii")
-        levels = BLOCKS
-    except (UnicodeError, LookupError):
-        levels = ASCII
+    levels = BLOCKS if _shows_blocks() else ASCII
     screen.timeout(int(1000 * _KEY_S))
     known: tuple[Any, ...] = ()
     rows: list[Row] = []
@@ -196,6 +210,17 @@ def _draw_until_quit(screen: Any, reader: Reader, choice: Choice) -> None:
             continue
         if not _pressed(key, choice, height):
             return
+
+
+def _shows_blocks() -> bool:
+    """Return whether curses shows characters that are not ASCII. It uses the encoding of the
+    locale; ``sys.stdout.encoding`` is UTF-8 also in locale C, and in locales that are not
+    installed, as after ssh from a host that has them."""
+    try:
+        BLOCKS.encode(locale.getencoding())
+    except (UnicodeError, LookupError):
+        return False
+    return True
 
 
 def _styles() -> dict[Style, int]:

@@ -26,6 +26,8 @@ _SHORT_KEYS = "q quit  n/g nodes, GPUs  w/a/r/u/m sort  t troubled  / search"
 #: Levels of a sparkline, and those for terminals that show only ASCII.
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 HOUR_S = 3600
+#: Characters of a line in a pipe.
+PIPE_WIDTH = 200
 #: Rows in a pipe.
 _PIPE_ROWS = 20
 #: Width below which the memory column is left out, and bars are short.
@@ -33,7 +35,11 @@ _WIDE = 100
 #: Lines of each list above the table, and of pods below it.
 _NEWS, _PODS = 3, 3
 _LEAST_ROWS = 3
+#: Lines of a message that is shortened.
+_SHORT = 2
 _LEAST_SPARKLINE = 10
+#: Seconds after which answers are no longer called live.
+_LIVE_S = 8.0
 #: Shares above this are shown as this value.
 _MOST_PERCENT = 999
 
@@ -98,7 +104,10 @@ def frame(
     choice.selected = max(0, min(choice.selected, len(rows) - 1))
     below = list(_detail(reading, rows[choice.selected], levels, width)) if rows else []
     spare = height - len(above) - 2 - _LEAST_ROWS  # the header of the table, and the keys
-    news = news[: max(1, spare - len(below))]
+    if len(news) > (room := max(1, spare - len(below))):
+        news = list(_news(reading.overview, width, is_short=True))
+    if len(news) > room:
+        news = news[:room] if room == 1 else [*news[: room - 1], _continued(news[room - 1])]
     below = below[: max(0, spare - len(news))]
     shown = max(0, height - len(above) - len(news) - len(below) - 2)
     choice.first = max(
@@ -110,14 +119,20 @@ def frame(
         lines.append(("", "no node matches" if choice.search or choice.troubled else "no GPUs"))
     lines += [("", "")] * (height - 1 - len(lines) - len(below))
     lines += [*below, _foot(choice, len(rows), width)]
-    return [(style, _cut(text, width)) for style, text in lines[:height]]
+    cut = [(style, _cut(text, width)) for style, text in lines[:height]]
+    return cut if levels == BLOCKS else [(style, text.replace("…", "~")) for style, text in cut]
 
 
 def plain(
-    reading: Reading, rows: Sequence[Row], choice: Choice, now_s: float, problem: str = ""
+    reading: Reading,
+    rows: Sequence[Row],
+    choice: Choice,
+    now_s: float,
+    problem: str = "",
+    width: int = PIPE_WIDTH,
 ) -> str:
-    """Return the frame as text for a pipe, with at most 20 rows and no line of keys."""
-    lines = frame(reading, rows, choice, 200, _PIPE_ROWS + 15, now_s, problem, ASCII)[:-1]
+    """Return the frame as ASCII text for a pipe, with at most 20 rows and no line of keys."""
+    lines = frame(reading, rows, choice, width, _PIPE_ROWS + 15, now_s, problem, ASCII)[:-1]
     return "\n".join(text.rstrip() for _, text in lines if text.strip())
 
 
@@ -174,6 +189,8 @@ def _head(reading: Reading, now_s: float, problem: str, width: int) -> Iterator[
     if reading.observes:
         left += "; mode observe"
     old, at = age(now_s - reading.at_s), clock(reading.at_s)
+    if not problem and now_s - reading.at_s > _LIVE_S:
+        problem = "the console does not answer"
     if not problem:
         right = f"As of {at}, live"
         yield "bold", f"{left}{right:>{max(len(right) + 2, width - len(left))}}"
@@ -206,8 +223,11 @@ def _memory(reading: Reading, width: int, levels: str) -> Iterator[Line]:
         yield "", line
 
 
-def _news(overview: Body, width: int) -> Iterator[Line]:
-    """Yield the counts of the overview, and its most urgent entries in the page's words."""
+def _news(overview: Body, width: int, is_short: bool = False) -> Iterator[Line]:
+    """Yield the counts of the overview, and its most urgent entries in the page's words.
+
+    ``is_short``: why pods wait is cut after two lines, so that the fix still fits.
+    """
     totals = overview["totals"]
     counts = totals["at_risk"], totals["waiting_pods"], totals["broken"]
     if not any(counts):
@@ -219,7 +239,10 @@ def _news(overview: Body, width: int) -> Iterator[Line]:
     for risk in risks:
         yield from _entry(_risk(risk), width)
     for group in waiting:
-        yield from _entry(f"{_owner(group)}: {group['message']}", width)
+        lines = list(_entry(f"{_owner(group)}: {group['message']}", width))
+        if is_short and len(lines) > _SHORT:
+            lines = [*lines[: _SHORT - 1], _continued(lines[_SHORT - 1])]
+        yield from lines
         if group["fix"]:  # cut if it is too long: `why` prints it whole
             yield "", f"    Fix: {group['fix']}"
     for fault in overview["broken"][: max(0, _NEWS - len(risks) - len(waiting))]:
@@ -234,8 +257,10 @@ def _entry(text: str, width: int) -> Iterator[Line]:
 
 
 def _risk(risk: Body) -> str:
-    pods = ", ".join(f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"][:2])
-    return f"{risk['node']} {noun(risk['gpu'])}: {risk['message']}" + (f"; {pods}" if pods else "")
+    names = [f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"][:2]]
+    known = risk["message"].split()
+    parts = [risk["message"], ", ".join(name for name in names if name not in known)]
+    return f"{risk['node']} {noun(risk['gpu'])}: {'; '.join(filter(None, parts))}"
 
 
 def _owner(group: Body) -> str:
@@ -346,6 +371,12 @@ def _foot(choice: Choice, rows: int, width: int) -> Line:
         place += ", only troubled"
     keys = KEYS if len(place) + 3 + len(KEYS) <= width else _SHORT_KEYS
     return "quiet", f"{place}   {keys}"
+
+
+def _continued(line: Line) -> Line:
+    """Return a line that shows that more would follow."""
+    style, text = line
+    return style, f"{text} …"
 
 
 def _cut(text: str, width: int) -> str:

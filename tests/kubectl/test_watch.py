@@ -237,6 +237,10 @@ def test_old_data_show_their_age_and_the_reason() -> None:
     ]
     assert re.fullmatch(r"Not up to date since [\d:]+ \S+ \(95s\): it is gone", lines[1])
     assert lines[0] == "3 nodes, 3 GPUs, 128.0 GiB allocatable"
+    silent = [text for _, text in frame(found, found.gpus, Choice(), 80, 24, AT_S + 9)]
+    assert re.fullmatch(
+        r"Not up to date since [\d:]+ \S+ \(9s\): the console does not answer", silent[1]
+    )
     text = plain(found, found.gpus, Choice(), AT_S)
     assert "\x1b" not in text
     assert not set(text) & set(BLOCKS)
@@ -244,14 +248,16 @@ def test_old_data_show_their_age_and_the_reason() -> None:
 
 
 @contextmanager
-def on_terminal(address: str, *arguments: str) -> Iterator[tuple[Any, int, Callable[[], str]]]:
+def on_terminal(
+    address: str, *arguments: str, **variables: str
+) -> Iterator[tuple[Any, int, Callable[[], str]]]:
     """Run the plugin on a terminal. Yields the process, the terminal, and what was written."""
     ours, theirs = pty.openpty()
     resize(theirs, 80, 24)
     before = termios.tcgetattr(theirs)
     environment = {
         **{"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": address},
-        **{"TERM": "xterm", "LANG": "C.UTF-8"},
+        **{"TERM": "xterm", "LANG": "C.UTF-8", **variables},
     }
     # setsid makes it the controlling terminal, which sends Ctrl-C and the change of its size. A
     # shell lets its background jobs, such as these tests, ignore Ctrl-C.
@@ -332,6 +338,42 @@ def test_q_and_sigterm_restore_the_terminal(keys: bytes, status: int) -> None:
             process.terminate()
         assert process.wait(20) == status
         until(lambda: RESTORED in written(), "a restored terminal")
+
+
+@pytest.mark.slow
+def test_a_terminal_that_cannot_move_its_cursor_gets_frames_that_fit() -> None:
+    with (
+        serving(FLEET) as server,
+        on_terminal(server.debug, "gpu", "-w", TERM="dumb") as (process, terminal, written),
+    ):
+        until(lambda: "4 GPUs, 96.0 GiB allocatable" in written(), "the first frame")
+        until(lambda: "shared-0000: reading ..." in written(), "its last line")
+        lines = written().replace("\r", "").splitlines()
+        assert lines[0].startswith("2 nodes, 4 GPUs, 96.0 GiB allocatable")
+        assert max(map(len, lines)) <= 80
+        assert "\x1b" not in written()
+        os.write(terminal, b"\x03")
+        assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_a_locale_that_is_not_installed_gets_ascii() -> None:
+    """ssh sends the locale of the other host; Python then writes UTF-8, but curses does not."""
+    fleet = FLEET.replace("name: shared", "name: gke-prod-gpu-pool-with-a-long-name-1a2b3c4d")
+    with (
+        serving(fleet) as server,
+        on_terminal(server.debug, "gpu", "-w", LC_ALL="xx_XX.UTF-8") as (
+            process,
+            terminal,
+            written,
+        ),
+    ):
+        until(lambda: "No pod holds memory of this GPU." in written(), "the selected GPU")
+        until(lambda: "_  last hour" in written(), "a sparkline")
+        assert re.search(r"gke-prod-[\w-]*~[\w-]*-0000 ", written())
+        assert written().isascii()
+        os.write(terminal, b"q")
+        assert process.wait(20) == 0
 
 
 def test_options_that_it_does_not_have_are_rejected_with_an_example() -> None:

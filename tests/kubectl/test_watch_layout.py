@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from headroom.kubectl.watch_frame import Choice, frame
+from headroom.kubectl.watch_frame import ASCII, BLOCKS, Choice, frame
 from headroom.kubectl.watched_fleet import Order, WatchedFleet, ordered
-from tests.kubectl.test_watch import AT_S, detail, fleet, reading
+from tests.kubectl.test_watch import AT_S, FIX, detail, fleet, reading
 
 
 def large_fleet() -> WatchedFleet:
@@ -120,6 +120,32 @@ def test_the_keys_are_short_if_a_search_leaves_no_room_for_their_names() -> None
     for search, keys in (("", "sort: w worst, a name"), ("l4-00", "w/a/r/u/m sort")):
         *_, (_, foot) = frame(found, found.gpus, Choice(search=search), 120, 24, AT_S)
         assert (keys in foot, foot.endswith("/ search"), len(foot) <= 120) == (True, True, True)
+
+
+@pytest.mark.parametrize(("levels", "mark"), [(BLOCKS, "…"), (ASCII, "~")])
+def test_a_list_that_is_cut_shows_that_more_follows(levels: str, mark: str) -> None:
+    """First the reason for waiting is cut, because `why` prints it whole, then the list."""
+    found = reading(large_fleet(), detail())
+    group = {**found.overview["waiting"][0], "message": "no node can take the pod " * 40}
+    found = replace(found, overview={**found.overview, "waiting": [group]})
+    for height, has_fix in ((24, True), (17, False)):
+        lines = [
+            text for _, text in frame(found, found.gpus, Choice(), 80, height, AT_S, levels=levels)
+        ]
+        (header,) = (i for i, line in enumerate(lines) if line.startswith("NODE "))
+        cut = [line for line in lines[4:header] if line.endswith(mark)]
+        assert (lines[header - 1] == f"    Fix: {FIX}", len(cut)) == (has_fix, 1)
+        assert "…" not in "".join(lines) or levels == BLOCKS
+
+
+def test_a_pod_that_the_risk_names_is_not_named_again() -> None:
+    found = reading(fleet())
+    pods = [{"namespace": "team-a", "name": name} for name in ("llm", "llm-2")]
+    risk = {**found.overview["at_risk"][0], "pods": pods}
+    risk["message"] = "team-a/llm-2 uses 9.0 GiB and requested 7.0 GiB"
+    found = replace(found, overview={**found.overview, "at_risk": [risk]})
+    lines = [text for _, text in frame(found, found.gpus, Choice(), 80, 24, AT_S)]
+    assert f"  a GPU 1: {risk['message']}; team-a/llm" in lines
 
 
 def test_a_fix_that_is_too_long_is_cut_and_a_command_is_whole() -> None:
