@@ -55,8 +55,8 @@ _FLEET = {
     "headroom": "Memory that can still be reserved; overcommitted devices count as full.",
     "overcommitted": "Memory committed above that of the devices, in the worst case; must be 0.",
 }
-#: Attribute of ``Totals`` -> label.
-_DRIFT = {"overuse": "beyond_request", "underuse": "unused", "unreserved": "unreserved"}
+#: Attributes of ``Totals``, and values of the label.
+_DRIFT = ("overuse", "underuse", "unreserved")
 #: Part of the metric's name, its help text, and the value in bytes.
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     (
@@ -276,12 +276,12 @@ def _fleet(fleet: Totals) -> Iterator[Metric]:
     drift = GaugeMetricFamily(
         "headroom_ledger_drift_bytes",
         "Difference between ledger and measurement, over all devices: used above the request "
-        "(beyond_request), requested but unused (unused), used without a reservation there "
+        "(overuse), requested but unused (underuse), used without a reservation there "
         "(unreserved).",
         labels=["kind"],
     )
-    for attribute, kind in _DRIFT.items():
-        drift.add_metric([kind], getattr(fleet, attribute))
+    for kind in _DRIFT:
+        drift.add_metric([kind], getattr(fleet, kind))
     yield drift
 
 

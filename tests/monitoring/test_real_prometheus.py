@@ -18,6 +18,7 @@ from tests.monitoring.test_rules import DOCS, RULES, alerts
 from tests.serving import offer, pod
 from tests.waiting import until
 
+PAGE = Path(__file__).parents[2] / "extender/console/page"
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
 #: Faults in this world that are visible at once.
 ACTIVE = {
@@ -140,6 +141,19 @@ def test_panels_do_not_overlap() -> None:
         taken |= cells
     ids = [panel["id"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+def test_panels_are_explained_and_figures_of_the_page_have_its_words() -> None:
+    unexplained = {panel["title"] for panel in panels() if not panel.get("description")}
+    # Their titles contain all that there is to explain.
+    assert unexplained == {
+        *("Nodes that take pods", "Pending pods by reason"),
+        "Age of the oldest pending pod by reason",
+    }
+    script = (PAGE / "app.js").read_text()
+    for title in ("Allocatable", "Reserved by pods", "Measured in use", "Headroom"):
+        assert f'"{title.lower()}"]' in script
+        assert title in {panel["title"] for panel in panels()}
 
 
 def test_queries_in_the_docs_are_served(world: World) -> None:
