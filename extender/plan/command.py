@@ -14,8 +14,9 @@ import typer
 from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
-from extender.plan.lives import History, Vram, model_named, with_more
+from extender.plan.lives import History, Vram
 from extender.plan.mig import PROFILES, split_by_mig
+from extender.plan.node_changes import with_changes
 from extender.plan.prices import read_prices
 from extender.plan.recommended import with_recommendations
 from extender.plan.recording import history_of, history_of_snapshot, read_recording
@@ -54,8 +55,9 @@ def plan(
     nodes: Annotated[
         list[str] | None,
         typer.Option(
-            help="pool=gpu: read only nodes with these labels. +4xL40S: add 4 nodes like those "
-            "with this GPU model. Can be repeated."
+            help="pool=gpu: read only nodes with these labels. +4xL40S: add 4 nodes with this GPU "
+            "model. +4x8xL40S:46068Mi: the same, with 8 GPUs each and this memory of a GPU. "
+            "-gpu-a: remove node gpu-a. Can be repeated."
         ),
     ] = None,
     mode: Annotated[
@@ -93,14 +95,12 @@ def plan(
     if command.invoked_subcommand is not None:
         return
     try:
-        added = [each for each in nodes or () if each.startswith("+")]
-        selectors = [each for each in nodes or () if not each.startswith("+")]
+        changes = [each for each in nodes or () if each.startswith(("+", "-"))]
+        selectors = [each for each in nodes or () if each not in changes]
         labels = {key: value for each in selectors for key, value in _labels(each).items()}
         files = {"--pods": pods, "--recording": recording, "--snapshot": snapshot}
         history = _history(files, machines, prometheus, _days(window), labels)
-        for each in added:
-            history = _bought(history, each)
-        history = with_recommendations(history)
+        history = with_recommendations(with_changes(history, changes))
         sources = _vrams(history, vram, margin)
         configurations = _configurations(mode, replicas, sources[0], history)
         if not 1 <= seeds <= _MOST_SEEDS:
@@ -236,25 +236,6 @@ def _days(window: str) -> int:
     return days
 
 
-def _bought(history: History, given: str) -> History:
-    """Add the nodes that ``+4xL40S`` means."""
-    found = re.fullmatch(r"\+(\d{1,4})x(.+)", given, re.ASCII)
-    models = sorted({machine.model for machine in history.machines})
-    if found is None or not (count := int(found[1])):
-        raise BadSettings(
-            f"--nodes {given} is not a number of nodes and a GPU model. Example: "
-            f"--nodes +4x{models[0]}"
-        )
-    model = model_named(models, found[2])
-    if model is None:
-        raise BadSettings(
-            f"--nodes {given}: not exactly one GPU model of the cluster has this name, so the size "
-            f"of such a node is unknown. Models of the cluster: {', '.join(models)}. Example: "
-            f"--nodes +4x{models[0].split()[-1]}"
-        )
-    return with_more(history, count, model)
-
-
 def _labels(selector: str) -> dict[str, str]:
     """Return the labels of a selector as kube-state-metrics names them."""
     found: dict[str, str] = {}
@@ -263,7 +244,7 @@ def _labels(selector: str) -> dict[str, str]:
         if not equals or not key or not value:
             raise BadSettings(
                 f"--nodes {selector}: {part!r} is not key=value. Example: --nodes pool=gpu; or to "
-                "add nodes: --nodes +4xL40S"
+                "add nodes: --nodes +4xL40S; or to remove one: --nodes -gpu-a"
             )
         found["label_" + re.sub(r"[^a-zA-Z0-9_]", "_", key.strip())] = value.strip()
     return found

@@ -1,9 +1,12 @@
-"""Builds a cluster state of machines, as agents would report them idle."""
+"""Builds a cluster state of machines, as agents would report them idle, and a simulation on it.
+
+How the machines share their GPUs is a change of the simulation, as in a what-if of the console.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.annotations import DEVICE_CHOICE, DeviceChoice
+from contract.annotations import DeviceChoice
 from contract.gpunode import (
     SM_SOURCES,
     Device,
@@ -21,6 +24,7 @@ from extender.plan.lives import Machine
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
+from extender.state.simulation import Simulation
 
 GPU = "nvidia.com/gpu"
 _NEVER_STALE_S = 1e12
@@ -40,32 +44,35 @@ def device_uuid(machine: Machine, index: int) -> str:
     return f"{machine.name}/{index}"
 
 
-def cluster_of(machines: Sequence[Machine], sharing: Sharing) -> ClusterState:
-    """Return the state of these machines, idle, with the stock device plugin on each."""
+def simulation_of(
+    machines: Sequence[Machine], sharing: Sharing, kinds: int
+) -> tuple[ClusterState, Simulation]:
+    """Return the state of these machines, idle and unshared, with the stock device plugin on each,
+    and a simulation on it in which they share. ``kinds`` is that of ``Simulation``."""
     state = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)
     state.apply(
         event
         for machine in machines
-        for event in (
-            NodeSeen(_node(machine, sharing)),
-            GPUNodeSeen(_gpunode(machine, sharing), 0.0),
-        )
+        for event in (NodeSeen(_node(machine)), GPUNodeSeen(_gpunode(machine), 0.0))
     )
-    return state
+    simulation = Simulation(state, state.snapshot(), 0.0, kinds)
+    if sharing.replicas > 1:
+        for machine in machines:
+            simulation.set_replicas(machine.name, sharing.replicas)
+            if sharing.steered:
+                simulation.set_mode(machine.name, DeviceChoice.STEERED)
+    return state, simulation
 
 
-def _node(machine: Machine, sharing: Sharing) -> Node:
-    choice = DeviceChoice.STEERED if sharing.steered else DeviceChoice.PREDICTED
+def _node(machine: Machine) -> Node:
     return Node(
-        metadata=ObjectMeta(
-            name=machine.name, uid=machine.name, annotations={DEVICE_CHOICE: choice.value}
-        ),
-        status=NodeStatus(allocatable={GPU: str(machine.devices * sharing.replicas)}),
+        metadata=ObjectMeta(name=machine.name, uid=machine.name),
+        status=NodeStatus(allocatable={GPU: str(machine.devices)}),
     )
 
 
-def _gpunode(machine: Machine, sharing: Sharing) -> GPUNode:
-    shared, mig = sharing.replicas > 1, machine.instances > 1
+def _gpunode(machine: Machine) -> GPUNode:
+    mig = machine.instances > 1
     devices = [
         Device(
             uuid=device_uuid(machine, index),
@@ -79,9 +86,9 @@ def _gpunode(machine: Machine, sharing: Sharing) -> GPUNode:
             used_bytes=0,
             unattributed_bytes=0,
             sm_activity=SmActivity(0.0, SM_SOURCES[0]),
-            sharing="time-slicing" if shared else "none",
+            sharing="none",
             resource=GPU,
-            replicas=Replicas(free=sharing.replicas),
+            replicas=Replicas(free=1),
         )
         for index in range(machine.devices)
     ]
@@ -89,7 +96,6 @@ def _gpunode(machine: Machine, sharing: Sharing) -> GPUNode:
         allocation_policy="distributed",
         device_list_strategy="envvar",
         topology_manager_policy="none",
-        steered=[GPU] if sharing.steered and shared else [],
     )
     return GPUNode(
         ObjectMeta(name=machine.name, uid=machine.name),

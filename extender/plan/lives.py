@@ -75,6 +75,8 @@ class History:
     lives: tuple[Life, ...]
     #: Assumptions of the source, as sentences.
     assumptions: tuple[str, ...]
+    #: The nodes before some were added or removed; None if they are as they were.
+    before: tuple[Machine, ...] | None = None
 
     @property
     def gpus(self) -> int:
@@ -153,25 +155,6 @@ def mixed_order(machines: Sequence[Machine]) -> list[Machine]:
         for rank, machine in enumerate(alike)
     ]
     return [machine for _, _, machine in sorted(placed, key=lambda each: each[:2])]
-
-
-def with_more(history: History, count: int, model: str) -> History:
-    """Return the history with ``count`` more nodes, like the first one that has this GPU model.
-
-    Raises ``KeyError`` if no node has it.
-    """
-    like = next((machine for machine in history.machines if machine.model == model), None)
-    if like is None:
-        raise KeyError(model)
-    new = [replace(like, name=f"{like.name}+new-{number}") for number in range(count)]
-    nodes = "1 node" if count == 1 else f"{count:,} nodes"
-    added = (
-        f"{nodes} with {like.gpus} {model} each {'is' if count == 1 else 'are'} added to the "
-        f"{len(history.machines):,} of the cluster, and {'counts' if count == 1 else 'count'} as "
-        "today's."
-    )
-    machines = (*history.machines, *new)
-    return replace(history, machines=machines, assumptions=(*history.assumptions, added))
 
 
 def model_named(models: Sequence[str], name: str) -> str | None:

@@ -43,7 +43,7 @@ def candidates(history: History, vram: Vram) -> list[Candidate]:
     for workload, lives in by_workload.items():
         needs = [vram.need_bytes(life) or 0 for life in lives]
         gained = sum(
-            life.run_s * (_gpu_bytes(life, sizes) - need)
+            life.run_s * (_gpu_bytes(life, need, sizes) - need)
             for life, need in zip(lives, needs, strict=True)
         )
         gained_bytes = int(gained / history.span_s)
@@ -51,10 +51,11 @@ def candidates(history: History, vram: Vram) -> list[Candidate]:
     return sorted(found, key=lambda each: (-each.gained_bytes, each.workload))
 
 
-def _gpu_bytes(life: Life, sizes: Mapping[str, int]) -> int:
-    """Return the memory of the smallest GPU on which the pod can run."""
+def _gpu_bytes(life: Life, need_bytes: int, sizes: Mapping[str, int]) -> int:
+    """Return the memory of the smallest GPU on which the pod can run with its request."""
+    least_bytes = max(need_bytes, life.known_bytes or 0)
     allowed = [size for model, size in sizes.items() if not life.models or model in life.models]
-    return min((size for size in allowed if size >= (life.known_bytes or 0)), default=0)
+    return min((size for size in allowed if size >= least_bytes), default=need_bytes)
 
 
 def namespace_defaults(found: Sequence[Candidate]) -> list[tuple[str, str]]:

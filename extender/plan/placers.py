@@ -18,10 +18,10 @@ from contract.annotations import MAX_SM, VRAM
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Rows
-from extender.plan.fleet import GPU, Sharing, cluster_of, device_uuid
+from extender.plan.fleet import GPU, Sharing, device_uuid, simulation_of
 from extender.plan.lives import Machine
 from extender.state.eligible_nodes import Eligible
-from extender.state.simulation import Placed, Simulation
+from extender.state.simulation import Placed
 
 #: Maximum number of kinds of requests whose fit is kept. Needs are multiples of 256 MiB, so this
 #: is enough for GPUs of up to 128 GiB. A kind takes about 100 bytes for each node.
@@ -95,8 +95,7 @@ class ByHeadroom:
     def __init__(self, machines: Sequence[Machine], sharing: Sharing, seed: int) -> None:
         self._machines = machines
         self._row_of = {machine.name: row for row, machine in enumerate(machines)}
-        self._cluster = cluster_of(machines, sharing)
-        self._simulation = Simulation(self._cluster, self._cluster.snapshot(), 0.0, _KINDS)
+        self._cluster, self._simulation = simulation_of(machines, sharing, _KINDS)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
         #: SM activity of each device that reports more than none: machine, device -> ratio.
         self._activity: dict[tuple[int, int], float] = {}

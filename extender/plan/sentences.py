@@ -64,16 +64,26 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
 def _scope(study: Study) -> str:
     history = study.history
     peaks = [life.peak_bytes for life in history.lives if life.peak_bytes is not None]
-    sizes = sorted(
-        machine.memory_bytes for machine in history.machines for _ in range(machine.gpus)
-    )
+    machines = history.machines if history.before is None else history.before
+    sizes = sorted(machine.memory_bytes for machine in machines for _ in range(machine.gpus))
     text = (
         f"Over {plural(history.days, 'day')}, {plural(len(history.lives), 'pod')} with a GPU ran "
-        f"on a cluster of {plural(history.gpus, 'GPU')} ({plural(len(history.machines), 'node')})"
+        f"on a cluster of {plural(len(sizes), 'GPU')} ({plural(len(machines), 'node')})"
     )
     if peaks:
         peak, size = statistics.median(peaks) / GIB, statistics.median(sizes) / GIB
         text += f"; their median peak was {peak:.1f} of {size:.1f} GiB"
+    if history.before is not None:
+        text += (
+            f". With the changes of --nodes it has {plural(history.gpus, 'GPU')} "
+            f"({plural(len(history.machines), 'node')}), which count as today's"
+        )
+    if study.left_out:
+        are = ("fits", "is") if study.left_out == 1 else ("fit", "are")
+        text += (
+            f". {plural(study.left_out, 'pod')} {are[0]} on no node of the cluster and {are[1]} "
+            "left out"
+        )
     return text + "."
 
 
@@ -273,8 +283,6 @@ def assumptions(study: Study) -> list[str]:
     """Return everything that the figures assume."""
     history = study.history
     found = [*history.assumptions]
-    if study.left_out:
-        found.append(f"{study.left_out:,} pods fit on no node of the cluster and are left out.")
     if study.seeds == 1:
         ranges = "The only replay is that of the history as it was: its figures have no ranges."
         if study.unshared.spread_ratio:

@@ -74,3 +74,10 @@ def gpus_of(instance_type: str) -> Gpus | None:
     model, memory_gb, counts = _AMAZON.get(family, ("", 0, {}))
     count = counts.get(size)
     return None if count is None else Gpus(model, count, memory_gb)
+
+
+def nominal_gb(model: str) -> list[int]:
+    """Return the sizes in which a GPU model is listed, in GB (10**9 bytes)."""
+    listed = {(name, gb) for name, gb, _ in _AMAZON.values()}
+    listed |= {(each.model, each.memory_gb) for each in _AZURE.values()}
+    return sorted(gb for name, gb in listed if name == model)

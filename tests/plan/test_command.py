@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.plan import generated
 from extender.plan.intervals import interval
-from tests.plan.small_history import HOUR_S, NODES, files, run
+from tests.plan.small_history import HOUR_S, files, run
 
 __all__ = ["files"]
 
@@ -211,37 +211,6 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     assert "for 100 % of their running time, most often web with web, and lose 58 % of it." in words
     assert "With headroom.gpu/max-sm: 40% on all pods that share, they compete for 0 %, " in words
     assert "and the work needs 6 GPUs." in words
-
-
-def test_more_nodes_shorten_the_wait(files: tuple[Path, Path]) -> None:
-    _, nodes = files
-    nodes.write_text("\n".join([NODES, "n0,2,L4,23034"]) + "\n")
-    few = ("--replicas", "2", "--mode", "counting", "--seeds", "1", "--json")
-    before = json.loads(run(files, *few)[1])["configurations"][0]["replays"][0]
-    after = json.loads(run(files, *few, "--nodes", "+2xL4")[1])
-    assert before["today_wait_s"] > 1000
-    assert after["gpus"] == 6
-    assert after["configurations"][0]["replays"][0]["today_wait_s"] == 0.0
-    added = "2 nodes with 2 L4 each are added to the 1 of the cluster, and count as today's."
-    assert added in after["assumptions"]
-
-
-def test_a_model_may_be_named_by_one_of_its_words(files: tuple[Path, Path], tmp_path: Path) -> None:
-    _, nodes = files
-    nodes.write_text("\n".join([NODES, "n0,2,NVIDIA L4,23034", "n1,2,NVIDIA L40S,46068"]) + "\n")
-    prices = tmp_path / "prices.yaml"
-    prices.write_text("L4: 0.5\nNVIDIA L40S: 1\n")
-    few = ("--replicas", "2", "--mode", "counting", "--seeds", "1", "--prices", str(prices))
-    data = json.loads(run(files, *few, "--nodes", "+3xL4", "--json")[1])
-    assert data["gpus"] == 10
-    unshared = data["configurations"][0]["replays"][0]
-    models = unshared["models"]
-    cost = 730 * (0.5 * models["NVIDIA L4"] + models["NVIDIA L40S"])
-    assert unshared["month_cost"] == cost > 0
-    prices.write_text("L4: 0.5\nNVIDIA: 1\nL40S: 1")
-    code, _, error = run(files, *few)
-    assert code == 2
-    assert "model NVIDIA L4 has more than one price" in error
 
 
 def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:

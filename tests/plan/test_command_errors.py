@@ -39,12 +39,6 @@ def test_errors_name_file_line_and_column(
         (["--mode", "magic"], "predicted, steered, mig. Example: --mode steered"),
         (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
-        (["--nodes", "+0xL4"], "--nodes +0xL4 is not a number of nodes and a GPU model. Example: "),
-        (
-            ["--nodes", "+2xH100"],
-            "not exactly one GPU model of the cluster has this name, so the size of such a node is "
-            "unknown. Models of the cluster: L4",
-        ),
         (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
         (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
         (["--nodes", "2xL4"], "'2xL4' is not key=value. Example: --nodes pool=gpu; or to add"),
