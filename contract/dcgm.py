@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 #: The ratio of SM activity: until 4.8, and since 4.9.0.
 SM_ACTIVITY = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO")
+#: GPU utilization: the part of the time in which any kernel ran, in percent. MIG devices have none.
+UTILIZATION_PERCENT = "DCGM_FI_DEV_GPU_UTIL"
 #: Used memory of the device: in MiB until 4.8, in bytes since 4.9.0.
 USED_MIB, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
 #: Free memory of the device, with the same units.

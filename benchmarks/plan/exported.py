@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.plan.generated import GPU_MIB, GPUS_OF_NODE, MODEL, Row
-from contract.dcgm import FREE_BYTES, FREE_MIB, SM_ACTIVITY, USED_BYTES, USED_MIB
+from contract.dcgm import (
+    FREE_BYTES,
+    FREE_MIB,
+    SM_ACTIVITY,
+    USED_BYTES,
+    USED_MIB,
+    UTILIZATION_PERCENT,
+)
 
 #: Interval of the samples.
 EVERY_S = 60
@@ -17,6 +24,8 @@ EVERY_S = 60
 SHOWN_S = 600
 _KSM = 'job="kube-state-metrics",instance="10.0.0.1:8080"'
 _IDLE_MIB = 3
+#: Kernels that use all SMs are the exception, so the time with kernels is longer than SM activity.
+_UTILIZATION_OF_SM = 1.5
 NAMESPACE = "ml"
 
 
@@ -146,6 +155,8 @@ def _dcgm_of_pod(ran: Ran, since_s: float, until_s: float) -> Iterator[str]:
                 value = high if number == len(times) // 2 else low
                 yield f"{name}{{{labels}}} {value * unit} {at_s:.3f}"
         yield from _series(sm, labels, row.sm_ratio, since_s, until_s)
+        percent = min(100.0, 100 * row.sm_ratio * _UTILIZATION_OF_SM)
+        yield from _series(UTILIZATION_PERCENT, labels, percent, since_s, until_s)
 
 
 def _names(node: int) -> tuple[str, str, int, str]:

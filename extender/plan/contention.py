@@ -1,8 +1,9 @@
-"""Finds pods that compete for the SMs of a GPU, from their mean SM activity.
+"""Finds pods that compete for a GPU, from the mean time in which they run kernels.
 
-Pods on one GPU *compete* while their SM activities add up to more than 1. They are then assumed to
-be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. A MIG
-instance has a part of the SMs, and slows its pod down if that has been more active.
+Pods on one GPU *compete* while their parts of the time add up to more than 1. They are then assumed
+to be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. GPUs
+that share by time-slicing do this (docs/design/gpu-check.md, line contention). A MIG instance has a
+part of the SMs, and slows its pod down if its SM activity has been higher.
 """
 
 from collections import defaultdict
@@ -46,7 +47,7 @@ class Contentions:
     def __init__(self, sm_shares: Sequence[float]) -> None:
         """``sm_shares``: for each machine, the part of a GPU's SMs that each device has."""
         self._sm_shares = sm_shares
-        #: Machine and device -> pods there: index, workload, SM activity; and since when.
+        #: Machine and device -> pods there: index, workload, part of its time; and since when.
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)
         self._since_s: dict[tuple[int, int], float] = {}
         self._run_s = self._competing_s = self._lost_s = 0.0
@@ -55,8 +56,9 @@ class Contentions:
     def start(self, index: int, life: Life, spot: Spot, now_s: float) -> None:
         for device in set(spot.devices):
             self._pass((spot.machine, device), now_s)
-            sm_ratio = life.sm_ratio or 0.0
-            self._there[spot.machine, device][index] = life.workload, sm_ratio
+            share = self._sm_shares[spot.machine]
+            part = life.busy_ratio if share == 1.0 else (life.sm_ratio or 0.0) / share
+            self._there[spot.machine, device][index] = life.workload, part
 
     def end(self, index: int, spot: Spot, now_s: float) -> None:
         for device in set(spot.devices):
@@ -75,11 +77,11 @@ class Contentions:
         if not there or not elapsed_s:
             return
         self._run_s += elapsed_s * len(there)
-        total = sum(sm_ratio for _, sm_ratio in there) / self._sm_shares[place[0]]
+        total = sum(part for _, part in there)
         if total <= 1.0:
             return
         self._competing_s += elapsed_s * len(there)
         self._lost_s += elapsed_s * len(there) * (1 - 1 / total)
-        for pair in combinations(sorted(name for name, sm_ratio in there if sm_ratio), 2):
+        for pair in combinations(sorted(name for name, part in there if part), 2):
             if pair in self._pairs or len(self._pairs) < _MOST_PAIRS:
                 self._pairs[pair] = self._pairs.get(pair, 0.0) + elapsed_s

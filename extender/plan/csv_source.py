@@ -4,9 +4,9 @@ The columns are those of Alibaba's cluster-trace-gpu-v2023 with the memory of th
 pods: ``name``, ``num_gpu``, ``creation_time``, ``deletion_time``, ``scheduled_time`` (seconds),
 and optionally ``cpu_milli``, ``memory_mib`` (host memory), ``gpu_spec`` (allowed models, separated
 by ``|``), ``vram_mib`` (requested GPU memory; -1: all of each GPU), ``peak_mib`` (the most GPU
-memory used on one GPU), ``sm_ratio`` (mean SM activity, 0..1) and ``workload``. Of the nodes:
-``name``, ``gpu`` (number of GPUs), ``model``, ``gpu_mem_mib`` (memory of each GPU), and optionally
-``cpu_milli`` and ``memory_mib``.
+memory used on one GPU), ``sm_ratio`` (mean SM activity, 0..1), ``utilization_ratio`` (mean GPU
+utilization, 0..1) and ``workload``. Of the nodes: ``name``, ``gpu`` (number of GPUs), ``model``,
+``gpu_mem_mib`` (memory of each GPU), and optionally ``cpu_milli`` and ``memory_mib``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,7 +78,6 @@ def _life(row: Row, gpus: int) -> Life:
     name = row.text("name", "trainer-1")
     request_mib = row.optional("vram_mib", "8192, or -1 for a whole GPU", least=-1)
     peak_mib = row.optional("peak_mib", "6144")
-    sm_text = row.values.get("sm_ratio", "")
     return Life(
         name=name,
         workload=row.values.get("workload") or name,
@@ -87,11 +86,16 @@ def _life(row: Row, gpus: int) -> Life:
         gpus=gpus,
         request_bytes=request_mib * MIB if request_mib and request_mib > 0 else None,
         peak_bytes=None if peak_mib is None else peak_mib * MIB,
-        sm_ratio=row.ratio("sm_ratio") if sm_text else None,
+        sm_ratio=_ratio(row, "sm_ratio"),
+        utilization_ratio=_ratio(row, "utilization_ratio"),
         cpu_milli=row.optional("cpu_milli", "8000") or 0,
         host_bytes=(row.optional("memory_mib", "16384") or 0) * MIB,
         models=frozenset(filter(None, row.values.get("gpu_spec", "").split("|"))),
     )
+
+
+def _ratio(row: Row, column: str) -> float | None:
+    return row.ratio(column) if row.values.get(column, "") else None
 
 
 def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:

@@ -103,7 +103,7 @@ def _pictures(
         yield _picture("Cost of these GPUs a month", names, needs(costs), cells["a month"])
     competing = of(_if_any(lambda each: each.contention.competing_ratio))
     if any(map(any, competing)):
-        caption = "Running time in which pods that share a GPU compete for its SMs"
+        caption = "Running time in which pods that share a GPU compete for it"
         yield _picture(caption, names, figures(competing), cells["competing"])
     lost = of(lambda each: each.out_of_memory)
     if any(map(any, lost)):

@@ -53,6 +53,9 @@ class Life:
     peak_bytes: int | None = None
     #: Its mean SM activity, 0..1; None if unknown.
     sm_ratio: float | None = None
+    #: Its mean GPU utilization, which is the part of the time in which it ran kernels, 0..1; None
+    #: if unknown.
+    utilization_ratio: float | None = None
     #: The request that Headroom would have recommended for it; None if too little was known.
     recommended_bytes: int | None = None
     cpu_milli: int = 0
@@ -64,6 +67,18 @@ class Life:
     def known_bytes(self) -> int | None:
         """Memory that the pod uses of a GPU: its peak, else its request; None if all of it."""
         return self.request_bytes if self.peak_bytes is None else self.peak_bytes
+
+    @property
+    def has_activity(self) -> bool:
+        return self.sm_ratio is not None or self.utilization_ratio is not None
+
+    @property
+    def busy_ratio(self) -> float:
+        """The part of the time that its kernels take of a GPU, alone: with time-slicing, kernels of
+        two pods never run at once, even if they use few SMs."""
+        if self.utilization_ratio is None:
+            return self.sm_ratio or 0.0
+        return self.utilization_ratio
 
 
 @dataclass(frozen=True, slots=True)

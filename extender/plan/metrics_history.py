@@ -1,9 +1,9 @@
 """Builds a history from metrics of kube-state-metrics, dcgm-exporter and Headroom.
 
 Pods, their GPUs, nodes and times are from kube-state-metrics. Peaks and SM activity are from
-Headroom's agent if it has them, else from dcgm-exporter: it labels a GPU with the pod that holds
-it, so the GPU's used memory is the pod's, as long as GPUs are not shared. The history
-lists the assumptions that replace missing metrics.
+Headroom's agent if it has them, else from dcgm-exporter, and so is GPU utilization: it labels a GPU
+with the pod that holds it, so the GPU's used memory is the pod's, as long as GPUs are not shared.
+The history lists the assumptions that replace missing metrics.
 """
 
 import math
@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from contract.dcgm import FREE_BYTES, FREE_MIB, SM_ACTIVITY, USED_BYTES, USED_MIB
+from contract.dcgm import (
+    FREE_BYTES,
+    FREE_MIB,
+    SM_ACTIVITY,
+    USED_BYTES,
+    USED_MIB,
+    UTILIZATION_PERCENT,
+)
 from extender.errors import BadSettings
 from extender.plan.lives import History, Life, Machine, workload_name
 
@@ -39,6 +46,7 @@ EACH_DAY: Mapping[str, str] = {
     "fb_used": f"max_over_time({USED_MIB}[1d])",
     "fb_used_bytes": f"max_over_time({USED_BYTES}[1d])",
     **{f"sm {metric}": f"avg_over_time({metric}[1d])" for metric in SM_ACTIVITY},
+    "utilization": f"avg_over_time({UTILIZATION_PERCENT}[1d]) / 100",
     "pod_used": "max_over_time(headroom_pod_used_bytes[1d])",
     "pod_sm": "avg_over_time(headroom_pod_sm_activity_ratio[1d])",
 }
@@ -188,6 +196,7 @@ class _Lives:
         )
         self._own_used = _by_name(answers["pod_used"], 1)
         dcgm_sm = [sample for metric in SM_ACTIVITY for sample in answers[f"sm {metric}"]]
+        self._utilization = _means(answers["utilization"])
         self._sm = _means(dcgm_sm) | _means(answers["pod_sm"])
 
     def __iter__(self) -> Iterator[Life]:
@@ -239,6 +248,9 @@ class _Lives:
             request_bytes=None,
             peak_bytes=used_bytes,
             sm_ratio=self._sm.get((namespace, name)),
+            utilization_ratio=(
+                None if node in self._shared else self._utilization.get((namespace, name))
+            ),
             cpu_milli=round(1000 * self._cpu.get(pod, 0.0)),
             host_bytes=int(self._memory.get(pod, 0.0)),
         )

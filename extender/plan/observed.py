@@ -1,8 +1,8 @@
 """Reads what a plan needs from objects of the API server: pods, nodes and agents' reports."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from contract.annotations import Bytes
 from contract.errors import BadQuantity
@@ -71,9 +71,18 @@ def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
     )
 
 
-def uses_of(status: GPUNodeStatus) -> Mapping[str, tuple[int | None, float | None]]:
-    """Return uid -> the most memory that the pod used on one device, and the mean SM activity of
-    its devices; None if unknown. SM activity is that of the pod only on devices without others."""
+class Use(NamedTuple):
+    """The devices' memory and activity of a pod; None if unknown."""
+
+    #: The most memory on one of them.
+    peak_bytes: int | None
+    #: Means over those that it has alone: only there, activity is the pod's.
+    sm_ratio: float | None
+    utilization_ratio: float | None
+
+
+def uses_of(status: GPUNodeStatus) -> Mapping[str, Use]:
+    """Return uid -> what the pod used."""
     peaks: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     holders: dict[str, set[str]] = defaultdict(set)
     for row in status.pods:
@@ -83,17 +92,22 @@ def uses_of(status: GPUNodeStatus) -> Mapping[str, tuple[int | None, float | Non
         if peak_bytes is not None and peak_bytes >= 0:
             peaks[row.uid][row.device] += peak_bytes
     active: dict[str, list[float]] = defaultdict(list)
+    utilized: dict[str, list[float]] = defaultdict(list)
     for device in status.devices:
-        if device.sm_activity is not None and len(holders[device.uuid]) == 1:
+        if len(holders[device.uuid]) == 1:
             (uid,) = holders[device.uuid]
-            active[uid].append(device.sm_activity.ratio)
+            if device.sm_activity is not None:
+                active[uid].append(device.sm_activity.ratio)
+            if device.utilization_ratio is not None:
+                utilized[uid].append(device.utilization_ratio)
     return {
-        uid: (
-            max(by_device.values(), default=None),
-            sum(active[uid]) / len(active[uid]) if active[uid] else None,
-        )
+        uid: Use(max(by_device.values(), default=None), _mean(active[uid]), _mean(utilized[uid]))
         for uid, by_device in peaks.items()
     }
+
+
+def _mean(ratios: Sequence[float]) -> float | None:
+    return sum(ratios) / len(ratios) if ratios else None
 
 
 def cpu_milli(quantity: str | int | None) -> int | None:

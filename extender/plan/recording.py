@@ -13,7 +13,7 @@ from contract.gpunode import GPUNodeStatus
 from contract.kube import Node, Pod
 from extender.errors import BadSettings
 from extender.plan.lives import History, Life, Machine
-from extender.plan.observed import gpu_pod, machine_of, uses_of
+from extender.plan.observed import Use, gpu_pod, machine_of, uses_of
 from extender.plan.wording import plural
 from extender.state.dump import Inputs
 
@@ -46,9 +46,20 @@ class RecordedPod(msgspec.Struct):
     ended_s: float | None = None
     #: The most memory that it used on one device; None if it was not measured.
     peak_bytes: int | None = None
-    #: Sum and number of the observed SM activities.
+    #: Sum and number of the observed SM activities, and of the observed GPU utilizations.
     sm_sum: float = 0.0
     sm_count: int = 0
+    utilization_sum: float = 0.0
+    utilization_count: int = 0
+
+    def used(self, use: Use) -> None:
+        if use.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, use.peak_bytes)
+        if use.sm_ratio is not None:
+            self.sm_sum, self.sm_count = self.sm_sum + use.sm_ratio, self.sm_count + 1
+        if use.utilization_ratio is not None:
+            self.utilization_sum += use.utilization_ratio
+            self.utilization_count += 1
 
 
 class RecordedNode(msgspec.Struct):
@@ -114,12 +125,9 @@ class Recording(msgspec.Struct):
         if machine is not None:
             fields = {each: getattr(machine, each) for each in RecordedNode.__struct_fields__}
             self.nodes[machine.name] = RecordedNode(**fields)
-        for uid, (peak_bytes, sm_ratio) in uses_of(status).items() if status else ():
+        for uid, use in uses_of(status).items() if status else ():
             if (pod := self.pods.get(uid)) is not None:
-                if peak_bytes is not None:
-                    pod.peak_bytes = max(pod.peak_bytes or 0, peak_bytes)
-                if sm_ratio is not None:
-                    pod.sm_sum, pod.sm_count = pod.sm_sum + sm_ratio, pod.sm_count + 1
+                pod.used(use)
 
     def contact(self, now_s: float) -> None:
         self.until_s = max(self.until_s, now_s)
@@ -196,10 +204,15 @@ def _life(pod: RecordedPod, recording: Recording, moment: bool) -> Life:
         gpus=pod.gpus,
         request_bytes=pod.request_bytes,
         peak_bytes=pod.peak_bytes,
-        sm_ratio=min(1.0, pod.sm_sum / pod.sm_count) if pod.sm_count else None,
+        sm_ratio=_mean(pod.sm_sum, pod.sm_count),
+        utilization_ratio=_mean(pod.utilization_sum, pod.utilization_count),
         cpu_milli=pod.cpu_milli,
         host_bytes=pod.host_bytes,
     )
+
+
+def _mean(ratio_sum: float, count: int) -> float | None:
+    return min(1.0, ratio_sum / count) if count else None
 
 
 def _notes(recording: Recording, pods: list[RecordedPod], moment: bool) -> Iterator[str]:

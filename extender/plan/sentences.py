@@ -13,7 +13,7 @@ from extender.plan.intervals import (
     SAVING_SEASON,
     SEASON,
 )
-from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
+from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History, largest_bytes
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
@@ -168,17 +168,17 @@ def _counting(study: Study, best: Row | None) -> Iterator[str]:
 def _interference(study: Study, best: Row | None) -> Iterator[str]:
     if best is None:
         return
-    if not any(life.sm_ratio is not None for life in study.history.lives):
+    if not any(life.has_activity for life in study.history.lives):
         yield (
-            "SM activity is unknown, so the plan cannot show whether pods on one GPU would slow "
-            "each other down."
+            "GPU utilization and SM activity are unknown, so the plan cannot show whether pods on "
+            "one GPU would slow each other down."
         )
         return
     figures = best.figures
     worst = max(each.contention.competing_ratio for each in figures)
     if worst <= COMPETING:
         yield (
-            "Pods on one GPU would compete for its SMs for at most "
+            "Pods on one GPU would compete for it during at most "
             f"{100 * worst:.1f} % of their running time."
         )
         return
@@ -187,7 +187,7 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
     pairs = [f"{one} with {other}" for one, other, _ in figures[0].contention.pairs[:3]]
     often = f", most often {', '.join(pairs)}" if pairs else ""
     yield (
-        f"Pods on one GPU would compete for its SMs for {competing} of their running time{often}, "
+        f"Pods on one GPU would compete for it during {competing} of their running time{often}, "
         f"and lose {lost} of it."
     )
     for row in study.rows:
@@ -197,7 +197,7 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
             price = f"and the work needs {_gpus(needed)}" if needed else "but no number suffices"
             yield (
                 f"With {MAX_SM}: {row.configuration.max_sm}% on all pods that share, they compete "
-                f"for {percent_range(found)}, {price}."
+                f"during {percent_range(found)}, {price}."
             )
 
 
@@ -279,6 +279,24 @@ def _mig_assumptions(study: Study) -> Iterator[str]:
         )
 
 
+def _activity_assumptions(history: History) -> Iterator[str]:
+    known = sum(life.utilization_ratio is not None for life in history.lives)
+    active = sum(
+        life.utilization_ratio is None and life.sm_ratio is not None for life in history.lives
+    )
+    if known or active:
+        yield (
+            "Pods compete while their GPU utilizations, the time in which each runs kernels, add "
+            "up to more than 100 %."
+        )
+    if active:
+        yield (
+            f"The GPU utilization of {active:,} of {len(history.lives):,} pods is unknown: their "
+            "SM activity replaces it. If their kernels use few SMs, they compete more than shown, "
+            "because with time-slicing kernels of two pods never run at once."
+        )
+
+
 def assumptions(study: Study) -> list[str]:
     """Return everything that the figures assume."""
     history = study.history
@@ -312,6 +330,7 @@ def assumptions(study: Study) -> list[str]:
         "The device plugin takes a GPU with the fewest replicas in use, at random between equals.",
         "Replica counting spreads pods over the nodes with the most free replicas.",
         *_mig_assumptions(study),
+        *_activity_assumptions(history),
     ]
     sources = [study.vram.source, *(row.configuration.vram.source for row in study.rows)]
     if "recommendations" in sources:

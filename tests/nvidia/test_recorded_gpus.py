@@ -9,6 +9,9 @@ import pytest
 
 from agent.probes.nvml import _process_list
 from benchmarks.gpu.smi import parse
+from extender.plan.contention import Contentions
+from extender.plan.lives import Life
+from extender.plan.placers import Spot
 from tests.benchmarks.gpu.stage import Stage
 from tests.controlplane import ROOT
 from tests.processes import starts_processes
@@ -33,7 +36,8 @@ def test_an_h100_and_an_h200_are_recorded() -> None:
 def test_each_report_has_no_difference(folder: Path) -> None:
     lines = read(folder, "report.json")["lines"]
     verdicts = {line["name"]: line["verdict"] for line in lines}
-    assert len(verdicts) == 18
+    # The H200 ran one line later, by itself: contention.
+    assert len(verdicts) == {"580.159.04-h100-80gb-hbm3": 19, "580.159.04-h200": 18}[folder.name]
     assert {name for name, verdict in verdicts.items() if verdict != "ok"} == {"memory-limits"}
 
 
@@ -87,3 +91,40 @@ def test_mps_limits_the_memory_of_a_client_including_its_context(folder: Path) -
         "8 GiB": 4,  # a client can lower the limit and not raise it
     }
     assert all(0.9 < ratio <= 1 for ratio in listed.values()), listed
+
+
+@recorded
+def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_slicing(
+    folder: Path,
+) -> None:
+    measured = read(folder, "contention.json")
+    for pair in measured["time-slicing"]["pairs"]:
+        first, second = pair["loads"]
+        if first == second == "half of the time":
+            # Started together, their kernels collide each time; means over time cannot show this.
+            assert all(0.6 < kept < 0.7 for kept in pair["kept"])
+            continue
+        contentions = Contentions([1.0])
+        for number, load in enumerate(pair["loads"]):
+            activity = measured["activity"][load]
+            contentions.start(number, life(load, **activity), Spot(0, (0,)), 0.0)
+        for number in range(2):
+            contentions.end(number, Spot(0, (0,)), 100.0)
+        mean_kept = sum(pair["kept"]) / 2
+        assert 1 - contentions.found().lost_ratio == pytest.approx(mean_kept, abs=0.08), pair
+
+
+def life(load: str, sm_activity: float, utilization: float) -> Life:
+    return Life(load, load, 0.0, 100.0, 1, None, None, sm_activity, utilization)
+
+
+@recorded
+def test_processes_on_half_of_the_sms_slow_each_other_down_unless_they_share_by_mps(
+    folder: Path,
+) -> None:
+    kept = {
+        name: [pair["kept"] for pair in read(folder, "contention.json")[name]["pairs"]]
+        for name in ("time-slicing", "MPS")
+    }
+    assert all(each < 0.5 for each in kept["time-slicing"][1])
+    assert all(each > 0.99 for each in kept["MPS"][1])

@@ -196,7 +196,7 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     assert found["4 replicas, steered"]["competing_ratio"] == 0.0
     (sentence,) = [each for each in data["sentences"] if "compete" in each]
     assert sentence == (
-        "Pods on one GPU would compete for its SMs for at most 0.0 % of their running time."
+        "Pods on one GPU would compete for it during at most 0.0 % of their running time."
     )
     pods.write_text(pods.read_text().replace(",0.2,", ",0.6,"))
     data = json.loads(run(files, *few, "--json")[1])
@@ -208,8 +208,10 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     limited = found["4 replicas, steered, max-sm 40 %"]
     assert (limited["gpus"], limited["competing_ratio"]) == (6, 0.0)
     words = " ".join(data["sentences"])
-    assert "for 100 % of their running time, most often web with web, and lose 58 % of it." in words
-    assert "With headroom.gpu/max-sm: 40% on all pods that share, they compete for 0 %, " in words
+    most = "during 100 % of their running time, most often web with web, and lose 58 % of it."
+    assert most in words
+    limit = "With headroom.gpu/max-sm: 40% on all pods that share, they compete during 0 %, "
+    assert limit in words
     assert "and the work needs 6 GPUs." in words
 
 

@@ -1,5 +1,7 @@
 """Pods that compete for SMs, by hand-computed figures, and the limit that avoids it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,19 @@ def test_time_above_the_whole_gpu_is_competing_and_partly_lost() -> None:
     assert result.lost_s == pytest.approx(100 / 3)
     assert result.pairs == (("serve", "train", 40.0),)
     assert result.competing_ratio == pytest.approx(100 / 130)
+
+
+def test_pods_on_few_sms_compete_by_their_gpu_utilization_except_on_mig_instances() -> None:
+    # Small kernels, one after the other: measured in docs/design/gpu-check.md, line contention.
+    small = dataclasses.replace(life("small", 0.01), utilization_ratio=1.0)
+    pair = dataclasses.replace(small, workload="half", sm_ratio=0.5)
+    for sm_share, lost_ratio in ((1.0, 0.5), (0.5, 0.0)):
+        found = Contentions([sm_share])
+        found.start(0, small, Spot(0, (0,)), 0.0)
+        found.start(1, pair, Spot(0, (1 if sm_share < 1.0 else 0,)), 0.0)
+        found.end(0, Spot(0, (0,)), 10.0)
+        found.end(1, Spot(0, (1 if sm_share < 1.0 else 0,)), 10.0)
+        assert found.found().lost_ratio == pytest.approx(lost_ratio)
 
 
 def test_max_sm_keeps_a_pod_from_a_busy_gpu_until_it_is_idle() -> None:

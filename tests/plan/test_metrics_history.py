@@ -51,3 +51,13 @@ def test_names_and_units_of_both_kinds_are_read(
     ((machine,), (life,)) = history.machines, history.lives
     assert (machine.name, machine.model, machine.memory_bytes) == ("n", "L40S", memory_bytes)
     assert (life.peak_bytes, life.sm_ratio) == (used_bytes, 0.25)
+    assert life.utilization_ratio is None
+
+
+def test_gpu_utilization_is_that_of_the_pod_unless_the_gpu_is_shared() -> None:
+    found = answers("hostname", OLD | {"utilization": 0.75})
+    (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+    assert life.utilization_ratio == 0.75
+    found["node"] = [Sample({"node": "n", "resource": "nvidia_com_gpu"}, 4.0)]
+    (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+    assert life.utilization_ratio is None

@@ -43,8 +43,9 @@ def bound(uid: str, at_s: float = START_S, vram: str | None = "8Gi", **more: str
 
 def node(*pods_on: object) -> GPUNode:
     """Node n with two GPUs; ``pods_on``: rows of its report."""
-    busy = device("GPU-1", model="L4", sm_activity=SmActivity(0.4), reserved_bytes=GIB)
-    crowded = device("GPU-0", model="L4", sm_activity=SmActivity(0.9))
+    activity = {"sm_activity": SmActivity(0.4), "utilization_ratio": 0.7}
+    busy = device("GPU-1", model="L4", reserved_bytes=GIB, **activity)  # type: ignore[arg-type]
+    crowded = device("GPU-0", model="L4", sm_activity=SmActivity(0.9), utilization_ratio=1.0)
     return gpunode(crowded, busy, pods=pods_on)  # type: ignore[arg-type]
 
 
@@ -85,7 +86,9 @@ def test_peaks_are_the_highest_and_activity_is_that_of_a_pod_alone(recording: Re
         recording.node_seen(kube_node(), node(row, *rows).status)
     found = {life.name.removeprefix("default/"): life for life in history_of(recording).lives}
     assert (found["alone"].peak_bytes, found["alone"].sm_ratio) == (5 * GIB, pytest.approx(0.4))
+    assert found["alone"].utilization_ratio == pytest.approx(0.7)
     assert (found["both-1"].peak_bytes, found["both-1"].sm_ratio) == (GIB, None)
+    assert found["both-1"].utilization_ratio is None
     assert (found["both-2"].peak_bytes, found["both-2"].sm_ratio) == (None, None)
     history = history_of(recording)
     assert (history.machines[0].gpus, history.machines[0].memory_bytes) == (2, 23 * GIB)
