@@ -99,6 +99,42 @@ def test_a_lost_stream_is_shown_and_the_page_is_read_again_without_it(
     expect(detail).to_contain_text("4.0 GiB in use")
 
 
+def test_a_console_that_hangs_is_shown_and_the_page_goes_on_when_it_answers(
+    readings: Looked,
+) -> None:
+    page = readings.open("/overview")
+    live = page.locator("#live")
+    expect(live).to_contain_text("live")
+    held: list[Route] = []
+    hangs = True
+    page.route("**/v1/overview?*", lambda route: held.append(route) if hangs else route.continue_())
+    # The stream of events stays open, as it does on a connection that is lost on the way.
+    since = re.compile(r"Not up to date since [\d:]+ \S+: the console does not answer")
+    expect(live).to_have_text(since)
+    expect(live).to_have_class("bad")
+    hangs = False
+    for route in held:
+        route.continue_()
+    expect(live).to_have_text(re.compile(r"As of [\d:]+ \S+, live"))
+
+
+def test_a_lost_console_leaves_what_the_reader_has_open(readings: Looked) -> None:
+    readings.expected = "Failed to load resource"
+    for where, content, read in (
+        ("/pod/team-a/large", "no node can take the pod", "/v1/explain/"),
+        ("/fleet/l4-0015/0", "24.0 GiB free for reservation", "/v1/map"),
+    ):
+        page = readings.open(where)
+        shown = page.locator("main").get_by_text(content).first
+        expect(shown).to_be_visible()
+        page.route("**/v1/**", lambda route: route.abort())
+        with page.expect_request(re.compile(read)):
+            pass
+        expect(page.locator("#live")).to_contain_text("the console does not answer")
+        expect(shown).to_be_visible()
+        page.unroute("**/v1/**")
+
+
 def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     readings: Looked, server: Server
 ) -> None:

@@ -21,6 +21,8 @@ const EVERY_MS = 5000;
 const BURST_MS = 300, LEAST_MS = 1000;
 /** Least time between two reads of the totals and of the ages of the inputs. A report must be on the page within 2 s. */
 const TOTALS_EVERY_MS = 1500;
+/** After this time a refresh that is not finished is shown as a problem. */
+const SLOW_MS = 10_000;
 /** All kinds of events: an EventSource needs a listener for each kind. */
 const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
   "report_lost", "report_returned", "device_unhealthy", "device_healthy", "device_cordoned", "device_uncordoned", "node_appeared", "node_gone"];
@@ -28,7 +30,7 @@ const view = document.getElementById("view"), live = document.getElementById("li
 
 let shown = null;          // {refresh} of the view
 let viewNumber = 0;        // counts views: a late answer for an earlier view is dropped
-let refreshTimer = null, isRefreshing = false, isWanted = false;
+let refreshTimer = null, isRefreshing = false, isWanted = false, refreshBeganAt = 0;
 let isLive = false, wasLive = false, burstTimer = null;
 let shownAt = 0;           // when the view was read last: views that cost more are read less often (leastMs)
 let totalsAt = 0, totalsTimer = null, upToDateAt = null, problem = "";
@@ -53,7 +55,7 @@ async function refresh() {
   if (isRefreshing) { isWanted = true; return; }
   clearTimeout(refreshTimer);
   [isRefreshing, isWanted] = [true, false];
-  const ownNumber = viewNumber, beganAt = Date.now();
+  const ownNumber = viewNumber, beganAt = refreshBeganAt = Date.now();
   try {
     if (beganAt - shownAt >= (shown.leastMs ?? 0)) {
       shownAt = beganAt;
@@ -141,6 +143,13 @@ function listen() {
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10 * EVERY_MS);
   };
 }
+
+/** Show that the page is old while the console hangs, or while its answers are lost on the way. */
+setInterval(() => {
+  if (!isRefreshing || problem || Date.now() - refreshBeganAt < SLOW_MS) return;
+  problem = "the console does not answer";
+  showLive();
+}, 1000);
 
 addEventListener("hashchange", route);
 addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });

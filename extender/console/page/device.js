@@ -48,7 +48,7 @@ export function device(panel, nodeName, gpu, onClose) {
       swap(now, ...present(node, body));
       await shown;
     } catch (err) {
-      if (ownLoad === loads) swap(now, el("p", {class: "bad"}, err.message));
+      if (ownLoad === loads && !err.isLost) swap(now, el("p", {class: "bad"}, err.message));
     }
   }
 

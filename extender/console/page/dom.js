@@ -131,22 +131,25 @@ export const gpuLink = (node, name) => el("a", {href: `#/fleet/${encodeURICompon
 export const podLink = (namespace, name) => el("a", {href: `#/pod/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`},
   `${namespace}/${name}`);
 
-/** Return the answer to a GET, or with a body to a POST. Throws an Error whose message is a sentence. The browser handles ETags. */
+/** Maximum time to wait for an answer. Without it, a lost connection could take minutes to fail. */
+const TIMEOUT_MS = 30_000;
+
+/** Return the answer to a GET, or with a body to a POST. Throws an Error whose message is a sentence; isLost: without an answer. The browser handles ETags. */
 export async function ask(path, query = {}, body = undefined) {
   const parameters = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
   const address = parameters.length ? `${path}?${new URLSearchParams(parameters)}` : path;
   let reply;
   try {
-    reply = await fetch(address, {cache: "no-cache", ...(body === undefined ? {}
+    reply = await fetch(address, {cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS), ...(body === undefined ? {}
       : {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)})});
   } catch {
-    throw new Error("the console does not answer");
+    throw Object.assign(new Error("the console does not answer"), {isLost: true});
   }
   const mode = reply.headers.get("Headroom-Mode");
   if (mode !== null) document.getElementById("observes").hidden = mode !== "observe";
   let answer = null;
   try { answer = await reply.json(); } catch { /* reported below */ }
-  if (!reply.ok || answer === null) throw new Error(answer?.detail ?? `/${path} answered ${reply.status}`);
+  if (!reply.ok || answer === null) throw new Error(answer?.detail ?? (reply.ok ? `the answer of /${path} was cut off` : `/${path} answered ${reply.status}`));
   return answer;
 }
 

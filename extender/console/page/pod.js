@@ -28,6 +28,7 @@ export function pod(view, [namespace = "", name = ""]) {
     try {
       body = await ask(`v1/explain/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
     } catch (err) {
+      if (err.isLost) throw err; // what is shown stays
       swap(answer, el("p", {class: "bad"}, err.message));
       swap(details);
       return;
