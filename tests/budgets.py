@@ -39,7 +39,7 @@ BUDGETS_S = {
     "model": 65,
     "monitoring": 30,
     "nvidia": 35,
-    "page": 90,
+    "page": 115,
     "placement": 145,
     "plan": 60,
     "recommend": 5,
