@@ -13,9 +13,7 @@ import structlog
 import typer
 import uvloop
 
-from extender.app.embedded import serve_embedded
 from extender.certs.commands import certs, copy_certs
-from extender.config.fleet_file import load_fleet
 from extender.config.loading import check_settings, load_settings
 from extender.config.reload import Origin
 from extender.config.settings import Settings
@@ -112,6 +110,10 @@ def serve(
         _serve_part("both", locals())
         return
     with _started(locals()) as (settings, origin):
+        # Slow to import, and the other commands need only a part of it.
+        from extender.app.embedded import serve_embedded
+        from extender.config.fleet_file import load_fleet
+
         uvloop.run(serve_embedded(settings, load_fleet(embedded), typer.echo, origin))
 
 
