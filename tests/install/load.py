@@ -3,13 +3,14 @@
 import json
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from tests.chaos.follow import Follower, Listen, Object
 from tests.install.cluster import Plane, until
-from tests.install.workloads import Workloads
+from tests.install.workloads import PODS, Workloads
 
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
-_MOST_FAULTS = 20
 
 
 class Load:
@@ -58,48 +59,93 @@ class Load:
         self.waits_s.append(time.monotonic() - began_s)
         until(lambda: get(name)["status"].get("phase") == "Running", f"{name} runs", 60.0)
         self._workloads.delete(name)
-        until(lambda: name not in names(self._workloads.all()), f"{name} is gone", 60.0)
+        until(lambda: self._workloads.is_gone(name), f"{name} is gone", 60.0)
 
 
-class Judge(threading.Thread):
-    """Compares the bound pods with the reservations, as the API server shows both, all the time.
+class Changes:
+    """All changes of pods and GPUNodes that the API server shows, and what is wrong in them.
 
-    A reservation is written before its pod is bound, and removed after the pod is gone. So each pod
-    that is bound before and after the reservations are read must have one, on its node.
+    A reservation is written before its pod is bound, and removed after the pod is gone. Both kinds
+    have their revisions from one etcd, so the revisions order the changes of both.
     """
 
+    def __init__(self) -> None:
+        self._found: dict[str, list[tuple[int, Object]]] = {PODS: [], GPUNODES: []}
+        #: First and last revision of changes that a watch missed: the API server ends watches of a
+        #: CRD that changes.
+        self._gaps: list[tuple[int, int]] = []
+        #: Number of states in which pods and reservations were compared.
+        self.compared = 0
+
+    def listener(self, path: str) -> Listen:
+        found = self._found[path]
+
+        def listen(what: str, objects: Sequence[Object]) -> None:
+            new = [(int(each["metadata"]["resourceVersion"]), each) for each in objects]
+            if what == "LISTED":
+                assert path == GPUNODES or not found, "the watch of pods missed changes"
+                self._gaps.append((_last(found), _last(new)))
+            found.extend(new)
+
+        return listen
+
+    def faults(self) -> list[str]:
+        """Return the pods that were bound without a reservation, up to the last common revision."""
+        last = min(map(_last, self._found.values()))
+        changes = sorted(
+            (revision, path, number)
+            for path, found in self._found.items()
+            for number, (revision, _) in enumerate(found)
+            if revision <= last
+        )
+        bound: dict[tuple[str, str], str] = {}
+        reserved: dict[str, set[str]] = {}
+        faults: dict[str, None] = {}
+        for revision, path, number in changes:
+            changed = self._found[path][number][1]
+            name = changed["metadata"]["name"]
+            if path == GPUNODES:
+                reserved[name] = set(changed.get("spec", {}).get("reservations", {}))
+            elif _ends(changed):
+                bound = {key: other for key, other in bound.items() if other != name}
+            elif changed["spec"].get("nodeName"):
+                bound[_key(changed)] = name
+            if any(first < revision < end for first, end in self._gaps):
+                continue
+            self.compared += 1
+            for (uid, node), pod in bound.items():
+                if uid not in reserved.get(node, ()):
+                    faults[f"{pod} on {node} has no reservation"] = None
+        return [*faults]
+
+
+class Judge:
+    """Compares the bound pods with the reservations all the time."""
+
     def __init__(self, plane: Plane, workloads: Workloads) -> None:
-        super().__init__()
         self._plane = plane
         self._workloads = workloads
-        self._end = threading.Event()
+        self._changes = Changes()
+        self._followers = [
+            Follower(plane, path, self._changes.listener(path)) for path in (GPUNODES, PODS)
+        ]
         self.rounds = 0
         self.faults: list[str] = []
         self._before = residents(workloads)
         self._reserved = reservations(plane)
 
-    def run(self) -> None:
-        try:
-            self._compare()
-        except Exception as err:
-            self.faults.append(f"the judge failed: {err!r}")
-            raise
-
-    def _compare(self) -> None:
-        while not self._end.wait(0.1) and len(self.faults) < _MOST_FAULTS:
-            bound = {_key(pod): pod for pod in self._workloads.bound()}
-            reserved = reservations(self._plane)
-            after = {_key(p) for p in self._workloads.bound() if not _ends(p)}
-            self.faults += [
-                f"{bound[key]['metadata']['name']} on {key[1]} has no reservation"
-                for key in bound.keys() & after - reserved.keys()
-            ]
-            self.rounds += 1
+    def start(self) -> None:
+        for each in self._followers:
+            each.start()
 
     def stop(self) -> None:
         """End, and compare the pods that ran from the beginning with what they were."""
-        self._end.set()
-        self.join()
+        for each in self._followers:
+            each.stop()
+            if each.failure:
+                raise each.failure
+        self.faults = self._changes.faults()
+        self.rounds = self._changes.compared
         now, reserved = residents(self._workloads), reservations(self._plane)
         for name, was in self._before.items():
             if now.get(name) != was:
@@ -109,6 +155,10 @@ class Judge(threading.Thread):
                 self.faults.append(
                     f"{name}: its reservation {self._reserved.get(key)} is now {reserved.get(key)}"
                 )
+
+
+def _last(changes: Sequence[tuple[int, Object]]) -> int:
+    return max((revision for revision, _ in changes), default=0)
 
 
 def residents(workloads: Workloads) -> dict[str, Any]:

@@ -268,9 +268,9 @@ class Upgraded(Play):
         )
         with contextlib.ExitStack() as stack:
             judge.start()
-            stack.callback(judge.stop)
             load.start()
             stack.callback(load.stop)
+            stack.callback(judge.stop)
             until(lambda: len(load.waits_s) >= 6 or load.failures, "binds before the change")
             usual_s, count = max(load.waits_s), len(load.waits_s)
             began_s = time.monotonic()

@@ -80,6 +80,13 @@ class Workloads:
     def runs(self, name: str) -> bool:
         return bool(self.get(name)["status"].get("phase") == "Running")
 
+    def is_gone(self, name: str) -> bool:
+        try:
+            self.get(name)
+        except ApiRefused:
+            return True
+        return False
+
     def rejections(self) -> list[str]:
         """Return the messages of pods that kube-scheduler could not place, without duplicates."""
         return sorted(
