@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
-from extender.recommend.histogram import highest, quantile, upper_end
+from extender.recommend.histogram import highest, log_upper_end, quantile, upper_end
 
 #: The quantile to which the margin is added, and above which peaks count for the spread.
 CENTRE = 0.65
@@ -77,8 +77,8 @@ def spread(weights: Mapping[int, float], lives: int) -> Spread:
     log_centre = math.log(centre_bytes)
     squares = total = 0.0
     for bucket, weight in weights.items():
-        if (value := upper_end(bucket)) >= centre_bytes:
-            squares += weight * (math.log(value) - log_centre) ** 2
+        if upper_end(bucket) >= centre_bytes:
+            squares += weight * (log_upper_end(bucket) - log_centre) ** 2
             total += weight
     return Spread(squares / total, max(0.0, (lives - 1) * FREEDOM_PER_LIFE))
 

@@ -6,6 +6,7 @@ so that rounding never lowers a recommendation. A weight halves every half-life.
 all weights, so they are kept as of ``as_of_s`` and need no timer.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,9 +31,15 @@ def bucket_of(peak_bytes: int) -> int:
     return min(LAST_BUCKET, math.ceil(steps))
 
 
+@functools.cache
 def upper_end(bucket: int) -> int:
     """Return the largest value of a bucket, in bytes."""
     return math.ceil(SMALLEST_BYTES * GROWTH**bucket)
+
+
+@functools.cache
+def log_upper_end(bucket: int) -> float:
+    return math.log(upper_end(bucket))
 
 
 @dataclass(slots=True)
