@@ -109,6 +109,8 @@ def kubelet_configuration(runtime: Path) -> dict[str, Any]:
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "podLogsDir": "/var/lib/kubelet/pod-logs",
         "resolvConf": "",
+        # Without an address, the kubelet writes an event at each sync of each pod.
+        "clusterDNS": ["10.0.0.10"],
         "enableServer": False,
         "healthzPort": 0,
         "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
