@@ -333,6 +333,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._progress_at_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
+    "extender/console/device_views.py": {"DeviceViews._views": Fixed(800 * 4_000)},
     "extender/console/shared_answers.py": {
         "SharedAnswers._answers": Fixed(8 * (1 << 20) + 8 * 64_000)
     },
@@ -368,12 +369,16 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_NodeRows.blocks": Fixed(0),
         "_NodeRows.rows": Fixed(0),
     },
-    # Sums of 200 namespaces for each minute of an hour.
-    "extender/state/holdings.py": {"HeldMinutes._minutes": Fixed(60 * 201 * 350)},
+    "extender/state/holdings.py": {
+        # Sums of 200 namespaces for each minute of an hour.
+        "HeldMinutes._minutes": Fixed(60 * 201 * 350),
+        "HeldSums._counts": Per("namespace", 150),
+        "HeldSums._nodes": Per("pod", 350),
+        "HeldSums._sums": Per("namespace", 350),
+    },
     "extender/observability/history_recorder.py": {
         "HistoryRecorder._seen": Per("node", 600),
         "HistoryRecorder.growing": Per("device", 500),
-        "HistoryRecorder._held": Per("pod", 350),
         "HistoryRecorder.held": Fixed(201 * 350),
     },
     "extender/observability/fleet_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},

@@ -1,7 +1,7 @@
 """Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import add, sub
 from threading import Lock
 
@@ -25,6 +25,7 @@ from extender.console.responses import (
 from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
 from extender.state.gpu_pods import unconfirmed_by_model
 from extender.state.overuse import first_of_each_memory
@@ -105,6 +106,7 @@ class ModelSums:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._updated = UpdatedNodes()
         #: Node -> its devices, whether it takes pods, and its sums, which are part of the totals.
         self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
         self._totals: dict[str, list[int]] = {}
@@ -140,10 +142,10 @@ class ModelSums:
         }
 
     def _update(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
-        are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
-        for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
+        for row in self._updated.since_last(snap, now_s):
+            node = snap.nodes[row]
+            is_open = _is_open(node, now_s)
             known = self._nodes.get(node.name)
-            # A heartbeat replaces the terms of the node, but not those of its devices.
             if known is None or known[0] is not node.devices or known[1] != is_open:
                 now = node.devices, is_open, _sums(cluster, node, is_open)
                 self._subtract(node.name)
@@ -176,34 +178,47 @@ def shared_sums(request: Request) -> ModelSums:
 
 def _sums(cluster: ClusterState, node: NodeTerms, is_open: bool) -> _NodeSums:
     """Return the sums of a node. Memory that devices share counts once, for the first of them."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    found: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
     for terms in node.devices:
-        found[terms.device.model] += _counts(terms, is_open)
+        sums = found[terms.device.model]
+        sums["devices"] += 1
+        sums["replicas_free"] += terms.device.replicas.free if _takes_pods(terms, is_open) else 0
+        sums["unhealthy"] += terms.unhealthy is not None
+        sums["cordoned"] += terms.cordoned
+        sums["overcommitted"] += terms.headroom_bytes < 0
     for terms in first_of_each_memory(node.devices):
-        found[terms.device.model].update(
-            allocatable_bytes=terms.allocatable_bytes,
-            reservation_bytes=terms.reservation_bytes,
-            unattributed_bytes=terms.unattributed_bytes + terms.unreserved_pods_bytes,
-            used_bytes=max(0, terms.device.used_bytes),
-        )
+        sums = found[terms.device.model]
+        sums["allocatable_bytes"] += terms.allocatable_bytes
+        sums["reservation_bytes"] += terms.reservation_bytes
+        sums["unattributed_bytes"] += terms.unattributed_bytes + terms.unreserved_pods_bytes
+        sums["used_bytes"] += max(0, terms.device.used_bytes)
     for model, unconfirmed_bytes in unconfirmed_by_model(cluster, node).items():
         found[model]["reservation_bytes"] += unconfirmed_bytes
-    taking_pods = [each for each in node.devices if is_open and each.health_issue is None]
-    for terms in first_of_each_memory(taking_pods):
+    for terms in _taking_pods(node, is_open):
         found[terms.device.model]["headroom_bytes"] += max(0, terms.headroom_bytes)
-    return {model: [sums[name] for name in _FIELDS] for model, sums in found.items()}
+    return {model: list(sums.values()) for model, sums in found.items()}
 
 
-def _counts(terms: DeviceTerms, is_open: bool) -> Counter[str]:
-    """Count a device, without its memory."""
-    takes_pods = is_open and terms.health_issue is None
-    return Counter(
-        devices=1,
-        replicas_free=terms.device.replicas.free if takes_pods else 0,
-        unhealthy=terms.unhealthy is not None,
-        cordoned=terms.cordoned,
-        overcommitted=terms.headroom_bytes < 0,
+def headroom_bytes(snap: Snapshot, now_s: float) -> int:
+    """Return the sum of ``ModelView.headroom_bytes`` of a snapshot, which may be hypothetical."""
+    return sum(
+        max(0, terms.headroom_bytes)
+        for node in snap.nodes
+        for terms in _taking_pods(node, _is_open(node, now_s))
     )
+
+
+def _is_open(node: NodeTerms, now_s: float) -> bool:
+    return node.reason is None and node.fresh_until_s >= now_s
+
+
+def _taking_pods(node: NodeTerms, is_open: bool) -> Iterator[DeviceTerms]:
+    """Yield the first device of each memory with devices that take pods."""
+    return first_of_each_memory([each for each in node.devices if _takes_pods(each, is_open)])
+
+
+def _takes_pods(terms: DeviceTerms, is_open: bool) -> bool:
+    return is_open and terms.health_issue is None
 
 
 def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:

@@ -116,7 +116,7 @@ def _answer(
     complete = not (after.startswith(base) and generation.isdecimal())
     nodes: Sequence[NodeTerms] = snap.nodes
     if not complete:
-        rows = np.flatnonzero(snap.changed_in > int(generation)).tolist()
+        rows = np.flatnonzero(snap.updated_in > int(generation)).tolist()
         nodes = [snap.nodes[row] for row in rows]
     devices = [each for node in nodes for each in node.devices]
     levels = risk_levels(context, snap)

@@ -9,17 +9,18 @@ import numpy as np
 from fastapi import APIRouter, Query
 from numpy.typing import NDArray
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 from contract.device_choice import STEERING_UNKNOWN
 from contract.reasons import Reason
+from extender.console.device_views import DeviceViews, shared_views
 from extender.console.devices import (
     CapView,
     DeviceView,
     NodeName,
     OveruseView,
     cap_view,
-    device_view,
     overuse_views,
 )
 from extender.console.responses import (
@@ -131,6 +132,7 @@ routes = APIRouter()
 @routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
 def nodes(
     context: InContext,
+    request: Request,
     snap: Newest,
     page: AskedPage,
     search: Search = "",
@@ -167,13 +169,14 @@ def nodes(
         nodes=[],
         overcommitted_bytes=context.overcommitted_bytes(),
     )
-    views = (node_view(snap.nodes[row], context) for row in shown)
+    kept = shared_views(request)
+    views = (node_view(snap.nodes[row], context, kept) for row in shown)
     return listed(body, "nodes", views, tag)
 
 
 @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
 def one_node(
-    context: InContext, name: NodeName, snap: Newest, etag: IfNoneMatch = None
+    context: InContext, request: Request, name: NodeName, snap: Newest, etag: IfNoneMatch = None
 ) -> Response:
     """Return one node, as in the list of nodes, and what prevents steering it."""
     tag = context.tag(snap)
@@ -181,7 +184,7 @@ def one_node(
         return unchanged(tag)
     if name not in snap.row_of:
         raise unknown_node(name)
-    node = node_view(snap.nodes[snap.row_of[name]], context)
+    node = node_view(snap.nodes[snap.row_of[name]], context, shared_views(request))
     found = steerable(context.cluster, name)
     obstacle = found.obstacle if found and found.known else found and STEERING_UNKNOWN
     body = NodeBody(**context.head(snap), node=node, steering_obstacle=obstacle or None)
@@ -258,7 +261,7 @@ def _searchable_of(terms: DeviceTerms) -> Iterator[str]:
         yield f"{holder.namespace}/{holder.name}"
 
 
-def node_view(node: NodeTerms, context: Context) -> NodeView:
+def node_view(node: NodeTerms, context: Context, kept: DeviceViews) -> NodeView:
     cluster, aged = context.cluster, context.activity_age()
     gpunode = cluster.gpunode(node.name)
     status = gpunode.status if gpunode else None
@@ -277,7 +280,7 @@ def node_view(node: NodeTerms, context: Context) -> NodeView:
         taints=list(map(taint_text, keeping_out(kube_node))) if kube_node else [],
         unmeasured=node.unmeasured or None,
         certainty=certainty(node) if node.devices else None,
-        devices=[device_view(terms, aged) for terms in node.devices],
+        devices=[kept.of(terms, aged) for terms in node.devices],
         caps=[
             cap_view(cap)
             for terms in node.devices

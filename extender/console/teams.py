@@ -1,8 +1,8 @@
 """GPU memory by namespace and by owner: reserved, in use, peak, unused, and pods that wait."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from threading import Lock
 from typing import Annotated
 
@@ -15,8 +15,9 @@ from extender.console.pods import shared_rows
 from extender.console.responses import Body, InNamespace, joined
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
+from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
-from extender.state.gpu_pods import GpuPod, GpuPods
+from extender.state.gpu_pods import GpuPod, GpuPods, without_node
 
 Limit = Annotated[
     int, Query(ge=1, le=10_000, description="Maximum number of owners.", examples=[200])
@@ -93,7 +94,7 @@ def _answer(
     kept, rows = _shared_sums(request), shared_rows(request)
     with kept.lock:
         kept.update(context.cluster, snap, rows)
-        owners = [each for each in kept.owners.items() if namespace in ("", each[0][0])]
+        owners = kept.of(namespace)
         body = TeamsBody(
             **context.head(snap),
             matching=len(owners),
@@ -105,7 +106,7 @@ def _answer(
         )
         views = (
             OwnerView(namespace=of, kind=kind, name=name, **asdict(sums))
-            for (of, kind, name), sums in nsmallest(limit, owners, key=_most_unused)
+            for (of, kind, name), sums in _largest(owners, limit)
         )
         return joined(body, "owners", views)
 
@@ -117,6 +118,17 @@ def _shared_sums(request: Request) -> "TeamSums":
         setattr(state, _SUMS, TeamSums())
     sums: TeamSums = getattr(state, _SUMS)
     return sums
+
+
+def _largest(owners: Mapping[_Key, "_Sums"], limit: int) -> list[tuple[_Key, "_Sums"]]:
+    """Return the owners with the most unused memory, the most first.
+
+    A large fleet has tens of thousands of owners, so most are excluded by a number alone.
+    """
+    unused = [sums.unused_bytes for sums in owners.values()]
+    least = nlargest(limit, unused)[-1] if unused else 0
+    found = [each for each, count in zip(owners.items(), unused, strict=True) if count >= least]
+    return nsmallest(limit, found, key=_most_unused)
 
 
 def _most_unused(each: tuple[_Key, "_Sums"]) -> tuple[int, _Key]:
@@ -161,20 +173,29 @@ class TeamSums:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        #: Node -> its rows, which are part of the sums.
+        self._updated = UpdatedNodes()
+        #: Node -> its rows, which are part of the sums; "": of pods without a node there.
         self._nodes: dict[str, Sequence[GpuPod]] = {}
         self.namespaces: dict[_Key, _Sums] = {}
         self.owners: dict[_Key, _Sums] = {}
 
     def update(self, cluster: ClusterState, snap: Snapshot, rows: GpuPods) -> None:
         """Make the sums those of this snapshot."""
-        present = dict(rows.by_node(cluster, snap))
-        for node in self._nodes.keys() - present.keys():
-            self._replace(node, ())
-            del self._nodes[node]
-        for node, pods in present.items():
-            if self._nodes.get(node) is not pods:
-                self._replace(node, pods)
+        self._replace("", without_node(cluster, snap))
+        for row in self._updated.since_last(snap):
+            node = snap.nodes[row]
+            self._replace(node.name, rows.on_node(cluster, node))
+        if len(self._nodes) > 1 + len(snap.nodes):
+            for name in self._nodes.keys() - snap.row_of.keys() - {""}:
+                self._replace(name, ())
+                del self._nodes[name]
+        rows.forget_others(snap)
+
+    def of(self, namespace: str) -> Mapping[_Key, _Sums]:
+        """Return the sums of the owners in a namespace; of all for ""."""
+        if not namespace:
+            return self.owners
+        return {key: sums for key, sums in self.owners.items() if key[0] == namespace}
 
     def _replace(self, node: str, pods: Sequence[GpuPod]) -> None:
         for pod in self._nodes.get(node, ()):

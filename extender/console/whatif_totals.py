@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from starlette.requests import Request
 
-from extender.console.fleet import shared_sums
+from extender.console.fleet import headroom_bytes
 from extender.console.pods import shared_rows
 from extender.console.whatif_bodies import WhatifAsked, WhatifTotalsView
 from extender.placement.placement_record import Placement
@@ -35,27 +35,20 @@ def before_and_after(
     ]
     placed = [bytes_of(each.charges) for each in placements]
     return (
-        _totals(request, cluster, ends[0], [pod.reserved_bytes for pod in bound], now_s),
-        _totals(request, cluster, ends[1], [*staying, *placed], now_s),
+        _totals(ends[0], [pod.reserved_bytes for pod in bound], now_s),
+        _totals(ends[1], [*staying, *placed], now_s),
     )
 
 
-def _totals(
-    request: Request,
-    cluster: ClusterState,
-    snap: Snapshot,
-    reserved_bytes: Sequence[int],
-    now_s: float,
-) -> WhatifTotalsView:
+def _totals(snap: Snapshot, reserved_bytes: Sequence[int], now_s: float) -> WhatifTotalsView:
     """Return the totals of the snapshot; ``reserved_bytes`` has an item for each pod."""
     devices = Counter[str]()
     for node in snap.nodes:
         devices.update(_devices(node))
-    models = shared_sums(request).of(cluster, snap, now_s)
     return WhatifTotalsView(
         pods=len(reserved_bytes),
         reserved_bytes=sum(reserved_bytes),
-        headroom_bytes=sum(each.headroom_bytes for each in models),
+        headroom_bytes=headroom_bytes(snap, now_s),
         devices=sum(len(node.devices) for node in snap.nodes),
         devices_in_use=devices["in use"],
         devices_empty=devices["empty"],

@@ -23,6 +23,7 @@ from extender.bounded import Bounded
 from extender.observability.journals import Journals
 from extender.periodic import Loops
 from extender.placement.snapshot import REASONS, NodeTerms
+from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import BindTried, Filtered, Ranked, Record
 from extender.state.object_cache import NOTHING
@@ -189,12 +190,6 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     fresh: bool
     reservations: Mapping[str, Reservation]
 
-    def is_same(
-        self, terms: NodeTerms, fresh: bool, reservations: Mapping[str, Reservation]
-    ) -> bool:
-        """Return whether nothing has changed since. Objects are compared by identity."""
-        return self.terms is terms and self.fresh == fresh and self.reservations is reservations
-
     def health_issues(self) -> dict[str, str]:
         """Return why devices are unhealthy, by UUID."""
         return {
@@ -229,6 +224,7 @@ class ChangeFeed:
         self._journals = journals
         self._feed = feed
         self._name = name
+        self._updated = UpdatedNodes()
         #: None before the first check, which publishes decisions only.
         self._seen: dict[str, _Seen] | None = None
         #: Extender -> the version of its records at the last check.
@@ -253,19 +249,18 @@ class ChangeFeed:
         # Updated in place, so that old terms are freed node by node: freeing those of many changed
         # nodes at once takes milliseconds.
         seen: dict[str, _Seen] = {} if self._seen is None else self._seen
-        all_nodes = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
-        for number, (terms, changed_in) in enumerate(all_nodes, 1):
+        for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
+            terms = snap.nodes[row]
             gpunode = self._cluster.gpunode(terms.name)
             reservations = gpunode.spec.reservations if gpunode else NOTHING
             fresh = terms.fresh_until_s >= now_s
+            now = _Seen(terms, int(snap.changed_in[row]), fresh, reservations)
             known = seen.get(terms.name)
-            if known is None or not known.is_same(terms, fresh, reservations):
-                now = _Seen(terms, changed_in, fresh, reservations)
-                if known is not None:
-                    self._compare(known, now)
-                elif not is_first:
-                    self._feed.publish("node_appeared", node=terms.name)
-                seen[terms.name] = now
+            if known is not None:
+                self._compare(known, now)
+            elif not is_first:
+                self._feed.publish("node_appeared", node=terms.name)
+            seen[terms.name] = now
             if number % AT_ONCE == 0:
                 yield
         if len(seen) > len(snap.nodes):

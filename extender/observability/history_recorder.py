@@ -7,14 +7,11 @@ for each node that changed.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-import numpy as np
 
 from contract.gpunode import GPUNode, GPUNodeStatus
 from extender.periodic import Loops
-from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import NodeTerms
+from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
 from extender.state.gpu_pods import unconfirmed_by_model
 from extender.state.growth import Growing, growing
@@ -29,23 +26,16 @@ from extender.state.history import (
     PodOn,
     Totals,
 )
-from extender.state.holdings import Held, Holdings, add, limited, of_node
+from extender.state.holdings import Held, HeldSums, of_node
 from extender.state.overuse import first_of_each_memory
 
-#: Nodes that are compared before the event loop serves other tasks.
-AT_ONCE = 50
+#: Nodes that are recorded before the event loop serves other tasks.
+AT_ONCE = 10
 #: Rounds between two searches for growing devices and for old rows: half a minute.
 CHORES_EVERY = 3
-#: Sums of one node: the fields of ``Totals`` from ``allocatable_bytes`` to
+#: Number of sums of a node: the fields of ``Totals`` from ``allocatable_bytes`` to
 #: ``overcommitted_devices``.
-Sums = tuple[int, int, int, int, int, int]
-
-
-class _HeldOnNode(NamedTuple):
-    gpunode: GPUNode
-    devices: Sequence[DeviceTerms]
-    fresh: bool
-    held: Held
+SUMS = 6
 
 
 class HistoryRecorder:
@@ -61,11 +51,13 @@ class HistoryRecorder:
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
         #: Node -> its terms and its GPUNode when it changed last, whether its report was fresh, and
         #: its sums.
-        self._seen: dict[str, tuple[NodeTerms, GPUNode | None, bool, Sums]] = {}
-        #: Node -> what the namespaces hold there, and the inputs of that.
-        self._held: dict[str, _HeldOnNode] = {}
-        #: The sums over all nodes; replaced as a whole.
+        self._seen: dict[str, tuple[NodeTerms, GPUNode | None, bool, Sequence[int]]] = {}
+        #: The sums of all nodes, which follow changes by difference.
+        self._sums = [0] * SUMS
+        self._held_sums = HeldSums()
+        #: The sums of all nodes by namespace; replaced as a whole.
         self.held: Held = {}
+        self._updated = UpdatedNodes()
         self._rounds = 0
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
@@ -85,7 +77,8 @@ class HistoryRecorder:
         """
         step = int(self._wall_s() // RESOLUTION_S)
         snap = self._cluster.snapshot()
-        for number, terms in enumerate(snap.nodes, 1):
+        for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
+            terms = snap.nodes[row]
             fresh = terms.fresh_until_s >= now_s
             known, gpunode = self._seen.get(terms.name), self._cluster.gpunode(terms.name)
             # A heartbeat replaces the terms of the node, but not those of its devices.
@@ -95,41 +88,25 @@ class HistoryRecorder:
                 or known[1] is not gpunode
                 or known[2] != fresh
             ):
-                self._seen[terms.name] = terms, gpunode, fresh, _sums(self._cluster, terms)
+                sums = _sums(self._cluster, terms)
+                self._count(known[3] if known else [0] * SUMS, sums)
+                self._seen[terms.name] = terms, gpunode, fresh, sums
                 status = gpunode.status if gpunode else None
                 self.history.add(terms.name, step, *sample(terms, status if fresh else None))
-                self._hold(terms, gpunode, fresh)
+                held = of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
+                self._held_sums.replace(terms.name, held)
             if number % AT_ONCE == 0:
                 yield
         if len(self._seen) > len(snap.nodes):
             for name in [name for name in self._seen if name not in snap.row_of]:
-                del self._seen[name]
-                self._held.pop(name, None)
+                self._count(self._seen.pop(name)[3], [0] * SUMS)
+                self._held_sums.replace(name, {})
                 self.history.add(name, step, Layout(), ())
         if self._seen:
-            each_node = np.array([each[3] for each in self._seen.values()], np.int64)
-            sums: list[int] = each_node.sum(axis=0).tolist()
-            allocatable, reserved, used, unattributed, headroom, overcommitted = sums
             pending = len(self._cluster.unbound())
-            self.history.add_totals(
-                Totals(
-                    step,
-                    allocatable,
-                    reserved,
-                    used,
-                    unattributed,
-                    headroom,
-                    overcommitted,
-                    pending,
-                )
-            )
+            self.history.add_totals(Totals(*[step, *self._sums, pending]))
         yield
-        held: dict[str, Holdings] = {}
-        for number, each in enumerate(list(self._held.values()), 1):
-            add(held, each.held)
-            if number % AT_ONCE == 0:
-                yield
-        self.held = limited(held)
+        self.held = self._held_sums.limited()
         self.history.held.add(self.held, self._wall_s(), now_s)
         yield
         self._rounds += 1
@@ -138,20 +115,10 @@ class HistoryRecorder:
             yield
             yield from self._find_growing(step)
 
-    def _hold(self, terms: NodeTerms, gpunode: GPUNode | None, fresh: bool) -> None:
-        """Note what the namespaces hold on a node. A mere heartbeat does not change it."""
-        if gpunode is None:
-            self._held.pop(terms.name, None)
-            return
-        known = self._held.get(terms.name)
-        if (
-            known is None
-            or known.gpunode is not gpunode
-            or known.devices is not terms.devices
-            or known.fresh != fresh
-        ):
-            held = of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
-            self._held[terms.name] = _HeldOnNode(gpunode, terms.devices, fresh, held)
+    def _count(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """Replace the sums of a node in those of all nodes."""
+        changes = zip(self._sums, after, before, strict=True)
+        self._sums = [total + new - old for total, new, old in changes]
 
     def _find_growing(self, step: int) -> Iterator[None]:
         found: dict[str, tuple[Growing, ...]] = {}
@@ -204,21 +171,21 @@ def sample(terms: NodeTerms, status: GPUNodeStatus | None) -> tuple[Layout, list
 def _units(count_bytes: int | None) -> int:
     if count_bytes is None or count_bytes < 0:
         return UNKNOWN
-    return _limited(count_bytes / UNIT_BYTES)
+    return min((count_bytes + UNIT_BYTES // 2) // UNIT_BYTES, UNKNOWN - 1)
 
 
 def _limited(units: float) -> int:
     return min(max(round(units), 0), UNKNOWN - 1)
 
 
-def _sums(cluster: ClusterState, terms: NodeTerms) -> Sums:
-    unconfirmed = unconfirmed_by_model(cluster, terms)
-    memories = list(first_of_each_memory(terms.devices))
-    return (
-        sum(each.allocatable_bytes for each in memories),
-        sum(each.reservation_bytes for each in memories) + sum(unconfirmed.values()),
-        sum(max(0, each.device.used_bytes) for each in memories),
-        sum(each.unattributed_bytes + each.unreserved_pods_bytes for each in memories),
-        sum(max(0, each.headroom_bytes) for each in memories),
-        sum(each.headroom_bytes < 0 for each in terms.devices),
-    )
+def _sums(cluster: ClusterState, terms: NodeTerms) -> Sequence[int]:
+    allocatable = used = unattributed = headroom = 0
+    reserved = sum(unconfirmed_by_model(cluster, terms).values())
+    for each in first_of_each_memory(terms.devices):
+        allocatable += each.allocatable_bytes
+        reserved += each.reservation_bytes
+        used += max(0, each.device.used_bytes)
+        unattributed += each.unattributed_bytes + each.unreserved_pods_bytes
+        headroom += max(0, each.headroom_bytes)
+    overcommitted = sum([each.headroom_bytes < 0 for each in terms.devices])
+    return allocatable, reserved, used, unattributed, headroom, overcommitted

@@ -116,6 +116,7 @@ PER_NODE: Mapping[str, type[np.generic]] = {
     "ageing_from_s": np.float64,
     "degraded": np.bool_,
     "changed_in": np.int64,
+    "updated_in": np.int64,
     "node_headroom_bytes": np.int64,
     "node_largest_device_bytes": np.int64,
     "spare_bytes": np.int64,
@@ -152,6 +153,9 @@ class Snapshot:
     name_rank: Int2D
     #: (rows,) generation of the first snapshot with the node's current values.
     changed_in: Rows
+    #: (rows,) generation of the first snapshot since the node's devices, GPUNode or pods were
+    #: replaced, whether or not a value in this snapshot differs. A mere heartbeat replaces none.
+    updated_in: Rows
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full, and each of
     #: the devices that share a memory counts its part.
     node_headroom_bytes: Rows

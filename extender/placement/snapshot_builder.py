@@ -50,6 +50,8 @@ class Table:
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
+        #: Whether a node was updated since without another value in a snapshot.
+        self._is_updated = False
         self._generation = 0
 
     @classmethod
@@ -105,6 +107,14 @@ class Table:
             self._columns_shown.pop("sm_ppm", None)
             self._write_value(row, "changed_in", self.next_generation)
 
+    def updated(self, name: str) -> None:
+        """Note that the node's devices, GPUNode or pods were replaced. Only ``shown`` makes a
+        snapshot for that alone: decisions need none."""
+        row = self._row_of.get(name)
+        if row is not None:
+            self._write_value(row, "updated_in", self.next_generation)
+            self._is_updated = True
+
     def get(self, name: str) -> NodeTerms | None:
         """Return the node of this name; None if there is none."""
         row = self._row_of.get(name)
@@ -125,6 +135,12 @@ class Table:
             self._nodes[row] = last
             self.put(last)
 
+    def shown(self) -> Snapshot:
+        """Return a snapshot that also has the newest ``updated_in``, for views."""
+        if self._is_updated:
+            self._latest = None
+        return self.snapshot()
+
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the table; the same object until the table changes."""
         if self._latest is None:
@@ -133,6 +149,7 @@ class Table:
                 self._names_hash = hash(frozenset(self._names))
                 self._name_rank = _ranks(self._names)
                 self._members_changed = False
+            self._is_updated = False
             self._generation += 1
             of_node = self._frozen(self._per_node, self._per_node_shown)
             self._latest = Snapshot(
@@ -198,6 +215,7 @@ class Table:
             "ageing_from_s": node.ageing_from_s,
             "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
+            "updated_in": self.next_generation,
             "node_headroom_bytes": sum(
                 [
                     max(each, 0) // max(terms.sharers, 1)

@@ -131,7 +131,7 @@ class ClusterState:
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of all nodes as they were weighed last."""
-        self._latest = self._table.snapshot()
+        self._latest = self._table.shown()
         return self._latest
 
     def settled(self) -> Snapshot:
@@ -139,7 +139,12 @@ class ClusterState:
 
         Watch events do not force a new snapshot: they are late anyway and may wait for the next.
         """
-        return self._latest or self.snapshot()
+        return self._latest or self.settle()
+
+    def settle(self) -> Snapshot:
+        """Make the snapshot that calls decide on."""
+        self._latest = self._table.snapshot()
+        return self._latest
 
     @property
     def latest_gain(self) -> int:
@@ -184,6 +189,12 @@ class ClusterState:
     def unbound(self) -> list[Pod]:
         """Return the pods that are not bound and have not ended."""
         return list(self._objects.unbound.values())
+
+    def bound_elsewhere(self, names: Set[str]) -> list[Pod]:
+        """Return the pods that are bound to other nodes than these."""
+        uids_on, pods = self._objects.uids_on, self._objects.pods
+        uids = [uid for name in uids_on.keys() - names for uid in uids_on.get(name, ())]
+        return [pod for uid in uids if (pod := pods.get(uid)) is not None]
 
     def pods_on(self, name: str) -> tuple[Pod, ...]:
         """Return the pods bound to the node that have not ended."""

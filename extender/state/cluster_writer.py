@@ -241,6 +241,7 @@ class ClusterWriter(ClusterState):
             objects.put_pod(pod)
         if in_place:
             objects.add_pod(pod)
+            self._table.updated(pod.node)
         else:
             nodes = before.node if before else "", pod.node if managed else ""
             self._queue.add(*filter(None, nodes))
@@ -269,6 +270,7 @@ class ClusterWriter(ClusterState):
         if repeated or (held is not None and older(gpunode, held)):
             return
         self._objects.gpunodes[name] = gpunode
+        self._table.updated(name)
         self._incomplete.add(name)
         try:
             self._track(lambda tracker: tracker.gpunode_seen(gpunode, at_s))
@@ -332,6 +334,7 @@ class ClusterWriter(ClusterState):
         if sm_decreased(before, after):
             self.sm_decreases.note(after.name, self._table.next_generation)
         self._table.put_measured(after)
+        self._table.updated(after.name)
 
     def _assume(self, pod: Pod, name: str, placement: Placement | None) -> None:
         gpunode, metadata = self._objects.gpunodes.get(name), pod.metadata

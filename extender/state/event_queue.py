@@ -158,7 +158,7 @@ class EventQueue:
     def _work(self) -> bool:
         """Do one turn; return whether anything is left to do."""
         if self._snapshot_due:
-            self._cluster.snapshot()
+            self._cluster.settle()
             self._snapshot_due = False
             self._snapshot_at_s = time.monotonic()
         elif self.is_behind:

@@ -95,25 +95,37 @@ class GpuPods:
         The rows of pods that are pending, or on a node that is not in the snapshot, come first,
         with an empty name.
         """
-        pending = [
-            _without_devices(pod, requested_bytes(cluster.understand(pod)))
-            for pod in cluster.unbound()
-        ]
-        elsewhere = [
-            _without_devices(pod)
-            for pod in cluster.pods()
-            if pod.node and pod.node not in snap.row_of and _is_listed(cluster, pod)
-        ]
-        yield "", pending + elsewhere
+        yield "", without_node(cluster, snap)
         for node in snap.nodes:
-            sources = node.devices, cluster.gpunode(node.name), cluster.pods_on(node.name)
-            known = self._nodes.get(node.name)
-            if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
-                rows = list(_on_node(cluster, node.name, *sources))
-                known = self._nodes[node.name] = sources, rows
-            yield node.name, known[1]
+            yield node.name, self.on_node(cluster, node)
+        self.forget_others(snap)
+
+    def forget_others(self, snap: Snapshot) -> None:
+        """Drop the rows of nodes that are not in the snapshot."""
         if len(self._nodes) > len(snap.nodes):
             self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
+
+    def on_node(self, cluster: ClusterState, node: NodeTerms) -> Sequence[GpuPod]:
+        """Return the rows of a node: the same object until one changes."""
+        sources = node.devices, cluster.gpunode(node.name), cluster.pods_on(node.name)
+        known = self._nodes.get(node.name)
+        if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
+            rows = list(_on_node(cluster, node.name, *sources))
+            known = self._nodes[node.name] = sources, rows
+        return known[1]
+
+
+def without_node(cluster: ClusterState, snap: Snapshot) -> list[GpuPod]:
+    """Return the rows of pods that are pending, or on a node that is not in the snapshot."""
+    pending = [
+        _without_devices(pod, requested_bytes(cluster.understand(pod))) for pod in cluster.unbound()
+    ]
+    elsewhere = [
+        _without_devices(pod)
+        for pod in cluster.bound_elsewhere(snap.row_of.keys())
+        if _is_listed(cluster, pod)
+    ]
+    return pending + elsewhere
 
 
 def bytes_of(charges: Iterable[Charge]) -> int:
@@ -144,11 +156,13 @@ def unconfirmed_by_model(cluster: ClusterState, node: NodeTerms) -> Mapping[str,
 
     Each pod counts once, for the model of the first device that it could get.
     """
-    reservations = _reservations(cluster, node.name, cluster.gpunode(node.name))
     memories = first_of_each_memory(node.devices)
     holders = [(terms.device.model, each) for terms in memories for each in terms.holders]
     known = {holder.uid for _, holder in holders if holder.observed}
     found = Counter[str]()
+    if len(known) == len(holders):
+        return found
+    reservations = _reservations(cluster, node.name, cluster.gpunode(node.name))
     for model, holder in holders:
         if holder.uid not in known:
             known.add(holder.uid)

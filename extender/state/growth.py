@@ -7,7 +7,6 @@ use grew in both halves of the window.
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import NodeTerms
@@ -19,8 +18,6 @@ from extender.state.history import (
     USED,
     History,
     Layout,
-    Steps,
-    Values,
 )
 
 #: Seconds. The longest and the shortest window.
@@ -48,12 +45,14 @@ def growing(terms: NodeTerms, history: History, step: int) -> tuple[Growing, ...
     begin = step - WINDOW_S // RESOLUTION_S
     if history.last_step(terms.name) <= (begin + step) // 2:
         return ()  # nothing changed in the second half
-    parts = history.since(terms.name, begin)
-    first = max(begin, int(parts[0][1][0]))
+    first = max(begin, history.first_step_of(terms.name))
     if (step - first) * RESOLUTION_S < SHORTEST_S:
         return ()
     moments = first, (first + step) // 2, step
-    at = [_values_at(parts, moment) for moment in moments]
+    rows = [row for each in moments if (row := history.at(terms.name, each)) is not None]
+    if len(rows) < len(moments) or not _may_grow(rows):
+        return ()
+    at = [_values_of(*row) for row in rows]
     window_s = (moments[2] - moments[0]) * RESOLUTION_S
     found = (_growing(each, [there[0] for there in at], window_s) for each in terms.devices)
     return tuple(
@@ -68,13 +67,16 @@ def growing(terms: NodeTerms, history: History, step: int) -> tuple[Growing, ...
 _At = tuple[dict[str, int], dict[tuple[str, str, str], int]]
 
 
-def _values_at(parts: Sequence[tuple[Layout, Steps, Values]], step: int) -> _At:
-    layout, row = parts[0][0], parts[0][2][0]
-    for each, steps, values in parts:
-        if steps[0] > step:
-            break
-        layout, row = each, values[int(np.searchsorted(steps, step, "right")) - 1]
-    figures = row.tolist()
+def _may_grow(rows: Sequence[tuple[Layout, Sequence[int]]]) -> bool:
+    """Return whether a device may have grown in both halves. That excludes most nodes at once."""
+    (layout, begin), (_, middle), (_, end) = rows
+    if any(each.devices != layout.devices for each, _ in rows):
+        return True
+    used = slice(USED, DEVICE_COLUMNS * len(layout.devices), DEVICE_COLUMNS)
+    return any(a < b < c for a, b, c in zip(begin[used], middle[used], end[used], strict=True))
+
+
+def _values_of(layout: Layout, figures: Sequence[int]) -> _At:
     devices = {
         uuid: figures[DEVICE_COLUMNS * slot + USED] * UNIT_BYTES
         for slot, uuid in enumerate(layout.devices)

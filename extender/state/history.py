@@ -10,6 +10,7 @@ The memory of all blocks is limited. If they need more, the history becomes shor
 
 import zlib
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -169,6 +170,17 @@ class _NodeRows:
             values = np.frombuffer(bytes(self.rows), "<u2").reshape(len(steps), self.layout.width)
             yield self.layout, *_holding(steps, values, step)
 
+    def at(self, step: int) -> tuple[Layout, Sequence[int]] | None:
+        """Return the layout and the row that holds at ``step``; None if all rows are later."""
+        if number := bisect_right(self.steps, step):
+            size = 2 * self.layout.width
+            return self.layout, array("H", bytes(self.rows[(number - 1) * size : number * size]))
+        for block in reversed(self.blocks):
+            if block.first_step <= step:
+                _, values = _holding(*block.rows(), step)
+                return block.layout, values[0].tolist()
+        return None
+
     def forget_before(self, step: int) -> None:
         """Drop blocks whose last row was replaced before ``step``."""
         while self.blocks:
@@ -238,6 +250,18 @@ class History:
         for each block. A row before ``step`` is the first of a part if it still holds then."""
         rows = self._nodes.get(node)
         return list(rows.since(step)) if rows else []
+
+    def at(self, node: str, step: int) -> tuple[Layout, Sequence[int]] | None:
+        """Return the layout of a node and the row that holds at ``step``; None if there is none."""
+        rows = self._nodes.get(node)
+        return rows.at(step) if rows else None
+
+    def first_step_of(self, node: str) -> int:
+        """Return the step of the node's first row; 0 if it has none."""
+        rows = self._nodes.get(node)
+        if rows is None:
+            return 0
+        return rows.blocks[0].first_step if rows.blocks else rows.steps[0] if rows.steps else 0
 
     def last_step(self, node: str) -> int:
         """Return the step of the node's last row; 0 if it has none."""

@@ -5,7 +5,7 @@ whole (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU ad
 each is divided by their sum, so that the costs of a GPU are never more than its price.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ MOST_NAMESPACES = 200
 OTHERS = ""
 #: Minutes for which sums are kept.
 KEPT_MINUTES = 60
+#: The share of a GPU is a multiple of 1/PER_GPU, a power of 2. Sums of such values are exact, and
+#: so they can follow changes by difference for months.
+PER_GPU = 1 << 30
 #: A round later than this after the last one adds only this many seconds.
 MOST_GAP_S = 30.0
 
@@ -57,15 +60,18 @@ Held = Mapping[str, Holdings]
 
 def of_node(
     cluster: ClusterState,
-    gpunode: GPUNode,
+    gpunode: GPUNode | None,
     devices: Sequence[DeviceTerms],
     fresh: bool,
     wall_s: float,
 ) -> Held:
-    """Return namespace -> what its pods hold on the node, by the node's last report.
+    """Return namespace -> what its pods hold on the node, by the node's last report; nothing
+    without a GPUNode.
 
     ``fresh``: whether the report counts. If not, pods that still exist count as unmeasured.
     """
+    if gpunode is None:
+        return {}
     terms_of = {terms.device.uuid: terms.device for terms in devices}
     pods = [
         each
@@ -80,6 +86,7 @@ def of_node(
     for each in pods:
         device = terms_of[each.device]
         gpus = each.gpu_ratio / max(1.0, shares[device.parent or device.uuid])
+        gpus = round(gpus * PER_GPU) / PER_GPU
         used_bytes = each.used_bytes if fresh else None
         measured = fresh and device.sm_activity is not None
         found[each.namespace] = found.get(each.namespace, Holdings()).plus(
@@ -95,11 +102,32 @@ def of_node(
     return found
 
 
-def add(to: dict[str, Holdings], part: Held) -> None:
-    """Add a part to the sums."""
-    for namespace, held in part.items():
-        before = to.get(namespace)
-        to[namespace] = held if before is None else before.plus(held)
+class HeldSums:
+    """Sums the holdings of all nodes by namespace. The sums follow changes by difference."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Held] = {}
+        self._sums: dict[str, Holdings] = {}
+        #: Namespace -> the number of nodes on which it has pods.
+        self._counts = Counter[str]()
+
+    def replace(self, node: str, held: Held) -> None:
+        """Replace what namespaces hold on a node."""
+        self._add(held, 1)
+        self._add(self._nodes.pop(node, {}), -1)
+        if held:
+            self._nodes[node] = held
+
+    def _add(self, part: Held, times: int) -> None:
+        for namespace, held in part.items():
+            self._sums[namespace] = self._sums.get(namespace, Holdings()).plus(held, times)
+            self._counts[namespace] += times
+            if not self._counts[namespace]:
+                del self._counts[namespace], self._sums[namespace]
+
+    def limited(self) -> Held:
+        """Return the sums of all nodes, limited to ``MOST_NAMESPACES``."""
+        return limited(self._sums)
 
 
 def limited(sums: Held, most: int = MOST_NAMESPACES) -> Held:
@@ -114,7 +142,8 @@ def summed(parts: Iterable[Held], most: int = MOST_NAMESPACES) -> Held:
     """Return the sums of the parts, limited to ``most`` namespaces."""
     found: dict[str, Holdings] = {}
     for part in parts:
-        add(found, part)
+        for namespace, held in part.items():
+            found[namespace] = found.get(namespace, Holdings()).plus(held)
     return limited(found, most)
 
 

@@ -7,7 +7,8 @@ become active since.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from contract.gpunode import GPUNode, PodUse
 from contract.kube import Pod
@@ -25,8 +26,7 @@ HELD_BYTES = 1 << 30
 _TEMPLATE_HASH = "pod-template-hash"
 
 
-@dataclass(frozen=True, slots=True)
-class IdlePod:
+class IdlePod(msgspec.Struct, frozen=True, gc=False):
     """A pod on one device."""
 
     namespace: str

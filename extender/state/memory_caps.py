@@ -70,8 +70,11 @@ def _asks_limit(cluster: ClusterState, uid: str) -> bool:
         return False
     of_namespace = cluster.namespaces.annotation(pod.metadata.namespace, SHARE)
     own = pod.annotation(SHARE)
+    text = of_namespace if own is None else own
+    if not text:
+        return False
     try:
-        return parse_share(of_namespace or "" if own is None else own) is ShareMode.LIMIT
+        return parse_share(text) is ShareMode.LIMIT
     except BadAnnotation:
         return False
 

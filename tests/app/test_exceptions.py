@@ -65,7 +65,7 @@ def failures(extender: Extender, loop: str) -> float:
     [
         (ClusterWriter, "_apply"),
         (ClusterWriter, "_weigh_again"),
-        (ClusterWriter, "snapshot"),
+        (ClusterWriter, "settle"),
         (NodeWeigher, "terms_of"),
         (DeletedPods, "node_seen"),
         (BackOffs, "gpunode_seen"),

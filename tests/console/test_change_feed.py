@@ -11,7 +11,15 @@ from contract.kube import Pod
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.journals import Journals
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
+from extender.state.changes import (
+    AssumedSeen,
+    GPUNodeGone,
+    GPUNodeSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+)
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
 from extender.state.journal import Journal
@@ -81,6 +89,23 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
     latest = looking.feed.past()[-1]
     assert (latest.namespace, latest.name, latest.node) == ("default", "p", "n")
     assert latest.message == "2.0 GiB on each of 2 GPUs that the pod could get"
+
+
+def test_a_reservation_that_was_assumed_is_made_when_it_is_written(looking: Looking) -> None:
+    held = looking.state.gpunode("n")
+    assert held is not None
+    looking.state.apply([AssumedSeen({"n": {"uid-p": made()}}, None)])
+    assert looking.told() == []
+    before = looking.state.snapshot()
+    replace = msgspec.structs.replace
+    written = replace(
+        held,
+        metadata=replace(held.metadata, resource_version="2"),
+        spec=replace(held.spec, reservations={"uid-p": made()}),
+    )
+    looking.state.apply([GPUNodeSeen(written, 0.0)])
+    assert looking.state.settled().nodes is before.nodes, "the node was not weighed again"
+    assert looking.told() == [("reservation_made", "uid-p", "bind")]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,27 @@ def test_a_later_answer_has_the_nodes_that_changed() -> None:
     assert read(asked, f"?after={body['version']}")["node"] == []
 
 
+def test_a_later_answer_has_use_that_changed_within_the_reservation() -> None:
+    asked = Asked()
+
+    def report(version: str, used_gib: int) -> None:
+        report = gpunode(
+            shared("GPU-a", used_bytes=used_gib * GIB),
+            name="a",
+            version=version,
+            reservations={"uid-p": reservation({"GPU-a": 12 * GIB}, name="p")},
+            pods=[use("uid-p", "GPU-a", used_gib * GIB)],
+            plugin=DISTRIBUTED,
+        )
+        asked.cluster.apply([GPUNodeSeen(report, asked.now_s)])
+
+    asked.cluster.apply([NodeSeen(kube_node("a"))])
+    report("1", 6)
+    version = read(asked)["version"]
+    report("2", 9)
+    assert read(asked, f"?after={version}")["used"] == [38]
+
+
 def test_all_nodes_are_listed_again_if_one_was_added_or_the_version_is_of_another_process() -> None:
     asked = Asked()
     add(asked, "a")

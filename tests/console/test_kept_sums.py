@@ -12,6 +12,8 @@ from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta
 from extender.console.fleet import ModelSums
 from extender.console.teams import TeamSums
+from extender.observability.history_recorder import HistoryRecorder
+from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.changes import (
     Event,
     GPUNodeGone,
@@ -23,6 +25,7 @@ from extender.state.changes import (
     PodSeen,
 )
 from extender.state.gpu_pods import GpuPods
+from extender.state.history import History
 from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_teams import owned
@@ -136,6 +139,69 @@ def test_sums_of_teams_equal_sums_from_scratch(seed: int) -> None:
         assert listed == sum(s.pods + s.waiting_pods for s in kept.namespaces.values())
         largest = max(largest, listed)
     assert largest >= len(PODS) // 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_recorded_sums_equal_sums_from_scratch(seed: int) -> None:
+    kept: HistoryRecorder | None = None
+    largest = 0
+    for asked in states(seed):
+        kept = kept or HistoryRecorder(asked.cluster, History(), asked.context.wall_s)
+        scratch = HistoryRecorder(asked.cluster, History(), asked.context.wall_s)
+        for recorder in (kept, scratch):
+            for _ in recorder.record(asked.now_s):
+                pass
+        if totals := scratch.history.totals():
+            assert kept.history.totals()[-1:] == totals
+        assert kept.held == scratch.held
+        largest = max(largest, len(kept.held))
+    assert largest == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_change_of_a_node_counts_as_an_update(seed: int) -> None:
+    updated, known, unchanged = UpdatedNodes(), dict[str, tuple[object, ...]](), 0
+    for asked in states(seed):
+        cluster = asked.cluster
+        snap = cluster.snapshot()
+        rows = list(updated.since_last(snap, asked.now_s))
+        for row, node in enumerate(snap.nodes):
+            fresh = node.fresh_until_s >= asked.now_s
+            now = node.devices, cluster.gpunode(node.name), cluster.pods_on(node.name), fresh
+            before = known.get(node.name, ())
+            if not before or any(a is not b for a, b in zip(before, now, strict=True)):
+                assert row in rows
+            unchanged += row not in rows
+            known[node.name] = now
+        known = {name: known[name] for name in snap.names}
+        assert list(updated.since_last(snap, asked.now_s)) == []
+    assert unchanged > 100
+
+
+def test_a_round_that_was_not_finished_is_repeated() -> None:
+    asked = Asked()
+    asked.add_node("n0")
+    asked.add_node("n1")
+    updated, snap = UpdatedNodes(), asked.cluster.snapshot()
+    assert next(updated.since_last(snap)) == 0
+    assert list(updated.since_last(snap)) == [0, 1]
+
+
+def test_sums_are_right_again_after_an_older_snapshot() -> None:
+    asked = Asked()
+    asked.add_node("n0")
+    before = asked.cluster.snapshot()
+    asked.add_node("n1")
+    asked.cluster.apply([PodSeen(owned(f"p{each}", "ml", "o", f"n{each}")) for each in range(2)])
+    after = asked.cluster.snapshot()
+    models, teams, rows = ModelSums(), TeamSums(), GpuPods()
+    found = models.of(asked.cluster, after, asked.now_s)
+    teams.update(asked.cluster, after, rows)
+    assert models.of(asked.cluster, before, asked.now_s) != found
+    teams.update(asked.cluster, before, rows)
+    assert models.of(asked.cluster, after, asked.now_s) == found
+    teams.update(asked.cluster, after, rows)
+    assert sum(sums.pods for sums in teams.namespaces.values()) == 2
 
 
 def test_a_heartbeat_keeps_the_rows_of_its_node() -> None:

@@ -58,11 +58,11 @@ class TestBindsOnTheirWay:
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         reservations = {"other": reservation({device().uuid: 20 * GIB})}
         state.apply([GPUNodeSeen(gpunode(device(), version="2", reservations=reservations), NOW_S)])
-        snapshot = state.snapshot()
+        snapshot = state.settle()
         state.apply([BindEnded("other", "n")])
         again = gpunode(device(), version="2", reservations=reservations)  # as the watch sends it
         state.apply([GPUNodeSeen(again, NOW_S + 1)])
-        assert state.snapshot() is snapshot
+        assert state.settle() is snapshot
 
     @pytest.mark.parametrize("vram", ["8Gi", "20Gi", "100Gi"])
     @pytest.mark.parametrize("choice", [None, "predicted", "pinned", "any"])
@@ -90,13 +90,13 @@ class TestBindsOnTheirWay:
         assert foreseen == (placed if isinstance(placed, Placement) else None)
         anyway = state_of(*seen(about, node), BindBegun(asked, "n")).snapshot().nodes
         state.apply([BindBegun(asked, "n", foreseen)])
-        assert state.snapshot().nodes == anyway
-        generation = state.snapshot().generation
+        assert state.settle().nodes == anyway
+        generation = state.settle().generation
         state.apply([GPUNodeSeen(written, NOW_S), BindEnded("other", "n")])
         assert state.gpunode("n") == written
-        assert (state.snapshot().generation == generation) == isinstance(placed, Placement)
+        assert (state.settle().generation == generation) == isinstance(placed, Placement)
         anew = state_of(*seen(about, written)).snapshot()
-        assert state.snapshot().nodes == anew.nodes
+        assert state.settle().nodes == anew.nodes
 
     @pytest.mark.parametrize(
         ("events", "asked"),
@@ -161,9 +161,9 @@ class TestBindsOnTheirWay:
         for written, changes in ((expected, False), (change(expected), True)):
             state = state_of(*seen(kube_node(), held))
             state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
-            before = state.snapshot()
+            before = state.settle()
             state.apply([GPUNodeSeen(written, NOW_S)])
-            assert (state.snapshot() is not before) == changes
+            assert (state.settle() is not before) == changes
 
     def test_what_overcommits_is_weighed(self) -> None:
         """Alarms are raised for reservations, not for assumed binds."""
@@ -180,29 +180,29 @@ class TestBindsOnTheirWay:
         state = state_of(*seen(kube_node(), held))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         state.take_unsettled()
-        before = state.snapshot()
+        before = state.settle()
         state.apply([GPUNodeSeen(reserving(held, other=20), NOW_S)])
-        assert state.snapshot() is before
+        assert state.settle() is before
         assert state.take_unsettled() == ["n"]
 
     def test_a_change_of_a_reserved_pod_is_weighed_if_anything_depends_on_it(self) -> None:
         reservations = {"other": reservation({device().uuid: 20 * GIB})}
         state = state_of(*seen(kube_node(), gpunode(device(), reservations=reservations)))
-        before = state.snapshot()
+        before = state.settle()
         bound = pod("20Gi", uid="other", node="n")
         changed = msgspec.structs.replace(
             bound, metadata=msgspec.structs.replace(bound.metadata, annotations={VRAM: "1Gi"})
         )
         state.apply([PodSeen(pod("20Gi", uid="other")), PodSeen(bound), PodSeen(changed)])
-        assert state.snapshot() is before
+        assert state.settle() is before
         assert state.unreserved_pods("n") == []
         leaving = msgspec.structs.replace(
             bound, metadata=msgspec.structs.replace(bound.metadata, deletion_timestamp="now")
         )
         for answer in (PodSeen(leaving), PodSeen(bound), PodGone("other")):
             state.apply([answer])
-            assert state.snapshot() is not before
-            before = state.snapshot()
+            assert state.settle() is not before
+            before = state.settle()
 
     def test_one_that_failed_leaves_nothing(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
@@ -217,4 +217,4 @@ class TestBindsOnTheirWay:
 
     def test_a_bind_to_an_unknown_node_changes_nothing(self) -> None:
         state = state_of(BindBegun(pod("20Gi"), "gone"), BindEnded("u", "gone"))
-        assert state.snapshot().nodes == ()
+        assert state.settle().nodes == ()
