@@ -52,12 +52,16 @@ def read_history(pods: Path, nodes: Path) -> History:
 
 
 def _machines(path: Path) -> Iterator[Machine]:
+    names: set[str] = set()
     for row in read_rows(path, _NODES):
         if not (gpus := row.number("gpu", "8")):
             continue
         memory_mib = row.number("gpu_mem_mib", "46068")
         if not memory_mib:
             raise row.wrong("gpu_mem_mib", "more than 0 on a node with GPUs", "46068")
+        if row.text("name", "node-1") in names:
+            raise row.wrong("name", "a new name: an earlier row has it too", "node-2")
+        names.add(row.values["name"])
         host_mib = row.optional("memory_mib", "393216")
         yield Machine(
             row.text("name", "node-1"),

@@ -22,6 +22,7 @@ from contract.dcgm import (
 )
 from extender.errors import BadSettings
 from extender.plan.lives import History, Life, Machine, workload_name
+from extender.plan.wording import plural
 
 _REQUESTS = 'kube_pod_container_resource_requests{resource="nvidia_com_gpu"}'
 #: The pods whose other metrics matter: those that requested a GPU on that day.
@@ -89,8 +90,8 @@ def history_of(
     if not lives:
         raise BadSettings(
             "Prometheus has no pod that requests nvidia.com/gpu in the window: the metric "
-            "kube_pod_container_resource_requests of kube-state-metrics is needed. Example: "
-            "--window 7d"
+            "kube_pod_container_resource_requests of kube-state-metrics is needed. If it exists, "
+            "choose a longer window. Example: --window 30d"
         )
     lives.sort(key=lambda life: (life.created_s, life.name))
     first_s = lives[0].created_s
@@ -268,9 +269,15 @@ def _notes(counts: Mapping[str, int]) -> Iterator[str]:
     if counts["no creation"]:
         yield f"{counts['no creation']:,} pods have no creation time: their first sample counts."
     if counts["before"]:
-        yield f"{counts['before']:,} pods began before the window: they count from its start."
+        yield (
+            f"{plural(counts['before'], 'pod')} began before the window, and only the time in it "
+            "counts."
+        )
     if counts["running"]:
-        yield f"{counts['running']:,} pods still run: they count as ended at the end of the window."
+        yield (
+            f"{plural(counts['running'], 'pod')} still ran at the end of the window, which counts "
+            "as the end."
+        )
     if counts["no peak"]:
         shared = ""
         if counts["on shared"]:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import msgspec
 
@@ -22,6 +24,7 @@ from extender.kube.resources import Kind, watched_kinds
 from extender.placement.request import asks_for_gpu
 from extender.plan.observed import RULES
 from extender.plan.recording import EXAMPLE, Recording, read_recording
+from extender.plan.wording import plural
 from extender.state.changes import (
     Event,
     GPUNodeGone,
@@ -66,6 +69,12 @@ class Recorder:
     def contact(self, now_s: float) -> None:
         with self._lock:
             self._recording.contact(now_s)
+
+    def found(self) -> str:
+        """Return the numbers of pods and nodes with GPUs, as text."""
+        with self._lock:
+            running = sum(pod.ended_s is None for pod in self._recording.pods.values())
+            return f"{plural(running, 'pod')} on {plural(len(self._recording.nodes), 'node')}"
 
     def encoded(self) -> bytes:
         with self._lock:
@@ -122,12 +131,15 @@ def _run(file: Path, recorder: Recorder, api: KubeApi) -> None:
     threads = [threading.Thread(target=each.run, daemon=True) for each in reflectors]
     for thread in threads:
         thread.start()
-    next_s = time.monotonic()
+    next_s, begun = time.monotonic(), False
     while not stopped.wait(_TICK_S):
         ages = [each.health.contact_age_s for each in reflectors if each.health.synced]
         known = [age for age in ages if age is not None]
         if len(known) == len(reflectors):
             recorder.contact(time.time() - max(known))
+            if not begun:
+                sys.stderr.write(f"headroom: records {recorder.found()} to {file} until Ctrl-C\n")
+                begun = True
         if time.monotonic() >= next_s:
             took_s = _write(file, recorder.encoded())
             next_s = time.monotonic() + max(_EVERY_S, _WRITING_PARTS * took_s)
@@ -160,7 +172,7 @@ def _write(file: Path, body: bytes) -> float:
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Hold the file's lock; raise ``BadSettings`` if another process records to the file."""
-    with file.with_name(f"{file.name}.lock").open("w") as lock:
+    with _lock_of(file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
@@ -168,3 +180,10 @@ def _alone(file: Path) -> Iterator[None]:
                 f"{file}: another process records to it; use another file. {EXAMPLE}"
             ) from err
         yield
+
+
+def _lock_of(file: Path) -> TextIO:
+    try:
+        return file.with_name(f"{file.name}.lock").open("w")
+    except OSError as err:
+        raise BadSettings(f"{file} cannot be written: {err.strerror}. {EXAMPLE}") from err

@@ -222,9 +222,15 @@ def _notes(recording: Recording, pods: list[RecordedPod], moment: bool) -> Itera
         before = sum(pod.created_s < recording.started_s for pod in pods)
         running = sum(pod.ended_s is None for pod in pods)
         if before:
-            yield f"{before:,} pods began before the recording: they count from its start."
+            yield (
+                f"{plural(before, 'pod')} began before the recording, and only the time in it "
+                "counts."
+            )
         if running:
-            yield f"{running:,} pods still run: they count as ended at the end of the recording."
+            yield (
+                f"{plural(running, 'pod')} still ran at the end of the recording, which counts as "
+                "the end."
+            )
     if recording.gaps:
         hours = sum(gap.until_s - gap.from_s for gap in recording.gaps) / 3600
         yield (

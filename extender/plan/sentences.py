@@ -13,7 +13,7 @@ from extender.plan.intervals import (
     SAVING_SEASON,
     SEASON,
 )
-from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History, largest_bytes
+from extender.plan.lives import DAY_S, EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History, largest_bytes
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
@@ -35,7 +35,9 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     """Return the answer in plain sentences, the most important first."""
     history, found = study.history, [_scope(study)]
     unshared = need_range(study.unshared.gpus, study.unshared.spread_ratio)
-    days = "this day" if history.days == 1 else f"these {history.days} days"
+    work = "this work"
+    if history.days > 1:
+        work = f"the work of these {history.days} days"
     if unshared is None:
         found.append(
             f"Unshared, no number of nodes gives the waiting time of today's {history.gpus:,} GPUs."
@@ -43,7 +45,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     else:
         wait = seconds_text(study.unshared.figures[0].today_wait_s or 0.0)
         found.append(
-            f"Unshared, the work of {days} needs {unshared} of today's {history.gpus:,} GPUs "
+            f"Unshared, {work} needs {unshared} of today's {history.gpus:,} GPUs "
             f"for the same mean waiting time ({wait})."
         )
     best = best_row(study.rows)
@@ -66,9 +68,12 @@ def _scope(study: Study) -> str:
     peaks = [life.peak_bytes for life in history.lives if life.peak_bytes is not None]
     machines = history.machines if history.before is None else history.before
     sizes = sorted(machine.memory_bytes for machine in machines for _ in range(machine.gpus))
+    when = f"Over {plural(history.days, 'day')}"
+    if history.span_s < DAY_S:
+        when = "Over less than a day" if history.span_s > 1 else "At one moment"
     text = (
-        f"Over {plural(history.days, 'day')}, {plural(len(history.lives), 'pod')} with a GPU ran "
-        f"on a cluster of {plural(len(sizes), 'GPU')} ({plural(len(machines), 'node')})"
+        f"{when}, {plural(len(history.lives), 'pod')} with a GPU ran on a cluster of "
+        f"{plural(len(sizes), 'GPU')} ({plural(len(machines), 'node')})"
     )
     if peaks:
         peak, size = statistics.median(peaks) / GIB, statistics.median(sizes) / GIB

@@ -51,6 +51,17 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     assert "1 workload should stay exclusive: train (2 GPUs a pod)." in lines
 
 
+def test_a_history_of_less_than_a_day_is_named_so(files: tuple[Path, Path]) -> None:
+    pods, _ = files
+    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--vram", "peaks", "--json")
+    lines = pods.read_text().splitlines()
+    for end, when in ((5, "At one moment, 4 pods"), (9, "Over less than a day, 8 pods")):
+        pods.write_text("\n".join(lines[:end]) + "\n")
+        first, second, *_ = json.loads(run(files, *few)[1])["sentences"]
+        assert first.startswith(f"{when} with a GPU ran on a cluster of 10 GPUs")
+        assert second.startswith("Unshared, this work needs 4 of today's 10 GPUs")
+
+
 def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> None:
     (pods, _), html = files, tmp_path / "report.html"
     at = 28 * HOUR_S

@@ -105,6 +105,15 @@ def test_a_file_that_cannot_be_read_is_named_with_an_example(
     assert found.stderr.rstrip().endswith(f"Example: {example}")
 
 
+def test_a_second_node_of_the_same_name_is_an_error(files: tuple[Path, Path]) -> None:
+    _, nodes = files
+    nodes.write_text(nodes.read_text() + "n1,4,L4,23034\n")
+    code, _, error = run(files)
+    assert code == 2
+    assert f"{nodes}, line 7, column name: 'n1' is not a new name: an earlier row has it" in error
+    assert error.endswith("Example: node-2\n")
+
+
 def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     for content, message in (

@@ -102,7 +102,7 @@ def test_lives_peaks_and_nodes_are_those_of_the_cluster(filled: Filled) -> None:
     (note,) = history.assumptions
     running = sum(each.ended_s > SPAN_S for each in filled.ran)
     assert running >= 3
-    assert note == f"{running} pods still run: they count as ended at the end of the window."
+    assert note == f"{running} pods still ran at the end of the window, which counts as the end."
 
 
 def test_a_short_window_and_selected_nodes(filled: Filled) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from extender.app.cli import app
 from extender.plan.recording import history_of, read_recording
 from tests import forks
 from tests.scripted import Exchange, scripted_server
@@ -96,6 +98,7 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
             assert status == 0, log.read_text()
 
         recorded()
+        assert f" on 1 node to {file} until Ctrl-C" in log.read_text()
         first = read_recording(file)
         assert {uid: pod.ended_s is None for uid, pod in first.pods.items()} == {
             "a": False,
@@ -122,3 +125,13 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
     history = history_of(second)
     assert len(history.lives) == 3
     assert "Nothing was recorded in 1 gap, 1.0 h in all" in " ".join(history.assumptions)
+
+
+def test_a_recording_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "cluster.json"
+    found = CliRunner().invoke(app, ["plan", "record", str(file)])
+    assert found.exit_code == 2
+    assert found.stderr == (
+        f"headroom: {file} cannot be written: No such file or directory. Example: headroom plan "
+        "record cluster.json\n"
+    )

@@ -116,8 +116,8 @@ def test_pods_from_before_count_from_the_start(recording: Recording) -> None:
     history = history_of(recording)
     assert (history.lives[0].created_s, history.lives[0].run_s) == (0.0, 100.0)
     assert history.assumptions[:2] == (
-        "1 pods began before the recording: they count from its start.",
-        "1 pods still run: they count as ended at the end of the recording.",
+        "1 pod began before the recording, and only the time in it counts.",
+        "1 pod still ran at the end of the recording, which counts as the end.",
     )
 
 
