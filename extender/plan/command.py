@@ -30,6 +30,7 @@ MODES = ("counting", "predicted", "steered", "mig")
 REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
+_WINDOW = "14d"
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -51,7 +52,9 @@ def plan(
     snapshot: Annotated[
         Path | None, typer.Option(help="File of `kubectl headroom snapshot`: one moment.")
     ] = None,
-    window: Annotated[str, typer.Option(help="Days to read from Prometheus.")] = "14d",
+    window: Annotated[
+        str | None, typer.Option(help=f"Days to read from Prometheus; default: {_WINDOW}.")
+    ] = None,
     nodes: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,7 +102,10 @@ def plan(
         selectors = [each for each in nodes or () if each not in changes]
         labels = {key: value for each in selectors for key, value in _labels(each).items()}
         files = {"--pods": pods, "--recording": recording, "--snapshot": snapshot}
-        history = _history(files, machines, prometheus, _days(window), labels)
+        days = _days(window or _WINDOW)
+        if window is not None and prometheus is None:
+            raise BadSettings("--window is for --prometheus; a file is read as a whole")
+        history = _history(files, machines, prometheus, days, labels)
         history = with_recommendations(with_changes(history, changes))
         sources = _vrams(history, vram, margin)
         configurations = _configurations(mode, replicas, sources[0], history)

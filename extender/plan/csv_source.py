@@ -16,6 +16,7 @@ from pathlib import Path
 from extender.errors import BadSettings
 from extender.plan.csv_rows import Row, read_rows
 from extender.plan.lives import History, Life, Machine
+from extender.plan.wording import plural
 
 MIB = 1 << 20
 _PODS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
@@ -105,11 +106,11 @@ def _ratio(row: Row, column: str) -> float | None:
 def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:
     if counts["without"]:
         yield (
-            f"{counts['without']:,} pods without a GPU are left out, with the CPU and host memory "
-            "that they take."
+            f"Left out: {plural(counts['without'], 'pod')} without a GPU, also the CPU and host "
+            "memory taken."
         )
     if counts["never"]:
-        yield f"{counts['never']:,} pods that never started or have no end are left out."
+        yield f"Left out: {plural(counts['never'], 'pod')} without a start or without an end."
     if counts["unmeasured"] == lives:
         yield "No pod has a measured peak: the request is taken as the peak."
     elif counts["unmeasured"]:

@@ -149,14 +149,18 @@ def _machines(
         )
     if without:
         notes.append(
-            f"{without} nodes with GPUs have no metrics of dcgm-exporter and are left out."
+            f"Left out: {plural(without, 'node')} with GPUs but without metrics of dcgm-exporter."
         )
     if not found:
         selected = f" with {_selector(labels)}" if labels else ""
+        how = (
+            " For --nodes, kube-state-metrics must export node labels: "
+            "--metric-labels-allowlist=nodes=[*]"
+        )
         raise BadSettings(
             f"Prometheus has no node{selected} with both kube_node_status_allocatable of "
-            f"kube-state-metrics and {USED_MIB} or {USED_BYTES} of dcgm-exporter. For --nodes, "
-            "kube-state-metrics must export node labels: --metric-labels-allowlist=nodes=[*]"
+            f"kube-state-metrics and {USED_MIB} or {USED_BYTES} of dcgm-exporter."
+            f"{how if labels else ''}"
         )
     return found, shared
 
@@ -260,11 +264,11 @@ class _Lives:
 def _notes(counts: Mapping[str, int]) -> Iterator[str]:
     lives = counts["lives"]
     if counts["never"]:
-        yield f"{counts['never']:,} pods with a GPU were never bound and are left out."
+        yield f"Left out: {plural(counts['never'], 'pod')} with a GPU, never bound."
     if counts["elsewhere"]:
         yield (
-            f"{counts['elsewhere']:,} pods ran on nodes that are not selected, are gone or have no "
-            "metrics of GPUs, and are left out."
+            f"Left out: {plural(counts['elsewhere'], 'pod')} on nodes that are not selected, are "
+            "gone or have no metrics of GPUs."
         )
     if counts["no creation"]:
         yield f"{counts['no creation']:,} pods have no creation time: their first sample counts."

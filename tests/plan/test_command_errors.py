@@ -45,6 +45,7 @@ def test_errors_name_file_line_and_column(
         (["--html", "/dev/null/a.html"], "--html /dev/null/a.html cannot be written: Not a direct"),
         (["--prices", "/dev/null/a"], "--prices /dev/null/a cannot be read: Not a directory. Exam"),
         (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
+        (["--window", "14d"], "--window is for --prometheus; a file is read as a whole"),
         (["--vram", "half"], "--vram half is not one of: peaks, recommendations, requests"),
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
     ],
