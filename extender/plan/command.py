@@ -31,6 +31,9 @@ REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
 _WINDOW = "14d"
+#: Texts near the beginning of the files of these options.
+_MARKS = {"--snapshot": b"headroom.gpu/snapshot/", "--recording": b"headroom.gpu/recording/"}
+_BEGINNING = 200
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -218,6 +221,13 @@ def _from_file(option: str, file: Path) -> History:
     except OSError as err:
         raise BadSettings(f"{option} {file} cannot be read: {err.strerror}. {example}") from err
     except BadSettings as err:
+        beginning = file.read_bytes()[:_BEGINNING]
+        for other, mark in _MARKS.items():
+            if other != option and mark in beginning:
+                raise BadSettings(
+                    f"{option} {file}: it is a file for {other}. Example: headroom plan {other} "
+                    f"{file}"
+                ) from err
         found = str(err).removeprefix(f"{file}: ")
         text = found if "Example: " in found else f"{found}. {example}"
         raise BadSettings(f"{option} {file}: {text}") from err

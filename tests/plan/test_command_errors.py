@@ -115,6 +115,30 @@ def test_a_second_node_of_the_same_name_is_an_error(files: tuple[Path, Path]) ->
     assert error.endswith("Example: node-2\n")
 
 
+@pytest.mark.parametrize(
+    ("option", "content", "other"),
+    [
+        (
+            "--recording",
+            '{\n"head": {"format":"headroom.gpu/snapshot/v1"}, "nodes": []}',
+            "--snapshot",
+        ),
+        ("--snapshot", '{"started_s":1,"format":"headroom.gpu/recording/v1alpha1"}', "--recording"),
+    ],
+)
+def test_a_file_of_another_option_is_named(
+    tmp_path: Path, option: str, content: str, other: str
+) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(content)
+    found = CliRunner().invoke(app, ["plan", option, str(file)])
+    assert (found.exit_code, found.stderr) == (
+        2,
+        f"headroom: {option} {file}: it is a file for {other}. Example: headroom plan {other} "
+        f"{file}\n",
+    )
+
+
 def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     for content, message in (
