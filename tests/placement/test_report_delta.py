@@ -16,11 +16,13 @@ from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActiv
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.report_delta import Found, find, with_new_measurements
 from tests.builders import GIB, MIB, mig, reservation, shared, status, use
+from tests.drawn import one
 from tests.examples import examples
 from tests.placement.test_occupancy import changes, grounds
 from tests.placement.worlds import World, amounts_bytes, worlds
 
 NOBODY: frozenset[str] = frozenset()
+_activities = st.sampled_from([None, SmActivity(0.25, "gpm")])
 
 
 def found_of(shown: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found:
@@ -31,17 +33,15 @@ def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
     """Return the report with some measurements changed."""
 
     def bytes_of(had: int | None, most: int) -> Any:
-        return draw(st.sampled_from([had, had, 0, MIB, most // 2, most, None])) or had
+        return draw(one(had, had, 0, MIB, most // 2, most, None)) or had
 
     devices = [
         replace(
             device,
             used_bytes=bytes_of(device.used_bytes, device.memory_bytes) or 0,
-            unattributed_bytes=draw(
-                st.sampled_from([device.unattributed_bytes, 0, MIB, 2 * MIB, None])
-            ),
-            utilization_ratio=draw(st.sampled_from([None, 0.5])),
-            sm_activity=draw(st.sampled_from([None, SmActivity(0.25, "gpm")])),
+            unattributed_bytes=draw(one(device.unattributed_bytes, 0, MIB, 2 * MIB, None)),
+            utilization_ratio=draw(one(None, 0.5)),
+            sm_activity=draw(_activities),
         )
         for device in was.devices
     ]

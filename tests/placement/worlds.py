@@ -20,6 +20,7 @@ from contract.gpunode import (
 from contract.kube import Container, Pod
 from extender.placement.snapshot import NodeTerms
 from tests.builders import FRESH_S, GIB, GPU, MIB, container, pod, status, weighed_anew
+from tests.drawn import one
 
 SHARED = "nvidia.com/gpu.shared"
 MIG = "nvidia.com/mig-1c.3g.20gb"
@@ -29,10 +30,13 @@ RESOURCES = (GPU, SHARED, MIG, OTHER_MIG)
 #: The last is device utilisation by another name.
 ACTIVITIES = (None, SmActivity(0.5, "gpm"), SmActivity(0.0, "dcgm"), SmActivity(0.0, "nvml"))
 
+_gib_used = st.integers(0, 24).map(lambda gib: gib * GIB)
+_activities = st.sampled_from(ACTIVITIES)
 amounts_bytes = st.one_of(
     st.integers(0, 26).map(lambda gib: gib * GIB),
     st.sampled_from([1, MIB, 12 * GIB - 1, 12 * GIB + 1, 1 << 44]),
 )
+_used_bytes = st.one_of(st.none(), amounts_bytes, st.just(-GIB))
 
 
 @dataclass(frozen=True)
@@ -59,25 +63,25 @@ class World:
 
 @st.composite
 def devices(draw: DrawFn, index: int, mps: bool) -> Device:
-    resource = draw(st.sampled_from(RESOURCES))
-    memory = draw(st.sampled_from([24 * GIB, 24 * GIB, 16 * GIB + 5]))
-    used = draw(st.integers(0, 24).map(lambda gib: min(gib * GIB, memory)))
+    resource = draw(one(*RESOURCES))
+    memory = draw(one(24 * GIB, 24 * GIB, 16 * GIB + 5))
+    used = min(draw(_gib_used), memory)
     is_mig = resource in (MIG, OTHER_MIG)
-    sharing = draw(st.sampled_from(["none", "time-slicing"] if is_mig else ["none"]))
+    sharing = draw(one("none", "time-slicing") if is_mig else one("none"))
     if resource == SHARED:
-        sharing = draw(st.sampled_from(["time-slicing", "mps"] if mps else ["time-slicing"]))
+        sharing = draw(one("time-slicing", "mps") if mps else one("time-slicing"))
     most = 4 if sharing != "none" else 1
     free = draw(st.integers(0, most))
     sane = Device(
         uuid=f"D{index}",
         kind="mig" if is_mig else "gpu",
-        parent=draw(st.sampled_from(["P0", "D0"])) if is_mig else None,
-        gpu_instance=draw(st.sampled_from([0, 1, None])) if is_mig else None,
+        parent=draw(one("P0", "D0")) if is_mig else None,
+        gpu_instance=draw(one(0, 1, None)) if is_mig else None,
         memory_bytes=memory,
-        reserved_bytes=draw(st.sampled_from([0, 0, GIB, memory])),
+        reserved_bytes=draw(one(0, 0, GIB, memory)),
         used_bytes=used,
-        unattributed_bytes=draw(st.sampled_from([None, 0, 0, min(used, MIB), used // 2])),
-        sm_activity=draw(st.sampled_from(ACTIVITIES)),
+        unattributed_bytes=draw(one(None, 0, 0, min(used, MIB), used // 2)),
+        sm_activity=draw(_activities),
         sharing=sharing,  # type: ignore[arg-type]
         resource=resource,
         replicas=Replicas(free=free, allocated=most - free),
@@ -119,21 +123,21 @@ def worlds(draw: DrawFn, mps: bool = True) -> World:
                     count=draw(st.integers(1, 3)),
                     candidates={
                         uuid: draw(amounts_bytes)
-                        for uuid in draw(st.lists(st.sampled_from(uuids), unique=True, max_size=3))
+                        for uuid in draw(st.lists(one(*uuids), unique=True, max_size=3))
                     },
                 )
-                for resource in draw(st.lists(st.sampled_from(RESOURCES), unique=True, max_size=2))
+                for resource in draw(st.lists(one(*RESOURCES), unique=True, max_size=2))
             ],
         )
         for i in range(draw(st.integers(0, 3)))
     }
     rows = [
         PodUse(
-            uid=draw(st.sampled_from(["u0", "u1", "u2", "stray"])),
-            device=draw(st.sampled_from(uuids)),
-            container=draw(st.sampled_from(["init", "main"])),
-            replica=draw(st.sampled_from(["", "0", "1"])),
-            used_bytes=draw(st.one_of(st.none(), amounts_bytes, st.just(-GIB))),
+            uid=draw(one("u0", "u1", "u2", "stray")),
+            device=draw(one(*uuids)),
+            container=draw(one("init", "main")),
+            replica=draw(one("", "0", "1")),
+            used_bytes=draw(_used_bytes),
         )
         for _ in range(draw(st.integers(0, 5)))
     ]
@@ -142,9 +146,9 @@ def worlds(draw: DrawFn, mps: bool = True) -> World:
     return World(
         status(*seen, pods=rows),
         reservations,
-        reserve_bytes=draw(st.sampled_from([0, 0, GIB, 1 << 44])),
-        tolerance_bytes=draw(st.sampled_from([0, 64 * MIB])),
-        cordoned=draw(st.frozensets(st.sampled_from(cordonable), max_size=2)),
+        reserve_bytes=draw(one(0, 0, GIB, 1 << 44)),
+        tolerance_bytes=draw(one(0, 64 * MIB)),
+        cordoned=draw(st.frozensets(one(*cordonable), max_size=2)),
     )
 
 
@@ -162,17 +166,17 @@ def pods(
     def some(name: str, sidecar: bool = False) -> Container:
         return container(
             name,
-            gpus=draw(st.sampled_from([1, 1, 1, 2])),
-            resource=draw(st.sampled_from(resources)),
+            gpus=draw(one(1, 1, 1, 2)),
+            resource=draw(one(*resources)),
             restart_policy="Always" if sidecar else None,
         )
 
-    resources = draw(st.lists(st.sampled_from(offered), min_size=1, max_size=2))
-    init = [some(f"i{i}", draw(st.booleans())) for i in range(draw(st.sampled_from([0, 0, 1, 2])))]
+    resources = draw(st.lists(one(*offered), min_size=1, max_size=2))
+    init = [some(f"i{i}", draw(st.booleans())) for i in range(draw(one(0, 0, 1, 2)))]
     more = [some("b")] if draw(st.integers(0, 3)) == 0 else []
     annotations = {}
     if draw(st.integers(0, 5)) == 0:
-        annotations[MAX_SM] = draw(st.sampled_from(["50%", "80%"]))
+        annotations[MAX_SM] = draw(one("50%", "80%"))
     if draw(st.integers(0, 5)) == 0:
         annotations[PROCESSES] = "2"
     return pod(draw(vram), some("a"), *more, init=init, annotations=annotations)
