@@ -44,8 +44,9 @@ class Console:
             settings.debug_tls_cert,
         )
         self.journals = Journals(view.name, own or Journal(settings.journal), self.following.now)
-        self.feed = Feed(time.time, lambda: view.cluster.snapshot().generation)
+        self.feed = Feed(time.time, lambda: view.cluster.generation)
         self._has_extender = own is not None
+        view.event_queue.settles = self._has_extender
         ours = view.name if own is not None else ""
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
         self._recorder = HistoryRecorder(view.cluster, History(), time.time)

@@ -63,7 +63,7 @@ class Extender(ClusterView):
         parameters are those of ``ClusterView``."""
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), unlisted, origin)
         self.journal = Journal(settings.journal)
-        self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
+        self.feed = Feed(time.time, lambda: self.cluster.generation)
         self.requeue_controller = RequeueController(
             self.cluster,
             self.journal,

@@ -128,7 +128,7 @@ async def events(
         ) from None
     # No event is lost between the two calls: both run on the event loop without a pause.
     past = feed.past(after, from_s)
-    pieces = _stream(follower, past, replica, lambda: context.cluster.snapshot().generation)
+    pieces = _stream(follower, past, replica, lambda: context.cluster.generation)
     return TimedStream(pieces, lambda: feed.leave(follower))
 
 

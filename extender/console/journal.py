@@ -86,7 +86,7 @@ def _state(context: Context) -> bytes:
             context.replica,
             context.process().version,
             context.wall_s(),
-            context.cluster.snapshot().generation,
+            context.cluster.generation,
             context.unready(),
             context.settings().mode,
             tuple(context.journal.own.schedulers),

@@ -75,6 +75,11 @@ class Table:
         """The generation of the next snapshot."""
         return self._generation + 1
 
+    @property
+    def shown_generation(self) -> int:
+        """The generation of ``shown``, which is not made for that."""
+        return self._generation + (self._latest is None or self._is_updated)
+
     def put(self, node: NodeTerms) -> None:
         """Add or replace a node."""
         row = self._row_of.get(node.name)

@@ -134,6 +134,11 @@ class ClusterState:
         self._latest = self._table.shown()
         return self._latest
 
+    @property
+    def generation(self) -> int:
+        """The generation of ``snapshot``, which is not made for that."""
+        return self._table.shown_generation
+
     def settled(self) -> Snapshot:
         """Return the snapshot that calls decide on: the last one, or a new one after ``apply``.
 

@@ -39,6 +39,8 @@ class EventQueue:
         self._owner = threading.get_ident()
         self._cluster = cluster
         self._loops = loops
+        #: Whether a snapshot for decisions is made after each turn. Views make their own.
+        self.settles = True
         self.reactions: list[Callable[[Effects], None]] = []
         self._progress_at_s = time.monotonic()
         self._own: deque[Sequence[Event]] = deque()
@@ -158,7 +160,8 @@ class EventQueue:
     def _work(self) -> bool:
         """Do one turn; return whether anything is left to do."""
         if self._snapshot_due:
-            self._cluster.settle()
+            if self.settles:
+                self._cluster.settle()
             self._snapshot_due = False
             self._snapshot_at_s = time.monotonic()
         elif self.is_behind:

@@ -11,9 +11,13 @@ from contract.gpunode import EVICTED, GPUNode
 from contract.reasons import Reason
 from extender.app import cluster_view
 from extender.app.cluster_view import ClusterView
+from extender.app.console import Console
 from extender.config.settings import Settings
 from extender.observability.metrics import ViewTelemetry
 from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.decision_records import Bounds
+from extender.state.journal import Journal
+from extender.state.pending_pods import Pending
 from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 from tests.waiting import until_then
 
@@ -53,3 +57,17 @@ def test_a_console_alone_ends_back_offs_and_shows_overuse(monkeypatch: pytest.Mo
         return before.reason, after.reason, overuse
 
     assert asyncio.run(play()) == (Reason.EVICTED_RECENTLY, None, [("u-over", GIB)])
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_only_a_process_that_decides_makes_a_snapshot_after_each_turn(alone: bool) -> None:
+    async def play() -> tuple[int, tuple[str, ...]]:
+        telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
+        view = ClusterView(Settings(), lambda: "", telemetry)
+        Console(view, Pending, None if alone else Journal(Bounds()))
+        for name in "abc":
+            view.enqueue([NodeSeen(kube_node(name))])
+            await view.event_queue.idle()
+        return view.cluster.generation, view.cluster.snapshot().names
+
+    assert asyncio.run(play()) == (1 if alone else 3, ("a", "b", "c"))

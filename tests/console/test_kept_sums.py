@@ -163,7 +163,9 @@ def test_each_change_of_a_node_counts_as_an_update(seed: int) -> None:
     updated, known, unchanged = UpdatedNodes(), dict[str, tuple[object, ...]](), 0
     for asked in states(seed):
         cluster = asked.cluster
+        generation = cluster.generation
         snap = cluster.snapshot()
+        assert snap.generation == generation == cluster.generation
         rows = list(updated.since_last(snap, asked.now_s))
         for row, node in enumerate(snap.nodes):
             fresh = node.fresh_until_s >= asked.now_s
