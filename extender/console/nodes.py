@@ -29,9 +29,11 @@ from extender.console.responses import (
     AskedPage,
     Body,
     IfNoneMatch,
+    Page,
     Paged,
     encoded,
     is_current,
+    joined,
     listed,
     rounded_s,
     unchanged,
@@ -78,6 +80,8 @@ AskedOrder = Annotated[
         examples=["fullest"],
     ),
 ]
+#: A page of at most this many nodes is shared with other readers.
+MOST_SHARED = 100
 _PPM = 1_000_000
 #: Maximum of the fullness of a device; it has 16 digits, like the keys in a position.
 _MOST_PPM = 10**15
@@ -145,7 +149,34 @@ def nodes(
     tag = context.tag(snap)
     if is_current(etag, tag):
         return unchanged(tag)
-    text, now_s = search.lower(), context.monotonic_s()
+    now_s, kept = context.monotonic_s(), shared_views(request)
+
+    def found() -> tuple[NodesBody, Iterator[NodeView]]:
+        body, rows = _page_of(context, snap, page, search, troubled, order, now_s)
+        return body, (node_view(snap.nodes[row], context, kept) for row in rows)
+
+    if page.limit is None or page.limit > MOST_SHARED:
+        body, views = found()
+        return listed(body, "nodes", views, tag)
+
+    def compute() -> Response:
+        body, views = found()
+        return joined(body, "nodes", views, tag)
+
+    return context.answers.of(request, now_s, compute)
+
+
+def _page_of(
+    context: Context,
+    snap: Snapshot,
+    page: Page,
+    search: str,
+    troubled: bool,
+    order: Order,
+    now_s: float,
+) -> tuple[NodesBody, list[int]]:
+    """Return the body without its nodes, and the rows of the nodes."""
+    text = search.lower()
 
     def shows(node: NodeTerms) -> bool:
         return not (troubled and _has_no_trouble(node, now_s)) and (
@@ -169,9 +200,7 @@ def nodes(
         nodes=[],
         overcommitted_bytes=context.overcommitted_bytes(),
     )
-    kept = shared_views(request)
-    views = (node_view(snap.nodes[row], context, kept) for row in shown)
-    return listed(body, "nodes", views, tag)
+    return body, shown
 
 
 @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
