@@ -102,10 +102,12 @@ class Table:
         Other columns are not updated.
         """
         row = self._row_of[node.name]
-        self._nodes[row] = node
+        before, self._nodes[row] = self._nodes[row], node
         self._latest = None
         self._write_value(row, "fresh_until_s", node.fresh_until_s)
         self._write_value(row, "ageing_from_s", node.ageing_from_s)
+        if before.devices is node.devices:
+            return  # a heartbeat
         column, sm_ppm = self._columns["sm_ppm"], [_sm_ppm(terms) for terms in node.devices]
         if column[row, : len(sm_ppm)].tolist() != sm_ppm:
             column[row, : len(sm_ppm)] = sm_ppm

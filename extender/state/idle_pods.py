@@ -120,13 +120,13 @@ def on_node(
             continue
         reservation = gpunode.spec.reservations.get(uid)
         charges = reservation.charges if reservation else ()
-        reserved_bytes = sum(charge.candidates.get(uuid, 0) for charge in charges)
+        reserved_bytes = sum([charge.candidates.get(uuid, 0) for charge in charges])
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         used_bytes = sum(known) if len(known) == len(uses) else None
         pod = cluster.pod(uid)
         kind, owner = owner_of(pod)
-        since = next((use.idle_since for use in uses if use.idle_since), "")
-        replicas = sum(bool(use.replica) for use in uses)
+        since = next(filter(None, [use.idle_since for use in uses]), "")
+        replicas = sum([bool(use.replica) for use in uses])
         yield IdlePod(
             namespace=uses[0].namespace or (reservation.namespace if reservation else ""),
             name=uses[0].name or (reservation.name if reservation else ""),
