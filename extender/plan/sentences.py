@@ -17,7 +17,7 @@ from extender.plan.lives import DAY_S, EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
-from extender.plan.study import COMPETING, Row, Study, best_row, models_of
+from extender.plan.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
 from extender.plan.wording import (
     need_range,
     percent_range,
@@ -50,7 +50,8 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
         )
     best = best_row(study.rows)
     if best is None:
-        found.append("No configuration with shared GPUs gives the same waiting time.")
+        if any(row.configuration.mode in WITH_HEADROOM for row in study.rows):
+            found.append("No configuration with shared GPUs gives the same waiting time.")
     else:
         found.append(_best_sentence(study, best))
         if prices is not None:
@@ -163,8 +164,9 @@ def _counting(study: Study, best: Row | None) -> Iterator[str]:
             low, high = whole(lost)
             part = 100 * high / max(1, len(study.history.lives))
             pods = f"{span(low, high)} pods (up to {part:.1f} % of all)"
+            with_them = "With the same" if best else "With"
             yield (
-                f"With the same {row.configuration.replicas} replicas but without Headroom, "
+                f"{with_them} {row.configuration.replicas} replicas but without Headroom, "
                 f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
                 "counts replicas only."
             )

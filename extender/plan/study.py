@@ -27,6 +27,8 @@ from extender.plan.scenarios import (
 #: values of the annotation headroom.gpu/max-sm, in percent.
 COMPETING = 0.01
 LIMITS = (70, 40)
+#: Modes in which Headroom places the pods that share.
+WITH_HEADROOM = ("predicted", "steered")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -159,7 +161,7 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     known = [
         row
         for row in rows
-        if row.configuration.mode in ("predicted", "steered")
+        if row.configuration.mode in WITH_HEADROOM
         and row.configuration.max_sm is None
         and row.configuration.vram == rows[0].configuration.vram
         and all(gpus is not None for gpus in row.gpus)

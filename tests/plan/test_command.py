@@ -57,9 +57,11 @@ def test_a_history_of_less_than_a_day_is_named_so(files: tuple[Path, Path]) -> N
     lines = pods.read_text().splitlines()
     for end, when in ((5, "At one moment, 4 pods"), (9, "Over less than a day, 8 pods")):
         pods.write_text("\n".join(lines[:end]) + "\n")
-        first, second, *_ = json.loads(run(files, *few)[1])["sentences"]
+        first, second, third, *_ = json.loads(run(files, *few)[1])["sentences"]
         assert first.startswith(f"{when} with a GPU ran on a cluster of 10 GPUs")
         assert second.startswith("Unshared, this work needs 4 of today's 10 GPUs")
+        # No mode of Headroom was asked for.
+        assert third.startswith("With 4 replicas but without Headroom, no pod would have run out")
 
 
 def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> None:
