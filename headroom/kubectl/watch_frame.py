@@ -13,7 +13,7 @@ from contract.device_names import noun
 from contract.quantity import gib
 from headroom.kubectl.table import shortened, wrapped
 from headroom.kubectl.top import age, counted
-from headroom.kubectl.watched_fleet import Order, Row
+from headroom.kubectl.watched_fleet import KINDS, Order, Row
 
 Body = Mapping[str, Any]
 Style = Literal["", "bold", "red", "quiet", "selected"]
@@ -233,7 +233,8 @@ def _news(overview: Body, width: int, is_short: bool = False) -> Iterator[Line]:
     if not any(counts):
         yield "", "All is well: nothing is at risk, no pod waits for a GPU, nothing is broken."
         return
-    yield "bold", f"At risk {counts[0]:,}   Waiting {counts[1]:,}   Broken {counts[2]:,}"
+    at_risk, waiting_pods, problems = map(counted, counts, ("GPU", "pod", "problem"))
+    yield "bold", f"At risk {at_risk}   Waiting {waiting_pods}   Broken {problems}"
     risks = overview["at_risk"][:_NEWS]
     waiting = overview["waiting"][: max(1, _NEWS - len(risks))]
     for risk in risks:
@@ -259,8 +260,12 @@ def _entry(text: str, width: int) -> Iterator[Line]:
 def _risk(risk: Body) -> str:
     names = [f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"][:2]]
     known = risk["message"].split()
-    parts = [risk["message"], ", ".join(name for name in names if name not in known)]
+    parts = [_risk_in_words(risk), ", ".join(name for name in names if name not in known)]
     return f"{risk['node']} {noun(risk['gpu'])}: {'; '.join(filter(None, parts))}"
+
+
+def _risk_in_words(risk: Body) -> str:
+    return f"{KINDS.get(risk['kind'], risk['kind'])}: {risk['message']}"
 
 
 def _owner(group: Body) -> str:
@@ -344,7 +349,7 @@ def _detail(reading: Reading, row: Row, levels: str, width: int) -> Iterator[Lin
 def _verdict(found: Detail, row: Row, device: Body) -> str:
     """Return the risk of the GPU with its numbers, its fault, or its free memory."""
     if found.body["risk"]:
-        return str(found.body["risk"]["message"])
+        return _risk_in_words(found.body["risk"])
     if device["unhealthy"]:
         return f"unhealthy: {device['unhealthy_detail'] or device['unhealthy']}"
     free = f"{gib(max(0, device['headroom_bytes']))} free for reservation"

@@ -13,6 +13,8 @@ Body = Mapping[str, Any]
 
 #: Words for the values of column ``risk``, as on the page's map; they fit narrow terminals.
 RISKS = ("no risk", "overuse", "unhealthy", "full soon", "overcommitted")
+#: Kinds of risks in /v1/overview and /v1/nodes/NODE/devices/UUID with another word on the page.
+KINDS = {"growing": "full soon"}
 _OVERCOMMITTED = 4
 _UNHEALTHY, _CORDONED = 1, 2
 #: (risk, state) -> the problems of a GPU, the worst first.

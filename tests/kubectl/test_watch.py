@@ -28,7 +28,7 @@ from headroom.kubectl.watch_frame import (
     plain,
     sparkline,
 )
-from headroom.kubectl.watched_fleet import RISKS, Order, Row, WatchedFleet, ordered
+from headroom.kubectl.watched_fleet import KINDS, RISKS, Order, Row, WatchedFleet, ordered
 from tests.controlplane import ROOT
 from tests.kubectl.bodies import GIB
 from tests.serving import serving
@@ -64,7 +64,7 @@ def reading(found: WatchedFleet, detail: Detail | None = None) -> Reading:
     }
     risk = {
         **{"node": "a", "gpu": "1", "pods": [{"namespace": "team-a", "name": "llm"}]},
-        "message": RISK,
+        **{"kind": "overcommitted", "message": RISK},
     }
     group = {"namespace": "team-b", "owner_name": "job", "pods": 3, "oldest_s": 300.0}
     return Reading(
@@ -98,7 +98,10 @@ def detail() -> Detail:
     used = {"kind": "used", "values": [5 * GIB, 10 * GIB]}
     history = {"at_s": [AT_S - 1800, AT_S], "series": [used]}
     return Detail(
-        "a", "1", {"device": device, "holders": [holder], "risk": {"message": RISK}}, history
+        "a",
+        "1",
+        {"device": device, "holders": [holder], "risk": {"kind": "growing", "message": RISK}},
+        history,
     )
 
 
@@ -113,9 +116,9 @@ def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> 
         "RESERVED  96.0 GiB   75 %  [#########---]               ▅▅▅▅▅▅▅▅▅▅▅▅▇  last hour",
         "USED      32.0 GiB   25 %  [###---------]",
         "HEADROOM  12.0 GiB    9 %  [#-----------]",
-        "At risk 1   Waiting 3   Broken 0",
-        "  a GPU 1: 26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much;",
-        "    team-a/llm",
+        "At risk 1 GPU   Waiting 3 pods   Broken 0 problems",
+        "  a GPU 1: overcommitted: 26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too",
+        "    much; team-a/llm",
         "  team-b/job (3 pods waiting for 5m): no node can take the pod",
         f"    Fix: {FIX}",
         "NODE           GPU  RESERVED      USED             SM  STATE",
@@ -124,7 +127,7 @@ def test_a_frame_of_80_columns_and_24_lines(monkeypatch: pytest.MonkeyPatch) -> 
         "a                0   50 % ###---   80 % #####-      -  unhealthy",
         *[""] * 5,
         "a GPU 1, L4",
-        "  26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much",
+        "  full soon: 26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much",
         "  in use 10.0 GiB of 24.0 GiB                     ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▄  last hour",
         "  3.0 GiB unattributed: used by no known pod",
         "  team-a/llm: 6.0 GiB reserved, 7.0 GiB in use, 1.0 GiB more than reserved",
@@ -226,6 +229,9 @@ def test_the_words_are_those_of_the_page() -> None:
     (risks,) = re.findall(r"const RISKS = \[(.*)\];", script)
     assert re.findall(r'"([^"]+)"', risks) == [*RISKS]
     script = (ROOT / "extender/console/page/device.js").read_text(encoding="utf-8")
+    (kinds,) = re.findall(r"const RISKS = \{(.*)\};", script)
+    words_of = dict(re.findall(r'(\w+): "([^"]+)"', kinds))
+    assert {kind: words for kind, words in words_of.items() if kind != words} == KINDS
     for words in (" more than reserved", "no reservation", "use unknown", " free for reservation"):
         assert words in script
 

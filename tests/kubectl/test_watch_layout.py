@@ -145,7 +145,8 @@ def test_a_pod_that_the_risk_names_is_not_named_again() -> None:
     risk["message"] = "team-a/llm-2 uses 9.0 GiB and requested 7.0 GiB"
     found = replace(found, overview={**found.overview, "at_risk": [risk]})
     lines = [text for _, text in frame(found, found.gpus, Choice(), 80, 24, AT_S)]
-    assert f"  a GPU 1: {risk['message']}; team-a/llm" in lines
+    named = f"  a GPU 1: overcommitted: {risk['message']}; team-a/llm"
+    assert [named[:80].rpartition(" ")[0], f"    {named.split()[-1]}"] == lines[5:7]
 
 
 def test_a_fix_that_is_too_long_is_cut_and_a_command_is_whole() -> None:

@@ -32,6 +32,9 @@ def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     expect(page.get_by_role("group", name="Memory of the fleet")).to_be_visible()
     waiting = page.get_by_role("region", name="Waiting").get_by_role("listitem")
     expect(waiting).to_contain_text("no node can take the pod")
+    for name, count in (("At risk", ""), ("Waiting", "1 pod"), ("Broken", "1 problem")):
+        heading = page.get_by_role("heading", name=f"{name} {count}".strip(), exact=True)
+        expect(heading).to_be_visible()
     expect(waiting).to_contain_text("each requests 1 x nvidia.com/gpu with 90Gi")
     expect(waiting.get_by_role("link")).to_have_attribute("href", "#/pod/team-a/large")
     assert page.evaluate(CONTRASTS) == []
@@ -80,7 +83,7 @@ def test_a_gpu_shows_modes_taints_cordons_and_the_memory_of_no_pod(readings: Loo
     expect(state).to_have_text(
         [
             *("node cordoned", "GPU cordoned: takes no new pods", "taint gpu=only:NoSchedule"),
-            *("24.0 GiB free for reservation", "0.0 GiB in use", "SM -", "MIG device"),
+            *("24.0 GiB free for reservation", "0.0 GiB in use", "SM activity -", "MIG device"),
             *("time-slicing, 4 of 4 replicas free", "GPU of the next pod: steered by Headroom"),
             re.compile(r"report \d+\w old"),
         ]

@@ -37,7 +37,7 @@ def test_a_report_changes_the_open_gpu_and_keeps_scroll_and_selection(
     detail = page.get_by_role("complementary", name="l4-0010 GPU 0, L4")
     expect(detail).to_contain_text("3.0 GiB in use")
     expect(page.locator("#live")).to_contain_text("live")
-    select(page, "not shared" if detail.get_by_text("not shared").count() else "SM -")
+    select(page, "not shared" if detail.get_by_text("not shared").count() else "SM activity -")
     kept = page.evaluate(SELECTED)
     detail.evaluate("element => { element.scrollTop = 150; }")
     scrolled = detail.evaluate("element => element.scrollTop")

@@ -108,7 +108,7 @@ def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
     with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]", "--config", str(config)) as server:
         page.goto(f"{server.debug}/#/nodes")
         inputs = page.locator("#inputs")
-        expect(inputs).to_contain_text(re.compile(r"Agents: \d+ s ago"))
+        expect(inputs).to_contain_text(re.compile(r"Last contact *Agents: \d+ s ago"))
         late = inputs.locator(".bad")
         expect(late).to_contain_text(f"Extender {nobody}: no contact yet, ", timeout=20_000)
         expect(late).to_contain_text("refused")

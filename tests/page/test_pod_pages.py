@@ -2,7 +2,7 @@
 
 import re
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Browser, Route, expect
 
 from headroom.kubectl import tables
 from headroom.kubectl.why import why
@@ -77,6 +77,28 @@ def test_500_pending_pods_take_at_most_six_screens_of_a_phone(readings: Looked) 
     expect(page.get_by_role("link", name="team-a/large")).to_have_count(10)
     expect(page.get_by_role("button", name="Next")).to_be_enabled()
     assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 844
+    # The reason, and the link to this view, are not beside the screen.
+    reason = page.get_by_text("no node can take the pod").first
+    for found in (reason, page.get_by_role("link", name="Pending 1")):
+        box = found.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+
+
+def test_times_in_sentences_are_in_the_zone_of_the_reader(browser: Browser, server: Server) -> None:
+    context = browser.new_context(timezone_id="Asia/Tokyo")
+    try:
+        page = context.new_page()
+        page.goto(f"{server.debug}/#/pod/team-a/large")
+        attempts = page.locator("#answer").get_by_text("kube-scheduler offered")
+        expect(attempts).to_have_text(
+            re.compile(r"at the latest at \d+ \w+, \d\d:\d\d:\d\d (GMT\+9|JST)$")
+        )
+        body = server.get("/v1/explain/pods/team-a/large").json()
+        assert re.search(r"at the latest at [\dT:.-]+Z$", body["attempts"]["message"])
+    finally:
+        context.close()
 
 
 def test_a_pod_on_a_device_links_to_its_explanation(readings: Looked) -> None:
@@ -100,7 +122,9 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(readings: 
     expect(answer).to_contain_text("no node can take the pod")
     expect(answer).to_contain_text("container main requests 1 x nvidia.com/gpu with 90Gi")
     expect(answer).to_contain_text("3 nodes: insufficient GPU memory on any device")
-    expect(answer).to_contain_text(re.compile(r"source: recomputed, generation \d+"))
+    expect(answer).to_contain_text(
+        re.compile(r"Computed by the console now, from generation \d+ of its snapshot")
+    )
     expect(page.locator("#details")).to_contain_text(
         re.compile(r"source: decision, generation \d+ of extender \w+")
     )

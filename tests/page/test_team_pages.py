@@ -151,6 +151,9 @@ def test_the_idle_page_has_the_costs_of_a_range(readings: Looked) -> None:
     cells = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
     figures = ["1,440.00", "1,000.00", "400.00", "40.00", "720.00", "300.50"]
     assert cells == ["team-a", *figures, "3,600.00", "1,000.00"]
+    headers = sums.get_by_role("columnheader").all_inner_texts()
+    units = [*(f"GPU hours {of}" for of in ("held", "used", "idle", "not measured"))]
+    assert headers[1:7] == [*units, "GiB days held", "GiB days unused"]
     # This server has no Prometheus.
     readings.expected = "503"
     page.get_by_label("In", exact=True).select_option("the last 7 days")

@@ -125,7 +125,7 @@ const INPUTS = {agents: "Agents", api_server: "API server", extender: "Extender"
 function ages(inputs) {
   const name = each => each.place ? `${INPUTS[each.kind]} ${each.place}` : INPUTS[each.kind];
   const age = each => each.age_s === null ? "no contact yet" : `${Math.round(each.age_s)} s ago`;
-  document.getElementById("inputs").replaceChildren(...inputs.map(each =>
+  document.getElementById("inputs").replaceChildren("Last contact", ...inputs.map(each =>
     el("span", {class: each.message ? "bad" : ""}, `${name(each)}: ${age(each)}${each.message ? `, ${each.message}` : ""}`)));
 }
 

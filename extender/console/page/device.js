@@ -15,7 +15,7 @@ const MARKS = {
 };
 /** Kinds of risks in words. */
 export const RISKS = {overcommitted: "overcommitted", growing: "full soon", unhealthy: "unhealthy", overuse: "overuse"};
-const CHOICES = {exact: "certain", "slot-safe": "any, and each has enough memory", predicted: "the plugin's choice among several", any: "any", pinned: "pinned by Headroom", steered: "steered by Headroom"};
+const CHOICES = {exact: "known in advance", "slot-safe": "any, and each has enough memory", predicted: "the plugin's choice among several", any: "any", pinned: "pinned by Headroom", steered: "steered by Headroom"};
 
 /** Show the GPU in the panel: {refresh, close}. onClose is called by the button that closes it. */
 export function device(panel, nodeName, gpu, onClose) {
@@ -83,7 +83,7 @@ function present(node, {device: d, risk, holders, health, report_age_s: reportAg
     node.message && el("li", {class: "bad"}, node.message), node.cordoned && el("li", {class: "bad"}, "node cordoned"), d.cordoned && el("li", {class: "bad"}, "GPU cordoned: takes no new pods"),
     d.unhealthy && el("li", {class: "bad"}, `unhealthy${health.since ? ` for ${since(health.since)}` : ""}: ${d.unhealthy_detail ?? d.unhealthy}`),
     ...node.taints.map(taint => el("li", {}, `taint ${taint}`)),
-    el("li", {}, `${gib(Math.max(0, d.headroom_bytes))} free for reservation`), el("li", {}, `${measured(d.used_bytes)} in use`), el("li", {}, `SM ${percent(d.sm_activity_ratio)}`),
+    el("li", {}, `${gib(Math.max(0, d.headroom_bytes))} free for reservation`), el("li", {}, `${measured(d.used_bytes)} in use`), el("li", {}, `SM activity ${percent(d.sm_activity_ratio)}`),
     d.kind === "mig" && el("li", {}, "MIG device"),
     el("li", {}, d.sharing === "none" ? "not shared" : `${d.sharing}, ${d.replicas_free} of ${many(d.replicas_free + d.replicas_allocated + d.replicas_unhealthy, "replica")} free`),
     node.certainty && !node.message && el("li", {}, `GPU of the next pod: ${CHOICES[node.certainty] ?? node.certainty}`),

@@ -48,6 +48,10 @@ export const clock = seconds => new Date(1000 * seconds).toLocaleTimeString("en-
 /** Return the time of a date in the reader's zone, with the zone. */
 export const moment = date => date.toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short"});
 
+/** Return a text of the API with its times in the reader's zone. */
+export const local = text => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)/g, stamp =>
+  new Date(stamp).toLocaleString("en-GB", {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short"}));
+
 /** Return a labelled list of options, whose chosen value is in the state of the view: {select, parts}. */
 export function choice(label, name, options, state) {
   const chosen = state.get(name);

@@ -70,7 +70,7 @@ function costs(view, state) {
     status.textContent = (body.namespaces.length ? `Pods held ${number(total.held_gpu_hours)} GPU hours and left ${number(total.idle_gpu_hours)} idle` +
       (priced ? `, which cost ${number(total.idle_cost)} of ${number(total.cost)}.` : ".") : "No pod held a GPU.")
       + (body.covered_s < .99 * (body.to_s - body.from_s) ? ` Recorded: ${hours.toFixed(1)} of ${((body.to_s - body.from_s) / 3600).toFixed(1)} hours.` : "");
-    const columns = [["Held", "held_gpu_hours"], ["Used", "used_gpu_hours"], ["Idle", "idle_gpu_hours"], ["Not measured", "unmeasured_gpu_hours"],
+    const columns = [["GPU hours held", "held_gpu_hours"], ["GPU hours used", "used_gpu_hours"], ["GPU hours idle", "idle_gpu_hours"], ["GPU hours not measured", "unmeasured_gpu_hours"],
       ["GiB days held", "held_gib_days"], ["GiB days unused", "unused_gib_days"], ...(priced ? [["Cost", "cost"], ["Idle cost", "idle_cost"]] : [])];
     swap(rows, ...(body.namespaces.length ? [table("GPU hours by namespace, the most idle first", ["Namespace", ...columns.map(([header]) => header)],
       body.namespaces.slice(0, atMost(MOST, PHONE)).map(each => [each.namespace || "(others)", ...columns.map(([, field]) => number(each[field]))]), "numbers cards")] : []));

@@ -1,6 +1,6 @@
 // Pending pods, changes, and missed predictions.
 
-import {ask, atMost, el, gib, many, podLink, since, swap, table} from "./dom.js";
+import {ask, atMost, el, gib, local, many, podLink, since, swap, table} from "./dom.js";
 
 /** Pods at once, and on a phone. */
 const PODS = 50, PHONE = 10;
@@ -18,7 +18,7 @@ export function pending(view) {
     const ownLoad = ++loads;
     const body = await ask("v1/pending", {continue: after, steering: "true", limit: atMost(PODS, PHONE)});
     if (ownLoad !== loads) return;  // another load has started
-    status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod is pending for a GPU.";
+    status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU.` : "No pod is pending for a GPU.";
     swap(steering, ...(body.steering ? [el("p", {}, `${body.steering.sentence}. To do: ${body.steering.to_do}`)] : []));
     first.disabled = !after;
     next.disabled = !body.remaining;
@@ -29,9 +29,9 @@ export function pending(view) {
       pod.recommended ?? "-",
       pod.since ? since(pod.since) : "-",
       pod.fits ? [el("span", {class: "good"}, pod.message), el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will retry it" : "no attempt of kube-scheduler is on record")]
-        : [pod.message, el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],
+        : [local(pod.message), el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],
       pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes, true)} short`), ` on ${pod.nearest}`],
-    ]))] : []));
+    ]), "cards reasons")] : []));
   }
   return {refresh: load, leastMs: 4500};
 }
@@ -83,7 +83,7 @@ export function changes(view) {
   async function load() {
     const {events} = await ask("v1/events", {follow: "false"});
     const newest = events.slice(-atMost(NEWEST, NEWEST_ON_PHONE)).reverse();
-    status.textContent = newest.length ? `The last ${many(newest.length, "change")} on this replica.` : "No changes since this replica started.";
+    status.textContent = newest.length ? `The last ${many(newest.length, "change")} that this console recorded.` : "No changes since the console started.";
     swap(rows, ...(newest.length ? [table("Changes, the latest first", ["Time", "Change", "Cause", "Pod", "Node and device", "Details"], newest.map(e => [
       `${since(e.at)} ago`, e.kind.replaceAll("_", " "), e.cause?.replaceAll("_", " "),
       e.name ? [podLink(e.namespace, e.name)] : "-",

@@ -1,6 +1,6 @@
 // The overview: what is at risk, what waits, what is broken, and an hour of the fleet.
 
-import {age, ask, el, gib, gpuLink, many, podLink, swap} from "./dom.js";
+import {age, ask, el, gib, gpuLink, local, many, podLink, swap} from "./dom.js";
 import {RISKS} from "./device.js";
 import {about, plot} from "./plot.js";
 import {ranges} from "./ranges.js";
@@ -10,8 +10,8 @@ const MOST = 10;
 const LINES = [["used", "in use", "var(--used)"], ["reserved", "reserved by pods", "var(--reservations)"], ["allocatable", "allocatable", "var(--quiet)"]];
 
 export function overview(view) {
-  const risks = section("At risk", "GPUs that are overcommitted or full soon, or whose pods use more than they requested"), waiting = section("Waiting", "Pending pods by owner, the longest first");
-  const broken = section("Broken", "Nodes, GPUs and inputs that do not work"), memory = plot("Memory of the fleet"), pending = plot("Pending pods"), range = ranges(() => plots()), source = el("p", {class: "quiet"});
+  const risks = section("At risk", "GPUs that are overcommitted or full soon, or whose pods use more than they requested", "GPU"), waiting = section("Waiting", "Pending pods by owner, the longest first", "pod");
+  const broken = section("Broken", "Nodes, GPUs and inputs that do not work", "problem"), memory = plot("Memory of the fleet"), pending = plot("Pending pods"), range = ranges(() => plots()), source = el("p", {class: "quiet"});
   view.append(el("h2", {class: "unseen"}, "Overview"), el("div", {class: "three"}, risks.element, waiting.element, broken.element), range.element, el("div", {class: "two"}, memory.element, pending.element), source);
 
   async function load() {
@@ -34,13 +34,13 @@ export function overview(view) {
   return {refresh: load, close: () => { memory.close(); pending.close(); }};
 }
 
-/** A list with a heading: {element, show}. An unchanged list is left alone, so focus and selection stay. */
-function section(title, purpose) {
+/** A list with a heading, which counts with the noun: {element, show}. An unchanged list is left alone, so focus and selection stay. */
+function section(title, purpose, noun) {
   const count = el("span", {class: "count"}), body = el("div"), element = el("section", {class: "list", "aria-label": title}, el("h3", {}, title, " ", count), el("p", {class: "quiet"}, purpose), body);
   return {
     element,
     show(total, items, wellText, [href, more], hidden = total - items.length) {
-      count.textContent = total ? total.toLocaleString("en") : "";
+      count.textContent = total ? many(total, noun) : "";
       swap(body, ...(items.length ? [el("ol", {}, ...items), hidden > 0 ? el("a", {href}, `${hidden.toLocaleString("en")} more: ${more}`) : null] : [el("p", {class: "good"}, wellText)]));
     },
   };
@@ -54,7 +54,7 @@ function riskItem(risk) {
 function waitingItem(group) {
   const name = group.owner_kind === "Pod" ? podLink(group.namespace, group.name) : el("a", {href: `#/pod/${encodeURIComponent(group.namespace)}/${encodeURIComponent(group.name)}`}, `${group.namespace}/${group.owner_name}`);
   return el("li", {}, name, el("b", {class: "tag"}, `${group.owner_kind === "Pod" ? "" : `${group.owner_kind}, `}${many(group.pods, "pod")}${group.oldest_s === null ? "" : `, ${age(group.oldest_s)}`}`),
-    el("div", {class: group.verdict === "fits" ? "good" : null}, group.message), group.request ? el("div", {class: "quiet"}, `each requests ${group.request}`) : null, group.fix ? el("div", {}, el("b", {}, "Fix: "), group.fix) : null);
+    el("div", {class: group.verdict === "fits" ? "good" : null}, local(group.message)), group.request ? el("div", {class: "quiet"}, `each requests ${group.request}`) : null, group.fix ? el("div", {}, el("b", {}, "Fix: "), local(group.fix)) : null);
 }
 
 function brokenItem(fault) {

@@ -1,6 +1,6 @@
 // One pod: why it is pending or where it is placed, with the memory accounting of the nearest nodes.
 
-import {ask, el, gib, gpuLink, many, podLink, since, swap, table} from "./dom.js";
+import {ask, el, gib, gpuLink, local, many, podLink, since, swap, table} from "./dom.js";
 import {grafana} from "./grafana.js";
 import {asks} from "./lists.js";
 import {about, plot} from "./plot.js";
@@ -63,7 +63,7 @@ export function pod(view, [namespace = "", name = ""]) {
     if (!found) return;
     const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
     swap(life, ...(found.entries.length ? [el("h3", {}, "Timeline, the latest first"), el("ol", {class: "timeline", reversed: true, "aria-label": "Timeline"}, ...found.entries.toReversed().map(each =>
-      el("li", {class: each.kind}, el("time", {datetime: each.at, title: each.at}, new Date(each.at).toLocaleString("en-GB", {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit"})), " ", el("b", {}, each.kind), ` ${each.message}`))),
+      el("li", {class: each.kind}, el("time", {datetime: each.at, title: each.at}, new Date(each.at).toLocaleString("en-GB", {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit"})), " ", el("b", {}, each.kind), ` ${local(each.message)}`))),
       el("p", {class: "quiet"}, `Times in ${zone}. ${found.kept}`)] : []));
   }
   return {refresh: load, close: () => { memory.close(); activity.close(); }, leastMs: 1500};
@@ -86,19 +86,19 @@ function fix(text) {
 /** The verdict and what helps. */
 function first(body) {
   return [
-    el("p", {class: `verdict ${body.overuse.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, body.message),
+    el("p", {class: `verdict ${body.overuse.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, local(body.message)),
     body.devices.length ? el("p", {}, ...body.devices.flatMap((gpu, i) => [i ? ", " : "", gpuLink(body.bound_to, gpu)])) : null,
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
       el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes, true)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
-    body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
     body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
     !body.bound_to && body.advice.length ? el("section", {}, el("h3", {}, "Suggestions"),
-      el("ul", {}, ...body.advice.map(each => el("li", {}, each.sentence, each.fix ? fix(each.fix) : null)))) : null,
+      el("ul", {}, ...body.advice.map(each => el("li", {}, local(each.sentence), each.fix ? fix(each.fix) : null)))) : null,
     !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that cannot take it"),
       el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
         body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: excluded by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
-    el("p", {class: "quiet"}, body.attempts.message),
+    el("p", {class: "quiet"}, local(body.attempts.message)),
+    body.bound_to ? null : el("p", {class: "quiet"}, `Computed by the console now, from generation ${body.snapshot_generation} of its snapshot.`),
   ];
 }
 
@@ -166,10 +166,10 @@ function nearest(node, i) {
   const terms = Object.entries(node.score_terms);
   return el("details", {open: i === 0},
     el("summary", {}, el("b", {}, node.node), " ",
-      el("span", {class: node.fits ? "good" : "bad"}, node.fits ? `fits, score ${node.score_ratio?.toFixed(2) ?? "-"}` : node.message),
+      el("span", {class: node.fits ? "good" : "bad"}, node.fits ? `fits, score ${node.score_ratio?.toFixed(2) ?? "-"}` : local(node.message)),
       node.short_bytes ? ` ${gib(node.short_bytes, true)} short` : ""),
     el("div", {class: "inside"},
-      node.detail ? el("p", {class: "quiet"}, node.detail) : null,
+      node.detail ? el("p", {class: "quiet"}, local(node.detail)) : null,
       node.blockers.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
         ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,

@@ -14,11 +14,12 @@ export function pools(view, _, state) {
     const names = new Set(found.map(each => each.pool)), groups = wanted ? [many(names.size, "value"), `of label ${wanted}`] : [many(names.size, "pool")];
     status.textContent = found.length ? `${groups.join(" ")}, ${many(found.reduce((all, each) => all + each.devices, 0), "GPU")}.` : "No GPU is known.";
     const share = (bytes, each) => [gib(bytes), el("div", {class: "quiet"}, percent(each.allocatable_bytes ? bytes / each.allocatable_bytes : null))];
+    const trouble = each => [["overcommitted", each.overcommitted], ["unhealthy", each.unhealthy], ["cordoned", each.cordoned]].filter(([, count]) => count).map(([word, count]) => el("div", {class: "bad"}, `${count.toLocaleString("en")} ${word}`));
     swap(rows, ...(found.length ? [found.some(each => each.waiting_pods) ? el("p", {class: "quiet"}, "Waiting: pods that may run in the pool. A pod that may run in several counts in each.") : null, table("Totals", [wanted || "Pool", "Model", "Nodes", "GPUs", "Pods", "Allocatable", "Reserved", "In use", "Headroom", "Waiting", "Trouble"], found.map(each => [
       each.pool || [el("span", {class: "quiet"}, wanted ? "without this label" : "no pool label")],
       [el("a", {href: `#/pods?${new URLSearchParams({model: each.model})}`}, each.model)], each.nodes.toLocaleString("en"), each.devices.toLocaleString("en"), each.pods.toLocaleString("en"),
       gib(each.allocatable_bytes), share(each.reservation_bytes, each), share(each.used_bytes, each), share(each.headroom_bytes, each), each.waiting_pods ? [many(each.waiting_pods, "pod"), el("div", {class: "quiet"}, gib(each.waiting_bytes))] : "-",
-      [["overcommitted", each.overcommitted], ["unhealthy", each.unhealthy], ["cordoned", each.cordoned]].filter(([, count]) => count).map(([word, count]) => el("div", {class: "bad"}, `${count.toLocaleString("en")} ${word}`)),
+      each.overcommitted + each.unhealthy + each.cordoned ? trouble(each) : "none",
     ]), "numbers named cards")] : []));
   }
   const each = timed(load);
