@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.budgets import BUDGETS_S, suite_of
 from tests.controlplane import ROOT
 
@@ -48,6 +50,7 @@ def module(folder: Path, suite: str, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.slow
 def test_a_suite_without_a_budget_is_an_error(tmp_path: Path) -> None:
     module(tmp_path, "state", "def test_state(): pass")
     module(tmp_path, "unheard_of", "def test_of_it(): pass")
@@ -57,6 +60,7 @@ def test_a_suite_without_a_budget_is_an_error(tmp_path: Path) -> None:
     assert "passed" not in done.stdout
 
 
+@pytest.mark.slow
 def test_fixtures_count_and_exceeding_a_budget_is_a_warning(tmp_path: Path) -> None:
     module(tmp_path, "state", SLOW_FIXTURE)
     module(tmp_path, "agent", "def test_agent(): pass")

@@ -152,6 +152,7 @@ def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
     raise AssertionError("the agent ended")
 
 
+@pytest.mark.slow
 def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None:
     """After SIGKILL, and after SIGTERM."""
     state = tmp_path / "run/agent.json"

@@ -31,6 +31,7 @@ LONG = Delays(10.0, 10.0)
 
 
 @pytest.mark.parametrize("row", ["predicted", "any"])
+@pytest.mark.slow
 def test_without_surprises_the_product_never_overcommits(row: str) -> None:
     verdict = played(row, AT_ONCE).verdict
     assert verdict.overcommits == 0
@@ -44,6 +45,7 @@ def test_the_others_do() -> None:
 
 
 @pytest.mark.parametrize("row", ["gated", "steered", "pinned"])
+@pytest.mark.slow
 def test_no_surprise_overcommits_if_the_device_is_chosen_or_gated(row: str) -> None:
     """Lives of six windows: something ends between most bindings and admissions."""
     found = played(row, LONG)
@@ -52,6 +54,7 @@ def test_no_surprise_overcommits_if_the_device_is_chosen_or_gated(row: str) -> N
     assert (found.evictions > 0) == (row == "gated")
 
 
+@pytest.mark.slow
 def test_surprises_are_counted_and_each_play_is_the_same_again() -> None:
     once, again = (played("predicted", LONG, seed=2) for _ in range(2))
     assert once.verdict.overcommits > 0
@@ -205,6 +208,7 @@ def test_a_gated_pod_on_a_full_device_is_evicted_and_its_node_backs_off() -> Non
     assert comes("d", 30, 1, 14.0)
 
 
+@pytest.mark.slow
 def test_unsupported_fields_are_named() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "benchmarks.device_truth", "--mix", "huge"],
@@ -227,6 +231,7 @@ def test_unsupported_fields_are_named() -> None:
         ("device chosen", 76.9, 3.3),
     ],
 )
+@pytest.mark.slow
 def test_what_an_oracle_knows_bounds_what_predictions_can_use(
     row: str, used_pct: float, rejected_pct: float
 ) -> None:

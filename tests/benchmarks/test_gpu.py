@@ -232,6 +232,7 @@ def test_a_machine_without_cuda_reports_that_on_each_line(stage: Stage) -> None:
         )
 
 
+@pytest.mark.slow
 def test_of_several_gpus_an_unused_one_is_tried(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [h100(FIRST), t4(SECOND)])
     stage.driver.use(os.getpid(), {FIRST: 8 * GIB})

@@ -363,6 +363,7 @@ def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_object_and_the_error(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(f"{NODE_COLUMNS}\na,9000,9000,2,T4,100\n")
     (tmp_path / "pods.csv").write_text(f"{POD_COLUMNS}\np,10,10,1,500,,40\nq,10,10,1,1000,,-1\n")

@@ -13,6 +13,7 @@ from benchmarks.peak_writes import writes
         pytest.param("marks", 37, 7, 37, id="peaks change alone, every two minutes"),
     ],
 )
+@pytest.mark.slow
 def test_reports_of_an_hour(
     scenario: str, with_peaks: int, without: int, with_overuse: int
 ) -> None:

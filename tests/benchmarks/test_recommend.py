@@ -57,6 +57,7 @@ def test_a_workload_is_the_same_each_time_and_its_lives_are_possible() -> None:
     assert kinds == set(KINDS)
 
 
+@pytest.mark.slow
 def test_headroom_finds_most_of_sixty_workloads_with_few_misses() -> None:
     total = score((workload("tune", n, 90, 2.0) for n in range(60)), headroom, 21).total
     assert total.lives == 20541

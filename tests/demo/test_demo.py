@@ -185,6 +185,7 @@ def test_ctrl_c_ends_the_demo_and_its_server(staying: tuple[subprocess.Popen[byt
     assert not answers(port)
 
 
+@pytest.mark.slow
 def test_a_stopped_server_does_not_listen() -> None:
     with Server("nodes: [{name: gpu-a, gpus: 1, memory: 24Gi}]") as server:
         port = int(server.debug_url.rsplit(":", 1)[1])
@@ -192,6 +193,7 @@ def test_a_stopped_server_does_not_listen() -> None:
     assert not answers(port)
 
 
+@pytest.mark.slow
 def test_a_failed_start_raises_with_the_reason() -> None:
     message = r"(?s)did not start.*nodes"
     with Server("nodes: []") as server, pytest.raises(ServerFailed, match=message):

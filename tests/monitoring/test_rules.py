@@ -28,6 +28,7 @@ def promtool() -> str:
         pytest.skip(f"needs promtool: {err}")
 
 
+@pytest.mark.slow
 def test_alerts_are_raised_by_what_they_are_for_and_by_nothing_less(promtool: str) -> None:
     """In the folder of the tests, since that is what their path to the rules goes by."""
     for arguments in (("check", "rules", str(RULES)), ("test", "rules", UNIT_TESTS.name)):

@@ -64,6 +64,7 @@ def test_a_history_of_less_than_a_day_is_named_so(files: tuple[Path, Path]) -> N
         assert third.startswith("With 4 replicas but without Headroom, no pod would have run out")
 
 
+@pytest.mark.slow
 def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> None:
     (pods, _), html = files, tmp_path / "report.html"
     at = 28 * HOUR_S
@@ -82,6 +83,7 @@ def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> 
     assert "<p>Bars are dark up to the low end of a range, and pale" in html.read_text()
 
 
+@pytest.mark.slow
 def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("L40S: 1.2\n")
@@ -132,6 +134,7 @@ class _Page(HTMLParser):
         self.words.append(data.strip())
 
 
+@pytest.mark.slow
 def test_the_page_has_all_figures_and_loads_nothing(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -200,6 +203,7 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(
     assert any("vram: 5632Mi  # 15.4 GiB free" in words for words in page.words)
 
 
+@pytest.mark.slow
 def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]) -> None:
     pods, _ = files
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--vram", "peaks")
@@ -228,6 +232,7 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     assert "and the work needs 6 GPUs." in words
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "2", "--mode", "steered", "--seeds", "2", "--json")
     assert run(files, *few)[1] == run(files, *few, "--processes", "2")[1]
@@ -263,6 +268,7 @@ def test_pods_that_need_almost_a_whole_gpu_stay_exclusive(files: tuple[Path, Pat
     assert (shared["gpus"], shared["out_of_memory_pods"]) == (6, 0)
 
 
+@pytest.mark.slow
 def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
     narrow = json.loads(run(files, *few)[1])

@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import pytest
 
 from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
@@ -156,6 +157,7 @@ def test_a_profile_without_lives_for_long_is_forgotten() -> None:
     assert len(book) == 0
 
 
+@pytest.mark.slow
 def test_a_status_of_maximum_size_is_bounded() -> None:
     book = ProfileBook()
     program = [Program(f"program-{n:04}", Family.UNKNOWN) for n in range(12)]
