@@ -40,7 +40,7 @@ BUDGETS_S = {
     "monitoring": 30,
     "nvidia": 35,
     "page": 115,
-    "placement": 145,
+    "placement": 105,
     "plan": 60,
     "recommend": 5,
     "recorder": 20,
