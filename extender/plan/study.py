@@ -1,6 +1,8 @@
 """Runs all configurations of a plan with all seeds, in several processes, and keeps the figures."""
 
 import multiprocessing
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -181,7 +183,7 @@ class _Workers:
         if processes > 1:
             # Spawned, because a fork of a process with threads can wait for ever.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(processes, context, _remember, (history,))
+            self._pool = ProcessPoolExecutor(processes, context, _begin, (history,))
         else:
             _remember(history)
 
@@ -199,6 +201,18 @@ class _Workers:
 
 #: The history of this process, which is the same for all tasks and therefore not sent with each.
 _history: list[History] = []
+
+
+def _begin(history: History) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _remember(history)
+
+
+def _end_with_parent() -> None:
+    """End this process with the command, which may be killed; it would wait for tasks for ever."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _remember(history: History) -> None:
