@@ -215,6 +215,8 @@ def explain_pod(
         last_decision=last,
         unanswered=unanswered,
     )
+    if body.overuse:
+        body.message += ", and uses more memory than it reserved"
     if analysis and isinstance(request, VramRequest):
         body.request = list(map(ask_view, request.containers))
         body.fits = analysis.explanation.fits

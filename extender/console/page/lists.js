@@ -41,7 +41,7 @@ export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${a.source 
 
 export function drift(view) {
   const status = el("p", {role: "status"}), rows = el("div");
-  view.append(el("h2", {}, "Drift"), status, rows);
+  view.append(el("h2", {}, "Drift"), el("p", {}, "Headroom predicts which devices a pod gets, and compares the prediction with the first report that shows the pod."), status, rows);
   async function load() {
     const {results, misses, claims} = await ask("v1/drift", {pods: "false"});
     const seen = results.hit + results.shifted + results.miss;
