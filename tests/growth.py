@@ -217,6 +217,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ObjectCache._assumed": Per("bind under way", 2_000),
         "ObjectCache._pods_on": Per("pod", 200),
         "ObjectCache._uid_of": Per("pod", 500),
+        "ObjectCache.cordoned": Per("node", 200),
         "ObjectCache.gpunodes": Per("reservation or device", 8_000),
         "ObjectCache.nodes": Per("node", 64 << 10),
         # etcd takes 1.5 MiB of JSON, of which small objects take ten times as much in memory.

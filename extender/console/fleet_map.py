@@ -19,7 +19,6 @@ from extender.console.view_context import Context, InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import certainty
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
-from extender.state.eligible_nodes import cordoned
 
 #: Labels that name the pool of a node, the first that a node has.
 POOL_LABELS = (
@@ -218,9 +217,5 @@ def _flagged(context: Context, snap: Snapshot) -> Mapping[str, list[str]]:
     stale = np.flatnonzero((snap.node_reason == 0) & (snap.fresh_until_s < context.monotonic_s()))
     return {
         "stale": [snap.nodes[row].name for row in stale.tolist()],
-        "cordoned": [
-            name
-            for name in snap.names
-            if (node := context.cluster.node(name)) is not None and cordoned(node)
-        ],
+        "cordoned": [name for name in context.cluster.cordoned_nodes() if name in snap.row_of],
     }

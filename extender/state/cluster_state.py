@@ -173,6 +173,10 @@ class ClusterState:
     def nodes(self) -> list[Node]:
         return list(self._objects.nodes.values())
 
+    def cordoned_nodes(self) -> list[str]:
+        """Return the names of the cordoned nodes."""
+        return sorted(list(self._objects.cordoned))
+
     def gpunode(self, name: str) -> GPUNode | None:
         return self._objects.gpunodes.get(name)
 

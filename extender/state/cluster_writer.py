@@ -158,7 +158,7 @@ class ClusterWriter(ClusterState):
                 self._queue.add(node.metadata.name)
                 self._track(lambda tracker: tracker.node_seen(node, before))
             case NodeGone(name):
-                self._objects.nodes.pop(name, None)
+                self._objects.drop_node(name)
                 self._queue.add(name)
                 self._track(lambda tracker: tracker.node_gone(name))
             case NamespaceSeen(namespace):

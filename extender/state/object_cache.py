@@ -21,6 +21,8 @@ class ObjectCache:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        #: Names of the cordoned nodes.
+        self.cordoned: set[str] = set()
         #: Grows with every change of a node's taints or cordon, which are in no snapshot.
         self.node_specs = 0
         self.gpunodes: dict[str, GPUNode] = {}
@@ -45,7 +47,16 @@ class ObjectCache:
         if before is None or before.spec != node.spec:
             self.node_specs += 1
         self.nodes[name] = node
+        if node.spec and node.spec.unschedulable:
+            self.cordoned.add(name)
+        else:
+            self.cordoned.discard(name)
         return before
+
+    def drop_node(self, name: str) -> None:
+        """Remove a node, if it is known."""
+        self.nodes.pop(name, None)
+        self.cordoned.discard(name)
 
     def put_pod(self, pod: Pod) -> None:
         """Store a pod whose last version was dropped."""

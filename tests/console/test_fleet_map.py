@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from contract.gpunode import SmActivity
-from extender.state.changes import GPUNodeSeen, NodeSeen
+from contract.kube import NodeSpec
+from extender.state.changes import GPUNodeSeen, NodeGone, NodeSeen
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 
@@ -113,6 +114,16 @@ def test_all_nodes_are_listed_again_if_one_was_added_or_the_version_is_of_anothe
     for after in (version, "other.1.1", version.rpartition(".")[0] + ".x"):
         body = read(asked, f"?after={after}")
         assert (body["complete"], body["node"]) == (True, ["a", "b"])
+
+
+def test_cordoned_nodes_are_named_until_they_are_uncordoned_or_deleted() -> None:
+    asked = Asked()
+    for name in "abc":
+        node = msgspec.structs.replace(kube_node(name), spec=NodeSpec(unschedulable=True))
+        asked.cluster.apply([NodeSeen(node)])
+    assert read(asked)["cordoned"] == ["a", "b", "c"]
+    asked.cluster.apply([NodeSeen(kube_node("a")), NodeGone("b")])
+    assert read(asked)["cordoned"] == ["c"]
 
 
 def test_stale_nodes_are_named_although_nothing_else_changed() -> None:
