@@ -15,6 +15,9 @@ from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 
+#: To make its series takes longer than some examples of random tests.
+_UNREAD = Telemetry(CollectorRegistry())
+
 
 @dataclass
 class Clocks:
@@ -59,7 +62,7 @@ def verbs_on(
     state = SchedulingState(
         cluster,
         journal or Journal(),
-        telemetry or Telemetry(CollectorRegistry()),
+        telemetry or _UNREAD,
         Replica(cluster, best_only),
         Clocks(now_s, epoch_s),
     )
