@@ -131,6 +131,10 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(readings: 
     sums = page.get_by_role("table", name="Candidate devices of h100")
     first = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
     assert first[:1] == ["0, 1, 2, 3, 4, 5, 6, 7 H100"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    box = sums.get_by_text("10.0 GiB").bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
     # Nothing reduces the memory of these devices, so no column is about that.
     memory, headroom, room, needs, short = map(gib, first[1:6])
     assert memory == headroom

@@ -159,7 +159,7 @@ function candidateTable(node) {
   const less = LESS.filter(([, of]) => node.candidates.some(each => of(each.device)));
   return table(`Candidate devices of ${node.node}`, ["GPU", "Memory", ...less.map(([name]) => name), "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],
     alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), ...less.map(([, of]) => gib(of(d), true)), gib(d.headroom_bytes),
-      gib(c.free_bytes), gib(c.need_bytes, true), [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes, true) : "nothing")], d.candidate_because]), "sums");
+      gib(c.free_bytes), gib(c.need_bytes, true), [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes, true) : "nothing")], d.candidate_because]), "sums cards");
 }
 
 function nearest(node, i) {
