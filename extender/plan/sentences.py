@@ -71,7 +71,8 @@ def _scope(study: Study) -> str:
     sizes = sorted(machine.memory_bytes for machine in machines for _ in range(machine.gpus))
     when = f"Over {plural(history.days, 'day')}"
     if history.span_s < DAY_S:
-        when = "Over less than a day" if history.span_s > 1 else "At one moment"
+        moment = len({(life.created_s, life.run_s) for life in history.lives}) == 1
+        when = "At one moment" if moment else "Over less than a day"
     text = (
         f"{when}, {plural(len(history.lives), 'pod')} with a GPU ran on a cluster of "
         f"{plural(len(sizes), 'GPU')} ({plural(len(machines), 'node')})"

@@ -101,8 +101,7 @@ def test_lives_and_peaks_are_recorded_and_planned(
     assert answer.exit_code == 0, answer.stderr
     data = json.loads(answer.stdout)
     assert (data["pods"], data["gpus"], data["vram"]) == (4, 4, "peaks + 10 %")
-    assert (
-        "1 pod began before the recording, and only the time in it counts." in data["assumptions"]
-    )
+    # So do pods of its first second: a creation time has no fractions of a second.
+    assert any("began before the recording" in each for each in data["assumptions"])
     span_s = recording.until_s - recording.started_s
     tell(f"{span_s:.0f} s recorded, {file.stat().st_size} bytes: {data['sentences'][:3]}")
