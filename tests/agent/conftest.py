@@ -25,12 +25,10 @@ from tests.agent.nvml_library import PROBES
 from tests.agent.scripted import ApiServer
 from tests.agent.whole import Whole
 from tests.agent.writing import Clock
-from tests.driver import GIB, Driver, Gpu, h100, library_folder
+from tests.driver import AGENT_PATH, GIB, Driver, Gpu, h100, library_folder
 from tests.processes import starts_processes
 
 __all__ = ["installed"]
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +50,7 @@ def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(driver_folder),
         "FAKE_NVML_TABLE": str(tmp_path / "table"),
         "FAKE_NVML_DEVICE": str(device),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": AGENT_PATH,
         "PYTHONWARNINGS": "error",
         "NODE_NAME": "n1",
     }

@@ -13,11 +13,10 @@ import yaml
 
 from tests.agent.scripted import GPUNODE, ApiServer
 from tests.agent.whole import Whole
-from tests.driver import GIB, Gpu
+from tests.driver import AGENT_PATH, GIB, Gpu
 from tests.processes import starts_processes
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
 UID = "00000001-1111-4222-8333-000000000001"
 OTHER = "00000002-1111-4222-8333-000000000002"
 
@@ -51,7 +50,7 @@ def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
         ],
         env=os.environ
         | whole.environment
-        | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1", "KUBECONFIG": str(kubeconfig)},
+        | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "n1", "KUBECONFIG": str(kubeconfig)},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent.once_report import clean, size
-from tests.agent.whole import ROOT, Whole
+from tests.agent.whole import Whole
+from tests.controlplane import ROOT
 from tests.driver import GIB, Gpu, Instance, h100, t4
 
 WHEN = re.compile(r"\d{4}-\d\d-\d\dT\S+Z")

@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from agent.peaks import Lives
 from tests.agent.lives import GIB, Node
 from tests.agent.measured_peaks import A
-from tests.agent.whole import ROOT, Whole
-from tests.driver import h100
+from tests.agent.whole import Whole
+from tests.driver import AGENT_PATH, h100
 
 
 def test_peaks_survive_a_restart_of_the_agent(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
     kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     with subprocess.Popen(
         [sys.executable, "-m", "agent", *flags],
-        env=kept | whole.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1"},
+        env=kept | whole.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "n1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

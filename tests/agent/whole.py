@@ -15,13 +15,11 @@ from pathlib import Path
 
 import yaml
 
-from tests.driver import Driver, Gpu, library_folder
+from tests.driver import AGENT_PATH, Driver, Gpu, library_folder
 from tests.standin.allocations import RESOURCE, Container, Pod
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 from tests.standin.served import Served, write_checkpoint
-
-ROOT = Path(__file__).parents[2]
 
 
 class Whole:
@@ -105,7 +103,7 @@ class Whole:
         kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         return subprocess.run(
             [sys.executable, "-m", "headroom", "agent", "--once", *self.flags, *flags],
-            env=kept | self.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "gpu-node-7"},
+            env=kept | self.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "gpu-node-7"},
             capture_output=True,
             text=True,
             timeout=60,

@@ -13,8 +13,7 @@ from agent.http_endpoints import LOCAL_HOST
 from agent.liveness_probe import PORT
 from benchmarks.gpu.checks import CHECKS
 from tests.benchmarks.gpu.stage import FIRST, SECOND, Stage
-from tests.controlplane import ROOT
-from tests.driver import GIB, h100, t4
+from tests.driver import AGENT_PATH, GIB, h100, t4
 from tests.processes import starts_processes
 from tests.waiting import until
 
@@ -158,7 +157,7 @@ def test_a_framework_must_stay_within_its_request(
         *SHORT,
         "--only",
         "frameworks",
-        PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}",
+        PYTHONPATH=f"{AGENT_PATH}{os.pathsep}{tmp_path}",
         FAKE_JAX_LIBRARY_MIB=library_mib,
     )["frameworks"]
     assert verdict == expected[0], summary

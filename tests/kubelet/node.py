@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 import yaml
 
-from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
-from tests.driver import Driver, Gpu, library_folder, mig_minors
+from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
+from tests.driver import AGENT_PATH, Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.door import Door
 from tests.kubelet.node_objects import (
     INSIDE,
@@ -224,7 +224,7 @@ class Node(Processes):
             f"--listen=127.0.0.1:{port}",
             "--local-port=0",
             *flags,
-            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
+            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": AGENT_PATH},
         )
 
     def _show(self, process: str) -> None:

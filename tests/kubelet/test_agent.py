@@ -22,8 +22,7 @@ from agent.probes.readings import (
     SourceReading,
 )
 from contract.gpunode import GPUNodeStatus, PodUse
-from tests.controlplane import ROOT
-from tests.driver import library_folder
+from tests.driver import AGENT_PATH, library_folder
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
@@ -225,7 +224,7 @@ def environment(node: Node) -> dict[str, str]:
     return os.environ | {
         "LD_LIBRARY_PATH": str(library_folder()),
         "FAKE_NVML_TABLE": str(node.driver.table),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": AGENT_PATH,
     }
 
 

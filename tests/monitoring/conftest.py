@@ -21,8 +21,7 @@ import pytest
 from contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
 from tests.agent.whole import Whole
 from tests.builders import DISTRIBUTED, GIB
-from tests.controlplane import ROOT
-from tests.driver import h100
+from tests.driver import AGENT_PATH, h100
 from tests.processes import free_ports, starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 
@@ -128,7 +127,7 @@ def _agent(folder: Path, address: str) -> Iterator[None]:
     flags = ["--no-publish", "--listen", address, "--interval", "1", *whole.flags]
     process = subprocess.Popen(
         [sys.executable, "-m", "agent", *flags],
-        env=kept | whole.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "gpu-7"},
+        env=kept | whole.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "gpu-7"},
         stderr=subprocess.PIPE,
         text=True,
     )

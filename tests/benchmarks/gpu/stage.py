@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.controlplane import ROOT
-from tests.driver import Driver, Gpu, cuda_folder, h100, library_folder
+from tests.driver import AGENT_PATH, Driver, Gpu, cuda_folder, h100, library_folder
 
 FIRST = "GPU-9b07c1d2-3e4f-5a6b-7c8d-9e0f1a2b3c4d"
 SECOND = "GPU-4c1e0000-1111-2222-3333-444455556666"
@@ -36,7 +36,7 @@ class Stage:
             "FAKE_NVML_TABLE": str(self.driver.table),
             "FAKE_CUDA_FOLDER": str(self.cuda),
             "PATH": f"{self.bin}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": AGENT_PATH,
         }
 
     #: The driver's values for an idle GPU.
