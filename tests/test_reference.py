@@ -62,6 +62,8 @@ def test_only_files_are_described_as_paths() -> None:
 
 #: Names that are no annotations: formats of files, and the version of the API.
 _FORMATS = {"v1", "v1alpha1", "snapshot/v1", "recording/v1alpha1", "plan/v1alpha1"}
+# `headroom plan` recognizes files by their format without the version.
+_FORMATS |= {"snapshot", "recording"}
 _NAME = re.compile(r"\bheadroom\.gpu/([a-z0-9]+(?:[/-][a-z0-9]+)*)")
 
 
