@@ -89,16 +89,16 @@ def of_node(
         gpus = round(gpus * PER_GPU) / PER_GPU
         used_bytes = each.used_bytes if fresh else None
         measured = fresh and device.sm_activity is not None
-        found[each.namespace] = found.get(each.namespace, Holdings()).plus(
-            Holdings(
-                gpus if measured and not each.idle_since else 0.0,
-                gpus if measured and each.idle_since else 0.0,
-                0.0 if measured else gpus,
-                used_bytes or 0,
-                0 if used_bytes is None else each.held_bytes - used_bytes,
-                each.held_bytes if used_bytes is None else 0,
-            )
+        held = Holdings(
+            gpus if measured and not each.idle_since else 0.0,
+            gpus if measured and each.idle_since else 0.0,
+            0.0 if measured else gpus,
+            used_bytes or 0,
+            0 if used_bytes is None else each.held_bytes - used_bytes,
+            each.held_bytes if used_bytes is None else 0,
         )
+        others = found.get(each.namespace)
+        found[each.namespace] = held if others is None else others.plus(held)
     return found
 
 

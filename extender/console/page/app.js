@@ -19,7 +19,7 @@ const VIEWS = {overview, fleet, nodes, pools, pods, teams, pending, pod, "what-i
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */
 const BURST_MS = 300, LEAST_MS = 1000;
-/** Least time between two reads of the totals and of the ages of the inputs. A report must be on the page within 2 s. */
+/** Least time between two reads of the totals. A report must be on the page within 2 s. */
 const TOTALS_EVERY_MS = 1500;
 /** After this time a refresh that is not finished is shown as a problem. */
 const SLOW_MS = 10_000;
@@ -33,7 +33,7 @@ let viewNumber = 0;        // counts views: a late answer for an earlier view is
 let refreshTimer = null, isRefreshing = false, isWanted = false, refreshBeganAt = 0;
 let isLive = false, wasLive = false, burstTimer = null;
 let shownAt = 0;           // when the view was read last: views that cost more are read less often (leastMs)
-let totalsAt = 0, totalsTimer = null, upToDateAt = null, problem = "";
+let totalsAt = 0, inputsAt = 0, totalsTimer = null, upToDateAt = null, problem = "";
 
 function route() {
   const [name = "", ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -73,7 +73,7 @@ async function refresh() {
   if (!document.hidden) refreshTimer = setTimeout(refresh, isWanted ? Math.max(BURST_MS, LEAST_MS - (Date.now() - beganAt)) : EVERY_MS);
 }
 
-/** Read the totals and the ages of the inputs. If that is too early, read them as soon as TOTALS_EVERY_MS have passed. */
+/** Read the totals, and every EVERY_MS the ages of the inputs. If that is too early, read them as soon as TOTALS_EVERY_MS have passed. */
 async function refreshTotals() {
   const waitMs = totalsAt + TOTALS_EVERY_MS - Date.now();
   if (waitMs > 0) {
@@ -83,9 +83,13 @@ async function refreshTotals() {
   clearTimeout(totalsTimer);
   totalsTimer = null;
   totalsAt = Date.now();
-  const [totals, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/inputs")]);
+  const readsInputs = totalsAt - inputsAt >= EVERY_MS;
+  const [totals, inputs] = await Promise.all([ask("v1/fleet"), readsInputs ? ask("v1/inputs") : null]);
   facts(totals, totals.pending_pods);
-  ages(inputs);
+  if (inputs) {
+    inputsAt = totalsAt;
+    ages(inputs.inputs);
+  }
 }
 
 /** Show whether the page is up to date; if not, since when and why. */

@@ -8,6 +8,8 @@ const HOUR = "1h";
 const RANGES = {[HOUR]: ["the last hour", 3600], "6h": ["the last 6 hours", 21_600], "24h": ["the last day", 86_400], "7d": ["the last 7 days", 604_800]};
 /** Prometheus is asked again after this time, and after the shorter time if it could not be read. */
 export const EVERY_MS = 60_000, FAILED_EVERY_MS = 5_000;
+/** The last hour, which has a value every 10 s, is read again after this time. */
+const HOUR_EVERY_MS = 2_000;
 
 /** Return a choice of the range, which is hidden without Prometheus: {element, span_s, isLong, show}. changed is called after each choice. */
 export function ranges(changed) {
@@ -18,11 +20,11 @@ export function ranges(changed) {
 
   const isLong = () => select.value !== HOUR;
 
-  /** Return the last answer of Prometheus, or a new one if that is due. */
-  function long(path) {
+  /** Return the last answer, or a new one if that is due. */
+  function answer(path) {
     if (known?.path === path && Date.now() < known.until) return known.answer;
-    const asked = known = {path, answer: ask(path, {since: select.value}), until: Date.now() + EVERY_MS};
-    asked.answer.catch(() => { asked.until = Date.now() + FAILED_EVERY_MS; });
+    const asked = known = {path, answer: isLong() ? ask(path, {since: select.value}) : ask(path), until: Date.now() + (isLong() ? EVERY_MS : HOUR_EVERY_MS)};
+    asked.answer.catch(() => { asked.until = isLong() ? Date.now() + FAILED_EVERY_MS : 0; });
     return asked.answer;
   }
   return {
@@ -36,7 +38,7 @@ export function ranges(changed) {
     async show(path, draw, without) {
       const chosen = select.value;
       if (isLong() && !known) without("Reading Prometheus …");
-      const shown = (isLong() ? long(path) : ask(path))
+      const shown = answer(path)
         .then(history => chosen === select.value ? draw(history) : null)
         .catch(err => { if (chosen === select.value) without(err.message); });
       if (!isLong()) await shown;
