@@ -197,7 +197,10 @@ class TeamSums:
         return {key: sums for key, sums in self.owners.items() if key[0] == namespace}
 
     def _replace(self, node: str, pods: Sequence[GpuPod]) -> None:
-        for pod in self._nodes.get(node, ()):
+        before = self._nodes.get(node, ())
+        if pods == before:
+            return
+        for pod in before:
             self._add(pod, -1)
         for pod in pods:
             self._add(pod, 1)

@@ -113,8 +113,12 @@ class HeldSums:
 
     def replace(self, node: str, held: Held) -> None:
         """Replace what namespaces hold on a node."""
+        before = self._nodes.get(node, {})
+        if held == before:  # most reports change SM activity only
+            return
         self._add(held, 1)
-        self._add(self._nodes.pop(node, {}), -1)
+        self._add(before, -1)
+        self._nodes.pop(node, None)
         if held:
             self._nodes[node] = held
 
