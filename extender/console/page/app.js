@@ -18,7 +18,7 @@ const VIEWS = {overview, fleet, nodes, pools, pods, teams, pending, pod, "what-i
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */
-const BURST_MS = 300, LEAST_MS = 1000;
+const BURST_MS = 300, LEAST_MS = 1250;
 /** Least time between two reads of the totals. A report must be on the page within 2 s. */
 const TOTALS_EVERY_MS = 1500;
 /** After this time a refresh that is not finished is shown as a problem. */
