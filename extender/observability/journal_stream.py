@@ -297,9 +297,9 @@ class Copy:
         for part, times in zip(parts, line.times, strict=True):
             if part is not None:
                 record.put(part, times)
-        self.journal.records.adopt(record)
-        if line.shown is not None:
-            self.journal.keep(self._decision(line.decision_id, line.shown))
+        shown = line.shown
+        decision = None if shown is None else self._decision(line.decision_id, shown)
+        self.journal.adopt(record, decision)
         self.version = line.version
 
     def _decision(self, decision_id: str, shown: Shown) -> Decision:

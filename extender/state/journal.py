@@ -25,6 +25,7 @@ from extender.state.decision_records import (
     Filtered,
     Part,
     Preempted,
+    Record,
     Records,
 )
 
@@ -107,7 +108,9 @@ class Decision:
 class Journal:
     """The last filter call of each pod, limited in number and bytes, and the records.
 
-    Beyond the limits, the filter call made longest ago is dropped first.
+    Beyond the limits, the filter call of the pod that was asked about longest ago, by any verb, is
+    dropped first. A copy of the journal receives records in the order of their last change, and so
+    drops the same.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS, max_shown_bytes: int | None = None) -> None:
@@ -115,7 +118,7 @@ class Journal:
         self.records = Records(bounds)
         self._max_shown_bytes = MAX_SHOWN_BYTES if max_shown_bytes is None else max_shown_bytes
         #: Pod uid -> decision and its estimated memory in bytes, the latest last.
-        self._by_uid: dict[str, tuple[Decision, int]] = OrderedDict()
+        self._by_uid: OrderedDict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Values of ``spec.schedulerName`` in filter calls.
@@ -172,8 +175,21 @@ class Journal:
         metadata = pod.metadata
         record_id = decision_id(metadata.uid, metadata.resource_version)
         self.records.note(record_id, metadata.namespace, metadata.name, part, at_s, node)
+        self._asked_about(metadata.uid)
         if isinstance(part, Preempted) and part.node:
             self._preempted[metadata.uid] = record_id, part
+
+    def adopt(self, record: Record, decision: Decision | None) -> None:
+        """Keep a record of another journal, in place of the one with the same id. ``decision``: the
+        pod's last filter call, if it is new."""
+        self.records.adopt(record)
+        if decision is not None:
+            self.keep(decision)
+        self._asked_about(record.uid)
+
+    def _asked_about(self, uid: str) -> None:
+        if uid in self._by_uid:
+            self._by_uid.move_to_end(uid)
 
     def preempted_for(self, uid: str) -> tuple[str, Preempted] | None:
         """Return the decision id and content of the last preemption for this pod; None if none."""

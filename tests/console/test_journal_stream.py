@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contract.kube import Pod
@@ -195,6 +195,12 @@ def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
 
 
 @settings(max_examples=examples(250), deadline=None)
+@example(
+    [
+        *((0, "filter"), (2, "filter"), (4, "filter"), (0, "rank"), (0, "read")),
+        *((1, "filter"), (2, "rank"), (3, "filter")),
+    ]
+)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from(["filter", "rank", "preempt", "read"])),
