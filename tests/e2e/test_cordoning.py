@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from contract.device_choice import STEERING_UNKNOWN
@@ -35,6 +36,12 @@ def cordon_of(cluster: PlayedCluster) -> str | None:
     return value
 
 
+def cordoned_devices(cluster: PlayedCluster) -> set[str]:
+    """Return the devices that are cordoned in the extender's state."""
+    node = httpx.get(f"{cluster.debug_url()}/v1/nodes/{NODE}").json()["node"]
+    return {device["uuid"] for device in node["devices"] if device["cordoned"]}
+
+
 @pytest.fixture
 def cluster(new_cluster: NewCluster) -> PlayedCluster:
     """One node of two GPUs, with an extender, kube-scheduler and controllers."""
@@ -63,6 +70,7 @@ def test_a_cordoned_gpu_closes_the_node_while_the_plugin_could_choose_it(
         f"node {NODE}: {FIRST} (GPU 0) cordoned",
     ]
     assert cordon_of(cluster) == FIRST
+    cluster.until(lambda: FIRST in cordoned_devices(cluster), "the extender sees the cordon")
     cluster.create_pod("p", "4Gi")
     cluster.until(lambda: "cordoned" in cluster.rejection("p"), "the pod is rejected")
     assert "a GPU that the pod could get is cordoned" in cluster.rejection("p")
