@@ -95,8 +95,8 @@ class TestBindsOnTheirWay:
         state.apply([GPUNodeSeen(written, NOW_S), BindEnded("other", "n")])
         assert state.gpunode("n") == written
         assert (state.settle().generation == generation) == isinstance(placed, Placement)
-        anew = state_of(*seen(about, written)).snapshot()
-        assert state.settle().nodes == anew.nodes
+        from_start = state_of(*seen(about, written)).snapshot()
+        assert state.settle().nodes == from_start.nodes
 
     @pytest.mark.parametrize(
         ("events", "asked"),
