@@ -133,6 +133,7 @@ def _app(context: Context, *groups: APIRouter) -> FastAPI:
         redoc_url=None,
     )
     app.state.context = context
+    app.state.kept = {}
     for group in (_probes, *groups):
         app.include_router(group)
     use_problem_details(app, context.replica, lambda: context.settings().mode)

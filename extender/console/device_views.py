@@ -10,21 +10,16 @@ from starlette.requests import Request
 from extender.bounded import Bounded
 from extender.console.devices import Aged, DeviceView, device_view
 from extender.console.responses import rounded_s
+from extender.console.view_context import shared
 from extender.placement.device_accounting import DeviceTerms
 
-#: Attribute of ``app.state`` with the views that are kept for all readers.
-_VIEWS = "device_views"
 #: Maximum number of devices whose views are kept: the page lists 50 nodes.
 MOST_DEVICES = 800
 
 
 def shared_views(request: Request) -> "DeviceViews":
     """Return the kept views of devices, for all readers of the application."""
-    state = request.app.state
-    if not hasattr(state, _VIEWS):
-        setattr(state, _VIEWS, DeviceViews())
-    views: DeviceViews = getattr(state, _VIEWS)
-    return views
+    return shared(request, DeviceViews)
 
 
 class DeviceViews:

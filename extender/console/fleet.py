@@ -22,7 +22,7 @@ from extender.console.responses import (
     reason_view,
     unchanged,
 )
-from extender.console.view_context import InContext, Newest
+from extender.console.view_context import InContext, Newest, shared
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.placement.updated_nodes import UpdatedNodes
@@ -62,8 +62,6 @@ class FleetBody(Body):
     pending_pods: int
 
 
-#: Attribute of ``app.state`` with the sums of the nodes, which all readers share.
-_SUMS = "model_sums"
 routes = APIRouter()
 
 
@@ -169,11 +167,7 @@ class ModelSums:
 
 def shared_sums(request: Request) -> ModelSums:
     """Return the sums of the nodes, for all readers of the application."""
-    state = request.app.state
-    if not hasattr(state, _SUMS):
-        setattr(state, _SUMS, ModelSums())
-    sums: ModelSums = getattr(state, _SUMS)
-    return sums
+    return shared(request, ModelSums)
 
 
 def _sums(cluster: ClusterState, node: NodeTerms, is_open: bool) -> _NodeSums:

@@ -10,12 +10,9 @@ from starlette.responses import Response
 from extender.console.broken import BrokenView, broken
 from extender.console.responses import Body, encoded
 from extender.console.risks import RiskView, risks
-from extender.console.view_context import Context, InContext, Newest
+from extender.console.view_context import Context, InContext, Newest, shared
 from extender.console.waiting import WaitingGroups, WaitingView
 from extender.placement.snapshot import Snapshot
-
-#: Attribute of ``app.state`` with the groups of pending pods that all readers share.
-_WAITING = "waiting_groups"
 
 Limit = Annotated[
     int, Query(ge=1, le=1000, description="Maximum length of each list.", examples=[10])
@@ -45,12 +42,9 @@ routes = APIRouter()
 def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 10) -> Response:
     """Return what is at risk, waiting and broken, the most urgent first. At most 10 groups of
     waiting pods are listed, because each is tried on a copy of the cluster."""
-    state = request.app.state
-    if not hasattr(state, _WAITING):
-        setattr(state, _WAITING, WaitingGroups())
-    shared: WaitingGroups = getattr(state, _WAITING)
+    groups = shared(request, WaitingGroups)
     return context.answers.of(
-        request, context.monotonic_s(), lambda: _answer(context, snap, shared, limit)
+        request, context.monotonic_s(), lambda: _answer(context, snap, groups, limit)
     )
 
 

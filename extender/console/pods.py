@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.responses import AskedPage, Page, Paged, joined
-from extender.console.view_context import Context, InContext, Newest
+from extender.console.view_context import Context, InContext, Newest, shared
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.gpu_pods import GpuPod, GpuPods
@@ -128,8 +128,6 @@ class PodsBody(Paged):
     pods: list[PodView]
 
 
-#: Attribute of ``app.state`` with the rows of all pods, which all readers share.
-_ROWS = "gpu_pods"
 #: The reserved memory has at most this many digits.
 _DIGITS = 18
 #: Sorts after every text of a time.
@@ -140,11 +138,7 @@ routes = APIRouter()
 
 def shared_rows(request: Request) -> GpuPods:
     """Return the rows of all pods, for all readers of the application."""
-    state = request.app.state
-    if not hasattr(state, _ROWS):
-        setattr(state, _ROWS, GpuPods())
-    rows: GpuPods = getattr(state, _ROWS)
-    return rows
+    return shared(request, GpuPods)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from extender.console.pods import shared_rows
 from extender.console.responses import Body, InNamespace, joined
-from extender.console.view_context import Context, InContext, Newest
+from extender.console.view_context import Context, InContext, Newest, shared
 from extender.placement.snapshot import Snapshot
 from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
@@ -66,8 +66,6 @@ class TeamsBody(Body):
 
 #: Key of a sum: the namespace alone, or with kind and name of an owner.
 _Key = tuple[str, ...]
-#: Attribute of ``app.state`` with the sums, which all readers share.
-_SUMS = "team_sums"
 
 routes = APIRouter()
 
@@ -113,11 +111,7 @@ def _answer(
 
 def _shared_sums(request: Request) -> "TeamSums":
     """Return the sums of all pods, for all readers of the application."""
-    state = request.app.state
-    if not hasattr(state, _SUMS):
-        setattr(state, _SUMS, TeamSums())
-    sums: TeamSums = getattr(state, _SUMS)
-    return sums
+    return shared(request, TeamSums)
 
 
 def _largest(owners: Mapping[_Key, "_Sums"], limit: int) -> list[tuple[_Key, "_Sums"]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -26,6 +26,8 @@ from extender.state.cluster_state import ClusterState
 from extender.state.growth import Growing
 from extender.state.history import History
 from extender.state.pod_requests import ResourceQuota
+
+_Kept = TypeVar("_Kept")
 
 
 def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
@@ -101,6 +103,16 @@ class Context:
         specs = self.cluster.node_specs
         parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", specs, *more)
         return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))
+
+
+def shared(request: Request, kind: type[_Kept]) -> _Kept:
+    """Return the object of a class that is kept between answers, for all readers of the
+    application. The first call makes it."""
+    kept: dict[type, Any] = request.app.state.kept
+    if kind not in kept:
+        kept.setdefault(kind, kind())
+    found: _Kept = kept[kind]
+    return found
 
 
 async def _context(request: Request) -> Context:
