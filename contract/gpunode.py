@@ -45,7 +45,7 @@ Sharing = Literal["none", "time-slicing", "mps"]
 
 
 def memory_field(name: str) -> int:
-    """Return a msgspec field for bytes, named ``name`` in JSON; -1, no valid amount, if omitted."""
+    """Return a msgspec field for bytes, named ``name`` in JSON. An omitted one is -1: unknown."""
     return msgspec.field(default=-1, name=name)
 
 

@@ -106,8 +106,10 @@ class Context:
 
 
 def shared(request: Request, kind: type[_Kept]) -> _Kept:
-    """Return the object of a class that is kept between answers, for all readers of the
-    application. The first call makes it."""
+    """Return the one object of this class that the application keeps for all readers.
+
+    The first call makes it.
+    """
     kept: dict[type, Any] = request.app.state.kept
     if kind not in kept:
         kept.setdefault(kind, kind())

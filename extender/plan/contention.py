@@ -1,8 +1,8 @@
-"""Finds pods that compete for a GPU, from the mean time in which they run kernels.
+"""Finds pods that compete for a GPU, from the part of the time in which they run kernels.
 
 Pods on one GPU *compete* while their parts of the time add up to more than 1. They are then assumed
-to be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. GPUs
-that share by time-slicing do this (docs/design/gpu-check.md, line contention). A MIG instance has a
+to be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. Real
+GPUs with time-slicing do this (docs/design/gpu-check.md, line contention). A MIG instance has a
 part of the SMs, and slows its pod down if its SM activity has been higher.
 """
 
@@ -47,8 +47,9 @@ class Contentions:
     def __init__(self, sm_shares: Sequence[float]) -> None:
         """``sm_shares``: for each machine, the part of a GPU's SMs that each device has."""
         self._sm_shares = sm_shares
-        #: Machine and device -> pods there: index, workload, part of its time; and since when.
+        #: Machine and device -> index of a pod there -> its workload, and its part of the time.
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)
+        #: Machine and device -> when a pod last came or left.
         self._since_s: dict[tuple[int, int], float] = {}
         self._run_s = self._competing_s = self._lost_s = 0.0
         self._pairs: dict[tuple[str, str], float] = {}

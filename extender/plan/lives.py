@@ -74,8 +74,10 @@ class Life:
 
     @property
     def busy_ratio(self) -> float:
-        """The part of the time that its kernels take of a GPU, alone: with time-slicing, kernels of
-        two pods never run at once, even if they use few SMs."""
+        """The part of a GPU's time that its kernels take if no other pod uses the GPU.
+
+        With time-slicing, kernels of two pods never run at once, even if they use few SMs.
+        """
         if self.utilization_ratio is None:
             return self.sm_ratio or 0.0
         return self.utilization_ratio

@@ -72,11 +72,11 @@ def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
 
 
 class Use(NamedTuple):
-    """The devices' memory and activity of a pod; None if unknown."""
+    """Memory and activity of the devices of a pod; None if unknown."""
 
     #: The most memory on one of them.
     peak_bytes: int | None
-    #: Means over those that it has alone: only there, activity is the pod's.
+    #: Means over the devices that no other pod holds.
     sm_ratio: float | None
     utilization_ratio: float | None
 

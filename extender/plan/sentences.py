@@ -301,7 +301,7 @@ def _activity_assumptions(history: History) -> Iterator[str]:
         yield (
             f"The GPU utilization of {active:,} of {len(history.lives):,} pods is unknown: their "
             "SM activity replaces it. If their kernels use few SMs, they compete more than shown, "
-            "because with time-slicing kernels of two pods never run at once."
+            "because kernels of two pods never run at once with time-slicing."
         )
 
 
