@@ -26,10 +26,10 @@ from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
 from extender.observability.metrics import RecorderTelemetry
 from extender.placement.policy import Rules
-from extender.recommend.checkpoint import status_of
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.profile import Profile
-from extender.recorder.pods import PodFacts, read_pod
+from extender.recommend.profile_status import status_of
+from extender.recorder.pod_facts import PodFacts, read_pod
 from extender.recorder.rounds import Observed, Recorder
 from extender.state.changes import GPUNodeSeen, PodGone, PodSeen
 

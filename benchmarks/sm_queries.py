@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.hotpath.machine import machine
-from extender.controllers.prometheus import queries, query
 from extender.controllers.sm_history import QuerySource, Span
+from extender.controllers.sm_queries import queries, query
 from extender.prometheus import connected
 from tests.history.server import Prometheus, prometheus
 

@@ -101,14 +101,14 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Entry.running": Fixed(0),
         "_Entry.written": Fixed(0),
     },
-    "extender/recorder/history.py": {
+    "extender/recorder/past_lives.py": {
         "PastLives._lives": Fixed(20_000 * 200 * 400),  # until their owners run, at most 14 days
         "_Pods._ended": Fixed(0),  # while the answers of Prometheus are read
         "_Pods._killed": Fixed(0),
         "_Pods._owners": Fixed(0),
         "_Pods.images": Fixed(0),
     },
-    "extender/recorder/pods.py": {
+    "extender/recorder/pod_facts.py": {
         "PodFacts.ends": Fixed(0),  # with its pod, whose containers are limited
         "PodFacts.programs": Fixed(0),
     },
@@ -120,7 +120,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Recorder._known": Per("controller of pods on GPUs", 1_000),
         "Recorder._unowned": Fixed(10_000 * 1_000),
     },
-    "extender/recorder/tracker.py": {"LifeTracker._open": Per("container on a GPU", 1_000)},
+    "extender/recorder/life_tracker.py": {"LifeTracker._open": Per("container on a GPU", 1_000)},
     # MAX_BUCKETS, MAX_PROGRAMS and MAX_CONTAINERS bound what is kept of an owner.
     "extender/recommend/histogram.py": {"Histogram.weights": Fixed(0)},
     "extender/recommend/profile.py": {

@@ -21,7 +21,6 @@ from benchmarks.plan import generated
 from extender.plan.csv_source import read_history
 from extender.plan.demand import demand, mean_gpu_bytes
 from extender.plan.intervals import need_interval, part_interval, saving_interval, spread_ratio
-from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
     NO_WAIT_S,
@@ -33,6 +32,7 @@ from extender.plan.scenarios import (
     split,
 )
 from extender.plan.wording import outward
+from extender.plan.workload import DAY_S, History, Life, Machine, Vram
 
 MIB = 1 << 20
 WEEK_S = 7 * DAY_S

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from benchmarks.plan import generated
 from extender.plan.csv_source import read_history
-from extender.plan.lives import Vram
 from extender.plan.recommended import with_recommendations
 from extender.plan.scenarios import (
     Configuration,
@@ -24,6 +23,7 @@ from extender.plan.scenarios import (
     exclusive_pool,
     unshared_pool,
 )
+from extender.plan.workload import Vram
 
 DAYS = 14
 #: Generated pods for each unit of the scale, and nodes that are about twice as many as they need.

@@ -28,9 +28,9 @@ from contract.vramprofile import VRAMProfile
 from extender.admission.context import AdmissionContext
 from extender.admission.json_patch import Draft
 from extender.placement.request import VramRequest, understand
-from extender.recommend.checkpoint import restored
 from extender.recommend.estimate import rounded
 from extender.recommend.profile import Profile
+from extender.recommend.profile_status import restored
 
 
 @dataclass(frozen=True, slots=True)

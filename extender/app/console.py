@@ -15,7 +15,7 @@ from extender.observability.history_handover import HistoryHandover
 from extender.observability.history_recorder import HistoryRecorder
 from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower
 from extender.observability.journals import Journals
-from extender.observability.recorder import publish_miss
+from extender.observability.outcome_recorder import publish_miss
 from extender.state.changes import Effects
 from extender.state.decision_records import Bounds
 from extender.state.history import History

@@ -30,7 +30,7 @@ from extender.observability.feed import Feed
 from extender.observability.journal_stream import AssumedLine, assumed_line
 from extender.observability.journals import Journals
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import ConflictCountingStore, record_prediction
+from extender.observability.outcome_recorder import ConflictCountingStore, record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.filter import PodStore

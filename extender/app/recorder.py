@@ -19,9 +19,9 @@ from extender.kube.resources import watched_kinds
 from extender.observability.metrics import CertificateCollector, RecorderTelemetry
 from extender.periodic import Loops
 from extender.recorder.election import RETRY_S, Election
-from extender.recorder.history import PastLives
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
-from extender.recorder.pods import ObservedPod, read_pod
+from extender.recorder.past_lives import PastLives
+from extender.recorder.pod_facts import ObservedPod, read_pod
 from extender.recorder.prometheus_history import LOOK_S, MAX_TIMEOUT_S, HistoryReader, Source
 from extender.recorder.rounds import Observed, Recorder
 from extender.server.http_limits import PeerProtocol

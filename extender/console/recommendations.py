@@ -23,11 +23,11 @@ from extender.console.responses import InNamespace, encoded
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu
 from extender.placement.snapshot import Snapshot
-from extender.recommend.checkpoint import restored
 from extender.recommend.estimate import rounded
 from extender.recommend.families import profile_controller
 from extender.recommend.lives import LEAST_LIVES
 from extender.recommend.profile import Missing, Recommendation
+from extender.recommend.profile_status import restored
 from extender.recommend.programs import Family, setting
 from extender.state.cluster_state import ClusterState
 from extender.state.request_whatif import Amounts, Outcome, simulate_requests

@@ -5,8 +5,8 @@ from contract.kube import Pod
 from extender.console.view_context import Context
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
-from extender.recommend.checkpoint import newest_requests
 from extender.recommend.families import profile_controller
+from extender.recommend.profile_status import newest_requests
 from extender.state.eligible_nodes import Feasible
 from extender.state.fixes import request_memory
 from extender.state.request_whatif import Amounts, with_amounts

@@ -138,7 +138,7 @@ class PrometheusHistory:
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         # The client of Prometheus is an optional dependency.
-        from extender.controllers.prometheus import query
+        from extender.controllers.sm_queries import query
 
         self._query = query
         self._source = source

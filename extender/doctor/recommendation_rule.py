@@ -10,8 +10,8 @@ from contract.vramprofile import VRAMProfile
 from extender.doctor.findings import Finding, Weight
 from extender.kube.profiles import Profiles
 from extender.placement.request import VramRequest
-from extender.recommend.checkpoint import newest_requests
 from extender.recommend.families import profile_controller
+from extender.recommend.profile_status import newest_requests
 from extender.state.changes import Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age

@@ -14,7 +14,6 @@ import typer
 from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
-from extender.plan.lives import History, Vram
 from extender.plan.mig import PROFILES, split_by_mig
 from extender.plan.node_changes import with_changes
 from extender.plan.prices import read_prices
@@ -23,6 +22,7 @@ from extender.plan.recording import history_of, history_of_snapshot, read_record
 from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
 from extender.plan.study import models_of, run_study
+from extender.plan.workload import History, Vram
 from extender.state.dump import inputs_of
 
 MODES = ("counting", "predicted", "steered", "mig")
@@ -146,7 +146,7 @@ def record(
     """
     try:
         try:  # its packages are optional
-            from extender.plan.recorder import record_to
+            from extender.plan.cluster_recorder import record_to
         except ImportError as err:
             raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
         record_to(file, kubeconfig, context)

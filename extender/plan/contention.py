@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from extender.plan.lives import Life
 from extender.plan.placers import Spot
+from extender.plan.workload import Life
 
 #: Maximum number of pairs of workloads that are counted, and that are returned.
 _MOST_PAIRS, _MOST_RETURNED = 10_000, 10

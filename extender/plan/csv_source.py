@@ -15,8 +15,8 @@ from pathlib import Path
 
 from extender.errors import BadSettings
 from extender.plan.csv_rows import Row, read_rows
-from extender.plan.lives import History, Life, Machine
 from extender.plan.wording import plural
+from extender.plan.workload import History, Life, Machine
 
 MIB = 1 << 20
 _PODS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")

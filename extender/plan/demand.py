@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from extender.plan.lives import History, Life, Machine, Vram
 from extender.plan.resampling import Days
+from extender.plan.workload import History, Life, Machine, Vram
 
 #: Number of drawn histories from which the spread is computed.
 DRAWS = 40

@@ -21,8 +21,8 @@ from contract.dcgm import (
     UTILIZATION_PERCENT,
 )
 from extender.errors import BadSettings
-from extender.plan.lives import History, Life, Machine, workload_name
 from extender.plan.wording import plural
+from extender.plan.workload import History, Life, Machine, workload_name
 
 _REQUESTS = 'kube_pod_container_resource_requests{resource="nvidia_com_gpu"}'
 #: The pods whose other metrics matter: those that requested a GPU on that day.

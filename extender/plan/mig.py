@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from extender.plan.lives import Machine
+from extender.plan.workload import Machine
 
 
 @dataclass(frozen=True, slots=True)

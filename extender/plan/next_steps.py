@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contract.annotations import DEFAULT_VRAM, VRAM
-from extender.plan.lives import History, Life, Vram, largest_bytes
 from extender.plan.scenarios import Configuration, split
+from extender.plan.workload import History, Life, Vram, largest_bytes
 
 #: Maximum number of workloads and of namespaces that are listed.
 MOST_LISTED = 10

@@ -8,8 +8,8 @@ from dataclasses import replace
 from contract.errors import BadQuantity
 from contract.quantity import gib, parse_bytes
 from extender.errors import BadSettings
-from extender.plan.lives import GIB, History, Machine, model_named
 from extender.plan.wording import plural
+from extender.plan.workload import GIB, History, Machine, model_named
 from extender.state.instance_types import nominal_gb
 
 _ADDED = re.compile(

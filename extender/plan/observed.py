@@ -12,7 +12,7 @@ from contract.quantity import parse_bytes
 from contract.vramprofile import seconds
 from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, asks_for_gpu, replicas_requested, understand
-from extender.plan.lives import Machine, workload_name
+from extender.plan.workload import Machine, workload_name
 from extender.state.label_inventory import believed
 
 RULES = Rules()

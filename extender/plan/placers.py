@@ -18,8 +18,8 @@ from contract.annotations import MAX_SM, VRAM
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Rows
-from extender.plan.fleet import GPU, Sharing, device_uuid, simulation_of
-from extender.plan.lives import Machine
+from extender.plan.simulated_fleet import GPU, Sharing, device_uuid, simulation_of
+from extender.plan.workload import Machine
 from extender.state.eligible_nodes import Eligible
 from extender.state.simulation import Placed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from extender.errors import BadSettings
-from extender.plan.lives import model_named
+from extender.plan.workload import model_named
 
 #: Hours of a month, on average.
 MONTH_H = 730

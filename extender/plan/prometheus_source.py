@@ -9,8 +9,8 @@ from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 
 from extender.errors import BadSettings
-from extender.plan.lives import DAY_S, History
 from extender.plan.metrics_history import AT_END, EACH_DAY, Answers, Sample, history_of
+from extender.plan.workload import DAY_S, History
 
 #: Limit of one query; a day of a large cluster takes seconds.
 _TIMEOUT_S = 120.0

@@ -9,7 +9,7 @@ import heapq
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from extender.plan.lives import History, Life
+from extender.plan.workload import History, Life
 from extender.recommend.lives import MATURE_S, Ending
 from extender.recommend.lives import Life as Recorded
 from extender.recommend.profile import ContainerProfile

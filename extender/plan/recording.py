@@ -12,9 +12,9 @@ import msgspec
 from contract.gpunode import GPUNodeStatus
 from contract.kube import Node, Pod
 from extender.errors import BadSettings
-from extender.plan.lives import History, Life, Machine
 from extender.plan.observed import Use, gpu_pod, machine_of, uses_of
 from extender.plan.wording import plural
+from extender.plan.workload import History, Life, Machine
 from extender.state.dump import Inputs
 
 FORMAT = "headroom.gpu/recording/v1alpha1"

@@ -4,13 +4,13 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from extender.plan.lives import GIB
 from extender.plan.next_steps import candidates, namespace_defaults, plugin_config
 from extender.plan.prices import monthly
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.sentences import assumptions, exclusive_workloads, sentences
 from extender.plan.study import Figures, Row, Study, best_row, models_of
 from extender.plan.wording import need_ends, need_range, number_range, percent_range, wait_range
+from extender.plan.workload import GIB
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from extender.plan.lives import DAY_S, History, Life
+from extender.plan.workload import DAY_S, History, Life
 
 #: A repeated pod arrives at most this much earlier or later.
 _SHIFT_S = 3600.0

@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 
 from extender.plan.contention import NONE, Contention
 from extender.plan.demand import demand, drawn_demands, gpus_of, mean_gpu_bytes
-from extender.plan.fleet import Sharing
-from extender.plan.lives import (
+from extender.plan.life_replay import Outcome, Replay
+from extender.plan.mig import split_by_mig
+from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
+from extender.plan.simulated_fleet import Sharing
+from extender.plan.workload import (
     History,
     Life,
     Machine,
@@ -24,9 +27,6 @@ from extender.plan.lives import (
     mixed_order,
     stays_exclusive,
 )
-from extender.plan.mig import split_by_mig
-from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
-from extender.plan.replay import Outcome, Replay
 
 #: A shorter mean waiting time counts as none.
 NO_WAIT_S = 5.0

@@ -13,7 +13,6 @@ from extender.plan.intervals import (
     SAVING_SEASON,
     SEASON,
 )
-from extender.plan.lives import DAY_S, EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History, largest_bytes
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
@@ -26,6 +25,7 @@ from extender.plan.wording import (
     span,
     whole,
 )
+from extender.plan.workload import DAY_S, EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History, largest_bytes
 
 #: Maximum number of workloads that a sentence lists.
 _MOST_LISTED = 10

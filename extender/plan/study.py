@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from extender.plan.contention import NONE, Contention
 from extender.plan.intervals import spread_ratio
-from extender.plan.lives import History, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
     Answer,
@@ -24,6 +23,7 @@ from extender.plan.scenarios import (
     exclusive_pool,
     unshared_pool,
 )
+from extender.plan.workload import History, Machine, Vram
 
 #: If pods compete for more than this part of their running time, limits of SM activity are tried:
 #: values of the annotation headroom.gpu/max-sm, in percent.

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import MAX_CONTROLLERS, ProfileOwner, VRAMProfile, profile_name, seconds
-from extender.recommend.checkpoint import restored, status_of
 from extender.recommend.histogram import bucket_of
 from extender.recommend.profile import Profile
-from extender.recorder.tracker import TrackedLife
+from extender.recommend.profile_status import restored, status_of
+from extender.recorder.life_tracker import TrackedLife
 
 #: Lives of one profile that wait to be written; beyond it, the oldest are dropped.
 MAX_PENDING = 1000

@@ -20,7 +20,7 @@ from extender.recorder.owners import (
     owner_of,
     resource_of,
 )
-from extender.recorder.pods import PodFacts
+from extender.recorder.pod_facts import PodFacts
 
 log = structlog.get_logger()
 

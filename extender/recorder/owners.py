@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from contract.kube import OwnerReference
 from contract.vramprofile import ProfileOwner
 from extender.recommend.families import family
-from extender.recorder.pods import PodFacts
+from extender.recorder.pod_facts import PodFacts
 
 #: (API group, kind) -> its resource: kinds between a pod and its owner.
 RESOURCES: dict[tuple[str, str], str] = {

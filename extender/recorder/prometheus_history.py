@@ -12,7 +12,7 @@ import structlog
 from extender.errors import PrometheusUnreadable, innermost
 from extender.periodic import progressed
 from extender.recommend.lives import DAY_S
-from extender.recorder.history import DAYS, QUERIES, PastLives, Sample, past_lives
+from extender.recorder.past_lives import DAYS, QUERIES, PastLives, Sample, past_lives
 
 log = structlog.get_logger()
 

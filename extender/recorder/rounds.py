@@ -16,10 +16,10 @@ from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import RecorderTelemetry
 from extender.periodic import progressed
 from extender.recorder.book import Owned, ProfileBook, Write
-from extender.recorder.history import PastLives
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
-from extender.recorder.pods import ObservedPod, PodFacts
-from extender.recorder.tracker import LifeTracker, TrackedLife
+from extender.recorder.life_tracker import LifeTracker, TrackedLife
+from extender.recorder.past_lives import PastLives
+from extender.recorder.pod_facts import ObservedPod, PodFacts
 from extender.state.changes import (
     Event,
     GPUNodeGone,

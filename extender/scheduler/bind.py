@@ -7,7 +7,7 @@ import structlog
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
-from extender.observability.recorder import record_bind
+from extender.observability.outcome_recorder import record_bind
 from extender.placement.placement_record import Placement
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState

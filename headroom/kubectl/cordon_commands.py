@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from contract.annotations import CORDON
-from headroom.kubectl.cluster import Cluster, NodeRead, annotate, nodes_listed
+from headroom.kubectl.cluster_changes import Cluster, NodeRead, annotate, nodes_listed
 from headroom.kubectl.cordon import (
     Gpu,
     annotated,

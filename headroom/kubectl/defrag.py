@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from contract.quantity import gib
-from headroom.kubectl.cluster import Cluster, Created, NodeRead, Outcome, PodRead
+from headroom.kubectl.cluster_changes import Cluster, Created, NodeRead, Outcome, PodRead
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.eviction import EVERY_S, Clock
 from headroom.kubectl.options import DataFormat, Namespace, Options, timeout_seconds

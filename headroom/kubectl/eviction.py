@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headroom.kubectl.cluster import Outcome, PodRead
+from headroom.kubectl.cluster_changes import Outcome, PodRead
 
 #: Time between two attempts, as in kubectl drain.
 EVERY_S = 5.0

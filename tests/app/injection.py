@@ -35,7 +35,7 @@ MODULES = (
     "extender.ledger.node_batcher",
     "extender.controllers.event_recorder",
     "extender.app.cluster_view",
-    "extender.observability.recorder",
+    "extender.observability.outcome_recorder",
     "extender.controllers.eviction",
     "extender.controllers.overuse",
     "extender.controllers.starts",

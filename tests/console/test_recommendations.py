@@ -8,9 +8,9 @@ from contract.quantity import format_bytes, gib
 from contract.vramprofile import ProfileController, ProfileOwner, VRAMProfile, stamp
 from extender.console.recommendations import accepted_message
 from extender.kube.profiles import Profiles
-from extender.recommend.checkpoint import status_of
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.profile import Profile
+from extender.recommend.profile_status import status_of
 from extender.state.changes import (
     GPUNodeSeen,
     NodeSeen,

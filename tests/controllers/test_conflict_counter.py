@@ -10,7 +10,7 @@ from contract.gpunode import GPUNodeSpec
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.store import Binding, Store
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import ConflictCountingStore
+from extender.observability.outcome_recorder import ConflictCountingStore
 from tests.blocking import now
 from tests.builders import gpunode, pod
 

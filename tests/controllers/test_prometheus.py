@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from contract.dcgm import Key
 from extender import prometheus as shared
 from extender.controllers import sm_history
-from extender.controllers.prometheus import queries
 from extender.controllers.sm_history import PrometheusHistory, QuerySource, Span
+from extender.controllers.sm_queries import queries
 from extender.placement.device_reading import Activity
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority

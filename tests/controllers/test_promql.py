@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from contract.dcgm import Key
-from extender.controllers.prometheus import queries, read
 from extender.controllers.sm_history import Span, changed, history, still_fresh
+from extender.controllers.sm_queries import queries, read
 from extender.errors import PrometheusUnreadable
 from extender.placement.device_reading import Activity
 from extender.prometheus import examine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headroom.kubectl import defrag
-from headroom.kubectl.cluster import Created, NodeRead, Outcome, PodRead
+from headroom.kubectl.cluster_changes import Created, NodeRead, Outcome, PodRead
 from headroom.kubectl.defrag import applied, lines
 from headroom.kubectl.eviction import Clock
 from tests.kubectl import bodies

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from extender.plan.contention import Contentions
-from extender.plan.fleet import Sharing
-from extender.plan.lives import Life, Machine
 from extender.plan.placers import ByHeadroom, Request, Spot
+from extender.plan.simulated_fleet import Sharing
+from extender.plan.workload import Life, Machine
 
 GIB = 1 << 30
 

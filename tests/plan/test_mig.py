@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from extender.app.cli import app
 from extender.plan.contention import Contentions
-from extender.plan.fleet import Sharing
-from extender.plan.lives import Life, Machine
 from extender.plan.mig import profile_of, split_by_mig
 from extender.plan.placers import ByHeadroom, Request, Spot
+from extender.plan.simulated_fleet import Sharing
+from extender.plan.workload import Life, Machine
 
 GIB, MIB = 1 << 30, 1 << 20
 H100_MIB = 81_559

@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmarks.packing.product import Headroom
 from benchmarks.packing.workload import REPLICAS, Ask, Node
-from extender.plan.fleet import Sharing
-from extender.plan.lives import Machine
 from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request, Spot
+from extender.plan.simulated_fleet import Sharing
+from extender.plan.workload import Machine
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -14,8 +14,8 @@ from benchmarks.plan.exported import Ran
 from benchmarks.plan.generated import Row
 from extender.app.cli import app
 from extender.errors import BadSettings
-from extender.plan.lives import History
 from extender.plan.prometheus_source import read_prometheus
+from extender.plan.workload import History
 from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.processes import free_ports

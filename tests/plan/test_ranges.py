@@ -14,8 +14,8 @@ from extender.plan.intervals import (
     saving_interval,
     spread_ratio,
 )
-from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.resampling import quiet_days, resampled
+from extender.plan.workload import DAY_S, History, Life, Machine, Vram
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
 

@@ -1,7 +1,7 @@
 """Recommendations of a plan: the recorder's own estimates, from the lives before each pod."""
 
-from extender.plan.lives import DAY_S, History, Life, Machine, Vram
 from extender.plan.recommended import with_recommendations
+from extender.plan.workload import DAY_S, History, Life, Machine, Vram
 from extender.recommend.lives import Ending, Track
 from extender.recommend.lives import Life as Recorded
 

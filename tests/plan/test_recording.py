@@ -11,8 +11,8 @@ from contract.gpunode import GPUNode, SmActivity
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod, ResourceRequirements
 from extender.errors import BadSettings
 from extender.plan import recording as module
+from extender.plan.cluster_recorder import Recorder, kinds
 from extender.plan.observed import cpu_milli
-from extender.plan.recorder import Recorder, kinds
 from extender.plan.recording import (
     Recording,
     history_of,

@@ -8,7 +8,7 @@ from contract.kube import OwnerReference
 from contract.vramprofile import ProfileController, stamp
 from extender.placement.policy import Rules
 from extender.recommend.programs import Family, Program
-from extender.recorder.pods import End, PodFacts, read_pod
+from extender.recorder.pod_facts import End, PodFacts, read_pod
 
 GIB = 1 << 30
 HOUR_S = 3600.0

@@ -7,9 +7,9 @@ import pytest
 
 from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
-from extender.recommend.checkpoint import restored
 from extender.recommend.histogram import upper_end
 from extender.recommend.lives import Ending, Life
+from extender.recommend.profile_status import restored
 from extender.recommend.programs import Family, Program
 from extender.recorder.book import (
     ENDED_EVERY_S,
@@ -20,7 +20,7 @@ from extender.recorder.book import (
     ProfileBook,
     Write,
 )
-from extender.recorder.tracker import TrackedLife
+from extender.recorder.life_tracker import TrackedLife
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 
 OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")

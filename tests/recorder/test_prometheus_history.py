@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 from extender.errors import PrometheusUnreadable
 from extender.recommend.lives import DAY_S, Ending
 from extender.recorder import prometheus_history
-from extender.recorder.history import DAYS, QUERIES, PastLives, Sample
+from extender.recorder.past_lives import DAYS, QUERIES, PastLives, Sample
 from extender.recorder.prometheus_history import HistoryReader, Source
 from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.recorder.facts import GIB, HOUR_S, NOW_S
-from tests.recorder.test_history import OWNED, answers, both, peaks, running
+from tests.recorder.test_past_lives import OWNED, answers, both, peaks, running
 
 SOURCE = Source("http://user:secret@127.0.0.1:1", 1.0)
 

@@ -16,10 +16,10 @@ from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stam
 from extender.app.probes import probes_app
 from extender.kube.api_errors import ApiStatus, NoAnswer
 from extender.observability.metrics import RecorderTelemetry
-from extender.recommend.checkpoint import restored
 from extender.recommend.lives import DAY_S, Ending, Life
-from extender.recorder.history import Owner, PastLife, PastLives
-from extender.recorder.pods import ObservedPod, PodFacts
+from extender.recommend.profile_status import restored
+from extender.recorder.past_lives import Owner, PastLife, PastLives
+from extender.recorder.pod_facts import ObservedPod, PodFacts
 from extender.recorder.rounds import Observed, Recorder
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
 from tests.monitoring.documented import documented

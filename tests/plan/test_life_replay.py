@@ -2,10 +2,10 @@
 
 import pytest
 
-from extender.plan.fleet import Sharing
-from extender.plan.lives import Life, Machine
+from extender.plan.life_replay import Outcome, Replay
 from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
-from extender.plan.replay import Outcome, Replay
+from extender.plan.simulated_fleet import Sharing
+from extender.plan.workload import Life, Machine
 
 GIB = 1 << 30
 

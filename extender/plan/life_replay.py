@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from extender.placement.snapshot import Rows
 from extender.plan.contention import Contention, Contentions
-from extender.plan.lives import Life, Machine
 from extender.plan.placers import Placer, Request, Spot
+from extender.plan.workload import Life, Machine
 
 _UNLIMITED = np.iinfo(np.int64).max // 4
 

@@ -20,7 +20,7 @@ from extender.bounded import Bounded
 from extender.recommend.families import family
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recorder.book import Owned
-from extender.recorder.pods import PodFacts
+from extender.recorder.pod_facts import PodFacts
 
 #: Days that are read. After this time, a peak has less than half of its weight.
 DAYS = 14

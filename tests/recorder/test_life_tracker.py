@@ -6,8 +6,8 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus
 from extender.recommend.lives import Ending
-from extender.recorder.pods import PodFacts
-from extender.recorder.tracker import LifeTracker, TrackedLife
+from extender.recorder.life_tracker import LifeTracker, TrackedLife
+from extender.recorder.pod_facts import PodFacts
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, ended, facts, report, use
 
 

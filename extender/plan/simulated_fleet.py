@@ -20,7 +20,7 @@ from contract.gpunode import (
 )
 from contract.kube import Node, NodeStatus, ObjectMeta
 from extender.placement.policy import Rules
-from extender.plan.lives import Machine
+from extender.plan.workload import Machine
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter

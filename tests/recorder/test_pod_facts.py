@@ -4,7 +4,7 @@ import pytest
 
 from contract.vramprofile import ProfileController, seconds
 from extender.recommend.programs import Family
-from extender.recorder.pods import End
+from extender.recorder.pod_facts import End
 from tests.recorder.facts import pod_json, read
 
 

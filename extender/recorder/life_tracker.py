@@ -7,7 +7,7 @@ from contract.gpunode import GPUNodeStatus
 from contract.vramprofile import seconds
 from extender.recommend.lives import Ending, Life
 from extender.recommend.programs import Family, Program
-from extender.recorder.pods import OOM_KILLED, PodFacts
+from extender.recorder.pod_facts import OOM_KILLED, PodFacts
 
 #: A container that started this much later than before has begun another life.
 SAME_START_S = 1.0

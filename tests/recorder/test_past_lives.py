@@ -9,7 +9,8 @@ from contract.vramprofile import ProfileOwner
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.programs import Family, Program
 from extender.recorder.book import Owned
-from extender.recorder.history import (
+from extender.recorder.life_tracker import TrackedLife
+from extender.recorder.past_lives import (
     MAX_LIVES,
     QUERIES,
     Owner,
@@ -18,7 +19,6 @@ from extender.recorder.history import (
     Sample,
     past_lives,
 )
-from extender.recorder.tracker import TrackedLife
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 
 GPU = {"UUID": "GPU-0", "modelName": "NVIDIA L4"}
