@@ -224,7 +224,7 @@ class _Site:
             undo.callback(self.order, Order(drain=True))
             for number, url in enumerate(urls):
                 name = f"load-{number}"
-                self.processes.fork(name, "tests.chaos.flood", url, env={})
+                self.processes.fork(name, "tests.flood", url, env={})
                 undo.callback(self.processes.kill, name)
                 self.put("load", self.processes.pid(name))
             if phase.read:

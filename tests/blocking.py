@@ -1,6 +1,7 @@
 """Blocking versions of the ledger and its stores, for tests that run one call after the other."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -9,11 +10,13 @@ from typing import Any, TypeVar
 
 from kubernetes.client import Configuration
 
+from contract.gpunode import GPUNode
 from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import KubeApi
 from extender.ledger import ledger
 from extender.ledger.kube_store import KubernetesStore
 from extender.ledger.memory_store import AsyncStore, SyncStore
+from extender.state.cluster_writer import ClusterWriter
 
 T = TypeVar("T")
 PATIENCE_S = 120.0
@@ -44,6 +47,29 @@ class Ledger:
         parts = (whole.binder, whole.reservations, whole.initialiser, whole)
         method = getattr(next(part for part in parts if hasattr(part, name)), name)
         return lambda *args, **how: now(method(*args, **how))
+
+
+def ledger_over(
+    state: ClusterWriter,
+    store: SyncStore,
+    now_s: Callable[[], float],
+    *,
+    epoch_s: float = 0.0,
+    written: Callable[[GPUNode], None] = lambda gpunode: None,
+) -> Ledger:
+    """Return a ledger that judges pods by the state. Its attempts are id-0, id-1 and so on.
+
+    ``epoch_s`` is the wall clock's time when ``now_s`` was 0.
+    """
+    numbers = itertools.count()
+    return Ledger(
+        store,
+        lambda pod, gpunode: state.judge(pod, gpunode, now_s()),
+        state.adopt,
+        written,
+        wall_s=lambda: epoch_s + now_s(),
+        new_id=lambda: f"id-{next(numbers)}",
+    )
 
 
 async def give_way(operation: str, when: str) -> None:

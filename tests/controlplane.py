@@ -21,7 +21,7 @@ import urllib3
 import yaml
 from kubernetes.client import Configuration
 
-from tests.certificates import Authority
+from tests.certificates import Authority, Certificate
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
@@ -131,7 +131,12 @@ class ControlPlane(Processes):
 
     @property
     def ca_file(self) -> Path:
-        return self.folder / "certs/apiserver.crt"
+        return self.certificate.cert
+
+    @property
+    def certificate(self) -> Certificate:
+        """The API server's certificate for its address, signed by itself an hour in the past."""
+        return Certificate(self.folder / "certs/apiserver.crt", self.folder / "certs/apiserver.key")
 
     def configuration(self, token: str = ADMIN_TOKEN) -> Configuration:
         """Return a configuration for the ``kubernetes`` package and for ``extender.kube``."""

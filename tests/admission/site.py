@@ -12,7 +12,7 @@ import urllib3
 import yaml
 
 from tests.admission.server import WebhookServer, start_webhook
-from tests.certificates import Authority
+from tests.certificates import Authority, Certificate
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
 from tests.processes import free_ports
 from tests.waiting import until
@@ -240,7 +240,7 @@ def manifests(name: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if each]
 
 
-def webhooks(url: str, authority: Authority) -> Iterator[dict[str, Any]]:
+def webhooks(url: str, authority: Authority | Certificate) -> Iterator[dict[str, Any]]:
     """The configurations as they are shipped, for a webhook of the tests."""
     bundle = base64.b64encode(authority.cert.read_bytes()).decode()
     for each in manifests("base/webhook.yaml"):

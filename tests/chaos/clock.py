@@ -1,11 +1,9 @@
 """Moves the wall clock of one process while it runs."""
 
-import contextlib
 import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -23,18 +21,6 @@ class Clock:
         """Add this to the true time, from now on."""
         with self._file.open("r+b") as file:
             file.write(int(offset_s * 1e9).to_bytes(8, "little", signed=True))
-
-
-@contextlib.contextmanager
-def moved(clock: Clock) -> Iterator[None]:
-    """Processes that are started in the context use the clock."""
-    before = dict(os.environ)
-    os.environ |= clock.environment
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ |= before
 
 
 def _library() -> Path:

@@ -1,18 +1,16 @@
 """The kubelets of all nodes: models that follow the API server by one watch, through any outage.
 
-Jobs run as long as their command states (``run 12``). Stubborn pods use their whole grace period,
-so their processes outlive a forced deletion.
+Stubborn pods use their whole grace period, so their processes outlive a forced deletion.
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import urllib3
 
 from tests.controlplane import ApiRefused, ControlPlane
-from tests.standin.fleet import EVERY_S, Fleet
+from tests.standin.fleet import Fleet
 from tests.standin.node import StandIn
 
 Object = dict[str, Any]
@@ -22,6 +20,8 @@ AWAY = (ApiRefused, urllib3.exceptions.HTTPError, OSError)
 
 class Kubelets(Fleet):
     """``changed`` is called with the node's name, holding the node's lock."""
+
+    tolerated = AWAY
 
     def __init__(
         self,
@@ -35,8 +35,6 @@ class Kubelets(Fleet):
         self._changed = changed
         self._watched_lock = threading.Lock()
         self._watched: dict[str, Object] = {}
-        #: Pod -> when its job ends.
-        self._job_ends_s: dict[str, float] = {}
 
     def stop(self) -> None:
         """Stop the thread. The nodes' objects end with their API server."""
@@ -58,17 +56,6 @@ class Kubelets(Fleet):
         with self._watched_lock:
             return [pod for pod in self._watched.values() if pod["spec"].get("nodeName")]
 
-    def _run(self) -> None:
-        while not self._stopped.wait(EVERY_S):
-            try:
-                self._step(time.monotonic())
-                self._end_jobs(time.monotonic())
-            except AWAY:
-                continue  # the next step finds what was not done
-            except Exception as err:  # noqa: BLE001 - the storm's thread raises it
-                self.failure = err
-                return
-
     def _follow(
         self, node: StandIn, uid: str, pod: Any, seen: Mapping[str, Any] | None, now_s: float
     ) -> None:
@@ -78,16 +65,3 @@ class Kubelets(Fleet):
         finally:
             if before != (uid in node.pods, len(node.processes)):
                 self._changed(pod.node)
-
-    def _end_jobs(self, now_s: float) -> None:
-        for uid, pod in self._pods.items():
-            command = pod.manifest["spec"]["containers"][0].get("command")
-            node = self.nodes[pod.node]
-            with node.lock:
-                held = node.pods.get(uid)
-                if held is None or held.phase != "Running" or not command or command[0] != "run":
-                    continue
-                ends_s = self._job_ends_s.setdefault(uid, now_s + float(command[1]))
-                if ends_s <= now_s:
-                    node.end(uid)
-                    self._changed(pod.node)

@@ -249,9 +249,7 @@ async def main(config: Mapping[str, Any]) -> None:
 
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(config["cert"], config["key"])
-    client = ssl.create_default_context()
-    for authority in config["authorities"]:
-        client.load_verify_locations(authority)
+    client = ssl.create_default_context(cafile=config["cert"])
     connector = TCPConnector(limit=0, ssl=client, force_close=True)
     options = {"connector": connector, "auto_decompress": False, "timeout": ClientTimeout()}
     async with ClientSession(**options) as session:

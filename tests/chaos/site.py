@@ -22,18 +22,17 @@ import urllib3
 import yaml
 
 from tests.admission.site import ADMISSION, webhooks
-from tests.certificates import Authority
 from tests.chaos.agents import Agents
 from tests.chaos.audit import Auditor, Finding, Holding, Machine, Use
 from tests.chaos.calls import Call, noticed
-from tests.chaos.clock import Clock, moved
-from tests.chaos.follow import Follower
+from tests.chaos.clock import Clock
 from tests.chaos.kubelets import AWAY, Kubelets
 from tests.chaos.load import NAMESPACE, Client
 from tests.controlplane import ROOT, ControlPlane, scheduler_configuration
 from tests.driver import GIB, Driver, Gpu
 from tests.e2e.cluster import GPUNODES, Cluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE
+from tests.follow import Follower
 from tests.processes import free_ports
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings, device_of
@@ -129,7 +128,7 @@ class Site:
         self._start_proxies()
         for name in (*WIRED, *SCHEDULERS):
             self.start_process(name)
-        for each in webhooks(f"https://127.0.0.1:{self._webhooks_port}", self._authority):
+        for each in webhooks(f"https://127.0.0.1:{self._webhooks_port}", self.plane.certificate):
             self.plane.call("POST", f"{ADMISSION}/{each['kind'].lower()}s", each)
         self.until(self.cluster.initialised, "all GPUNodes are initialised", 120.0)
 
@@ -138,13 +137,6 @@ class Site:
             each.stop()
 
     def _start_proxies(self) -> None:
-        # Certificates as in a cluster: they were valid before any clock was moved.
-        yesterday = Clock(self.folder / "yesterday.clock")
-        yesterday.move(-86_400.0)
-        with moved(yesterday):
-            self._authority = Authority(self.folder, "authority")
-            self._signed = self._authority.sign("wires")
-
         def service(port: int, *backends: tuple[str, str], **options: bool) -> dict[str, Any]:
             usual = {"tls": False, "meddles": False, "records": False}
             return {"port": port, "backends": backends, **usual, **options}
@@ -169,9 +161,8 @@ class Site:
         ]
         config = {
             "seed": self._seed,
-            "cert": str(self._signed.cert),
-            "key": str(self._signed.key),
-            "authorities": [str(self.plane.ca_file), str(self._authority.cert)],
+            "cert": str(self.plane.certificate.cert),
+            "key": str(self.plane.certificate.key),
             "services": services,
             "control_port": self._control_port,
         }
@@ -198,7 +189,7 @@ class Site:
             case "flood":
                 scheme = "https" if target in WEBHOOKS else "http"
                 url = f"{scheme}://127.0.0.1:{self._ports[target]}"
-                self.plane.fork(name, "tests.chaos.flood", url, env={})
+                self.plane.fork(name, "tests.flood", url, env={})
             case "extender":
                 self._start_extender(name)
             case "console":
@@ -206,8 +197,8 @@ class Site:
                 port = {"debug_port": self._ports[name]}
                 self._fork(name, "console", extenders=places, debug_open=True, **port)
             case "webhook":
-                tls = {"webhook_tls_cert": self._signed.cert, "webhook_tls_key": self._signed.key}
-                files = {key: str(file) for key, file in tls.items()}
+                cert, key = self.plane.certificate.cert, self.plane.certificate.key
+                files = {"webhook_tls_cert": str(cert), "webhook_tls_key": str(key)}
                 self._fork(name, "webhook", webhook_port=self._ports[name], **files)
         if part.startswith(("flood", "console", "webhook")):
             # They run on other machines: here they get the CPU that the extenders leave.
@@ -219,7 +210,7 @@ class Site:
         return "--config", str(file)
 
     def _fork(self, name: str, part: str, **settings: Any) -> None:
-        env = {"KUBECONFIG": str(self._kubeconfig(name, part))}
+        env = {"KUBECONFIG": self._kubeconfig(name, part)}
         self.plane.fork(name, "extender", part, *self._config(name, **settings), env=env)
 
     def _start_extender(self, name: str) -> None:
@@ -229,7 +220,7 @@ class Site:
             *("--verbs-port", str(self._verbs_ports[name])),
             *("--debug-port", str(self._ports[name])),
             env={
-                "KUBECONFIG": str(self._kubeconfig(name, "extender")),
+                "KUBECONFIG": self._kubeconfig(name, "extender"),
                 "PYTHONPATH": str(self._code),
                 # For the mutants that wait for them.
                 "CHAOS_CONSOLE": str(self._ports[CONSOLES[0]]),
@@ -246,14 +237,8 @@ class Site:
             each["httpTimeout"] = f"{TIMEOUT_S}s"
         self.plane.spawn_scheduler(name, content, name)
 
-    def _kubeconfig(self, name: str, part: str) -> Path:
-        content = json.loads(self.plane.kubeconfig(f"{part}-of-the-tests").read_text())
-        cluster = content["clusters"][0]["cluster"]
-        cluster["server"] = f"https://127.0.0.1:{self._api_ports[name]}"
-        cluster["certificate-authority"] = str(self._authority.cert)
-        path = self.folder / f"{name}.kubeconfig"
-        path.write_text(json.dumps(content))
-        return path
+    def _kubeconfig(self, name: str, part: str) -> str:
+        return str(self.plane.kubeconfig(f"{part}-of-the-tests", port=self._api_ports[name]))
 
     def control(self, shown: Mapping[str, Any]) -> dict[str, Any]:
         """Set faults of wires (see ``proxy``). Return the counts of all requests, and calls."""

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract import annotations as an
@@ -144,16 +144,39 @@ PARSERS: list[Callable[[str], object]] = [
     an.parse_processes,
     an.parse_device_choice,
     an.parse_reserve,
+    an.parse_gated,
+    an.parse_share,
 ]
 
 
-@given(st.text() | st.text("0123456789.%,=aGi -", max_size=30))
-def test_parsers_raise_nothing_but_bad_annotation(text: str) -> None:
+@given(st.text() | st.text("0123456789.%,=aGi -", max_size=30) | st.text("0123456789eE+-.KMGTPi"))
+@example("9" * 5000)
+@example("1e-999999999")
+@example("1e999999999")
+@example("main=8Gi" + ",a=1Gi" * 3000)
+@example("8Gi\u0000")
+@example("\u0668Gi")
+@example("100.0001%")
+def test_any_text_is_parsed_or_explained(text: str) -> None:
     for parse in PARSERS:
         try:
-            parse(text)
+            found = parse(text)
         except BadAnnotation as err:
             assert err.value == text  # noqa: PT017 - most texts are bad, but not all
+            assert ". Example: headroom.gpu/" in str(err)  # noqa: PT017
+            assert len(str(err)) <= 700  # noqa: PT017
+            continue
+        if isinstance(found, VramAnnotation):
+            amounts = [found.everywhere] if found.everywhere else [*found.by_container.values()]
+            for amount in amounts:
+                assert is_possible(amount)
+            assert an.parse_vram(an.render_vram(found)) == found
+
+
+def is_possible(amount: Bytes | Share) -> bool:
+    if isinstance(amount, Bytes):
+        return 0 < amount.count_bytes <= MAX_DEVICE_BYTES
+    return 0 < amount.ppm <= PPM
 
 
 @given(vrams)

@@ -42,14 +42,12 @@ from agent.steering.messages import (
     asks_for_preference,
     container_requests,
 )
-from contract import annotations
-from contract.errors import BadAnnotation, BadQuantity, BadReport
+from contract.errors import BadReport
 from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation
-from contract.quantity import parse_bytes
 from tests.builders import GIB, STAMP
 from tests.controlplane import crd_manifest
-from tests.fuzz.hostile import TEXTS, Seed, attack, encode, garbled
+from tests.fuzz.hostile import Seed, attack, encode, garbled
 from tests.fuzz.watch import hostile_gpunodes
 from tests.fuzz.watchdog import Harm, Target
 
@@ -93,14 +91,6 @@ def of_bytes(*sound: bytes) -> Make:
         return garbled(random.choice(sound) * times, random)
 
     return make
-
-
-def of_texts(random: Random) -> bytes:
-    text = random.choice(TEXTS)
-    if random.random() < 0.3:
-        text = random.choice((",", "=", "")).join((text, random.choice(TEXTS)))
-    data = text.encode("utf-8", "surrogatepass")
-    return garbled(data, random) if random.random() < 0.7 else data
 
 
 def _entry(uid: str, replicas: Any) -> dict[str, Any]:
@@ -275,50 +265,6 @@ def _gate_answer(data: bytes) -> bool:
     return answer.yes
 
 
-_PARSERS: tuple[Callable[[str], Any], ...] = (
-    annotations.parse_vram,
-    annotations.parse_policy,
-    annotations.parse_max_sm,
-    annotations.parse_processes,
-    annotations.parse_device_choice,
-    annotations.parse_reserve,
-    annotations.parse_gated,
-    annotations.parse_share,
-)
-
-
-def _annotations(data: bytes) -> bool:
-    text = data.decode("utf-8", "replace")
-    taken = False
-    for parse in _PARSERS:
-        try:
-            found = parse(text)
-        except BadAnnotation as err:
-            if ". Example: headroom.gpu/" not in str(err) or len(str(err)) > 700:
-                raise Harm(f"{parse.__name__}: {err}") from err
-            continue
-        taken = True
-        if isinstance(found, annotations.VramAnnotation):
-            for amount in (found.everywhere, *found.by_container.values()):
-                if isinstance(amount, annotations.Bytes):
-                    _within(amount.count_bytes, 1 << 44)
-                elif amount is not None:
-                    _within(amount.ppm, 1_000_000)
-            if annotations.parse_vram(annotations.render_vram(found)) != found:
-                raise Harm(f"{text!r:.200} is not what it is rendered as")
-    try:
-        if not -(1 << 63) <= parse_bytes(text) < 1 << 63:
-            raise Harm(f"{text!r:.200} is beyond int64")
-    except BadQuantity:
-        pass
-    return taken
-
-
-def _within(figure: int, most: int) -> None:
-    if not 0 < figure <= most:
-        raise Harm(f"{figure} is not in 1..{most}")
-
-
 _READERS: tuple[tuple[int, Reader], ...] = (
     (120, Reader("checkpoint", of_trees(*_CHECKPOINTS), _KUBELET.checkpoint, (BadCheckpoint,))),
     (
@@ -332,7 +278,6 @@ _READERS: tuple[tuple[int, Reader], ...] = (
     (160, Reader("gate", of_trees(*hostile_gpunodes()), _gate, (BadReport,))),
     (20, Reader("gate-call", of_bytes(*_CALLS), _gate_service)),
     (120, Reader("gate-answer", of_trees(*_ANSWERS), _gate_answer)),
-    (200, Reader("annotations", of_texts, _annotations)),
 )
 
 

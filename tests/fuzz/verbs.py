@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fuzz.hostile import Seed, attack
 from tests.fuzz.watchdog import Harm
-from tests.fuzz.world import NODES, WAITING, World, recorded
+from tests.fuzz.world import NODES, WAITING, WorldTarget, recorded
 from tests.serving import binding, offer
 from tests.serving import pod as sent_pod
 
@@ -16,12 +16,12 @@ _MOST_ERROR_BYTES = 1200
 _EVERY = 100
 
 
-class VerbTarget:
+class VerbTarget(WorldTarget):
     """One verb. A call of its own judges each answer; that nothing else changed the world does."""
 
     def __init__(self, verb: str) -> None:
+        super().__init__()
         self.name = verb
-        self._world = World()
         self._seeds = [Seed.of(body) for body in [*recorded(verb), *_own(verb)]]
         # Whole nodes are large: those calls come seldom.
         self._seeds += [seed for seed in self._seeds if len(seed.paths) < 400] * 8
@@ -29,13 +29,6 @@ class VerbTarget:
 
     def make(self, random: Random) -> bytes:
         return attack(self._seeds, random)
-
-    def take(self, data: bytes) -> bool:
-        try:
-            return self._taken(data)
-        except BaseException:
-            self._world = World()
-            raise
 
     def _taken(self, data: bytes) -> bool:
         world = self._world
@@ -76,15 +69,10 @@ class VerbTarget:
     def _check_bound(self, data: bytes) -> None:
         """Only a pending pod, by its exact names, is bound, to a node on which it fits."""
         asked = _read(data)
+        keys = ("PodNamespace", "PodName", "PodUID", "Node")
         for args in self._world.bound:
-            keys = ("PodNamespace", "PodName", "PodUID", "Node")
-            named = asked and tuple(asked.get(key) for key in keys)
-            if asked is not None and named != (
-                args.namespace,
-                args.name,
-                args.uid,
-                args.node,
-            ):
+            bound = args.namespace, args.name, args.uid, args.node
+            if asked is not None and bound != tuple(asked.get(key) for key in keys):
                 raise Harm(f"bound {args} for {asked}")
             name = args.name
             if (args.namespace, args.uid) != ("default", f"uid-{name}"):
@@ -156,29 +144,23 @@ def _own(verb: str) -> list[Any]:
     ]
 
 
-class ForgedTarget:
+class ForgedTarget(WorldTarget):
     """A filter call that shows pods as they are not, and then a sound bind of one of them."""
 
     name = "forged"
 
     def __init__(self) -> None:
+        super().__init__()
         shown = [
             offer(sent_pod("half", vram), *NODES[:4]) for vram in ("1Mi", "12Gi", "0.1%", None)
         ]
         self._seeds = [Seed.of(body) for body in shown]
-        self._world = World()
 
     def make(self, random: Random) -> bytes:
         return attack(self._seeds, random)
 
-    def take(self, data: bytes) -> bool:
-        try:
-            return self._taken(self._world, data)
-        except BaseException:
-            self._world = World()
-            raise
-
-    def _taken(self, world: World, data: bytes) -> bool:
+    def _taken(self, data: bytes) -> bool:
+        world = self._world
         world.call("filter", data)
         reply = world.call("bind", json.dumps(binding(sent_pod("half"), NODES[1])).encode())
         if json.loads(reply.body)["Error"]:

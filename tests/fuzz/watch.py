@@ -6,8 +6,7 @@ are answered as before, whether the hostile node is offered beside them or not.
 """
 
 import json
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -22,7 +21,7 @@ from extender.state.changes import Event
 from tests.builders import DISTRIBUTED, GIB, MIB, gpunode, mig, reservation, shared, use
 from tests.fuzz.hostile import RAW, Seed, attack, encode
 from tests.fuzz.watchdog import Harm
-from tests.fuzz.world import NODES, World, recorded
+from tests.fuzz.world import NODES, World, WorldTarget, recorded
 from tests.serving import offer
 from tests.serving import pod as sent_pod
 
@@ -36,14 +35,15 @@ _SOUND = [word.encode() for word in (*NODES, "uid-", '"sits"', '"default"', '"te
 
 
 class _Told(KubeApi):
-    """Sends one answer, and then nothing."""
+    """Answers one list or one watch, and then nothing."""
 
     def __init__(self, answer: bytes, random: Random) -> None:
         self._answer = answer
         self._random = random
 
     def call(self, method: str, path: str, **_: Any) -> bytes:
-        return self._answer
+        answer, self._answer = self._answer, b""
+        return answer
 
     def stream(self, path: str, **_: Any) -> Any:
         return self
@@ -64,16 +64,15 @@ class _Told(KubeApi):
         return
 
 
-class WatchTarget:
+class WatchTarget(WorldTarget):
     """One kind. ``listed``: whether it is delivered as a list or as a watch."""
 
     def __init__(self, kind: str, *, listed: bool) -> None:
+        super().__init__()
         self.name = f"{'list' if listed else 'watch'}-{kind}"
         (self._kind,) = (each for each in watched_kinds("headroom-system") if each.name == kind)
         self._listed = listed
         self._seeds = [Seed.of(tree) for tree in _OBJECTS[kind]()]
-        self._world, self._age = World(), 0
-        self._terms = self._sound_terms()
         self._call = json.dumps(offer(sent_pod("small", "2Gi"), *NODES[:3], BAD)).encode()
         self._passed = NODES[:3]
 
@@ -93,15 +92,9 @@ class WatchTarget:
         between = random.choice((b"\n", b"\n", b"", b" ", b"\n \n", random.choice(RAW) + b"\n"))
         return between.join(lines) + end
 
-    def take(self, data: bytes) -> bool:
-        try:
-            return self._taken(data)
-        except BaseException:
-            self._renew()
-            raise
-
     def _renew(self) -> None:
-        self._world, self._age = World(), 0
+        super()._renew()
+        self._age = 0
         self._terms = self._sound_terms()
 
     def _sound_terms(self) -> dict[str, Any]:
@@ -150,7 +143,6 @@ def _told(
     """Whether anything was delivered, and the exceptions of its receivers."""
     delivered: list[Event] = []
     crash: list[BaseException] = []
-    stopped = threading.Event()
 
     def deliver(events: Sequence[Event]) -> None:
         delivered.extend(events)
@@ -167,16 +159,6 @@ def _told(
     )
     if not listed:
         reflector._version = "1"
-    else:
-        # What comes after the list is not asked for.
-        reflector._watch = stopped.set  # type: ignore[method-assign]
-        original: Callable[[], bool] = reflector._list
-
-        def once() -> bool:
-            reflector.stop()
-            return original()
-
-        reflector._list = once  # type: ignore[method-assign]
     reflector.run()
     return bool(delivered), crash[0] if crash else None
 

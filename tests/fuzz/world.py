@@ -5,7 +5,6 @@ application, called without a network. It is not judged by its own code: ``answe
 that a few sound calls got before anything hostile came.
 """
 
-import asyncio
 import gzip
 import hashlib
 import json
@@ -26,7 +25,7 @@ from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
-from tests.blocking import Ledger
+from tests.blocking import ledger_over, now
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -41,7 +40,7 @@ from tests.builders import (
 )
 from tests.fuzz.watchdog import Harm
 from tests.scheduler.verbs_on import verbs_on
-from tests.serving import offer
+from tests.serving import Reply, offer
 from tests.serving import pod as sent_pod
 
 RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
@@ -83,12 +82,6 @@ def sound_nodes() -> list[GPUNode]:
     ]
 
 
-class Reply:
-    def __init__(self) -> None:
-        self.status = 0
-        self.body = b""
-
-
 class World:
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -99,14 +92,12 @@ class World:
         self.telemetry = Telemetry(CollectorRegistry())
         self.journal = Journal(Bounds(decisions=64))
         self.bound: list[BindRequest] = []
-        ids = iter(range(10**9))
-        self.ledger = Ledger(
+        self.ledger = ledger_over(
+            self.cluster,
             self.store,
-            lambda pod, gpunode: self.cluster.judge(pod, gpunode, self.now_s),
-            self.cluster.adopt,
+            lambda: self.now_s,
+            epoch_s=WALL_S - self.now_s,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, self.now_s)]),
-            wall_s=lambda: WALL_S,
-            new_id=lambda: f"id-{next(ids)}",
         )
         self.verbs = verbs_on(
             self.cluster,
@@ -116,7 +107,6 @@ class World:
             self.telemetry,
             WALL_S - self.now_s,
         )
-        self.max_body_bytes = settings.max_body
         self._routes = VerbsApp(self.verbs, self.telemetry, settings.max_body).endpoints
         self.deliver([NamespaceSeen(namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
         for each in sound_nodes():
@@ -148,9 +138,9 @@ class World:
             self.bound.append(ask)
         return outcome
 
-    def call(self, verb: str, *chunks: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> Reply:
-        """One call of the application, its body in these pieces."""
-        reply = Reply()
+    def call(self, verb: str, *chunks: bytes) -> Reply:
+        """Call the application of a verb with the body in these pieces."""
+        sent: dict[str, Any] = {}
         pieces = [
             {"type": "http.request", "body": chunk, "more_body": at + 1 < len(chunks)}
             for at, chunk in enumerate(chunks)
@@ -159,26 +149,12 @@ class World:
         async def receive() -> dict[str, Any]:
             return pieces.pop(0) if pieces else {"type": "http.disconnect"}
 
-        async def send(message: dict[str, Any]) -> None:
-            reply.status = message.get("status", reply.status)
-            reply.body += message.get("body", b"")
+        async def send(message: Any) -> None:
+            sent.update(message)
 
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": f"/{verb}",
-            "raw_path": f"/{verb}".encode(),
-            "root_path": "",
-            "query_string": b"",
-            "headers": list(headers),
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 8888),
-        }
-        _finished(self._routes[f"/{verb}"](scope, receive, send))
-        return reply
+        scope = {"type": "http", "method": "POST", "path": f"/{verb}", "headers": []}
+        now(self._routes[f"/{verb}"](scope, receive, send))
+        return Reply(sent["status"], sent["body"])
 
     def restore(self) -> None:
         """Remove bound pods, as if they had never been bound."""
@@ -200,11 +176,9 @@ class World:
         """Raises ``Harm`` unless sound calls are answered as before and reservations are equal."""
         if self.digest() != self.ledger_digest:
             raise Harm("the ledger has changed")
-        for (verb, _), before, now in zip(self.calls, self.answers, self._answers(), strict=True):
-            if before != now:
-                raise Harm(
-                    f"a sound {verb} is answered otherwise: {before!r:.300}, now {now!r:.300}"
-                )
+        for (verb, _), before, after in zip(self.calls, self.answers, self._answers(), strict=True):
+            if before != after:
+                raise Harm(f"a sound {verb} is answered otherwise: {before!r:.300}, {after!r:.300}")
 
     def _answers(self) -> list[bytes]:
         # Later than anything that was shown expects its bind.
@@ -219,12 +193,21 @@ class World:
         return answers
 
 
-def _finished(running: Any) -> None:
-    """Run a coroutine that never has to wait."""
-    try:
-        running.send(None)
-    except StopIteration:
-        return
-    running.close()
-    asyncio.run(asyncio.sleep(0))
-    raise Harm("the call waits for something")
+class WorldTarget:
+    """A target with a world, which is replaced after a failure."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def take(self, data: bytes) -> bool:
+        try:
+            return self._taken(data)
+        except BaseException:
+            self._renew()
+            raise
+
+    def _renew(self) -> None:
+        self._world = World()
+
+    def _taken(self, data: bytes) -> bool:
+        raise NotImplementedError

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tests.chaos.follow import Follower, Listen, Object
+from tests.follow import Follower, Listen, Object
 from tests.install.cluster import Plane, until
 from tests.install.workloads import PODS, Workloads
 

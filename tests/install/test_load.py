@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.chaos.follow import Object
+from tests.follow import Object
 from tests.install.load import GPUNODES, Changes
 from tests.install.workloads import PODS
 

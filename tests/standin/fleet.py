@@ -3,7 +3,8 @@
 A pod that is bound to one of them is admitted, or rejected with the kubelet's message, after a
 random delay, so that pods overtake one another. It runs until its command ends, it is deleted or
 gone. Commands mean what they mean to the fake runtime of the kubelet's tests: ``exit`` ends with
-that code at once, ``stubborn`` takes its whole grace to stop.
+that code at once, ``stubborn`` takes its whole grace to stop. A job (``run 12``) ends after that
+many seconds.
 """
 
 import contextlib
@@ -31,6 +32,8 @@ class _Followed:
     admit_at_s: float
     #: When its processes will have ended; None while it is not deleted.
     ends_at_s: float | None = None
+    #: When its job ends by itself; None: it has no job, or is not admitted.
+    job_ends_at_s: float | None = None
 
     @property
     def grace_s(self) -> float:
@@ -42,6 +45,9 @@ class _Followed:
 
 class Fleet:
     """``nodes`` by name. ``start`` creates their objects, ``stop`` deletes them."""
+
+    #: Exceptions of an API server that is down for a while: the next step repeats what failed.
+    tolerated: tuple[type[Exception], ...] = ()
 
     def __init__(
         self,
@@ -86,6 +92,8 @@ class Fleet:
         while not self._stopped.wait(EVERY_S):
             try:
                 self._step(time.monotonic())
+            except self.tolerated:
+                continue
             except Exception as err:  # noqa: BLE001 - raised by ``stop``, on the test's thread
                 self.failure = err
                 return
@@ -139,12 +147,22 @@ class Fleet:
                 body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
                 with contextlib.suppress(ApiRefused):  # another client was faster
                     self.plane.call("DELETE", path_of(pod_of(pod.manifest)), body)
-        elif uid not in node.pods and pod.admit_at_s <= now_s:
-            admitted = node.admit(pod_of(pod.manifest)).admitted
-            commands = [each.get("command") for each in pod.manifest["spec"]["containers"]]
-            codes = [each[1] for each in commands if each and each[0] == "exit"]
-            if admitted and len(codes) == len(commands):
-                node.end(uid, succeeded=set(codes) == {"0"})
+        elif uid not in node.pods:
+            if pod.admit_at_s <= now_s:
+                self._admit(node, uid, pod, now_s)
+        elif pod.job_ends_at_s is not None and pod.job_ends_at_s <= now_s:
+            pod.job_ends_at_s = None
+            node.end(uid)
+
+    def _admit(self, node: StandIn, uid: str, pod: _Followed, now_s: float) -> None:
+        if not node.admit(pod_of(pod.manifest)).admitted:
+            return
+        commands = [each.get("command") or [""] for each in pod.manifest["spec"]["containers"]]
+        codes = [each[1] for each in commands if each[0] == "exit"]
+        if len(codes) == len(commands):
+            node.end(uid, succeeded=set(codes) == {"0"})
+        elif commands[0][0] == "run":
+            pod.job_ends_at_s = now_s + float(commands[0][1])
 
     def _tell(self, pod: _Followed, held: Held) -> None:
         if self._told.get(held.pod.uid) == held.phase:

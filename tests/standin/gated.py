@@ -39,7 +39,7 @@ from extender.placement.policy import Rules
 from extender.state.changes import NodeSeen, TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import unreserved_pods
-from tests.blocking import Ledger, now
+from tests.blocking import ledger_over, now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu
 from tests.standin import allocations
@@ -89,14 +89,7 @@ class Gated(RuleBasedStateMachine):
         self.ids = itertools.count(1)
         self.state = ClusterWriter(Rules(gate_image=GATE_IMAGE), 90.0, WALL_S - NOW_S)
         self.store = Store(self.state.apply, lambda: NOW_S)
-        self.ledger = Ledger(
-            self.store,
-            lambda pod, gpunode: self.state.judge(pod, gpunode, NOW_S),
-            self.state.adopt,
-            lambda gpunode: None,
-            lambda: WALL_S,
-            lambda: str(next(self.ids)),
-        )
+        self.ledger = ledger_over(self.state, self.store, lambda: NOW_S, epoch_s=WALL_S - NOW_S)
         self.evictions = Evictions(
             AsyncStore(self.store),
             self.ledger.awaited,

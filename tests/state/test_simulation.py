@@ -24,7 +24,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.eligible_nodes import Eligible, Obstacle
 from extender.state.node_whatif import count_pods, pod_counts
 from extender.state.simulation import NotPlaced, Placed, Simulation
-from tests.blocking import Ledger
+from tests.blocking import ledger_over
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -168,16 +168,13 @@ class Real:
     def __init__(self, like: ClusterWriter) -> None:
         self.state = state_of()
         store = EmbeddedStore(lambda events: self.state.apply(events), lambda: NOW_S)
-        ids = iter(range(1000))
-        ledger = Ledger(
+        ledger = ledger_over(
+            self.state,
             store,
-            lambda pod, gpunode: self.state.judge(pod, gpunode, NOW_S),
-            self.state.adopt,
+            lambda: NOW_S,
+            epoch_s=EPOCH_S,
             written=lambda gpunode: self.state.apply([GPUNodeSeen(gpunode, NOW_S)]),
-            wall_s=lambda: NOW_S + EPOCH_S,
-            new_id=lambda: f"id-{next(ids)}",
         )
-
         self._verbs = verbs_on(self.state, lambda: NOW_S, ledger.awaited.binder, epoch_s=EPOCH_S)
         self._store = store
         self.state.apply(NodeSeen(node) for node in like.nodes())

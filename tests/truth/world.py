@@ -5,7 +5,6 @@ a test decides. The stand-in node shows whether a device is overcommitted: its p
 reserved for their pods, and it is independent of the extender.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from extender.placement.score import rank
 from extender.state.changes import NodeSeen, PodSeen
 from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import Orphan, orphans
-from tests.blocking import Ledger
+from tests.blocking import ledger_over
 from tests.driver import GIB, Gpu
 from tests.judge import excess
 from tests.recording import RecordingState
@@ -67,17 +66,9 @@ class World:
     def __init__(self, nodes: Mapping[str, StandIn], choice: str = "predicted") -> None:
         self.nodes = nodes
         self.now_s = 0.0
-        self.ids = itertools.count(1)
         self.state = RecordingState(Rules(), NEVER_STALE_S, epoch_s=0.0)
         self.store = EmbeddedStore(self.state.apply, lambda: self.now_s)
-        self.ledger = Ledger(
-            self.store,
-            lambda pod, gpunode: self.state.judge(pod, gpunode, self.now_s),
-            self.state.adopt,
-            written=lambda gpunode: None,
-            wall_s=lambda: self.now_s,
-            new_id=lambda: f"attempt-{next(self.ids)}",
-        )
+        self.ledger = ledger_over(self.state, self.store, lambda: self.now_s)
         #: Bytes that each pod takes of each of its devices.
         self.sizes: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}

@@ -1,4 +1,4 @@
-"""Ask one server without a pause: python -m tests.chaos.flood URL
+"""Ask one server without a pause: python -m tests.flood URL
 
 A console (http) is asked for its expensive views, a webhook (https) to review pods of 100 KiB. No
 answer matters, and a server that does not answer is asked again.
