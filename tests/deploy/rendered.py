@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pickle
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,7 @@ class Refused(Exception):
 def run(command: Sequence[str | Path], home: Path) -> str:
     """Standard output; it finds no cluster, whatever the machine is set up for."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": os.devnull}
+    environment["GOGC"] = "off"  # it ends before it uses much memory
     done = subprocess.run(
         [str(part) for part in command],
         env=environment,
@@ -159,7 +161,13 @@ def template(
 
 
 def objects(text: str) -> Objects:
-    """By kind, namespace and name; one that is there twice fails."""
+    """By kind, namespace and name; one that is there twice fails. The caller may change them."""
+    found: Objects = pickle.loads(_pickled_objects(text))
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def _pickled_objects(text: str) -> bytes:
     found: Objects = {}
     for each in yaml.load_all(text, Loader=yaml.CSafeLoader):  # ten times as fast
         if each:
@@ -167,7 +175,7 @@ def objects(text: str) -> Objects:
             key = (each["kind"], metadata.get("namespace", ""), metadata["name"])
             assert key not in found, f"{key} is rendered twice"
             found[key] = each
-    return found
+    return pickle.dumps(found)
 
 
 def named_images(text: str) -> str:

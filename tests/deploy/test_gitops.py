@@ -1,12 +1,13 @@
-"""GitOps tools find no difference after a sync, whatever the cluster adds to the objects.
+"""A real API server accepts all objects, and GitOps tools find no difference after a sync.
 
-The engines of Argo CD and Flux themselves apply and compare (tests/gobin/argocd-diff and
-flux-apply), on a real API server.
+They find none whatever the cluster adds to the objects. The engines of Argo CD and Flux themselves
+apply and compare (tests/gobin/argocd-diff and flux-apply).
 """
 
 import functools
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ import pytest
 from tests import forks
 from tests.controlplane import ControlPlane, built
 from tests.deploy.rendered import (
+    CHART_ONLY,
     COMPONENTS,
     EVERYTHING,
     INSTEAD,
     NAMESPACE,
+    PLATFORMS,
     named_images,
     objects,
     template,
@@ -58,6 +61,25 @@ def manifests(kind: str) -> list[dict[str, Any]]:
     found = list(objects(text).values())
     assert len(found) > 60
     return found
+
+
+def test_the_api_server_accepts_every_object_of_the_chart_field_by_field(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    """For each platform, and with all options. Objects that several have are applied once."""
+    texts = [template(tmp_path, {}, platform) for platform in (*PLATFORMS, *CHART_ONLY)]
+    texts += [template(tmp_path, values) for values in (EVERYTHING, INSTEAD)]
+    different: dict[str, None] = {}
+    for text in texts:
+        documents = [each for each in re.split(r"^---$", text, flags=re.MULTILINE) if each.strip()]
+        assert len(documents) == len(objects(text)) > 60
+        different.update(dict.fromkeys(documents))
+    file = tmp_path / "rendered.yaml"
+    file.write_text("\n---\n".join(different))
+    flags = "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts"
+    lines = plane.kubectl("apply", *flags, f"--filename={file}").splitlines()
+    assert all(line.endswith("serverside-applied (server dry run)") for line in lines)
+    assert len(lines) == len(different)
 
 
 def environment(plane: ControlPlane) -> dict[str, str]:

@@ -49,9 +49,10 @@ def rendered() -> str:
         return template(Path(home), WHOLE)
 
 
-def with_part(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all parts, with these for one part."""
-    return {**WHOLE, part: {**WHOLE.get(part, {}), **values}}
+def with_parts(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values of all parts, with these for some."""
+    merged = {part: {**WHOLE.get(part, {}), **values} for part, values in parts.items()}
+    return {**WHOLE, **merged}
 
 
 def templates(text: str) -> dict[str, dict[str, Any]]:
@@ -65,57 +66,96 @@ def templates(text: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_values_of_a_part_reach_its_pods_and_no_others(part: str, tmp_path: Path) -> None:
-    toleration = {"key": "dedicated", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
+def values_of(part: str) -> dict[str, Any]:
+    """Return values for the pods of a part, which differ from those for other parts."""
+    toleration = {"key": "dedicated", "operator": "Equal", "value": part, "effect": "NoSchedule"}
     preferred = {
         "weight": 1,
-        "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
+        "preference": {"matchExpressions": [{"key": part, "operator": "Exists"}]},
     }
     node_affinity = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
     values: dict[str, Any] = {
-        "nodeSelector": {"pool": "system"},
+        "nodeSelector": {"pool": part},
         "tolerations": [toleration],
         "affinity": {"nodeAffinity": node_affinity},
-        "podLabels": {"team": "ml", "app.kubernetes.io/name": "another"},
-        "podAnnotations": {"example.com/scrape": "no"},
-        "priorityClassName": "system-node-critical",
+        "podLabels": {"team": part, "app.kubernetes.io/name": "another"},
+        "podAnnotations": {"example.com/scrape": part},
+        "priorityClassName": f"class-{part}",
     }
-    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
     if part != "agent":
-        values["topologySpreadConstraints"] = [spread]
-    before, after = templates(rendered()), templates(template(tmp_path, with_part(part, values)))
-    assert {name for name in before if before[name] != after[name]} == PARTS[part]
+        values["topologySpreadConstraints"] = [spread(part)]
+    return values
+
+
+def spread(part: str) -> dict[str, Any]:
+    return {"maxSkew": 1, "topologyKey": f"zone-{part}", "whenUnsatisfiable": "ScheduleAnyway"}
+
+
+@functools.cache
+def rendered_with_values_of_all_parts() -> str:
+    with tempfile.TemporaryDirectory() as home:
+        return template(Path(home), with_parts({part: values_of(part) for part in PARTS}))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_values_of_a_part_reach_its_pods_and_no_others(part: str) -> None:
+    before, after = templates(rendered()), templates(rendered_with_values_of_all_parts())
+    assert after.keys() == before.keys() == set().union(*PARTS.values())
     for name in PARTS[part]:
         spec, metadata = after[name]["spec"], after[name]["metadata"]
-        assert spec["nodeSelector"] == {"pool": "system"}
+        (toleration,) = values_of(part)["tolerations"]
+        assert spec["nodeSelector"] == {"pool": part}
         assert spec["tolerations"] == [*before[name]["spec"].get("tolerations", []), toleration]
-        merged = spec["affinity"]["nodeAffinity"]
-        assert merged["preferredDuringSchedulingIgnoredDuringExecution"] == [preferred]
         for kind, default in before[name]["spec"].get("affinity", {}).items():
             assert spec["affinity"][kind].items() >= default.items()
-        assert metadata["labels"] == {**before[name]["metadata"]["labels"], "team": "ml"}
+        merged = spec["affinity"]["nodeAffinity"]
+        preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+        assert merged[preferred] == values_of(part)["affinity"]["nodeAffinity"][preferred]
+        assert metadata["labels"] == {**before[name]["metadata"]["labels"], "team": part}
         annotated = before[name]["metadata"].get("annotations", {})
-        assert metadata["annotations"] == {**annotated, "example.com/scrape": "no"}
-        assert spec["priorityClassName"] == "system-node-critical"
+        assert metadata["annotations"] == {**annotated, "example.com/scrape": part}
+        assert spec["priorityClassName"] == f"class-{part}"
         if part != "agent":
             (constraint,) = spec["topologySpreadConstraints"]
             selected = constraint.pop("labelSelector")["matchLabels"]
-            assert constraint == spread
+            assert constraint == spread(part)
             assert selected
             assert selected.items() <= metadata["labels"].items()
+        # All else is as it is without values.
+        assert _without_values(after[name]) == _without_values(before[name])
+
+
+def _without_values(pod: dict[str, Any]) -> dict[str, Any]:
+    changed = {"nodeSelector", "tolerations", "affinity", "priorityClassName"}
+    changed.add("topologySpreadConstraints")
+    return {key: each for key, each in pod["spec"].items() if key not in changed}
+
+
+@functools.cache
+def rendered_with_values_of_all_containers() -> str:
+    with tempfile.TemporaryDirectory() as home:
+        return template(
+            Path(home), with_parts({part: container_values(part) for part in CONTAINERS})
+        )
+
+
+def container_values(part: str) -> dict[str, Any]:
+    """Return values for the containers of a part, which differ from those for other parts."""
+    number = list(CONTAINERS).index(part)
+    return {
+        "extraEnv": [
+            {"name": f"TZ_{part}", "value": "UTC"},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "resources": {
+            "requests": {"cpu": f"77{number}m"},
+            "limits": {"memory": f"77{number}Mi"},
+        },
+    }
 
 
 @pytest.mark.parametrize("part", CONTAINERS)
-def test_values_of_a_container_reach_it_and_no_other(part: str, tmp_path: Path) -> None:
-    values = {
-        "extraEnv": [
-            {"name": "TZ", "value": "UTC"},
-            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ],
-        "resources": {"requests": {"cpu": "77m"}, "limits": {"memory": "777Mi"}},
-    }
-
+def test_values_of_a_container_reach_it_and_no_other(part: str) -> None:
     def containers(text: str) -> dict[tuple[str, str], dict[str, Any]]:
         return {
             (name, each["name"]): each
@@ -123,16 +163,18 @@ def test_values_of_a_container_reach_it_and_no_other(part: str, tmp_path: Path) 
             for each in pod["spec"]["containers"]
         }
 
-    before, after = containers(rendered()), containers(template(tmp_path, with_part(part, values)))
-    assert {key for key in before if before[key] != after[key]} == CONTAINERS[part]
+    before, after = containers(rendered()), containers(rendered_with_values_of_all_containers())
+    assert after.keys() == before.keys() == set().union(*CONTAINERS.values())
+    values = container_values(part)
     for key in CONTAINERS[part]:
-        assert after[key]["env"] == [*before[key].get("env", []), *values["extraEnv"]]
-        resources = after[key]["resources"]
+        assert after[key].pop("env") == [*before[key].pop("env", []), *values["extraEnv"]]
+        defaults, resources = before[key].pop("resources"), after[key].pop("resources")
         assert resources["requests"] == {
-            "cpu": "77m",
-            "memory": before[key]["resources"]["requests"]["memory"],
+            **values["resources"]["requests"],
+            "memory": defaults["requests"]["memory"],
         }
-        assert resources["limits"] == {"memory": "777Mi"}
+        assert resources["limits"] == values["resources"]["limits"]
+        assert after[key] == before[key]
 
 
 def test_every_pod_pulls_with_the_same_secrets(tmp_path: Path) -> None:
