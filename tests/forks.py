@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from kubernetes.config import kube_config
@@ -28,6 +29,15 @@ _forks.set_forkserver_preload(
         *("extender.app.webhook", "tests.frozen"),
     ]
 )
+
+
+#: Held to start a process or to ask for its end, which multiprocessing lets only one thread do.
+_lock = threading.Lock()
+
+
+def without_main() -> None:
+    """Do not let forked commands import the main module of this process again."""
+    vars(sys.modules["__main__"]).update(__spec__=None, __file__=None)
 
 
 def pipe() -> tuple[Connection, Connection]:
@@ -68,15 +78,18 @@ class Forked:
         log: Path,
         env: Mapping[str, str],
         stdout: Connection | Path | None = None,
+        inside: Callable[[], None] | None = None,
     ) -> None:
         """Start the command in the folder of ``log``. ``env`` is its whole environment.
 
-        Its output is appended to ``log``; standard output goes to ``stdout`` if that is given.
+        Its output is appended to ``log``; standard output goes to ``stdout`` if that is given. The
+        process calls ``inside`` before the command.
         """
-        parameters = (module, list(arguments), log, dict(env), stdout)
+        parameters = (module, list(arguments), log, dict(env), stdout, inside)
         # Daemonic: this process can end without waiting for it.
         self._process = _forks.Process(target=_run, args=parameters, daemon=True)
-        self._process.start()
+        with _lock:
+            self._process.start()
 
     @property
     def pid(self) -> int:
@@ -84,12 +97,13 @@ class Forked:
         return self._process.pid
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _lock:
+            return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises ``subprocess.TimeoutExpired``."""
-        self._process.join(timeout)
-        if (status := self._process.exitcode) is None:
+        wait([self._process.sentinel], timeout)
+        if (status := self.poll()) is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return status
 
@@ -110,6 +124,7 @@ def _run(
     log: Path,
     env: Mapping[str, str],
     stdout: Connection | Path | None,
+    inside: Callable[[], None] | None,
 ) -> None:
     # End with the fork server, which ends with the session.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -123,6 +138,8 @@ def _run(
     if stdout is not None:
         with stdout.open("ab") if isinstance(stdout, Path) else stdout as output:
             os.dup2(output.fileno(), 1)
+    if inside is not None:
+        inside()
     # The Kubernetes client reads KUBECONFIG only when it is imported.
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = env.get("KUBECONFIG", "~/.kube/config")
     # Undo the handler that multiprocessing sets for its children.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import waiting
-from tests.controlplane import CONTROLLERS, ROOT, ControlPlane, built
+from tests import forks, waiting
+from tests.controlplane import CONTROLLERS, ControlPlane, built
 from tests.driver import GIB, Gpu, library_folder
 from tests.install import network
 from tests.install.containers import Images, ProcessRuntime
@@ -97,16 +97,14 @@ def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> N
     plane.spawn("default-scheduler", binary, f"--config={config}", "--secure-port=0", *flags)
 
 
-def make_machines(
-    plane: ControlPlane, count: int, sources: Mapping[str, Path] | None = None
-) -> list[Machine]:
+def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
     """Return nodes that are not started yet, each with two GPUs that four pods each can share.
 
-    ``sources`` maps the tag of Headroom's images to the folder of their sources; images with other
-    tags run the working tree.
+    Headroom's images of all tags run the working tree.
     """
+    forks.without_main()
     scheduler = built("kube-scheduler")["kube-scheduler"]
-    Machine.images = Images(scheduler, plane.folder, {"": ROOT, **(sources or {})})
+    Machine.images = Images(scheduler, plane.folder)
     Machine.pods = itertools.count()
     return [
         Machine(

@@ -3,68 +3,36 @@
 A container is a process in namespaces of its own: the pod's network, and a file system that is an
 overlay over the machine's, with what the kubelet mounts into it; it has the user, the groups and
 the capabilities that its manifest leaves it. What an image would bring is the machine's: the
-interpreter with what is installed for the tests, and the sources.
+interpreter with what is installed for the tests, and the sources. Containers of the extender's
+image are forked from a process that has imported these: a new interpreter takes 2 s of CPU.
 """
 
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from tests.controlplane import ROOT
 from tests.driver import Driver
-from tests.install.network import PodNetwork
+from tests.forks import Forked
+from tests.install.inside import INSIDE, Confinement
+from tests.install.network import PodNetwork, address
 from tests.kubelet.cri_objects import Container, cri
 from tests.kubelet.runtime import Runtime
 from tests.processes import DIE_WITH_PARENT
-
-#: "$1" is a folder for the container, "$2" whether its file system may be written, "$3" how many
-#: mounts follow, as source, target and ro or rw; of what is to be open every user may pass through
-#: the target. Then the command, to be run in there.
-INSIDE = """
-set -e
-base=$1 writable=$2 mounts=$3
-shift 3
-mkdir -p "$base"
-mount -t tmpfs tmpfs "$base"
-mkdir "$base/upper" "$base/work" "$base/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" "$base/root"
-mount -t tmpfs tmpfs "$base/root/run"
-while [ "$mounts" -gt 0 ]; do
-  target=$base/root$2
-  if [ "$3" = open ]; then
-    chmod a+x "$target"
-    mounts=$((mounts - 1))
-    shift 3
-    continue
-  fi
-  if [ -d "$1" ]; then mkdir -p "$target"; else mkdir -p "${target%/*}"; touch "$target"; fi
-  mount --rbind "$1" "$target"
-  if [ "$3" = ro ]; then mount -o remount,bind,ro "$target"; fi
-  mounts=$((mounts - 1))
-  shift 3
-done
-for each in dev proc sys; do mount --rbind "/$each" "$base/root/$each"; done
-if [ "$writable" = no ]; then mount -o remount,ro "$base/root"; fi
-exec chroot "$base/root" "$@"
-"""
 
 _POWERS = {"SYS_PTRACE": "sys_ptrace", "SYS_ADMIN": "sys_admin"}
 
 
 class Images:
-    """Entrypoints and files of images, by the last part of the repository.
+    """Entrypoints and files of images, by the last part of the repository."""
 
-    ``sources``: the folder of Headroom's sources for each tag; "" stands for all other tags.
-    """
-
-    def __init__(self, kube_scheduler: Path, folder: Path, sources: Mapping[str, Path]) -> None:
-        self.kube_scheduler = kube_scheduler
-        self._sources = sources
+    def __init__(self, kube_scheduler: Path, folder: Path) -> None:
         python = [sys.executable, "-m"]
         self.entrypoints: Mapping[str, Sequence[str]] = {
             "headroom-extender": (*python, "extender"),
@@ -72,7 +40,7 @@ class Images:
             "kube-scheduler": (),
         }
         #: The sources, the interpreter, and the commands of images.
-        folders = list(_python_folders(sources.values()))
+        folders = list(_python_folders())
         above = sorted({str(each) for folder in folders for each in folder.parents} - {"/"})
         self.mounts = [("", each, "open") for each in above]
         self.mounts += [(str(each), str(each), "ro") for each in folders]
@@ -87,14 +55,16 @@ class Images:
         name = image.rpartition("/")[2].partition("@")[0].partition(":")[0]
         return self.entrypoints.get(name)
 
-    def sources(self, image: str) -> Path:
-        """Return the folder of the sources that the image runs, by its tag."""
-        return self._sources.get(image.rpartition(":")[2], self._sources[""])
+    def forked(self, image: str, command: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the module and the arguments of a command of the extender's image."""
+        if self.entrypoint(image) != self.entrypoints["headroom-extender"]:
+            return None
+        return tuple(command[2:] if command[0] == sys.executable else command)
 
 
-def _python_folders(sources: Iterable[Path]) -> Iterator[Path]:
+def _python_folders() -> Iterator[Path]:
     """Those that the overlay may not show, as they may be mounts of their own."""
-    folders = {*sources, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
+    folders = {ROOT, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     folders |= {folder.resolve() for folder in folders}
     # Not what is in another of them, and shown with it.
     yield from sorted(each for each in folders if not folders & set(each.parents))
@@ -125,9 +95,7 @@ class ProcessRuntime(Runtime):
     def RunPodSandbox(self, request: Any, context: Any) -> Any:
         answer = super().RunPodSandbox(request, context)
         with self.lock:
-            network = PodNetwork(next(self._pods))
-            self._networks[answer.pod_sandbox_id] = network
-            self.sandboxes[answer.pod_sandbox_id].address = network.address
+            self.sandboxes[answer.pod_sandbox_id].address = address(next(self._pods))
         return answer
 
     def StopPodSandbox(self, request: Any, context: Any) -> Any:
@@ -170,11 +138,18 @@ class ProcessRuntime(Runtime):
             stdout=done.stdout, stderr=done.stderr, exit_code=done.returncode
         )
 
+    def _network(self, container: Container) -> PodNetwork:
+        """Return the network of the container's pod. A pod without processes has none."""
+        sandbox = container.sandbox
+        if sandbox.id not in self._networks:
+            self._networks[sandbox.id] = PodNetwork(sandbox.address)
+        return self._networks[sandbox.id]
+
     def _environment(self, container: Container) -> dict[str, str]:
         is_agent = "agent" in container.config.image.image
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin",
-            "PYTHONPATH": str(self._images.sources(container.config.image.image)),
+            "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": "/",
             **container.environment,
@@ -200,19 +175,25 @@ class ProcessRuntime(Runtime):
                 for each in config.mounts
             ),
         ]
+        layout = [
+            str(self._folder / container.id),
+            "no" if security.readonly_rootfs else "yes",
+            str(len(mounts)),
+            *(part for mount in mounts for part in mount),
+        ]
+        command = [*(config.command or entrypoint), *config.args]
+        if forked := self._images.forked(config.image.image, command):
+            self._fork(container, layout, *forked)
+            return
         container.process = subprocess.Popen(
             [
                 *(*DIE_WITH_PARENT, str(os.getpid())),
-                *self._networks[container.sandbox.id].enter,
+                *self._network(container).enter,
                 *("nsenter", "--target", str(self.kubelet_pid), "--mount"),
                 *("unshare", "--mount", "sh", "-c", INSIDE, "sh"),
-                str(self._folder / container.id),
-                "no" if security.readonly_rootfs else "yes",
-                str(len(mounts)),
-                *(part for mount in mounts for part in mount),
+                *layout,
                 *_as_told(security),
-                *(config.command or entrypoint),
-                *config.args,
+                *command,
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -220,6 +201,40 @@ class ProcessRuntime(Runtime):
             text=True,
             env=self._environment(container),
         )
+        self._watch(container)
+
+    def _fork(self, container: Container, layout: list[str], module: str, *arguments: str) -> None:
+        """Start a command of Headroom in the container. Its user must not be root."""
+        security = container.config.linux.security_context
+        assert security.run_as_user.value
+        assert "ALL" in security.capabilities.drop_capabilities
+        assert not security.privileged
+        assert not security.capabilities.add_capabilities
+        confinement = Confinement(
+            self._network(container).pid,
+            self.kubelet_pid,
+            layout,
+            security.run_as_user.value,
+            security.run_as_group.value,
+            list(security.supplemental_groups),
+            security.no_new_privs,
+        )
+        log = self._log(container)
+        log.parent.mkdir(exist_ok=True)
+        environment = self._environment(container)
+        container.process = Forked(module, arguments, log, environment, inside=confinement)
+        self._watch(container)
+
+    def output(self, container: Container) -> str:
+        """Return what the container has printed so far."""
+        log = self._log(container)
+        return log.read_text(errors="replace") if log.exists() else container.output
+
+    def _log(self, container: Container) -> Path:
+        return self._folder / f"{container.id}.log"
+
+    def _watch(self, container: Container) -> None:
+        assert container.process is not None
         thread = threading.Thread(target=self._follow, args=(container, container.process))
         thread.start()
         self._commands.append((container.process, thread))

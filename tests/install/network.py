@@ -37,9 +37,11 @@ def alone() -> None:
     os.execvp("unshare", [*unshare, sys.executable, *sys.orig_argv[1:]])
 
 
-def run(*command: str) -> None:
+def run(*command: str, stdin: str = "") -> None:
     """Raises ``RuntimeError`` with what it printed, where it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
 
@@ -58,43 +60,49 @@ def build() -> None:
         run(*ip(), *setting)
 
 
+def address(number: int) -> str:
+    """Return the address of a pod."""
+    return f"10.77.{1 + number // 250}.{1 + number % 250}"
+
+
 class PodNetwork:
     """The network of one pod, held by a process that does nothing else: its pause container."""
 
-    def __init__(self, number: int) -> None:
-        self.address = f"10.77.{1 + number // 250}.{1 + number % 250}"
+    def __init__(self, address: str) -> None:
         pause = *DIE_WITH_PARENT, str(os.getpid()), "unshare", "--net", "sleep", "infinity"
         self._pause = subprocess.Popen(pause, stdin=subprocess.DEVNULL)
-        host = f"pod{number}"
+        host = f"pod{address.removeprefix('10.77.')}"
+        outside = (
+            f"link add {host} type veth peer name eth0 netns {self.pid}",
+            f"link set {host} master {BRIDGE} up",
+        )
+        inside = (
+            "link set lo up",
+            f"address add {address}/16 dev eth0",
+            "link set eth0 up",
+            f"route add default via {HOST}",
+        )
         try:
             self._await_namespace()
-            run(
-                "ip", "link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", self._at
-            )
-            run("ip", "link", "set", host, "master", BRIDGE, "up")
-            for setting in (
-                ("link", "set", "lo", "up"),
-                ("address", "add", f"{self.address}/16", "dev", "eth0"),
-                ("link", "set", "eth0", "up"),
-                ("route", "add", "default", "via", HOST),
-            ):
-                run(*self.enter, *ip(), *setting)
+            run(*ip(), "-batch", "-", stdin="\n".join(outside))
+            run(*self.enter, *ip(), "-batch", "-", stdin="\n".join(inside))
         except RuntimeError:
             self.close()
             raise
 
     @property
-    def _at(self) -> str:
-        return str(self._pause.pid)
+    def pid(self) -> int:
+        """A process whose network this is."""
+        return self._pause.pid
 
     @property
     def enter(self) -> Sequence[str]:
         """The command prefix with which a command runs in it."""
-        return "nsenter", "--target", self._at, "--net"
+        return "nsenter", "--target", str(self.pid), "--net"
 
     def _await_namespace(self) -> None:
         ours = os.readlink("/proc/self/ns/net")
-        while os.readlink(f"/proc/{self._at}/ns/net") == ours:
+        while os.readlink(f"/proc/{self.pid}/ns/net") == ours:
             time.sleep(0.005)
 
     def close(self) -> None:

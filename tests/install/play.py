@@ -38,7 +38,7 @@ CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom
 #: GiB of each pod that runs all the time, of which three fit on a GPU; of each pod that never fits
 #: beside one of them; and of each pod of the load, which always fits beside one.
 _STAYS_GIB, _NEVER_FITS_GIB, _LOAD_GIB = 7, 20, 2
-_LOAD_THREADS = 3
+_LOAD_THREADS = 2
 
 
 class Play:
@@ -179,10 +179,10 @@ class Play:
         """Return logs, for a wait that timed out."""
         out = [self.plane.kubectl("get", "pods,jobs,events", "-A", "-o", "wide")]
         out += [
-            f"--- {container.pod} {container.name}\n{container.output[-3000:]}"
+            f"--- {container.pod} {container.name}\n{output[-3000:]}"
             for machine in self.machines
             for container in list(machine.runtime.containers.values())
-            if container.output
+            if (output := machine.runtime.output(container))
         ]
         return "\n".join(out)
 
@@ -342,7 +342,7 @@ def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
         versions = working_tree(plane.folder), next_version(plane.folder)
         plane.start()
         plane.start_controller_manager()
-        machines = make_machines(plane, nodes, {versions[1].tag: versions[1].sources})
+        machines = make_machines(plane, nodes)
         for machine in machines:
             stack.callback(machine.stop)
         bring_up(plane, machines)

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 
+from tests.forks import Forked
+
 cri, services = grpc.protos_and_services("tests/kubelet/cri.proto")
 
 
@@ -46,7 +48,7 @@ class Container:
     #: Uuids that the CDI devices stand for.
     cdi_uuids: Sequence[str] = ()
     #: Process of a command that really runs.
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[str] | Forked | None = None
     output: str = ""
 
     @property

@@ -31,6 +31,7 @@ import yaml
 
 from tests.controlplane import ROOT
 from tests.driver import Driver
+from tests.forks import Forked
 from tests.kubelet.cri_objects import Container, Sandbox, cri, services
 from tests.processes import DIE_WITH_PARENT
 
@@ -48,7 +49,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self.containers: dict[str, Container] = {}
         #: Pods of which a container ran that was no command of ours.
         self.ever_ran: set[str] = set()
-        self._commands: list[tuple[subprocess.Popen[str], threading.Thread]] = []
+        self._commands: list[tuple[subprocess.Popen[str] | Forked, threading.Thread]] = []
         self.lock = threading.RLock()
         self._pids = itertools.count(FIRST_PID)
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
@@ -106,11 +107,12 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         thread.start()
         self._commands.append((container.process, thread))
 
-    def _follow(self, container: Container, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            container.output += line
-        process.stdout.close()
+    def _follow(self, container: Container, process: subprocess.Popen[str] | Forked) -> None:
+        if isinstance(process, subprocess.Popen):  # the other writes to a file
+            assert process.stdout is not None
+            for line in process.stdout:
+                container.output += line
+            process.stdout.close()
         self._end(container, process.wait())
 
     def _resolved(self, config: Any) -> list[str]:
