@@ -158,6 +158,7 @@ def shell(folder: Path, kubeconfig: Path, work: Path = ROOT, **more: str) -> Run
         "PATH": f"{tools(folder, 'kubectl', 'helm')}:{os.environ['PATH']}",
         "HOME": str(folder),
         "KUBECONFIG": str(kubeconfig),
+        "GOGC": os.environ.get("GOGC", "100"),
         **more,
     }
 

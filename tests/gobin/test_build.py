@@ -76,12 +76,35 @@ MAIN_GO = 'package main\n\nfunc main() { println("small") }\n'
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """A copy of the script among modules of its own; the one there is called ``small``."""
-    module = tmp_path / "modules/small"
+    return copy_into(tmp_path)
+
+
+def copy_into(folder: Path) -> Path:
+    module = folder / "modules/small"
     module.mkdir(parents=True)
     (module / "go.mod").write_text(GO_MOD)
     (module / "go.sum").touch()
     (module / "main.go").write_text(MAIN_GO)
     return Path(shutil.copy(SCRIPT, module.parent))
+
+
+@pytest.fixture(scope="module")
+def first_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a script that has built its module once, and what it printed."""
+    script = copy_into(tmp_path_factory.mktemp("built"))
+    first = run(script)
+    name, path = first.stdout.strip().split("\t")
+    assert name == "small"
+    assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "small\n"
+    assert re.fullmatch(r"small: built in \d+ s", first.stderr.splitlines()[-1])
+    return script.parent.parent, first.stdout
+
+
+@pytest.fixture
+def built_script(first_build: tuple[Path, str], tmp_path: Path) -> Path:
+    """A script like ``script``, which has built its module already."""
+    shutil.copytree(first_build[0], tmp_path / "copy")
+    return tmp_path / "copy/modules/build.py"
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,42 +113,40 @@ def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_build_runs_once_and_its_seconds_are_printed_at_the_end(script: Path) -> None:
-    first = run(script)
-    name, path = first.stdout.strip().split("\t")
-    assert name == "small"
-    assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "small\n"
-    assert re.fullmatch(r"small: built in \d+ s", first.stderr.splitlines()[-1])
-    again = run(script)
-    assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
+def test_a_build_runs_once_and_its_seconds_are_printed_at_the_end(
+    first_build: tuple[Path, str],
+) -> None:
+    folder, printed = first_build
+    again = run(folder / "modules/build.py")
+    assert (again.returncode, again.stdout, again.stderr) == (0, printed, "")
 
 
 @pytest.mark.slow
-def test_after_a_change_of_a_pin_the_earlier_build_is_kept(script: Path) -> None:
-    first = run(script).stdout
-    (script.parent / "small/go.mod").write_text(f"// build: CGO_ENABLED=0\n{GO_MOD}")
-    second = run(script)
+def test_after_a_change_of_a_pin_the_earlier_build_is_kept(built_script: Path) -> None:
+    first = run(built_script).stdout
+    (built_script.parent / "small/go.mod").write_text(f"// build: CGO_ENABLED=0\n{GO_MOD}")
+    second = run(built_script)
     assert "small: built in" in second.stderr
     assert second.stdout != first
-    (script.parent / "small/go.mod").write_text(GO_MOD)
-    assert run(script).stdout == first
+    (built_script.parent / "small/go.mod").write_text(GO_MOD)
+    assert run(built_script).stdout == first
 
 
 @pytest.mark.slow
-def test_a_change_of_the_folders_own_program_is_built(script: Path) -> None:
-    first = run(script).stdout
-    (script.parent / "small/main.go").write_text(MAIN_GO.replace("small", "changed"))
-    second = run(script).stdout
+def test_a_change_of_the_folders_own_program_is_built(built_script: Path) -> None:
+    first = run(built_script).stdout
+    (built_script.parent / "small/main.go").write_text(MAIN_GO.replace("small", "changed"))
+    second = run(built_script).stdout
     assert second != first
     path = second.strip().partition("\t")[2]
     assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "changed\n"
 
 
 @pytest.mark.slow
-def test_a_build_that_was_killed_goes_on(script: Path) -> None:
-    path = Path(run(script).stdout.strip().partition("\t")[2])
+def test_a_build_that_was_killed_goes_on(built_script: Path) -> None:
+    path = Path(run(built_script).stdout.strip().partition("\t")[2])
     path.rename(path.with_suffix(".unfinished")).write_text("half a binary")
-    assert "small: built in" in run(script).stderr
+    assert "small: built in" in run(built_script).stderr
     assert path.read_bytes().startswith(b"\x7fELF")
     assert [each.name for each in path.parent.iterdir()] == ["small"]
 
