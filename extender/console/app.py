@@ -5,6 +5,9 @@ immutable data. The snapshot is taken before they run, on the event loop, becaus
 loop may make one. To add a group of views, add a module with ``routes``, and list it in ``_VIEWS``.
 """
 
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Security
@@ -12,6 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute
 
 from extender.console import (
     capacity,
@@ -111,20 +115,16 @@ def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
 
     ``with_journal``: serve the journal too, because an extender runs in the same process.
     """
-    extra = (journal.routes,) if with_journal else ()
-    return _app(context, *(module.routes for module in _VIEWS), *extra)
+    return _app(context, *_VIEWS, *((journal,) if with_journal else ()))
 
 
 def extender_app(context: Context) -> FastAPI:
     """Return the ASGI application of the extender's second port: probes, metrics, journal."""
-    return _app(context, journal.routes)
+    return _app(context, journal)
 
 
-def _app(context: Context, *groups: APIRouter) -> FastAPI:
-    guarded = context.guard is not None
+def _app(context: Context, *views: ModuleType) -> FastAPI:
     app = FastAPI(
-        dependencies=[Depends(_check)] if guarded else [],
-        responses=_REJECTIONS if guarded else {},
         title="Headroom debug API",
         description="Explains where pods are placed and why, from the data that decided.",
         version="v1",
@@ -134,10 +134,24 @@ def _app(context: Context, *groups: APIRouter) -> FastAPI:
     )
     app.state.context = context
     app.state.kept = {}
-    for group in (_probes, *groups):
-        app.include_router(group)
+    app.router.routes += _routes(context.guard is not None, *views)
     use_problem_details(app, context.replica, lambda: context.settings().mode)
     return app
+
+
+@cache
+def _routes(guarded: bool, *views: ModuleType) -> Sequence[BaseRoute]:
+    """Return the routes of probes and views, which all applications of a process share.
+
+    FastAPI prepares them at the first request, which takes 0.1 s.
+    """
+    router = APIRouter(
+        dependencies=[Depends(_check)] if guarded else [],
+        responses=_REJECTIONS if guarded else {},
+    )
+    for group in (_probes, *(module.routes for module in views)):
+        router.include_router(group)
+    return router.routes
 
 
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
