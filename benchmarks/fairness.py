@@ -20,7 +20,7 @@ import urllib3
 import yaml
 
 from benchmarks.hotpath.machine import machine
-from tests.controlplane import ROOT, ControlPlane
+from tests.controlplane import ROOT, ControlPlane, control_plane
 from tests.e2e.cluster import GPUNODES, PODS, Cluster, pod_manifest
 
 FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
@@ -99,10 +99,7 @@ def main(
 ) -> None:
     """Print how much longer a bind takes during the storm than without it."""
     typer.echo(machine())
-    plane = ControlPlane()
-    try:
-        plane.start()
-        plane.install_crd()
+    with control_plane() as plane:
         cluster = Cluster(plane, ())
         cluster.create()
         for name in ("bound", *(f"busy-{number}" for number in range(8))):
@@ -127,8 +124,6 @@ def main(
                 f"{what:<22} a bind beside {rate:.0f} reports/s takes {stormy / calm:.1f} times as "
                 f"long as without (p99 {p99 / calm:.1f}); {reports[1]} reports rejected"
             )
-    finally:
-        plane.stop()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from benchmarks.scale_objects import (
 )
 from benchmarks.vitals import vitals
 from tests.certificates import Authority
-from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane
+from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane, control_plane
 from tests.e2e.cluster import PODS, SHIPPED, Cluster
 from tests.processes import free_ports
 from tests.waiting import until
@@ -236,10 +236,7 @@ def main(
 ) -> None:
     """Print seconds from kill to ready, and MiB resident."""
     typer.echo(machine())
-    plane = ControlPlane()
-    try:
-        plane.start()
-        plane.install_crd()
+    with control_plane() as plane:
         cluster = Cluster(plane, ())
         cluster.create()
         plane.kill("kube-apiserver")
@@ -302,8 +299,6 @@ def main(
         ):
             met = "met" if figure < goal else "NOT MET"
             typer.echo(f"{what:<20}{figure:>8.1f}  goal {goal:.0f}: {met}")
-    finally:
-        plane.stop()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import typer
 import urllib3
 
 from benchmarks.real.start import start_nothing, start_scheduler
-from tests.controlplane import SCHEDULER_NAME, ControlPlane
+from tests.controlplane import SCHEDULER_NAME, ControlPlane, control_plane
 from tests.e2e.cluster import PODS, REPLICA_SETS, Cluster
 from tests.e2e.nodes import RESOURCE
 from tests.processes import free_ports
@@ -188,11 +188,8 @@ def main(
     ] = "kube-scheduler",
 ) -> None:
     """Print the chosen node for each reason and each weight."""
-    plane = ControlPlane()
     won: dict[tuple[str, str], bool] = {}
-    try:
-        plane.start()
-        plane.install_crd()
+    with control_plane() as plane:
         Cluster(plane, ()).create()
         (port,) = free_ports(1)
         url = start_nothing(plane, port)
@@ -206,8 +203,6 @@ def main(
                 with case.set_up():
                     won[name, column] = case.chosen() == OURS
             plane.kill(scheduler)
-    finally:
-        plane.stop()
     typer.echo(f"{'the other node is or has':<38}" + "  ".join(f"{c:>13}" for c in COLUMNS))
     for name in REASONS:
         wins = ("extender" if won[name, column] else "-" for column in COLUMNS)

@@ -49,7 +49,7 @@ from benchmarks.packing.workload import (
     read_pods,
 )
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source
-from tests.controlplane import ControlPlane
+from tests.controlplane import control_plane
 from tests.e2e.cluster import NAMESPACE, PODS, scheduling_message
 from tests.e2e.nodes import RESOURCE
 
@@ -344,10 +344,7 @@ def _inflated(
     others: str,
     alone: bool,
 ) -> Inflation:
-    plane = ControlPlane()
-    try:
-        plane.start()
-        plane.install_crd()
+    with control_plane() as plane:
         there = Fleetful(plane, nodes, pools)
         there.create()
 
@@ -358,8 +355,6 @@ def _inflated(
         with placing(policy, there, rule, others, alone) as scheduler:
             judge = Judge(places(nodes, "vram", REPLICAS))
             return Play(Filters(nodes, pools), demand, judge, scheduler).inflate(asks, order)
-    finally:
-        plane.stop()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from extender.app.probes import probes_app
+from extender.app.probes import probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
@@ -22,9 +22,7 @@ from extender.observability.metrics import CertificateCollector
 from extender.observability.taint_metrics import TaintTelemetry
 from extender.periodic import Loops
 from extender.recorder.election import RETRY_S, Election
-from extender.server.http_limits import PeerProtocol
-from extender.server.ports import Port, serve_ports
-from extender.server.tls import ServerTls
+from extender.server.ports import serve_ports
 
 LEASE_NAME = "headroom-device-taints"
 WATCHED = ("gpunodes", "leases", "resourceslices")
@@ -81,9 +79,7 @@ async def serve_device_taints(
         loops.start("election", compete, RETRY_S, unready=unlisted)
         loops.start("taint", controller.round, EVERY_S, changed, LEAST_S, unlisted)
 
-    app = probes_app("Headroom device taints", not_ready, loops.stuck, telemetry.exposition)
-    tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-    port = Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)
+    port = probes_port("Headroom device taints", settings, not_ready, loops, telemetry.exposition)
     sources.start()
     try:
         await serve_ports([port], announce, started=started)

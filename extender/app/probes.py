@@ -7,6 +7,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from extender.config.settings import Settings
+from extender.periodic import Loops
+from extender.server.http_limits import PeerProtocol
+from extender.server.ports import Port
+from extender.server.tls import ServerTls
+
 
 def probes_app(
     title: str,
@@ -31,3 +37,16 @@ def probes_app(
     for path, answer in (("healthz", healthz), ("readyz", readyz), ("metrics", metrics)):
         app.router.add_route(f"/{path}", answer, methods=["GET"])
     return app
+
+
+def probes_port(
+    title: str,
+    settings: Settings,
+    not_ready: Callable[[], str],
+    loops: Loops,
+    exposition: Callable[[bool], bytes],
+) -> Port:
+    """Return the debug port of the settings, which serves only probes and metrics."""
+    app = probes_app(title, not_ready, loops.stuck, exposition)
+    tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
+    return Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)

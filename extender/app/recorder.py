@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from extender.app.probes import probes_app
+from extender.app.probes import probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
@@ -24,9 +24,7 @@ from extender.recorder.past_lives import PastLives
 from extender.recorder.pod_facts import ObservedPod, read_pod
 from extender.recorder.prometheus_history import LOOK_S, MAX_TIMEOUT_S, HistoryReader, Source
 from extender.recorder.rounds import Observed, Recorder
-from extender.server.http_limits import PeerProtocol
-from extender.server.ports import Port, serve_ports
-from extender.server.tls import ServerTls
+from extender.server.ports import serve_ports
 
 LEASE_NAME = "headroom-recorder"
 #: Seconds between two rounds.
@@ -77,9 +75,7 @@ async def serve_recorder(
         if history is not None:
             loops.start("history", history.look, LOOK_S, unready=not_ready)
 
-    app = probes_app("Headroom recorder", not_ready, loops.stuck, telemetry.exposition)
-    tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-    port = Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)
+    port = probes_port("Headroom recorder", settings, not_ready, loops, telemetry.exposition)
     sources.start()
     try:
         await serve_ports([port], announce, started=started)

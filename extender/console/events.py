@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, HTTPException, Query
 from pydantic import BaseModel
+from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
@@ -61,6 +62,22 @@ class EventView(BaseModel):
 class EventsBody(Body):
     #: The oldest first.
     events: list[EventView]
+
+
+def counted(state: State, name: str, most: int, message: str) -> Callable[[], None]:
+    """Count one more stream in the application's state, and return what to call when it ends.
+
+    Raise status 503 with the message if ``most`` streams of this name are open.
+    """
+    streams = getattr(state, name, 0)
+    if streams >= most:
+        raise HTTPException(503, f"{most} {message}")
+    setattr(state, name, streams + 1)
+
+    def closed() -> None:
+        setattr(state, name, getattr(state, name) - 1)
+
+    return closed
 
 
 class TimedStream(StreamingResponse):

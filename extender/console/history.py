@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from extender.console.decisions import moment_s
 from extender.console.devices import NodeName, Uuid
-from extender.console.events import TimedStream
+from extender.console.events import TimedStream, counted
 from extender.console.explain import Namespace, PodName
 from extender.console.history_ranges import Query as RangeQuery
 from extender.console.history_ranges import Range, of_device, of_fleet, of_pod
@@ -197,14 +197,7 @@ def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float]
 )
 async def stream(context: InContext, request: Request) -> Response:
     """Send the whole history to another console that starts, as lines of JSON."""
-    state = request.app.state
-    streams = getattr(state, _STREAMS, 0)
-    if streams >= MAX_STREAMS:
-        raise HTTPException(503, f"{MAX_STREAMS} consoles read the history already")
-    setattr(state, _STREAMS, streams + 1)
-
-    def closed() -> None:
-        setattr(state, _STREAMS, getattr(state, _STREAMS) - 1)
+    closed = counted(request.app.state, _STREAMS, MAX_STREAMS, "consoles read the history already")
 
     async def lines() -> AsyncGenerator[bytes]:
         history = context.history

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.console.events import TimedStream
+from extender.console.events import TimedStream, counted
 from extender.console.view_context import Context, InContext
 from extender.observability.journal_stream import Cursor, StateLine, encode
 
@@ -46,14 +46,7 @@ async def journal(
     JSON. A line replaces the earlier lines of its decision; the line of assumed binds and
     nominations replaces the one before. The stream begins with all decisions on record, or
     with those after the version ``after``."""
-    state = request.app.state
-    streams = getattr(state, _STREAMS, 0)
-    if streams >= MAX_STREAMS:
-        raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
-    setattr(state, _STREAMS, streams + 1)
-
-    def closed() -> None:
-        setattr(state, _STREAMS, getattr(state, _STREAMS) - 1)
+    closed = counted(request.app.state, _STREAMS, MAX_STREAMS, "clients read the journal already")
 
     cursor = Cursor(
         context.journal.own, after if replica == context.replica else 0, context.assumed

@@ -65,17 +65,7 @@ class Kind:
 
     name: str
     path: str
-    type: (
-        type[Pod]
-        | type[Node]
-        | type[Namespace]
-        | type[GPUNode]
-        | type[Lease]
-        | type[ResourceSlice]
-        | type[ResourceClaim]
-        | type[PodDisruptionBudget]
-        | type[VRAMProfile]
-    )
+    type: type[Listed]
     decode: Callable[[msgspec.Raw], KubeObject]
     seen: Callable[[Any, float], Event]
     gone: Callable[[ObjectMeta], Event]

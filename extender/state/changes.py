@@ -198,17 +198,7 @@ Listed = (
 class Relisted:
     """A complete list of one kind. Objects that are not in it have been deleted."""
 
-    kind: (
-        type[Pod]
-        | type[Node]
-        | type[Namespace]
-        | type[GPUNode]
-        | type[Lease]
-        | type[ResourceSlice]
-        | type[ResourceClaim]
-        | type[PodDisruptionBudget]
-        | type[VRAMProfile]
-    )
+    kind: type[Listed]
     objects: tuple[Listed, ...]
     at_s: float
 

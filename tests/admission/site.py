@@ -251,6 +251,21 @@ def webhooks(url: str, authority: Authority | Certificate) -> Iterator[dict[str,
 
 
 @contextlib.contextmanager
+def counting(plane: ControlPlane, folder: Path) -> Iterator[None]:
+    """Run a webhook that counts GPU memory in pods and in templates of queued Jobs."""
+    authority, (port,) = Authority(folder, "ca"), free_ports(1)
+    with contextlib.ExitStack() as undo:
+        name, kubeconfig = "counting-webhook", plane.kubeconfig()
+        webhook = start_webhook(plane, name, authority, kubeconfig, port=port, count_vram=True)
+        undo.callback(webhook.stop)
+        for each in webhooks(webhook.url, authority):
+            path = f"{ADMISSION}/{each['kind'].lower()}s"
+            plane.call("POST", path, each)
+            undo.callback(plane.call, "DELETE", f"{path}/{each['metadata']['name']}")
+        yield
+
+
+@contextlib.contextmanager
 def installed(plane: ControlPlane) -> Iterator[Site]:
     site = Site(plane)
     try:

@@ -1,15 +1,12 @@
 """A ResourceQuota of GPU memory on a real API server, without the in-tree mirror."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.admission.server import start_webhook
-from tests.admission.site import ADMISSION, webhooks
-from tests.certificates import Authority
+from tests.admission.site import counting
 from tests.controlplane import ApiRefused, ControlPlane
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, quota_controller
 from tests.e2e.conftest import NewCluster
@@ -17,10 +14,8 @@ from tests.e2e.nodes import Shape
 from tests.e2e.test_cordoning import plugin
 from tests.e2e.test_evictions import MERGE
 from tests.e2e.test_mirror import QUOTAS
-from tests.processes import free_ports
 
 COUNTED = "requests.headroom.gpu/vram-bytes"
-WEBHOOK = "counting-webhook"
 
 
 @pytest.fixture
@@ -28,17 +23,8 @@ def cluster(
     plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path
 ) -> Iterator[PlayedCluster]:
     """One node of one GPU, a webhook that counts memory, and the controller of quotas."""
-    cluster, authority, (port,) = new_cluster(1, Shape()), Authority(tmp_path, "ca"), free_ports(1)
-    with contextlib.ExitStack() as undo:
-        webhook = start_webhook(
-            plane, WEBHOOK, authority, plane.kubeconfig(), port=port, count_vram=True
-        )
-        undo.callback(webhook.stop)
-        for each in webhooks(webhook.url, authority):
-            path = f"{ADMISSION}/{each['kind'].lower()}s"
-            plane.call("POST", path, each)
-            undo.callback(plane.call, "DELETE", f"{path}/{each['metadata']['name']}")
-        undo.enter_context(quota_controller(plane))
+    cluster = new_cluster(1, Shape())
+    with counting(plane, tmp_path), quota_controller(plane):
         cluster.bring_up()
         yield cluster
 

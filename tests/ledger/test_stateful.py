@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from contract.annotations import VRAM
-from contract.gpunode import Device, GPUNodeStatus, Replicas
+from contract.gpunode import GPUNodeStatus
 from contract.kube import (
     Container,
     Node,
@@ -34,6 +34,7 @@ from extender.state.changes import Event, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans, uninitialised
 from tests.blocking import Ledger
+from tests.builders import shared
 from tests.examples import examples
 from tests.judge import excess
 
@@ -46,16 +47,7 @@ calls = st.sampled_from(["read_gpunode", "read_pod", "write_spec", "bind", "touc
 
 
 def report(name: str, number: int) -> GPUNodeStatus:
-    device = Device(
-        uuid=f"GPU-{name}",
-        memory_bytes=MEMORY_BYTES,
-        reserved_bytes=0,
-        used_bytes=0,
-        unattributed_bytes=0,
-        sharing="time-slicing",
-        resource=RESOURCE,
-        replicas=Replicas(free=8),
-    )
+    device = shared(f"GPU-{name}", free=8, memory_bytes=MEMORY_BYTES, resource=RESOURCE)
     return GPUNodeStatus(
         observed_at="1970-01-01T00:00:00Z", devices=[device], agent_version=str(number)
     )

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import msgspec
 
 from contract.annotations import PLACEMENT, STARTUP, VRAM
-from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Replicas
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import (
     Container,
     Node,
@@ -36,6 +36,7 @@ from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.blocking import Ledger
+from tests.builders import shared
 from tests.judge import excess
 from tests.model.explorer import Deed, Program
 from tests.model.world import World, WorldStore, changed
@@ -56,16 +57,7 @@ def pod(name: str, asked_bytes: int, uid: str = "", alone: bool = False) -> Pod:
 
 
 def gpunode(name: str, initialised: bool = True) -> GPUNode:
-    device = Device(
-        uuid=f"GPU-{name}",
-        memory_bytes=MEMORY_BYTES,
-        reserved_bytes=0,
-        used_bytes=0,
-        unattributed_bytes=0,
-        sharing="time-slicing",
-        resource=RESOURCE,
-        replicas=Replicas(free=4),
-    )
+    device = shared(f"GPU-{name}", memory_bytes=MEMORY_BYTES, resource=RESOURCE)
     return GPUNode(
         metadata=ObjectMeta(name=name, uid=name),
         spec=GPUNodeSpec(initialised=initialised),

@@ -1,15 +1,12 @@
 """Queues of a real Kueue that count GPU memory: docs/how-to/kueue.md."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.admission.server import start_webhook
-from tests.admission.site import ADMISSION, webhooks
-from tests.certificates import Authority
+from tests.admission.site import counting
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
@@ -27,25 +24,6 @@ from tests.neighbours.queues import (
     queues,
     workload_of,
 )
-from tests.processes import free_ports
-
-WEBHOOK = "counting-webhook"
-
-
-@contextlib.contextmanager
-def counting(plane: ControlPlane, scratch: Path) -> Iterator[None]:
-    """Run Headroom's webhook, which counts GPU memory in pods and in templates of queued Jobs."""
-    authority, (port,) = Authority(scratch, "ca"), free_ports(1)
-    with contextlib.ExitStack() as undo:
-        webhook = start_webhook(
-            plane, WEBHOOK, authority, plane.kubeconfig(), port=port, count_vram=True
-        )
-        undo.callback(webhook.stop)
-        for each in webhooks(webhook.url, authority):
-            path = f"{ADMISSION}/{each['kind'].lower()}s"
-            plane.call("POST", path, each)
-            undo.callback(plane.call, "DELETE", f"{path}/{each['metadata']['name']}")
-        yield
 
 
 @pytest.fixture
