@@ -21,7 +21,7 @@ import urllib3
 import yaml
 from kubernetes.client import Configuration
 
-from tests.certificates import Authority, Certificate
+from tests.certificates import Authority, Certificate, make_api_certificate
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
@@ -59,7 +59,8 @@ START_TIMEOUT_S = 180.0
 @cache
 def built(*names: str) -> dict[str, Path]:
     """Return the paths of pinned binaries by name. Builds missing ones; progress goes to stderr."""
-    command = [sys.executable, str(ROOT / "tests/gobin/build.py"), *names]
+    build = str(ROOT / "tests/gobin/build.py")
+    command = ["env", "-u", "GOMAXPROCS", sys.executable, build, *names]  # compile on all cores
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return {
         name: Path(path) for name, path in (line.split("\t") for line in answer.stdout.splitlines())
@@ -154,6 +155,7 @@ class ControlPlane(Processes):
             capture_output=True,
         )
         self.clients_ca = Authority(self.folder, "clients-ca")
+        make_api_certificate(self.ca_file, self.address)
         users = "".join(f"{token},{user},{user}\n" for token, user in TOKENS.items())
         admin = f'{ADMIN_TOKEN},admin,admin,"system:masters"\n'
         (self.folder / "tokens.csv").write_text(admin + users)
@@ -392,9 +394,9 @@ def scheduler_configuration(
 
 
 @contextlib.contextmanager
-def control_plane() -> Iterator[ControlPlane]:
+def control_plane(kind: type[ControlPlane] = ControlPlane) -> Iterator[ControlPlane]:
     """A running control plane with the CRD installed."""
-    plane = ControlPlane()
+    plane = kind()
     try:
         plane.start()
         plane.install_crd()
