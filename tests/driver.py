@@ -42,7 +42,10 @@ def cuda_folder() -> Path:
 def _built(source: Path, kind: str, name: str, missing: Sequence[str] = ()) -> Path:
     hidden = "".join(f"{each}; " for each in missing)
     exports = f"{{ global: *; {f'local: {hidden}' if hidden else ''}}};\n"
-    digest = hashlib.sha256(source.read_bytes() + exports.encode()).hexdigest()[:16]
+    flags = ["-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    flags.append(f"-Wl,-soname,{name}")
+    built_from = source.read_bytes() + "".join([exports, *flags]).encode()
+    digest = hashlib.sha256(built_from).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"headroom-fake-{kind}-{os.getuid()}-{digest}"
     library = folder / name
     if not library.exists():
@@ -55,7 +58,6 @@ def _built(source: Path, kind: str, name: str, missing: Sequence[str] = ()) -> P
         built = folder / f"building-{os.getpid()}"
         script = built.with_suffix(".map")
         script.write_text(exports)
-        flags = ["-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
         flags.append(f"-Wl,--version-script={script}")
         done = subprocess.run(
             ["gcc", *flags, "-o", built, source], capture_output=True, text=True, check=False

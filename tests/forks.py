@@ -1,8 +1,8 @@
 """Runs Headroom's commands like ``python -m``, in forked processes that need no imports.
 
 A new interpreter takes two seconds of CPU to import all of Headroom. So one process per session
-imports it, and forks the others. Do not use it for commands that need LD_PRELOAD or
-LD_LIBRARY_PATH, which are read when a program starts, or that execute themselves again.
+imports it, and forks the others. Do not use it for commands that need LD_PRELOAD, which is read
+when a program starts, that execute themselves again, or whose memory or imports a test looks at.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,7 +27,9 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
     [
         *("extender.app.cli", "extender.app.embedded", "extender.app.cluster"),
-        *("extender.app.webhook", "tests.frozen"),
+        *("extender.app.webhook", "agent.sampler", "agent.once_report", "agent.http_endpoints"),
+        *("agent.gate_service", "agent.status_writer", "agent.kube_publisher", "pynvml"),
+        *("agent.steering.preferred_allocation", "tests.frozen"),
     ]
 )
 
@@ -43,7 +46,7 @@ def without_main() -> None:
 def pipe() -> tuple[Connection, Connection]:
     """Return a connection to read a process's output from, and one to pass to the process.
 
-    Close the second one after the process has started.
+    Close the second one after the process has started. For a process's input, pass the first one.
     """
     return _forks.Pipe(duplex=False)
 
@@ -78,6 +81,7 @@ class Forked:
         log: Path,
         env: Mapping[str, str],
         stdout: Connection | Path | None = None,
+        stdin: Connection | None = None,
         inside: Callable[[], None] | None = None,
     ) -> None:
         """Start the command in the folder of ``log``. ``env`` is its whole environment.
@@ -85,7 +89,7 @@ class Forked:
         Its output is appended to ``log``; standard output goes to ``stdout`` if that is given. The
         process calls ``inside`` before the command.
         """
-        parameters = (module, list(arguments), log, dict(env), stdout, inside)
+        parameters = (module, list(arguments), log, dict(env), stdout, stdin, inside)
         # Daemonic: this process can end without waiting for it.
         self._process = _forks.Process(target=_run, args=parameters, daemon=True)
         with _lock:
@@ -124,6 +128,7 @@ def _run(
     log: Path,
     env: Mapping[str, str],
     stdout: Connection | Path | None,
+    stdin: Connection | None,
     inside: Callable[[], None] | None,
 ) -> None:
     # End with the fork server, which ends with the session.
@@ -138,6 +143,13 @@ def _run(
     if stdout is not None:
         with stdout.open("ab") if isinstance(stdout, Path) else stdout as output:
             os.dup2(output.fileno(), 1)
+    if stdin is not None:
+        with stdin:
+            os.dup2(stdin.fileno(), 0)
+        sys.stdin = os.fdopen(0)  # multiprocessing has replaced it
+    for each in filter(None, env.get("PYTHONWARNINGS", "").split(",")):
+        warnings.simplefilter(each)  # type: ignore[arg-type]
+    _load_libraries(env)
     if inside is not None:
         inside()
     # The Kubernetes client reads KUBECONFIG only when it is imported.
@@ -146,3 +158,13 @@ def _run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _load_libraries(env: Mapping[str, str]) -> None:
+    """Load the libraries in LD_LIBRARY_PATH, which the linker reads only when a program starts.
+
+    Later, the linker finds them by their names.
+    """
+    for folder in filter(None, env.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
+        for library in Path(folder).glob("lib*.so.1"):
+            ctypes.CDLL(str(library))

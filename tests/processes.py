@@ -70,11 +70,18 @@ class Processes:
                 start_new_session=True,  # Ctrl-C reaches only the tests
             )
 
-    def fork(self, name: str, module: str, *arguments: str, env: Mapping[str, str]) -> None:
+    def fork(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        env: Mapping[str, str],
+        inside: Callable[[], None] | None = None,
+    ) -> None:
         """Start a command of Headroom like ``python -m``; see tests/forks.py."""
         log = self.folder / f"{name}.log"
         log.touch()
-        self._processes[name] = Forked(module, arguments, log, {**os.environ, **env})
+        self._processes[name] = Forked(module, arguments, log, {**os.environ, **env}, inside=inside)
 
     def kill(self, name: str) -> None:
         """Send SIGKILL and wait until the process has ended."""

@@ -18,6 +18,7 @@ from agent.kube_publisher import KubernetesPublisher
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml import Gate
 from agent.status_writer import StatusWriter
+from tests import forks
 from tests.agent.host import Tree
 from tests.agent.installed_agent import installed
 from tests.agent.limited import UIDS, library
@@ -63,14 +64,8 @@ def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
 
     def run(table: str, *flags: str) -> dict[str, Any]:
         Path(environment["FAKE_NVML_TABLE"]).write_text(table)
-        done = subprocess.run(
-            [sys.executable, "-m", "agent", "--once", "--json", "--pause", "0", *flags],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        command = ("agent", "--once", "--json", "--pause", "0", *flags)
+        done = forks.run(*command, env=environment)
         assert done.returncode in (0, 1), done.stderr  # 1: something is not well
         status: dict[str, Any] = json.loads(done.stdout)
         return status
@@ -81,15 +76,28 @@ def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
 class Survey:
     """The agent's survey in a separate process, on a driver that a test controls."""
 
-    def __init__(self, driver: Driver, environment: dict[str, str], *flags: str) -> None:
+    def __init__(
+        self, driver: Driver, environment: dict[str, str], *flags: str, fork: bool
+    ) -> None:
         self.driver = driver
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.agent.stepper", *flags],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        output, theirs = forks.pipe()
+        their_input, ours = forks.pipe()
+        self._process: subprocess.Popen[bytes] | forks.Forked
+        if fork:
+            log = Path(environment["FAKE_NVML_TABLE"]).with_name("stepper.log")
+            parameters = (flags, log, environment, theirs, their_input)
+            self._process = forks.Forked("tests.agent.stepper", *parameters)
+        else:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.agent.stepper", *flags],
+                env=environment,
+                stdin=their_input.fileno(),
+                stdout=theirs.fileno(),
+            )
+        theirs.close()
+        their_input.close()
+        self._commands = os.fdopen(os.dup(ours.fileno()), "w")
+        self._answers = os.fdopen(os.dup(output.fileno()))
 
     def step(self) -> dict[str, Any]:
         """The status that the next sample makes."""
@@ -106,29 +114,32 @@ class Survey:
         return status
 
     def ask(self, command: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        self._commands.write(command + "\n")
+        self._commands.flush()
+        answer: dict[str, Any] = json.loads(self._answers.readline())
         return answer
 
     def end(self) -> None:
         """Like the end of any agent: at once, whatever hangs."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._commands.close()
+        self._answers.close()
 
 
 @pytest.fixture
 @starts_processes
 def survey(environment: dict[str, str]) -> Iterator[Callable[..., Survey]]:
-    """Start a survey of these GPUs; given a driver instead, another agent on the same one."""
+    """Start a survey of these GPUs; given a driver instead, another agent on the same one.
+
+    A forked survey finds only a driver library that is there when it starts.
+    """
     started: list[Survey] = []
 
-    def start(on: list[Gpu] | Driver, *flags: str) -> Survey:
+    def start(on: list[Gpu] | Driver, *flags: str, fork: bool = True) -> Survey:
         table = Path(environment["FAKE_NVML_TABLE"])
         driver = on if isinstance(on, Driver) else Driver(table, on)
-        started.append(Survey(driver, environment, *flags))
+        started.append(Survey(driver, environment, *flags, fork=fork))
         return started[-1]
 
     yield start

@@ -79,6 +79,7 @@ def test_a_kernel_without_high_water_marks_is_no_fault(
     assert (marks(found), SourceReading("limits") in found) == ([], True)
 
 
+@pytest.mark.slow  # starts an agent
 def test_high_water_marks_are_in_the_report(whole: Whole) -> None:
     limited = whole.cgroup(UIDS[0])
     address = "0000:01:00.0"  # as the fake library numbers its first device

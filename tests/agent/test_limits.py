@@ -29,6 +29,7 @@ from tests.driver import GIB
 from tests.threads import begun_since
 
 
+@pytest.mark.slow  # starts an agent
 def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whole: Whole) -> None:
     limited, counted, neither = map(whole.cgroup, UIDS[:3])
     whole.driver.say(
@@ -57,6 +58,7 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
     ]
 
 
+@pytest.mark.slow  # starts an agent
 def test_a_driver_before_r615_is_reported_to_have_none(whole: Whole) -> None:
     whole.missing = (CALL,)
     status = reported(whole, "--pause", "0.1")

@@ -124,7 +124,7 @@ def test_a_driver_library_that_comes_after_the_agent_is_found(
     library = Path(environment["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1"
     (folder := tmp_path / "lib").mkdir()
     environment["LD_LIBRARY_PATH"] = str(folder)
-    agent = survey([h100("GPU-a")])
+    agent = survey([h100("GPU-a")], fork=False)
     assert "Shared Library Not Found" in ready(agent.step())[1]
     shutil.copy(library, folder)
     status = agent.step()

@@ -53,6 +53,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     built.stop()
 
 
+@pytest.mark.slow  # starts an agent
 def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
     done = whole.once("--pause", "0.2")
     assert "Traceback" not in done.stderr, done.stderr
@@ -64,6 +65,7 @@ def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
     assert there[1] == printed, f"docs/how-to/see-gpu-use.md should contain:\n{printed}"
 
 
+@pytest.mark.slow  # starts an agent
 def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:
     done = whole.once("--json", "--pause", "0")
     assert done.returncode == 1
@@ -73,6 +75,7 @@ def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:
     assert whole.once("--json", "--pause", "0").returncode == 0
 
 
+@pytest.mark.slow  # starts an agent
 def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path) -> None:
     instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
     whole = Whole(tmp_path, [Gpu("GPU-a", instances=instances)], 1)
@@ -90,6 +93,7 @@ def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path)
     assert any("checkpoint absent" in line for line in lines)
 
 
+@pytest.mark.slow  # starts an agent
 def test_an_invalid_pause_is_rejected_with_an_example(whole: Whole) -> None:
     done = whole.once("--pause", "nan")
     assert done.returncode == 2

@@ -32,6 +32,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
         pytest.param("mps", "mps", id="all in the list of MPS alone"),
     ],
 )
+@pytest.mark.slow  # starts an agent
 def test_a_process_in_several_lists_of_the_driver_is_counted_once(
     whole: Whole, clients: str, server: str
 ) -> None:

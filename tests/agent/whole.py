@@ -8,14 +8,14 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from tests.driver import AGENT_PATH, Driver, Gpu, library_folder
+from tests import forks
+from tests.driver import Driver, Gpu, library_folder
 from tests.standin.allocations import RESOURCE, Container, Pod
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
@@ -101,14 +101,8 @@ class Whole:
     def once(self, *flags: str) -> subprocess.CompletedProcess[str]:
         """The output of `headroom agent --once`."""
         kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-        return subprocess.run(
-            [sys.executable, "-m", "headroom", "agent", "--once", *self.flags, *flags],
-            env=kept | self.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "gpu-node-7"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        env = kept | self.environment | {"NODE_NAME": "gpu-node-7"}
+        return forks.run("headroom", "agent", "--once", *self.flags, *flags, env=env)
 
     def process(self, pid: int, command: str, cgroup: str) -> Path:
         folder = self.proc / str(pid)

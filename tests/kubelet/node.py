@@ -12,8 +12,8 @@ import contextlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import grpc
 import yaml
 
 from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
-from tests.driver import AGENT_PATH, Driver, Gpu, library_folder, mig_minors
+from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.door import Door
 from tests.kubelet.node_objects import (
     INSIDE,
@@ -32,6 +32,7 @@ from tests.kubelet.node_objects import (
     kubelet_configuration,
     numa_files,
     plugin_configuration,
+    see_only,
 )
 from tests.kubelet.pod_resources import Held, answer, podresources
 from tests.kubelet.runtime import Runtime
@@ -216,15 +217,14 @@ class Node(Processes):
         self._show("nvidia-device-plugin")
         (port,) = free_ports(1)
         self.runtime.reach = {"HOST_IP": "127.0.0.1", "HEADROOM_AGENT_PORT": str(port)}
-        self._spawn_inside(
-            "agent",
-            *(sys.executable, "-m", "agent", f"--node={self.name}", "--interval=1"),
-            "--heartbeat=10",
+        self.fork(
+            *("agent", "agent", f"--node={self.name}", "--interval=1", "--heartbeat=10"),
             f"--proc={proc}",
             f"--listen=127.0.0.1:{port}",
             "--local-port=0",
             *flags,
-            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": AGENT_PATH},
+            env=self._driver_environment() | {"KUBECONFIG": str(kubeconfig)},
+            inside=partial(see_only, self.folder),
         )
 
     def _show(self, process: str) -> None:
@@ -346,14 +346,15 @@ class Node(Processes):
     def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         self.spawn(
             name,
-            *("unshare", "--mount", "sh", "-c", INSIDE, "sh", str(self.folder)),
-            *command,
-            env={
-                "LD_LIBRARY_PATH": str(library_folder()),
-                "FAKE_NVML_TABLE": str(self.driver.table),
-                **(env or {}),
-            },
+            *("unshare", "--mount", "sh", "-c", INSIDE, "sh", str(self.folder), *command),
+            env={**self._driver_environment(), **(env or {})},
         )
+
+    def _driver_environment(self) -> dict[str, str]:
+        return {
+            "LD_LIBRARY_PATH": str(library_folder()),
+            "FAKE_NVML_TABLE": str(self.driver.table),
+        }
 
     def _kubeconfig(self, port: int | None = None) -> dict[str, Any]:
         url = f"https://{self.plane.address}:{port or self.plane.port}"

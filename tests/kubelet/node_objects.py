@@ -1,6 +1,8 @@
 """Pods, configuration and files of a node with real kubelet and plugin."""
 
+import ctypes
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,17 @@ mount --bind cdi /run/cdi
 while read -r path; do mount --bind "over$path" "$path"; done < covered
 exec "$@"
 """
+
+_CLONE_NEWNS = 0x20000
+
+
+def see_only(folder: Path) -> None:
+    """Let this process see the node in ``folder`` as its machine, as ``INSIDE`` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "the process gets no mount namespace of its own")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["sh", "-c", INSIDE, "sh", str(folder), "true"], check=True)
 
 
 def gpu_pod(name: str, resource: str = RESOURCE, **spec: Any) -> dict[str, Any]:
