@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.idle import MAX_IDLE, REPORTED_AFTER_S, IdleTimes
+from agent.idle import IdleTimes
 from agent.probes.readings import ActivityReading
 from contract.gpunode import PodUse
 from tests.agent.lives import BOOTED, GIB, Node, seconds_of
+
+MAX_IDLE = 4096
+REPORTED_AFTER_S = 300.0
 
 A = "GPU-a", "c1"
 

@@ -4,10 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.peaks import FORGOTTEN_AFTER_S, MAX_LIVES, Life, Lives, Peaks
-from agent.status_builder import MAX_ROWS_WITH_PEAKS
+from agent.peaks import Life, Lives, Peaks
 from tests.agent.lives import GIB, MIB, Node, seconds_of
 from tests.agent.measured_peaks import A, node, peaks
+
+MAX_LIVES = 4096
+MAX_ROWS_WITH_PEAKS = 2048
+FORGOTTEN_AFTER_S = 600.0
 
 __all__ = ["node"]
 

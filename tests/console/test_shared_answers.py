@@ -15,11 +15,13 @@ from starlette.responses import Response
 
 from extender.console.app import _VIEWS
 from extender.console.auth import GetPod, ReadPath
-from extender.console.shared_answers import MOST_ANSWERS, MOST_BYTES, SHARED_S, SharedAnswers
+from extender.console.shared_answers import MOST_ANSWERS, MOST_BYTES, SharedAnswers
 from tests.console.asking import Asked
 from tests.console.test_auth import World
 from tests.console.test_visible_pods import OWN, VIEWS, world
 from tests.controlplane import ROOT
+
+SHARED_S = 0.25
 
 SHARED = (
     *("/v1/fleet", "/v1/map", "/v1/nodes?limit=50", "/v1/overview", "/v1/pods", "/v1/pools"),

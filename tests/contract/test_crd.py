@@ -160,6 +160,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
 
 
 def test_memory_is_in_bytes_and_never_absurd() -> None:
+    assert MAX_DEVICE_BYTES == 16 << 40
     memory = [
         *(f".status.devices[].{name}" for name in ("memory", "reserved", "used", "unattributed")),
         *(f".status.pods[].{name}" for name in ("used", "peak", "startupPeak")),
@@ -168,9 +169,9 @@ def test_memory_is_in_bytes_and_never_absurd() -> None:
     for path in memory:
         assert (LEVELS[path]["minimum"], LEVELS[path]["maximum"]) == (0, MAX_DEVICE_BYTES)
         assert "bytes" in LEVELS[path]["description"].lower()
-    assert LEVELS[".status.devices"]["maxItems"] == g.MAX_DEVICES
+    assert LEVELS[".status.devices"]["maxItems"] == g.MAX_DEVICES == 256
     for name in ("free", "allocated", "unhealthy"):
-        assert LEVELS[f".status.devices[].replicas.{name}"]["maximum"] == g.MAX_REPLICAS
+        assert LEVELS[f".status.devices[].replicas.{name}"]["maximum"] == g.MAX_REPLICAS == 1024
 
 
 def node() -> Schema:

@@ -12,16 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, ObjectMeta
-from extender.controllers.device_taints import LIST_EVERY_S, DeviceTaintsController, Reports
+from extender.controllers.device_taints import DeviceTaintsController, Reports
 from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.claims import Claims
 from extender.kube.client import KubeApi, Listing
 from extender.kube.taint_rules import NOT_SERVED, TaintRules
 from extender.observability.taint_metrics import TaintTelemetry
 from extender.state.changes import ClaimSeen, GPUNodeGone, GPUNodeSeen, HeartbeatSeen, SliceSeen
-from extender.state.taint_decisions import FIRST_HOLD_S
 from tests.monitoring.documented import documented
 from tests.state.test_claimed_devices import claim, piece, report
+
+FIRST_HOLD_S = 3.0
+LIST_EVERY_S = 60.0
 
 GIB = 1 << 30
 STALE_AFTER_S = 90.0

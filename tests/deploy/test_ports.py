@@ -54,7 +54,7 @@ def test_no_pod_reaches_what_the_probes_of_the_agent_ask(platform: str) -> None:
     assert "hostNetwork" not in spec
     (container,) = spec["containers"]
     local_port = read_settings([], {"NODE_NAME": "n"}).local_port
-    assert local_port == PORT
+    assert local_port == PORT == 9411
     assert local_port not in set(named(container["ports"]))
     for name, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[name]["exec"] == {

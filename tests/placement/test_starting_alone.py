@@ -24,7 +24,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, understand
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
-from extender.placement.start_phase import STUCK_AFTER_S, Start, StartEnd
+from extender.placement.start_phase import Start, StartEnd
 from extender.state.kept_fields import kept_pod
 from tests.builders import (
     DISTRIBUTED,
@@ -43,6 +43,8 @@ from tests.builders import (
     use,
     weighed,
 )
+
+STUCK_AFTER_S = 60.0
 
 ALONE = {STARTUP: "alone"}
 WAITS = Reason.OTHER_STARTING

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.recommend.histogram import (
-    MAX_BUCKETS,
     Histogram,
     bucket_of,
     highest,
@@ -13,6 +12,8 @@ from extender.recommend.histogram import (
     upper_end,
     weight_above,
 )
+
+MAX_BUCKETS = 64
 
 GIB = 1 << 30
 DAY_S = 86400.0

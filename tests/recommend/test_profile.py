@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 from extender.recommend.estimate import estimate, student_t
 from extender.recommend.histogram import Histogram
 from extender.recommend.lives import DAY_S, HOUR_S, Ending, Life, Track
-from extender.recommend.profile import (
-    ANY_PROGRAM,
-    MAX_CONTAINERS,
-    MAX_PROGRAMS,
-    ContainerProfile,
-    Missing,
-    Profile,
-)
+from extender.recommend.profile import ANY_PROGRAM, ContainerProfile, Missing, Profile
+
+MAX_PROGRAMS = 8
+MAX_CONTAINERS = 16
 
 GIB = 1 << 30
 MIB = 1 << 20

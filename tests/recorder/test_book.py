@@ -11,17 +11,14 @@ from extender.recommend.histogram import upper_end
 from extender.recommend.lives import Ending, Life
 from extender.recommend.profile_status import restored
 from extender.recommend.programs import Family, Program
-from extender.recorder.book import (
-    ENDED_EVERY_S,
-    FORGOTTEN_AFTER_S,
-    MAX_PENDING,
-    RUNNING_EVERY_S,
-    Owned,
-    ProfileBook,
-    Write,
-)
+from extender.recorder.book import Owned, ProfileBook, Write
 from extender.recorder.life_tracker import TrackedLife
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
+
+ENDED_EVERY_S = 30.0
+RUNNING_EVERY_S = 600.0
+FORGOTTEN_AFTER_S = 100 * 86400.0
+MAX_PENDING = 1000
 
 OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
 TO = OwnerReference(api_version="apps/v1", kind="Deployment", name="llm", uid="d-1")

@@ -10,16 +10,10 @@ from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.programs import Family, Program
 from extender.recorder.book import Owned
 from extender.recorder.life_tracker import TrackedLife
-from extender.recorder.past_lives import (
-    MAX_LIVES,
-    QUERIES,
-    Owner,
-    PastLife,
-    PastLives,
-    Sample,
-    past_lives,
-)
+from extender.recorder.past_lives import QUERIES, Owner, PastLife, PastLives, Sample, past_lives
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
+
+MAX_LIVES = 200
 
 GPU = {"UUID": "GPU-0", "modelName": "NVIDIA L4"}
 #: Labels of kube-state-metrics.

@@ -10,7 +10,9 @@ from contract.dra import ResourceClaim
 from contract.gpunode import GPUNodeStatus
 from contract.kube import ResourceSlice
 from extender.state.changes import ClaimGone, ClaimSeen, Relisted, SliceGone, SliceSeen
-from extender.state.claimed_devices import LINGERS_S, ClaimedDevices, DraDevice
+from extender.state.claimed_devices import ClaimedDevices, DraDevice
+
+LINGERS_S = 15.0
 
 GIB = 1 << 30
 GPU_0, GPU_1 = DraDevice("n", "gpu-0"), DraDevice("n", "gpu-1")

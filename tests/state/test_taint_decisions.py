@@ -3,16 +3,15 @@
 import pytest
 
 from extender.state.claimed_devices import DraDevice
-from extender.state.taint_decisions import (
-    CLEARED_BELOW_BYTES,
-    FIRST_HOLD_S,
-    FORGOTTEN_AFTER_S,
-    LONGEST_HOLD_S,
-    MAX_TAINTS,
-    TAINTED_FROM_BYTES,
-    UNKNOWN_AFTER_S,
-    TaintDecisions,
-)
+from extender.state.taint_decisions import TaintDecisions
+
+TAINTED_FROM_BYTES = 512 << 20
+CLEARED_BELOW_BYTES = 256 << 20
+FIRST_HOLD_S = 3.0
+LONGEST_HOLD_S = 300.0
+FORGOTTEN_AFTER_S = 600.0
+UNKNOWN_AFTER_S = 600.0
+MAX_TAINTS = 100
 
 GPU = DraDevice("n", "gpu-0")
 HIGH, LOW = TAINTED_FROM_BYTES, CLEARED_BELOW_BYTES - 1
