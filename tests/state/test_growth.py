@@ -77,7 +77,7 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
 
 
 #: Many more than a node is compared with.
-MANY = 300
+MANY = 75
 
 
 def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
@@ -117,5 +117,5 @@ def test_a_pod_whose_variable_decides_keeps_no_baseline_for_later_pods() -> None
 def test_a_pod_that_no_report_shows_holds_little_of_the_pods_after_it(
     monkeypatch: pytest.MonkeyPatch, shown_on: str | None
 ) -> None:
-    monkeypatch.setattr(prediction_tracker, "MAX_NODE_ENTRIES", 200)
-    assert names_after_short_pods(reservation({"a": GIB}, name="idle"), shown_on) <= 200
+    monkeypatch.setattr(prediction_tracker, "MAX_NODE_ENTRIES", 50)
+    assert names_after_short_pods(reservation({"a": GIB}, name="idle"), shown_on) <= 50
