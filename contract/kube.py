@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+#: A quantity that is a number in JSON fits into 64 bits, because pods are encoded again.
+Quantity = str | Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 
 class KubeStruct(
     msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True, gc=False
@@ -42,8 +45,8 @@ class ObjectMeta(KubeStruct, frozen=True):
 
 class ResourceRequirements(KubeStruct, frozen=True):
     #: Resource name -> quantity. For extended resources, limits equal requests.
-    limits: Mapping[str, str | int] | None = None
-    requests: Mapping[str, str | int] | None = None
+    limits: Mapping[str, Quantity] | None = None
+    requests: Mapping[str, Quantity] | None = None
 
 
 class Present(KubeStruct, frozen=True):
@@ -190,7 +193,7 @@ class PodSpec(KubeStruct, frozen=True):
     topology_spread_constraints: list[Present] | None = None
     volumes: list[Volume] | None = None
     resource_claims: list[Present] | None = None
-    overhead: Mapping[str, str | int] | None = None
+    overhead: Mapping[str, Quantity] | None = None
 
 
 #: Reason of the condition that the pod garbage collector sets on a pod whose node is lost.

@@ -110,6 +110,16 @@ def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
     assert answer.text.isascii()
 
 
+@pytest.mark.parametrize("amount", [1 << 64, -(1 << 70)])
+def test_an_amount_beyond_64_bits_is_rejected_with_its_place(amount: int) -> None:
+    world = World()
+    pod = sent_pod("large", "8Gi")
+    pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = amount
+    reply = world.call("filter", json.dumps(offer(pod, *NODES)).encode())
+    assert "$.Pod.spec.containers[0].resources.limits" in json.loads(reply.body)["Error"]
+    world.unharmed()
+
+
 def _many(vram: str) -> dict[str, Any]:
     """A pod of 10,000 containers."""
     pod = sent_pod("many", vram)

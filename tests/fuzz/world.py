@@ -118,12 +118,15 @@ class World:
         self.store.admit(pod("8Gi", uid="uid-sits", name="sits", node=NODES[0], phase="Running"))
         for name, vram in WAITING.items():
             self.store.admit(pod(vram, uid=f"uid-{name}", name=name))
+        sound = [sent_pod(name, vram) for name, vram in WAITING.items()]
+        for each in sound:  # by default, the score depends on the demand of all earlier calls
+            each["metadata"]["annotations"]["headroom.gpu/policy"] = "pack"
         self.calls = [
             (verb, json.dumps(body).encode())
-            for name, vram in WAITING.items()
+            for each in sound
             for verb, body in (
-                ("filter", offer(sent_pod(name, vram), *NODES)),
-                ("prioritize", offer(sent_pod(name, vram), *NODES[:4])),
+                ("filter", offer(each, *NODES)),
+                ("prioritize", offer(each, *NODES[:4])),
             )
         ]
         self.answers = self._answers()
@@ -181,8 +184,8 @@ class World:
                 raise Harm(f"a sound {verb} is answered otherwise: {before!r:.300}, {after!r:.300}")
 
     def _answers(self) -> list[bytes]:
-        # Later than anything that was shown expects its bind.
-        self.now_s += 0.5
+        # Pods of groups, and pods that preempt, are expected to be bound for 5 s.
+        self.now_s += 6.0
         answers = []
         for verb, body in self.calls:
             reply = self.call(verb, body)
