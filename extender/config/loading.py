@@ -141,7 +141,7 @@ def check_settings(
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
-    values = _merged(_merged(parsed.values, _Environment(env)()), flags)
+    values = _merged(_merged(parsed.values, _Environment(env)() if env else {}), flags)
 
     def sources(loc: _Location) -> Iterator[str]:
         """Yield the sources that set the value, the one with the highest priority first."""
