@@ -14,7 +14,6 @@ import msgspec
 import urllib3
 import yaml
 
-from agent.kube_publisher import NotDelivered
 from contract.gpunode import GPUNode
 from contract.gpunode_json import decode_gpunode
 from extender.server.tls import TlsFiles
@@ -30,6 +29,7 @@ DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 REPLICA_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets"
 JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 #: Roles of the console.
 OF_THE_CONSOLE = ("headroom-console", "headroom-journal")
@@ -52,7 +52,7 @@ class Cluster:
 
     def create(self) -> None:
         """Namespaces and roles; a second cluster finds them there already, and nothing else."""
-        listed = self.plane.call("GET", "/api/v1/nodes")["items"]
+        listed = self.plane.call("GET", NODES)["items"]
         left = [node["metadata"]["name"] for node in listed]
         assert not left, f"another cluster has left its nodes in this API server: {left}"
         namespaces = self.plane.call("GET", "/api/v1/namespaces")["items"]
@@ -76,13 +76,11 @@ class Cluster:
         at_once = {"gracePeriodSeconds": 0}
         for path in (DEPLOYMENTS, REPLICA_SETS, PODS, EVENTS):
             self.plane.call("DELETE", path, at_once)
-        for name in self.names:
-            for method, path, body in (
-                ("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}}),
-                ("DELETE", f"{GPUNODES}/{name}", at_once),
-                ("DELETE", f"/api/v1/nodes/{name}", at_once),
-            ):
-                self._unless(404, method, path, body)
+        for gpunode in self.plane.call("GET", GPUNODES)["items"]:
+            path, no_finalizers = f"{GPUNODES}/{gpunode['metadata']['name']}", {"finalizers": None}
+            self._unless(404, "PATCH", path, {"metadata": no_finalizers})
+        for path in (GPUNODES, NODES):
+            self.plane.call("DELETE", path, at_once)
 
     # Processes.
 
@@ -293,13 +291,10 @@ class PlayedCluster(Cluster):
         waiting = set(self.names)
 
         def reported() -> bool:
-            for name in sorted(waiting):
-                try:
-                    self.nodes.report([name])
-                except NotDelivered:
-                    continue
-                waiting.discard(name)
-            return not waiting and self.initialised()
+            there = {node.name: node for node in self.gpunodes()}
+            self.nodes.report(sorted(waiting & there.keys()))
+            waiting.difference_update(there)
+            return not waiting and all(node.spec.initialised for node in there.values())
 
         self.until(reported, "all GPUNodes are initialised")
 

@@ -73,11 +73,12 @@ class Nodes:
 
     def create(self) -> None:
         for name in self.names:
-            self._plane.call("POST", "/api/v1/nodes", node_manifest(name))
-            path, patch = f"/api/v1/nodes/{name}", "application/merge-patch+json"
-            # Admission taints every new node; what would untaint it is a kubelet.
-            self._plane.call("PATCH", path, {"spec": {"taints": None}}, patch)
-            self._plane.call("PATCH", f"{path}/status", node_status(self.shape), patch)
+            manifest = node_manifest(name) | node_status(self.shape)
+            made = self._plane.call("POST", "/api/v1/nodes", manifest)
+            # Admission can taint every new node; what would untaint it is a kubelet.
+            if "taints" in made["spec"]:
+                path, patch = f"/api/v1/nodes/{name}", {"spec": {"taints": None}}
+                self._plane.call("PATCH", path, patch, "application/merge-patch+json")
 
     def close(self) -> None:
         self._client.close()
