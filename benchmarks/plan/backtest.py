@@ -27,8 +27,8 @@ from extender.plan.scenarios import (
     Baseline,
     Configuration,
     answer,
-    drawn_of,
     exclusive_pool,
+    largest_demands,
     split,
 )
 from extender.plan.wording import outward
@@ -97,7 +97,7 @@ def held_out(
     found = []
     for week, before in enumerate(histories[:-1]):
         drawn = [need(before, resampled(before, seed), vram, seed) for seed in range(1, seeds)]
-        spread = spread_ratio(drawn_of(before, Configuration("steered", REPLICAS, vram)))
+        spread = spread_ratio(largest_demands(before, Configuration("steered", REPLICAS, vram)))
         low, high = outward(*need_interval([needs[week], *drawn], spread))
         found.append(Week(low, high, needs[week], needs[week + 1]))
     return found
@@ -115,8 +115,8 @@ def savings(cluster: Cluster) -> list[tuple[Saving, Saving]]:
         drawn = [_saved(before, resampled(before, seed)) for seed in range(1, cluster.seeds)]
         gpus, parts = zip(saved[week], *drawn, strict=True)
         pairs = zip(
-            drawn_of(before, Configuration("exclusive", 1, PEAKS)),
-            drawn_of(before, Configuration("steered", REPLICAS, PEAKS)),
+            largest_demands(before, Configuration("exclusive", 1, PEAKS)),
+            largest_demands(before, Configuration("steered", REPLICAS, PEAKS)),
             strict=True,
         )
         drawn_gpus, drawn_parts = zip(*((a - b, 1 - b / a) for a, b in pairs), strict=True)

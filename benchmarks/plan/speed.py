@@ -19,8 +19,8 @@ from extender.plan.scenarios import (
     Configuration,
     answer,
     baseline,
-    drawn_of,
     exclusive_pool,
+    largest_demands,
     unshared_pool,
 )
 from extender.plan.workload import Vram
@@ -69,7 +69,7 @@ def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
     else:
         exclusive = exclusive_pool(history, history.lives, configuration, 0, today)
         gpus = answer(history, history.lives, configuration, 0, today, exclusive).gpus
-    drawn_of(history, configuration)
+    largest_demands(history, configuration)
     return Measured(
         len(history.lives),
         len(history.machines),

@@ -107,7 +107,7 @@ def headroom(workload: Workload) -> list[int | None]:
                 each.program,
                 product.Life(each.peak_bytes, each.start_s, each.end_s, _ENDINGS[each.ending]),
             )
-        profile.run(
+        profile.replace_running(
             (each.program, product.Life(peak, each.start_s, now_s))
             for each in running
             if (peak := each.peak_until(now_s))

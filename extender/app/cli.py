@@ -272,7 +272,7 @@ def convert(
     typer.echo(result.text, nl=False)
     for found in result.findings:
         at = file.name if found.line is None else f"{file.name}:{found.line}"
-        typer.echo(f"{at}: {found.where}: {found.weight.value}: {found.message}", err=True)
+        typer.echo(f"{at}: {found.where}: {found.outcome.value}: {found.message}", err=True)
     if not result.understood:
         raise typer.Exit(1)
 

@@ -22,7 +22,7 @@ from extender.recorder.election import RETRY_S, Election
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.past_lives import PastLives
 from extender.recorder.pod_facts import ObservedPod, read_pod
-from extender.recorder.prometheus_history import LOOK_S, MAX_TIMEOUT_S, HistoryReader, Source
+from extender.recorder.prometheus_history import CHECK_S, MAX_TIMEOUT_S, HistoryReader, Source
 from extender.recorder.rounds import Observed, Recorder
 from extender.server.ports import serve_ports
 
@@ -73,7 +73,7 @@ async def serve_recorder(
         loops.start("election", compete, RETRY_S, unready=not_ready)
         loops.start("record", recorder.round, every_s, unready=not_ready)
         if history is not None:
-            loops.start("history", history.look, LOOK_S, unready=not_ready)
+            loops.start("history", history.check, CHECK_S, unready=not_ready)
 
     port = probes_port("Headroom recorder", settings, not_ready, loops, telemetry.exposition)
     sources.start()

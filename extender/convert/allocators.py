@@ -61,7 +61,7 @@ LOST_ANNOTATIONS = {
 #: Labels that are reported but kept, because a selector may depend on them.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
 #: Annotations and labels that another allocator writes when it places a pod. A manifest has them
-#: only if it was copied from a placed pod. A bound pod with one of them makes its node ineligible.
+#: only if it was copied from a placed pod. Some of them on a bound pod make its node ineligible.
 STAMPS = re.compile(
     r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
     r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"

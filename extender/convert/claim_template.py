@@ -1,6 +1,6 @@
-"""ResourceClaimTemplates for GPU memory: how one is written, and how one is read."""
+"""Builds and reads ResourceClaimTemplates for GPU memory."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from extender.convert.pod_template import Yaml
 
 #: The DeviceClass that NVIDIA's driver installs has the driver's name.
 DEVICE_CLASS = DRIVER
-#: Differs between devices, so that the devices of one request are different ones.
+#: Attribute that differs between devices. A constraint on it makes the devices of a request differ.
 _UUID = f"{DEVICE_CLASS}/uuid"
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
@@ -34,8 +34,8 @@ class Request:
         return self.count * self.memory_bytes
 
 
-def written(name: str, namespace: str, requests: Iterable[Request]) -> Yaml:
-    """Return a ResourceClaimTemplate with these requests; without a namespace if it is empty."""
+def template_with(name: str, namespace: str, requests: Collection[Request]) -> Yaml:
+    """Return a ResourceClaimTemplate with these requests. An empty namespace is left out."""
     devices: dict[str, Any] = {
         "requests": [
             {
@@ -118,8 +118,8 @@ class ClaimTemplates:
         for each in _objects(documents):
             if each.get("kind") == KIND and isinstance(each.get("metadata"), dict):
                 self.of(_namespace(each))[str(each["metadata"].get("name"))] = each
-        #: Namespace and name of those that a converted pod used.
-        self._used: set[tuple[str, str]] = set()
+        #: Namespace and name of the templates that a converted pod used.
+        self._released: set[tuple[str, str]] = set()
         #: Id of the document of a workload -> the templates that it needs.
         self._added: dict[int, list[Yaml]] = {}
 
@@ -132,25 +132,25 @@ class ClaimTemplates:
         self._added.setdefault(id(document), []).append(template)
 
     def release(self, namespace: str, names: Iterable[str]) -> None:
-        """Note templates that one pod does not need any more."""
-        self._used.update((namespace, name) for name in names)
+        """Record templates that one pod does not use any more."""
+        self._released.update((namespace, name) for name in names)
 
     def placed(self, documents: Iterable[Any]) -> list[Any]:
-        """Return the documents with the added templates, without those that no pod needs."""
+        """Return the documents with the added templates, without released ones that no pod uses."""
         kept = [document for document in documents if document is not None]
-        needed = {(ns, str(name)) for each in kept for ns, name in _references(each)}
-        unneeded = {
+        in_use = {(ns, str(name)) for each in kept for ns, name in _references(each)}
+        unused = {
             id(self.of(namespace)[name])
-            for namespace, name in self._used - needed
+            for namespace, name in self._released - in_use
             if name in self.of(namespace)
         }
         for each in kept:
             if isinstance(each.get("items"), list):
-                each["items"] = [item for item in each["items"] if id(item) not in unneeded]
+                each["items"] = [item for item in each["items"] if id(item) not in unused]
         return [
             part
             for each in kept
-            if id(each) not in unneeded
+            if id(each) not in unused
             for part in (*self._added.get(id(each), ()), each)
         ]
 

@@ -26,8 +26,14 @@ from contract.annotations import (
 from contract.kube import Pod
 from contract.quantity import gib
 from extender.convert.allocators import GPU, BadValue
-from extender.convert.claim_template import MAX_REQUESTS, MEMORY, Request, requests_of, written
-from extender.convert.pod_template import Finding, Weight, Yaml, line_of, mapping
+from extender.convert.claim_template import (
+    MAX_REQUESTS,
+    MEMORY,
+    Request,
+    requests_of,
+    template_with,
+)
+from extender.convert.pod_template import Finding, Outcome, Yaml, line_of, mapping
 from extender.placement.policy import Rules
 from extender.placement.request import Ask, ContainerAsk, Unreadable, understand
 
@@ -44,24 +50,24 @@ def to_claims(
     user should know.
     """
     try:
-        asks, phases = _asks(pod)
-        if not asks:
+        containers, asks = _asks(pod)
+        if not containers:
             return None, []
         if not name:
             raise BadValue("it has no name, from which the name of the template would follow")
-        requests, uses = _requests(pod, asks)
-        _check_equal(phases, requests)
+        requests, uses = _requests(pod, containers)
+        _check_equal(asks, requests)
         if any(claim.get("name") == CLAIM for claim in _claims(pod)):
             raise BadValue(f"it already has a claim named {CLAIM}; rename that claim")
     except BadValue as err:
         return None, [_not_changed(pod, where, err)]
     findings = list(_remove_annotations(pod, where))
     template_name = f"{name[:249].rstrip('-.')}-gpu"
-    for container, _ in _lasting(pod):
+    for container, _ in _containers(pod):
         _replace_resources(container, uses)
     claim = {"name": CLAIM, "resourceClaimTemplateName": template_name}
     pod["spec"]["resourceClaims"] = [*_claims(pod), claim]
-    return written(template_name, namespace, requests.values()), findings
+    return template_with(template_name, namespace, requests.values()), findings
 
 
 def from_claims(
@@ -86,11 +92,11 @@ def from_claims(
         _check_alone(pod)
         asked = _asked(pod, requests)
         _write_resources(trial := deepcopy(pod), requests, asked)
-        _, phases = _asks(trial)
+        _, asks = _asks(trial)
     except BadValue as err:
         return set(), [_not_changed(pod, where, err)]
     _write_resources(pod, requests, asked)
-    counted_bytes = _most_bytes(phases)
+    counted_bytes = _most_bytes(asks)
     claimed_bytes = sum(request.total_bytes for request in requests.values())
     if counted_bytes == claimed_bytes:
         return used, []
@@ -98,18 +104,18 @@ def from_claims(
         f"counts {gib(counted_bytes)} instead of {gib(claimed_bytes)}: containers that start after "
         "an init container reuse its memory"
     )
-    return used, [Finding(Weight.CHANGED, line_of(pod, "spec"), where, message)]
+    return used, [Finding(Outcome.CHANGED, line_of(pod, "spec"), where, message)]
 
 
 def _not_changed(pod: Yaml, where: str, err: BadValue) -> Finding:
-    return Finding(Weight.NOT_UNDERSTOOD, line_of(pod, "spec"), where, f"not changed: {err}")
+    return Finding(Outcome.NOT_UNDERSTOOD, line_of(pod, "spec"), where, f"not changed: {err}")
 
 
 # To claims.
 
 
 def _asks(pod: Yaml) -> tuple[tuple[ContainerAsk, ...], tuple[Ask, ...]]:
-    """Return the GPU containers as the extender reads them, and their phases; raise ``BadValue``
+    """Return the GPU containers as the extender reads them, and the pod's asks; raise ``BadValue``
     if claims cannot express them."""
     metadata = {"annotations": (pod.get("metadata") or {}).get("annotations") or {}}
     raw = json.dumps({"metadata": metadata, "spec": pod["spec"]}, default=str)
@@ -130,7 +136,9 @@ def _asks(pod: Yaml) -> tuple[tuple[ContainerAsk, ...], tuple[Ask, ...]]:
     return request.containers, request.asks
 
 
-def _requests(pod: Yaml, asks: Iterable[ContainerAsk]) -> tuple[dict[str, Request], dict[str, str]]:
+def _requests(
+    pod: Yaml, containers: Iterable[ContainerAsk]
+) -> tuple[dict[str, Request], dict[str, str]]:
     """Return the requests of the claim by name, and container -> name of its request."""
     initial = {
         str(each["name"])
@@ -139,8 +147,8 @@ def _requests(pod: Yaml, asks: Iterable[ContainerAsk]) -> tuple[dict[str, Reques
     }
     requests: dict[str, Request] = {}
     uses: dict[str, str] = {}
-    # From the last to the first: an init container shares with what starts later.
-    for ask in reversed(list(asks)):
+    # From the last to the first: an init container uses the request of a container after it.
+    for ask in reversed(list(containers)):
         assert isinstance(ask.amount, Bytes)
         amount_bytes = ask.amount.count_bytes
         shared = None
@@ -157,7 +165,7 @@ def _requests(pod: Yaml, asks: Iterable[ContainerAsk]) -> tuple[dict[str, Reques
 
 
 def _shareable(requests: Iterable[Request], count: int, amount_bytes: int) -> Request | None:
-    """Return the smallest request that is large enough, else the largest; None without any."""
+    """Return the smallest large enough request of this count, else the largest, else None."""
     equal = [each for each in requests if each.count == count]
     enough = [each for each in equal if each.memory_bytes >= amount_bytes]
     if enough:
@@ -165,9 +173,9 @@ def _shareable(requests: Iterable[Request], count: int, amount_bytes: int) -> Re
     return max(equal, key=lambda each: each.memory_bytes, default=None)
 
 
-def _check_equal(phases: Iterable[Ask], requests: Mapping[str, Request]) -> None:
+def _check_equal(asks: Iterable[Ask], requests: Mapping[str, Request]) -> None:
     """Raise ``BadValue`` if the claim would count other bytes than the pod."""
-    counted_bytes = _most_bytes(phases)
+    counted_bytes = _most_bytes(asks)
     claimed_bytes = sum(each.total_bytes for each in requests.values())
     if claimed_bytes != counted_bytes:
         raise BadValue(
@@ -177,7 +185,7 @@ def _check_equal(phases: Iterable[Ask], requests: Mapping[str, Request]) -> None
         )
 
 
-def _most_bytes(phases: Iterable[Ask]) -> int:
+def _most_bytes(asks: Iterable[Ask]) -> int:
     """Return the most bytes that the pod holds at one time, on all its devices."""
     return sum(
         max(
@@ -188,7 +196,7 @@ def _most_bytes(phases: Iterable[Ask]) -> int:
             )
             for phase in ask.phases
         )
-        for ask in phases
+        for ask in asks
     )
 
 
@@ -198,7 +206,7 @@ def _remove_annotations(pod: Yaml, where: str) -> Iterator[Finding]:
     for key in [key for key in annotations if key in USER_ANNOTATIONS]:
         if key not in (VRAM, VRAM_FROM, VRAM_REQUESTED):
             message = f"{key}: claims have no equivalent"
-            yield Finding(Weight.LOST, line_of(annotations, key), where, message)
+            yield Finding(Outcome.LOST, line_of(annotations, key), where, message)
         del annotations[key]
     if not annotations and "annotations" in (pod.get("metadata") or {}):
         del pod["metadata"]["annotations"]
@@ -225,9 +233,9 @@ def _asked(pod: Yaml, requests: Mapping[tuple[str, str], Request]) -> dict[str, 
     """Return container -> its devices and memory; raise ``BadValue`` if an annotation cannot
     express them."""
     asked: dict[str, Request] = {}
-    #: Request -> a container that uses it and starts later than those to come.
+    #: Request -> the container that uses it and was visited last. The last container is first.
     later: dict[tuple[str, str], str] = {}
-    for container, lasts in reversed([*_lasting(pod)]):
+    for container, lasts in reversed([*_containers(pod)]):
         name = str(container["name"])
         keys = [
             key
@@ -253,15 +261,15 @@ def _asked(pod: Yaml, requests: Mapping[tuple[str, str], Request]) -> dict[str, 
 def _check_alone(pod: Yaml) -> None:
     """Raise ``BadValue`` if the pod also requests GPUs of the device plugin."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    resources = [each.get("resources") or {} for each, _ in _lasting(pod)]
+    resources = [each.get("resources") or {} for each, _ in _containers(pod)]
     if VRAM in annotations or any(
         GPU in (each.get(part) or {}) for each in resources for part in ("limits", "requests")
     ):
         raise BadValue(f"it has a claim for a GPU beside {GPU} or annotation {VRAM}")
 
 
-def _lasting(pod: Yaml) -> Iterator[tuple[Yaml, bool]]:
-    """Yield the containers in their order, and whether each runs beside those after it."""
+def _containers(pod: Yaml) -> Iterator[tuple[Yaml, bool]]:
+    """Yield the containers in their order, and whether each still runs when later ones run."""
     for container in pod["spec"].get("initContainers") or ():
         yield container, container.get("restartPolicy") == "Always"
     for container in pod["spec"]["containers"]:
@@ -274,7 +282,7 @@ def _write_resources(
     """Replace claims and their uses by GPUs and the annotation."""
     spec = pod["spec"]
     gpu_claims = {name for name, _ in requests}
-    for container, _ in _lasting(pod):
+    for container, _ in _containers(pod):
         resources = container.get("resources") or {}
         kept = [use for use in resources.get("claims") or () if use.get("name") not in gpu_claims]
         if kept:

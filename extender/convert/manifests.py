@@ -21,7 +21,7 @@ from contract.annotations import VRAM
 from extender.convert.allocators import GPU, is_foreign, unconverted
 from extender.convert.claim_template import ClaimTemplates
 from extender.convert.dra_claims import from_claims, to_claims
-from extender.convert.pod_template import Finding, Template, Weight
+from extender.convert.pod_template import Finding, Outcome, Template
 
 #: Kind -> path of its pod template.
 TEMPLATES = {
@@ -62,7 +62,7 @@ class Converted:
     @property
     def understood(self) -> bool:
         """Return whether no part of the file was left for a person to convert."""
-        return all(finding.weight is not Weight.NOT_UNDERSTOOD for finding in self.findings)
+        return all(finding.outcome is not Outcome.NOT_UNDERSTOOD for finding in self.findings)
 
 
 def convert(text: str, options: Options) -> Converted:
@@ -106,7 +106,7 @@ def convert(text: str, options: Options) -> Converted:
             changed |= _converted(template, document, claims, options)
             findings += template.findings
         if not options.to_dra and all(
-            found.weight is not Weight.NOT_UNDERSTOOD for found in findings[before:]
+            found.outcome is not Outcome.NOT_UNDERSTOOD for found in findings[before:]
         ):
             findings += _left_over(document)
     if not changed:
@@ -134,7 +134,7 @@ def _converted(template: Template, document: Any, claims: ClaimTemplates, option
 
 
 def _is_concerned(options: Options) -> Callable[[object], bool]:
-    """Return whether a key, anywhere in a manifest, can be converted."""
+    """Return a check: whether a key, anywhere in a manifest, can be converted."""
     if options.to_dra:
         return lambda key: key in (GPU, VRAM)
     return lambda key: is_foreign(key) or key == "resourceClaims"
@@ -152,7 +152,7 @@ def _left_over(document: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _not_understood(document: dict[str, Any], message: str, line: int | None) -> Finding:
-    return Finding(Weight.NOT_UNDERSTOOD, line, _name(document), message)
+    return Finding(Outcome.NOT_UNDERSTOOD, line, _name(document), message)
 
 
 def _nested(text: str) -> int:
@@ -204,14 +204,14 @@ def _templates(obj: Any, where: str, options: Options) -> Iterator[Template | Fi
     for key in TEMPLATES[kind]:
         pod = pod.get(key) if isinstance(pod, dict) else None
     if wrong := _invalid_part(pod):
-        yield Finding(Weight.NOT_UNDERSTOOD, None, where, f"not changed: {wrong}")
+        yield Finding(Outcome.NOT_UNDERSTOOD, None, where, f"not changed: {wrong}")
         return
     name, namespace = _identity(obj.get("metadata"))
     yield Template(pod, where, options.memory_unit_bytes, options.scheduler_name, name, namespace)
 
 
 def _identity(metadata: Any) -> tuple[str, str]:
-    """Return name and namespace; of a generated name, its beginning."""
+    """Return name and namespace; with generateName, the name is its beginning."""
     if not isinstance(metadata, dict):
         return "", ""
     name = metadata.get("name") or str(metadata.get("generateName") or "").rstrip("-")

@@ -36,8 +36,8 @@ from extender.convert.allocators import (
 Yaml = MutableMapping[str, Any]
 
 
-class Weight(Enum):
-    """The result for the part of the manifest that a finding is about."""
+class Outcome(Enum):
+    """The result of the conversion for the part of the manifest that a finding is about."""
 
     #: Converted, with a slightly different meaning.
     CHANGED = "changed"
@@ -51,7 +51,7 @@ class Weight(Enum):
 class Finding:
     """A message to the user about one part of a manifest."""
 
-    weight: Weight
+    outcome: Outcome
     #: Line in the file, from 1; None if there is no single line.
     line: int | None
     #: Kind and name, such as "Deployment web".
@@ -80,7 +80,7 @@ class Template:
         try:
             self._read()
         except BadValue as err:
-            self._report(Weight.NOT_UNDERSTOOD, None, f"not changed: {err}")
+            self._report(Outcome.NOT_UNDERSTOOD, None, f"not changed: {err}")
             return False
         changed = self._remove_keys()
         if self._requests:
@@ -147,9 +147,9 @@ class Template:
                 raise BadValue(f"{key} is 0")
             if len(keys) > 1 and self._value(annotations, keys["request"], quantity) != amount:
                 self._report(
-                    Weight.CHANGED,
+                    Outcome.CHANGED,
                     line_of(annotations, keys["request"]),
-                    f"{keys['request']} is less than the limit; Headroom reserves the limit",
+                    f"{keys['request']} differs from the limit; Headroom reserves the limit",
                 )
             self._add("KAI", name, ForeignRequest(amount))
 
@@ -176,7 +176,7 @@ class Template:
                 self._add("gpushare", name, ForeignRequest(units))
                 unit, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
                 self._report(
-                    Weight.CHANGED,
+                    Outcome.CHANGED,
                     line_of(asked, GPUSHARE_MEMORY),
                     f"{GPUSHARE_MEMORY}: {asked[GPUSHARE_MEMORY]} was read as {unit}; "
                     f"if gpushare's plugin counts {other}, use --memory-unit {other}",
@@ -211,15 +211,15 @@ class Template:
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
             name, line = str(key), line_of(part, key)
             if part is annotations and (why := lost_annotation(name)):
-                self._report(Weight.LOST, line, f"{name}: {why}")
+                self._report(Outcome.LOST, line, f"{name}: {why}")
             elif STAMPS.fullmatch(name):
                 self._report(
-                    Weight.LOST, line, f"{name}: another allocator writes it when it places a pod"
+                    Outcome.LOST, line, f"{name}: another allocator writes it when it places a pod"
                 )
             elif part is labels or not (name in KAI_REQUESTS or NV_FRACTION.fullmatch(name)):
                 if part is labels and name in QUEUES:
                     self._report(
-                        Weight.LOST, line, f"{name}: Headroom has no queues; the label was kept"
+                        Outcome.LOST, line, f"{name}: Headroom has no queues; the label was kept"
                     )
                 continue
             del part[key]
@@ -229,7 +229,7 @@ class Template:
             for env in container.get("env") or ():
                 if isinstance(env, dict) and env.get("name") == "NVIDIA_VISIBLE_DEVICES":
                     self._report(
-                        Weight.LOST,
+                        Outcome.LOST,
                         line_of(env, "name"),
                         "NVIDIA_VISIBLE_DEVICES: can give the container devices that were not "
                         "allocated to it; remove it",
@@ -246,7 +246,7 @@ class Template:
             for key in list(asked):
                 if key in LOST_RESOURCES and key not in reported:
                     reported.add(key)
-                    self._report(Weight.LOST, line_of(asked, key), f"{key}: {LOST_RESOURCES[key]}")
+                    self._report(Outcome.LOST, line_of(asked, key), f"{key}: {LOST_RESOURCES[key]}")
                 if key in LOST_RESOURCES or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY):
                     del asked[key]
                     changed = True
@@ -265,7 +265,7 @@ class Template:
                     resources["requests"][GPU] = request.devices
                 if request.devices > 1:
                     self._report(
-                        Weight.CHANGED,
+                        Outcome.CHANGED,
                         line_of(container, "name"),
                         f"container {container['name']}: {request.devices} devices; if GPUs are "
                         "shared, the container can get two replicas of one device",
@@ -280,7 +280,7 @@ class Template:
         text = render_vram(vram)
         if any(isinstance(amount, Share) for amount in amounts.values()):
             self._report(
-                Weight.CHANGED,
+                Outcome.CHANGED,
                 None,
                 f"{VRAM}: {text}: the share refers to the memory that pods can reserve; before, it "
                 "included the driver's part of the device",
@@ -294,7 +294,7 @@ class Template:
         line = line_of(spec, "schedulerName")
         if theirs is not None and not self._requests and not self._gpu_containers():
             self._report(
-                Weight.CHANGED,
+                Outcome.CHANGED,
                 line,
                 f"schedulerName: {theirs}'s was kept, because the pod does not request {GPU}",
             )
@@ -306,7 +306,7 @@ class Template:
                     "was removed, so the cluster's default applies; --scheduler-name NAME sets "
                     "another"
                 )
-            self._report(Weight.CHANGED, line, f"schedulerName: {theirs}'s {change}")
+            self._report(Outcome.CHANGED, line, f"schedulerName: {theirs}'s {change}")
         elif not self._requests:
             return False
         if self.scheduler_name:
@@ -336,10 +336,10 @@ class Template:
             if GPU in _part(c, "limits") or GPU in _part(c, "requests")
         }
 
-    def _report(self, weight: Weight, line: int | None, message: str) -> None:
+    def _report(self, outcome: Outcome, line: int | None, message: str) -> None:
         """Add a finding; without a line, at the line of the pod's spec."""
         self.findings.append(
-            Finding(weight, line or line_of(self.pod, "spec"), self.where, message)
+            Finding(outcome, line or line_of(self.pod, "spec"), self.where, message)
         )
 
 

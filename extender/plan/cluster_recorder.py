@@ -37,8 +37,8 @@ from extender.state.changes import (
     changes_of,
 )
 
-#: A recording is written this often, or less often if writing takes longer than a fiftieth of it.
-_EVERY_S, _WRITING_PARTS = 60.0, 50
+#: Seconds between two writes of the recording; after a slow write, this multiple of its duration.
+_EVERY_S, _DURATIONS = 60.0, 50
 _TICK_S = 0.5
 
 
@@ -70,8 +70,8 @@ class Recorder:
         with self._lock:
             self._recording.contact(now_s)
 
-    def found(self) -> str:
-        """Return the numbers of pods and nodes with GPUs, as text."""
+    def summary(self) -> str:
+        """Return how many pods with a GPU run, and how many nodes have GPUs, as text."""
         with self._lock:
             running = sum(pod.ended_s is None for pod in self._recording.pods.values())
             return f"{plural(running, 'pod')} on {plural(len(self._recording.nodes), 'node')}"
@@ -104,9 +104,9 @@ class Recorder:
 
 
 def record_to(file: Path, kubeconfig: str | None, context: str | None) -> None:
-    """Record to the file until SIGINT or SIGTERM, and continue the recording that it has.
+    """Record to the file until SIGINT or SIGTERM; an existing recording is continued.
 
-    Raises ``BadSettings`` if the file is no recording, if another process records to it, or if no
+    Raises ``BadSettings`` if the file is not a recording, another process records to it, or no
     cluster is configured, and ``OSError`` if the file cannot be written.
     """
     with ExitStack() as stack:
@@ -138,27 +138,27 @@ def _run(file: Path, recorder: Recorder, api: KubeApi) -> None:
         if len(known) == len(reflectors):
             recorder.contact(time.time() - max(known))
             if not begun:
-                sys.stderr.write(f"headroom: records {recorder.found()} to {file} until Ctrl-C\n")
+                sys.stderr.write(f"headroom: records {recorder.summary()} to {file} until Ctrl-C\n")
                 begun = True
         if time.monotonic() >= next_s:
             took_s = _write(file, recorder.encoded())
-            next_s = time.monotonic() + max(_EVERY_S, _WRITING_PARTS * took_s)
+            next_s = time.monotonic() + max(_EVERY_S, _DURATIONS * took_s)
     for each in reflectors:
         each.stop()
     _write(file, recorder.encoded())
 
 
 def kinds() -> Iterator[Kind]:
-    """Yield the kinds to watch; without the CRD of reports, labels of nodes are used."""
+    """Yield the kinds to watch. Without the CRD of GPUNodes, labels of nodes show the GPUs."""
     for kind in watched_kinds("", lambda pod: asks_for_gpu(pod, RULES)):
         if kind.type is GPUNode:
-            yield replace(kind, other_paths=(kind.path,))
+            yield replace(kind, other_paths=(kind.path,))  # makes the kind optional
         elif kind.type in (Node, Pod):
             yield kind
 
 
 def _write(file: Path, body: bytes) -> float:
-    """Replace the file at once, so that it is complete after a crash; return the seconds taken."""
+    """Replace the file atomically, so it is complete after a crash; return the seconds taken."""
     began_s = time.monotonic()
     new = file.with_name(f"{file.name}.new")
     with new.open("wb") as opened:

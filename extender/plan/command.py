@@ -26,12 +26,12 @@ from extender.plan.workload import History, Vram
 from extender.state.dump import inputs_of
 
 MODES = ("counting", "predicted", "steered", "mig")
-#: With more replicas the choice of the device plugin matters little, and each costs a search.
+#: Replicas to compare by default. Each number costs a search.
 REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
 _WINDOW = "14d"
-#: Texts near the beginning of the files of these options.
+#: Option -> text that its files have among their first ``_BEGINNING`` bytes.
 _MARKS = {"--snapshot": b"headroom.gpu/snapshot/", "--recording": b"headroom.gpu/recording/"}
 _BEGINNING = 200
 
@@ -75,8 +75,8 @@ def plan(
     vram: Annotated[
         list[str] | None,
         typer.Option(
-            help="requests, peaks or recommendations. Can be repeated: with the others, the best "
-            "configuration is replayed again."
+            help="requests, peaks or recommendations. Can be repeated: the first applies to all "
+            "configurations, the others only to the best one."
         ),
     ] = None,
     margin: Annotated[float, typer.Option(help="Added to peaks, in percent of them.")] = 10.0,
@@ -140,7 +140,7 @@ def record(
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
 ) -> None:
-    """Record pods with a GPU and nodes until it is stopped, for `headroom plan --recording FILE`.
+    """Record pods with a GPU and nodes until stopped, for `headroom plan --recording FILE`.
 
     Needs to list and watch pods, nodes and, if they exist, gpunodes.headroom.gpu.
     """
@@ -167,7 +167,7 @@ def _history(
     if len(given) > 1:
         raise BadSettings(f"{' and '.join(given)} are {len(given)} sources: use one of them")
     if machines is not None and files["--pods"] is None and given:
-        raise BadSettings(f"--machines has the nodes of --pods, and the source is {given[0]}")
+        raise BadSettings(f"--machines is for --pods only: remove it, or {given[0]}")
     if prometheus is not None:
         if not _is_address(prometheus):
             raise BadSettings(
@@ -176,7 +176,7 @@ def _history(
             )
         return _from_prometheus(prometheus, days, labels)
     if labels:
-        raise BadSettings("--nodes selects nodes of --prometheus, and the source is a file")
+        raise BadSettings("--nodes with labels is for --prometheus; a file is read as a whole")
     for option, file in files.items():
         if file is not None and option != "--pods":
             return _from_file(option, file)
@@ -285,7 +285,7 @@ def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vra
                 f"--vram {source} is not one of: {', '.join(known)}. Example: --vram peaks"
             )
         if source != "requests" and not known[source]:
-            why = "a measured peak" if source == "peaks" else "three lives of its workload before"
+            why = "a measured peak" if source == "peaks" else "three earlier pods of its workload"
             raise BadSettings(
                 f"--vram {source}: no pod of the history has {why}. Example: --vram requests"
             )

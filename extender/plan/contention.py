@@ -3,7 +3,7 @@
 Pods on one GPU *compete* while their parts of the time add up to more than 1. They are then assumed
 to be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. Real
 GPUs with time-slicing do this (docs/design/gpu-check.md, line contention). A MIG instance has a
-part of the SMs, and slows its pod down if its SM activity has been higher.
+part of the SMs, and slows a pod down that used a larger part before.
 """
 
 from collections import defaultdict
@@ -56,22 +56,22 @@ class Contentions:
 
     def start(self, index: int, life: Life, spot: Spot, now_s: float) -> None:
         for device in set(spot.devices):
-            self._pass((spot.machine, device), now_s)
+            self._advance((spot.machine, device), now_s)
             share = self._sm_shares[spot.machine]
             part = life.busy_ratio if share == 1.0 else (life.sm_ratio or 0.0) / share
             self._there[spot.machine, device][index] = life.workload, part
 
     def end(self, index: int, spot: Spot, now_s: float) -> None:
         for device in set(spot.devices):
-            self._pass((spot.machine, device), now_s)
+            self._advance((spot.machine, device), now_s)
             del self._there[spot.machine, device][index]
 
-    def found(self) -> Contention:
+    def result(self) -> Contention:
         longest = sorted(self._pairs.items(), key=lambda pair: (-pair[1], pair[0]))
         pairs = tuple((*names, seconds) for names, seconds in longest[:_MOST_RETURNED])
         return Contention(self._run_s, self._competing_s, self._lost_s, pairs)
 
-    def _pass(self, place: tuple[int, int], now_s: float) -> None:
+    def _advance(self, place: tuple[int, int], now_s: float) -> None:
         there = self._there[place].values()
         elapsed_s = now_s - self._since_s.get(place, now_s)
         self._since_s[place] = now_s

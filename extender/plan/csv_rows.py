@@ -13,7 +13,7 @@ _MOST_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row with its position. All methods raise ``BadSettings`` with file, line and column."""
+    """A row with its position. Methods that read a cell raise ``BadSettings`` if it is invalid."""
 
     path: Path
     line: int
@@ -52,6 +52,7 @@ class Row:
         return found
 
     def wrong(self, column: str, wanted: str, example: str) -> BadSettings:
+        """Return the error for a cell, with file, line and column."""
         return BadSettings(
             f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
             f"{wanted}. Example: {example}"

@@ -1,12 +1,12 @@
 """Reads a history from two CSV files in the form of a published trace: pods, and nodes with GPUs.
 
-The columns are those of Alibaba's cluster-trace-gpu-v2023 with the memory of the GPUs added. Of the
-pods: ``name``, ``num_gpu``, ``creation_time``, ``deletion_time``, ``scheduled_time`` (seconds),
+The columns are those of Alibaba's cluster-trace-gpu-v2023, and some for GPU memory and use. Columns
+of pods: ``name``, ``num_gpu``, ``creation_time``, ``deletion_time``, ``scheduled_time`` (seconds),
 and optionally ``cpu_milli``, ``memory_mib`` (host memory), ``gpu_spec`` (allowed models, separated
 by ``|``), ``vram_mib`` (requested GPU memory; -1: all of each GPU), ``peak_mib`` (the most GPU
 memory used on one GPU), ``sm_ratio`` (mean SM activity, 0..1), ``utilization_ratio`` (mean GPU
-utilization, 0..1) and ``workload``. Of the nodes: ``name``, ``gpu`` (number of GPUs), ``model``,
-``gpu_mem_mib`` (memory of each GPU), and optionally ``cpu_milli`` and ``memory_mib``.
+utilization, 0..1) and ``workload``. Columns of nodes: ``name``, ``gpu`` (number of GPUs),
+``model``, ``gpu_mem_mib`` (memory of each GPU), and optionally ``cpu_milli`` and ``memory_mib``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -106,8 +106,8 @@ def _ratio(row: Row, column: str) -> float | None:
 def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:
     if counts["without"]:
         yield (
-            f"Left out: {plural(counts['without'], 'pod')} without a GPU, also the CPU and host "
-            "memory taken."
+            f"Left out: {plural(counts['without'], 'pod')} without a GPU. The CPU and host "
+            "memory that they used count as free."
         )
     if counts["never"]:
         yield f"Left out: {plural(counts['never'], 'pod')} without a start or without an end."

@@ -1,7 +1,7 @@
 """Computes how many GPUs pods use at once if none waits, packed without loss.
 
-This takes a small part of the time of a replay. The search begins there, and it shows by
-how much the need varies between histories that are alike.
+This is much faster than a replay. The search for the fewest nodes begins at this number, and its
+spread over drawn histories shows how much the need varies.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from extender.plan.workload import History, Life, Machine, Vram
 
 #: Number of drawn histories from which the spread is computed.
 DRAWS = 40
-#: The ranges of needs were tested for weeks.
+#: Shorter histories get no drawn demands: ranges of needs were only tested with a week and more.
 LEAST_DAYS = 7
 
 
@@ -48,7 +48,8 @@ def drawn_demands(
     """Return the most GPUs at once of each of ``DRAWS`` drawn histories, in the order of their
     seeds; none if the history is shorter than ``LEAST_DAYS``.
 
-    ``gpus`` and ``share``: for each pod, the GPUs that it takes, and in which of two pools.
+    ``gpus`` and ``share``: for each pod, the GPUs that it takes, and whether it shares them. The
+    demands of pods that share and of pods that do not are added.
     """
     if history.days < LEAST_DAYS:
         return ()
@@ -59,14 +60,14 @@ def drawn_demands(
         drawn = days.draw(seed)
         found.append(0.0)
         for pool in (shared, ~shared):
-            there = pool[drawn.indices]
-            of = drawn.indices[there]
-            found[-1] += _most_at_once(drawn.created_s[there], run_s[of], taken[of])
+            selected = pool[drawn.indices]
+            pods = drawn.indices[selected]
+            found[-1] += _most_at_once(drawn.created_s[selected], run_s[pods], taken[pods])
     return tuple(found)
 
 
 def gpus_of(life: Life, vram: Vram, replicas: int, mean_bytes: float) -> float:
-    """Return the GPUs that a pod takes: of a shared GPU at least a replica."""
+    """Return how many GPUs a pod takes; if it shares one, the part of it, at least a replica."""
     need_bytes = vram.need_bytes(life)
     if replicas == 1 or need_bytes is None:
         return float(life.gpus)

@@ -118,12 +118,12 @@ _Ends = tuple[float, float]
 
 
 def _if_any(get: Callable[[Figures], float]) -> Callable[[Figures], float | None]:
-    """Return the function that gives None if no number of GPUs suffices."""
+    """Return ``get``, but with the result None if no number of GPUs suffices."""
     return lambda each: get(each) if each.gpus else None
 
 
 def _range(values: Sequence[float | None], of: Callable[[Sequence[float]], _Ends]) -> _Ends | None:
-    """Return the range of the values, from 0 on; None if one is missing."""
+    """Return the range of the values, without its part below 0; None if a value is missing."""
     known = [each for each in values if each is not None]
     if len(known) < len(values) or not known:
         return None

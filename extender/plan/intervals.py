@@ -1,4 +1,4 @@
-"""Ranges of figures: in which range the figure of another history like this one lies.
+"""Computes the range in which a figure of another, similar history lies.
 
 The figures of replays of drawn histories are a sample. The range is made to contain the figure of
 another history with probability 90 %, as if figures were normally distributed: mean ± t · s · √2.
@@ -20,11 +20,11 @@ _T95 = (
     *(1.699, 1.697),
 )
 _NORMAL95 = 1.645
-#: With fewer figures the interval would be wider than it is useful.
-LEAST = 4
-#: Half of the range of a need, as a part of it: ``CHANCE`` times the spread of drawn histories,
-#: for chance within the history, and ``SEASON``, for what differs from week to week; their squares
-#: are added.
+#: With fewer figures the interval would be too wide to be useful.
+LEAST_FIGURES = 4
+#: Half the width of a need's range, relative to the need, has two parts whose squares are added:
+#: ``CHANCE`` times the spread of drawn histories (chance within the history), and ``SEASON``
+#: (differences from week to week).
 CHANCE, SEASON = 1.4, 0.10
 #: Growth from one history to the next, as a part of the need.
 GROWTH = 0.04
@@ -37,12 +37,13 @@ PART_CHANCE, PART_SEASON = 3.0, 0.10
 def interval(figures: Sequence[float]) -> tuple[float, float]:
     """Return the range of the figure of another history.
 
-    With fewer than ``LEAST`` figures, it is their lowest and highest.
+    With fewer than ``LEAST_FIGURES`` figures, it is their lowest and highest.
     """
     count = len(figures)
-    if count < LEAST:
+    if count < LEAST_FIGURES:
         return min(figures), max(figures)
-    t = _T95[count - LEAST] if count - LEAST < len(_T95) else _NORMAL95
+    at = count - LEAST_FIGURES
+    t = _T95[at] if at < len(_T95) else _NORMAL95
     half = t * statistics.stdev(figures) * math.sqrt(2)
     mean = statistics.mean(figures)
     return mean - half, mean + half
@@ -72,8 +73,8 @@ def need_interval(needs: Sequence[float], spread_ratio: float) -> tuple[float, f
 def saving_interval(savings: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
     """Return the range of what another history saves by sharing, in GPUs or in money.
 
-    ``savings``: those of the replays; the first is that of the history as it was. ``drawn``: those
-    of the largest demands of drawn histories.
+    ``savings``: those of the replays; the first is that of the history as it was. ``drawn``: the
+    savings of drawn histories, computed from their largest demands.
     """
     if not (ratio := spread_ratio(drawn)):
         return interval(savings)

@@ -56,7 +56,7 @@ class Outcome:
 
 
 class _Filters:
-    """The other checks of kube-scheduler that a plan has: GPU model and size, CPU, host memory."""
+    """The checks of kube-scheduler that a plan models: GPU model and memory, CPU, host memory."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self._cpu = _amounts([machine.cpu_milli for machine in machines])
@@ -89,12 +89,12 @@ def _amounts(found: Sequence[int | None]) -> NDArray[np.int64]:
 class _Running:
     spot: Spot
     request: Request
-    #: Bytes that it holds on its first device; 0 if it ran out of memory.
+    #: Bytes that it holds on each of its devices; 0 if it ran out of memory.
     held_bytes: int
 
 
 class Replay:
-    """One replay; ``requests`` are those of the lives, one by one."""
+    """One replay. ``requests`` has one request for each life, in the same order."""
 
     def __init__(
         self,
@@ -113,7 +113,8 @@ class Replay:
         #: Request -> indices of the lives that wait with it, in the order of creation.
         self._waiting: dict[Request, deque[int]] = {}
         self._waits = 0
-        self._waiting_since_s = 0.0
+        #: Sum of the creation times of the waiting pods.
+        self._waiting_created_s = 0.0
         self._waited_s = array("d")
         self._waited_total_s = 0.0
         self._never = self._out_of_memory = self._most_running = 0
@@ -133,7 +134,7 @@ class Replay:
         for index, life in enumerate(self._lives):
             if not self._run_until(life.created_s, limit_s):
                 return None
-            self._pass(life.created_s)
+            self._advance(life.created_s)
             self._arrive(index)
         if not self._run_until(float("inf"), limit_s):
             return None
@@ -141,16 +142,16 @@ class Replay:
         return self._outcome()
 
     def _run_until(self, until_s: float, limit_s: float | None) -> bool:
-        """End pods until then; return false once the waiting time exceeds the limit."""
+        """End the pods that end until then; return false if the waiting time exceeds the limit."""
         while self._ends and self._ends[0][0] <= until_s:
             now_s = self._ends[0][0]
-            self._pass(now_s)
+            self._advance(now_s)
             while self._ends and self._ends[0][0] <= now_s:
                 self._end(heapq.heappop(self._ends)[1])
             if self._waits:
                 self._retry()
                 if limit_s is not None and self._waits:
-                    waiting_s = now_s * self._waits - self._waiting_since_s
+                    waiting_s = now_s * self._waits - self._waiting_created_s
                     if self._waited_total_s + waiting_s > limit_s:
                         return False
         return True
@@ -164,14 +165,14 @@ class Replay:
                 return
             self._waiting.setdefault(request, deque()).append(index)
             self._waits += 1
-            self._waiting_since_s += self._lives[index].created_s
+            self._waiting_created_s += self._lives[index].created_s
 
     def _retry(self) -> None:
         for request in sorted(self._waiting, key=lambda each: self._waiting[each][0]):
             queue = self._waiting[request]
             while queue and self._start(queue[0]):
                 self._waits -= 1
-                self._waiting_since_s -= self._lives[queue.popleft()].created_s
+                self._waiting_created_s -= self._lives[queue.popleft()].created_s
             if not queue:
                 del self._waiting[request]
 
@@ -225,7 +226,7 @@ class Replay:
         self._contentions.end(index, held.spot, self._now_s)
         self._placer.end(f"p{index}", held.spot)
 
-    def _pass(self, now_s: float) -> None:
+    def _advance(self, now_s: float) -> None:
         elapsed_s = min(now_s, self._until_s) - min(self._now_s, self._until_s)
         self._byte_s += elapsed_s * self._used_bytes
         self._sm_s += elapsed_s * self._used_sm
@@ -243,5 +244,5 @@ class Replay:
             memory_ratio=self._byte_s / (all_bytes * span_s) if span_s and all_bytes else 0.0,
             sm_ratio=self._sm_s / (gpus * span_s) if span_s and gpus else 0.0,
             most_running=self._most_running,
-            contention=self._contentions.found(),
+            contention=self._contentions.result(),
         )

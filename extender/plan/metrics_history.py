@@ -1,8 +1,8 @@
 """Builds a history from metrics of kube-state-metrics, dcgm-exporter and Headroom.
 
 Pods, their GPUs, nodes and times are from kube-state-metrics. Peaks and SM activity are from
-Headroom's agent if it has them, else from dcgm-exporter, and so is GPU utilization: it labels a GPU
-with the pod that holds it, so the GPU's used memory is the pod's, as long as GPUs are not shared.
+Headroom's agent if it has them, else from dcgm-exporter. GPU utilization is from dcgm-exporter. It
+labels a GPU with the pod that holds it, so the GPU's figures are the pod's if GPUs are not shared.
 The history lists the assumptions that replace missing metrics.
 """
 
@@ -51,7 +51,7 @@ EACH_DAY: Mapping[str, str] = {
     "pod_used": "max_over_time(headroom_pod_used_bytes[1d])",
     "pod_sm": "avg_over_time(headroom_pod_sm_activity_ratio[1d])",
 }
-#: Queries of the end of the window.
+#: Queries that are evaluated at the end of the window.
 AT_END: Mapping[str, str] = {
     "node": 'kube_node_status_allocatable{resource=~"nvidia_com_gpu|cpu|memory"}',
     "node_labels": "kube_node_labels",

@@ -7,9 +7,6 @@ from contract.annotations import DEFAULT_VRAM, VRAM
 from extender.plan.scenarios import Configuration, split
 from extender.plan.workload import History, Life, Vram, largest_bytes
 
-#: Maximum number of workloads and of namespaces that are listed.
-MOST_LISTED = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -67,10 +67,11 @@ def _with_more(history: History, given: str) -> History:
 
 
 def _like(history: History, given: str, found: re.Match[str]) -> tuple[Machine, list[str]]:
-    """Return a node as it is asked for, and what is assumed of it.
+    """Return the node to add, without a name, and the assumptions about it.
 
-    What is not given is that of the cluster's first node with this model. If no node has it, the
-    number of GPUs is that of the largest node, and the memory that of a public list.
+    Values that are not given are those of the cluster's first node with this model. If no node has
+    the model, the number of GPUs is that of the largest node, and their memory is from the lists of
+    instance types.
     """
     name = found["model"].strip()
     models = sorted({machine.model for machine in history.machines})

@@ -113,7 +113,7 @@ def _mean(ratios: Sequence[float]) -> float | None:
 def cpu_milli(quantity: str | int | None) -> int | None:
     """Return a CPU quantity in thousandths of a core; None if it is missing or not one."""
     text = str(quantity or "")
-    # With "k" at its end, a number is read in thousandths.
+    # A number of cores is multiplied by 1000: "0.5k" is 500.
     return count_of(text.removesuffix("m") if text.endswith("m") else f"{text}k")
 
 

@@ -40,7 +40,7 @@ class Request:
     host_bytes: int
     #: The least memory of a GPU on which it can run, as if its author selected such nodes.
     least_bytes: int = 0
-    #: Limit of the SM activity of its GPU before it comes, in percent; None without a limit.
+    #: Maximum SM activity of its GPU before it is placed, in percent; None without a limit.
     max_sm: int | None = None
 
 
@@ -70,7 +70,7 @@ class _Plugins:
     """The device plugin of each machine, with policy *distributed*."""
 
     def __init__(self, machines: Sequence[Machine], replicas: int, seed: int) -> None:
-        self._lots = random.Random(seed)
+        self._random = random.Random(seed)
         self._replicas = replicas
         self._taken = [[0] * machine.devices for machine in machines]
 
@@ -80,7 +80,7 @@ class _Plugins:
         for _ in range(count):
             fewest = min(taken)
             best = [device for device, number in enumerate(taken) if number == fewest]
-            chosen.append(self._lots.choice(best))
+            chosen.append(self._random.choice(best))
             taken[chosen[-1]] += 1
         return tuple(chosen)
 
@@ -97,7 +97,7 @@ class ByHeadroom:
         self._row_of = {machine.name: row for row, machine in enumerate(machines)}
         self._cluster, self._simulation = simulation_of(machines, sharing, _KINDS)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
-        #: SM activity of each device that reports more than none: machine, device -> ratio.
+        #: Machine, device -> reported SM activity; 0 if missing.
         self._activity: dict[tuple[int, int], float] = {}
         self._sm_ratio: dict[str, float] = {}
         self._kinds: dict[tuple[int, int | None, int | None], tuple[VramRequest, Pod]] = {}
@@ -123,7 +123,7 @@ class ByHeadroom:
         spot = Spot(machine, devices)
         self._plugins.take(spot)
         held = Counter(device_uuid(self._machines[machine], device) for device in devices)
-        # Use below the request changes nothing; all of a GPU cannot be exceeded.
+        # Use up to the request changes nothing, and a request for all of a GPU cannot be exceeded.
         beyond = request.need_bytes is not None and used_bytes > request.need_bytes
         self._simulation.observe(uid, at.node, held, used_bytes if beyond else 0)
         if sm_ratio:
@@ -174,7 +174,7 @@ class ByCounting:
     """
 
     def __init__(self, machines: Sequence[Machine], sharing: Sharing, seed: int) -> None:
-        self._lots = random.Random(seed)
+        self._random = random.Random(seed)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
         self._free = np.array([each.devices * sharing.replicas for each in machines], np.int64)
 
@@ -185,7 +185,7 @@ class ByCounting:
         most = int(free.max(initial=0))
         if most < request.gpus:
             return None
-        machine = int(self._lots.choice(rows[free == most].tolist()))
+        machine = int(self._random.choice(rows[free == most].tolist()))
         spot = Spot(machine, self._plugins.choose(machine, request.gpus))
         self._plugins.take(spot)
         self._free[machine] -= request.gpus

@@ -49,7 +49,7 @@ def read_prometheus(
 
 
 def _reason(err: Exception) -> str:
-    """Return why a query failed: the error of the connection, without the long URL, or its text."""
+    """Return why a query failed: the connection's error without the long URL, or else ``err``."""
     root: BaseException = err
     while (cause := root.__cause__ or root.__context__) is not None:
         root = cause

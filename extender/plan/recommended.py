@@ -51,9 +51,9 @@ def _end(workloads: dict[str, _Workload], life: Life, index: int) -> None:
 
 
 def _recommended(workload: _Workload, now_s: float) -> int | None:
-    # In the order of their creation.
+    # They are in the order of their creation.
     mature = takewhile(lambda life: now_s - life.created_s >= MATURE_S, workload.running.values())
-    workload.profile.run(("", _recorded(life, now_s, None)) for life in mature)
+    workload.profile.replace_running(("", _recorded(life, now_s, None)) for life in mature)
     request_bytes = workload.profile.recommendation("", now_s).request_bytes
     return None if request_bytes is None else -(-request_bytes // _STEP_BYTES) * _STEP_BYTES
 

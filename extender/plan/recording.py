@@ -20,7 +20,7 @@ from extender.state.dump import Inputs
 FORMAT = "headroom.gpu/recording/v1alpha1"
 EXAMPLE = "Example: headroom plan record cluster.json"
 MOST_PODS, MOST_GAPS = 200_000, 1000
-#: This part of the pods is dropped at once.
+#: The part of ``MOST_PODS`` that is dropped at a time.
 _DROPPED_RATIO = 0.01
 #: Shorter times without contact are not listed; a watch reports at least once a minute.
 GAP_S = 120.0
@@ -52,7 +52,7 @@ class RecordedPod(msgspec.Struct):
     utilization_sum: float = 0.0
     utilization_count: int = 0
 
-    def used(self, use: Use) -> None:
+    def add_use(self, use: Use) -> None:
         if use.peak_bytes is not None:
             self.peak_bytes = max(self.peak_bytes or 0, use.peak_bytes)
         if use.sm_ratio is not None:
@@ -99,7 +99,7 @@ class Recording(msgspec.Struct):
         known = self.pods.get(uid)
         if known is None and pod.node and (found := gpu_pod(pod, now_s)) is not None:
             known = self.pods[uid] = RecordedPod(**found)
-            self._bound()
+            self._limit_pods()
         if known is not None and known.ended_s is None and pod.ended:
             known.ended_s = now_s
 
@@ -108,7 +108,7 @@ class Recording(msgspec.Struct):
             known.ended_s = now_s
 
     def pods_listed(self, uids: Collection[str], now_s: float) -> None:
-        """End the pods that are not in a complete list: they ended after the last contact."""
+        """End the pods that a complete list lacks: they count as ended at the last contact."""
         for uid, pod in self.pods.items():
             if pod.ended_s is None and uid not in uids:
                 pod.ended_s = max(pod.started_s, self.until_s)
@@ -127,12 +127,12 @@ class Recording(msgspec.Struct):
             self.nodes[machine.name] = RecordedNode(**fields)
         for uid, use in uses_of(status).items() if status else ():
             if (pod := self.pods.get(uid)) is not None:
-                pod.used(use)
+                pod.add_use(use)
 
     def contact(self, now_s: float) -> None:
         self.until_s = max(self.until_s, now_s)
 
-    def _bound(self) -> None:
+    def _limit_pods(self) -> None:
         if len(self.pods) > MOST_PODS:
             ended = sorted(self.pods, key=lambda uid: self.pods[uid].ended_s or float("inf"))
             for uid in ended[: max(1, int(MOST_PODS * _DROPPED_RATIO))]:
@@ -141,12 +141,12 @@ class Recording(msgspec.Struct):
 
 
 def read_recording(file: Path) -> Recording:
-    """Return the recording in a file; raise ``BadSettings`` if it is none, ``OSError`` if it cannot
-    be read."""
+    """Return the recording in a file; raise ``BadSettings`` if the file is not a recording, and
+    ``OSError`` if it cannot be read."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Recording)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise BadSettings(f"{file}: it is no recording: {err}. {EXAMPLE}") from err
+        raise BadSettings(f"{file}: it is not a recording: {err}. {EXAMPLE}") from err
     if found.format != FORMAT:
         raise BadSettings(f"{file}: its format is {found.format!r}, not {FORMAT!r}. {EXAMPLE}")
     return found
@@ -181,7 +181,7 @@ def history_of(recording: Recording, moment: bool = False) -> History:
 
 
 def history_of_snapshot(inputs: Inputs) -> History:
-    """Return the pods and nodes of a snapshot of the debug API; raise ``BadSettings`` as above."""
+    """Return the history of a snapshot of the debug API; raise as ``history_of``."""
     # The time does not matter, because all pods are taken to run at once.
     recording = Recording(started_s=0.0, until_s=0.0)
     for pod in inputs.pods:
@@ -239,7 +239,7 @@ def _notes(recording: Recording, pods: list[RecordedPod], moment: bool) -> Itera
             "beginning."
         )
     if recording.dropped:
-        yield f"{recording.dropped:,} pods were dropped, because more than {MOST_PODS:,} ended."
+        yield f"{recording.dropped:,} pods were dropped: a recording has at most {MOST_PODS:,}."
     unmeasured = sum(pod.peak_bytes is None for pod in pods)
     if unmeasured:
         yield (

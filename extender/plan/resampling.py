@@ -45,13 +45,16 @@ class Days:
         }
 
     def draw(self, seed: int) -> Draw:
-        """Return a history of as many days. A drawn pod keeps its time of day."""
-        lots = np.random.default_rng(seed)
+        """Return a history with the same number of days.
+
+        A drawn pod keeps its time of day; a repeated pod is moved by up to ``_SHIFT_S``.
+        """
+        rng = np.random.default_rng(seed)
         indices = [self._standing]
         created_s = [self._created_s[self._standing]]
         for day, kind in enumerate(self._quiet):
-            drawn = int(lots.choice(self._alike[kind]))
-            pods, moved_s = _varied(self._by_day[drawn], lots)
+            drawn = int(rng.choice(self._alike[kind]))
+            pods, moved_s = _varied(self._by_day[drawn], rng)
             first_s = day * DAY_S
             at_s = self._created_s[pods] + first_s - drawn * DAY_S + moved_s
             indices.append(pods)
@@ -60,10 +63,10 @@ class Days:
 
 
 def resampled(history: History, seed: int) -> Sequence[Life]:
-    """Return the lives of a history of as many days, in the order of their creation.
+    """Return the lives of a drawn history, in the order of their creation.
 
-    Seed 0, and a history of a single day, return the lives as they were. A drawn pod keeps its time
-    of day, its life and its request.
+    Seed 0, and a history of a single day, return the lives as they were. A drawn pod keeps its run
+    time and its request, and its time of day as in ``Days.draw``.
     """
     if not seed or history.days < 2:
         return history.lives
@@ -76,16 +79,16 @@ def resampled(history: History, seed: int) -> Sequence[Life]:
 
 
 def _varied(
-    pods: NDArray[np.int64], lots: np.random.Generator
+    pods: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return another number of these pods: some are left out, or repeated; and how much later than
-    its original each is created."""
-    count = int(lots.poisson(len(pods)))
+    """Return a drawn number of these pods, some left out or repeated, and by how many seconds each
+    is moved."""
+    count = int(rng.poisson(len(pods)))
     if count <= len(pods):
-        return lots.choice(pods, count, replace=False), np.zeros(count)
+        return rng.choice(pods, count, replace=False), np.zeros(count)
     more = count - len(pods)
-    moved_s = np.concatenate([np.zeros(len(pods)), lots.uniform(-_SHIFT_S, _SHIFT_S, more)])
-    return np.concatenate([pods, lots.choice(pods, more)]), moved_s
+    moved_s = np.concatenate([np.zeros(len(pods)), rng.uniform(-_SHIFT_S, _SHIFT_S, more)])
+    return np.concatenate([pods, rng.choice(pods, more)]), moved_s
 
 
 def quiet_days(counts: Sequence[int]) -> list[bool]:

@@ -37,6 +37,6 @@ def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tup
     pairs = zip(study.unshared.drawn, row.drawn, strict=True)
     drawn = [unshared - shared for unshared, shared in pairs]
     if min(saved) <= 0 < max(saved):
-        # A range that is a part of a saving near 0 would be too narrow.
+        # Relative to a saving near 0, a range would be too narrow.
         return outward(*interval(saved))
     return outward(*saving_interval(saved, drawn))

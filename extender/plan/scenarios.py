@@ -1,9 +1,9 @@
-"""Configurations to compare, and the replays that answer for each of them.
+"""Configurations to compare, and the replays that find the GPUs that each of them needs.
 
 A configuration splits the pods in two pools with nodes of their own. The *exclusive* pool has
 unshared GPUs, for pods with several GPUs and for those that need almost a whole one. The *shared*
-pool has all others. The fewest nodes of each pool are searched with which its pods wait no longer,
-on average, than on today's unshared cluster.
+pool has all others. For each pool, a search finds the fewest nodes with which its pods wait no
+longer on average than on today's unshared cluster.
 
 Nodes are added in an order in which each number of them has about the same mix of shapes as today.
 """
@@ -30,9 +30,10 @@ from extender.plan.workload import (
 
 #: A shorter mean waiting time counts as none.
 NO_WAIT_S = 5.0
-#: The search ends when the number of nodes is known to this part of it.
+#: The search ends when the number of nodes is known to within one part in this many.
 _RESOLUTION = 50
-#: The search gives up beyond this multiple of the nodes that all pods at once would need.
+#: The search gives up at this multiple of the nodes that pods use at most if none waits, plus
+#: today's nodes.
 _MOST_TIMES = 4
 
 
@@ -82,9 +83,10 @@ class Answer:
 
     #: None if the pods wait longer than today with any number of nodes.
     needed: tuple[Pool, Pool] | None
-    #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods alone need more.
+    #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods leave no node for
+    #: the pods that share.
     today_wait_s: float | None
-    #: Pods that run out of memory on today's nodes, and on the fewest ones.
+    #: Pods that run out of memory on today's nodes.
     today_out_of_memory: int
     #: Pods that are too large for every node, and are left out.
     left_out: int
@@ -129,7 +131,7 @@ class Baseline:
 
     #: Mean waiting time on today's nodes, in seconds.
     wait_s: float
-    #: The mean waiting time that counts as the same.
+    #: Maximum mean waiting time that counts as the same.
     target_s: float
     #: Pods that are too large for every node.
     left_out: int
@@ -139,11 +141,11 @@ def baseline(history: History, lives: Sequence[Life], seed: int) -> Baseline:
     """Replay today's cluster with unshared GPUs."""
     machines = mixed_order(history.machines)
     shapes = shapes_of(machines)
-    run = [life for life in lives if _has_machine(life, None, shapes)]
-    today = _exclusive(run, machines, seed).run()
+    fitting = [life for life in lives if _has_machine(life, None, shapes)]
+    today = _exclusive(fitting, machines, seed).run()
     assert today is not None, "without a limit the replay ends"
     target_s = max(NO_WAIT_S, today.mean_wait_s)
-    return Baseline(today.mean_wait_s, target_s, len(lives) - len(run))
+    return Baseline(today.mean_wait_s, target_s, len(lives) - len(fitting))
 
 
 def unshared_pool(
@@ -152,8 +154,8 @@ def unshared_pool(
     """Return the fewest unshared nodes for all pods; None if no number suffices."""
     machines = mixed_order(history.machines)
     shapes = shapes_of(machines)
-    run = [life for life in lives if _has_machine(life, None, shapes)]
-    return _fewest_exclusive(run, machines, seed, today.target_s)
+    fitting = [life for life in lives if _has_machine(life, None, shapes)]
+    return _fewest_exclusive(fitting, machines, seed, today.target_s)
 
 
 def exclusive_pool(
@@ -177,7 +179,10 @@ def answer(
     today: Baseline,
     exclusive: Pool | None,
 ) -> Answer:
-    """Return the answer of a configuration with shared GPUs; ``exclusive`` is its other pool."""
+    """Return the answer of a configuration with shared GPUs.
+
+    ``exclusive``: its exclusive pool; None if no number of nodes suffices for it.
+    """
     today_machines = mixed_order(history.machines)
     machines = shared_machines(today_machines, configuration)
     vram = configuration.vram
@@ -195,16 +200,16 @@ def answer(
         pool = _fewest(replay, share, machines, sharing.replicas, vram, today.target_s)
     kept = 0 if exclusive is None else len(exclusive.machines)
     left = shared_machines(today_machines[kept:], configuration)
-    wait_s, lost = None, 0
+    wait_s, out_of_memory = None, 0
     if exclusive is not None and (left or not share):
         rest = replay(left).run() if share else None
         waits = [(exclusive.outcome.pods, exclusive.outcome.mean_wait_s)]
         if rest is not None:
             waits.append((rest.pods, rest.mean_wait_s))
-            lost = rest.out_of_memory
+            out_of_memory = rest.out_of_memory
         wait_s = sum(pods * each_s for pods, each_s in waits) / max(1, sum(p for p, _ in waits))
     needed = None if exclusive is None or pool is None else (exclusive, pool)
-    return Answer(needed, wait_s, lost, today.left_out)
+    return Answer(needed, wait_s, out_of_memory, today.left_out)
 
 
 def shared_machines(machines: Sequence[Machine], configuration: Configuration) -> list[Machine]:
@@ -245,7 +250,7 @@ def split(
     return [life for life, shares in found if shares is False], [life for life, s in found if s]
 
 
-def drawn_of(history: History, configuration: Configuration) -> tuple[float, ...]:
+def largest_demands(history: History, configuration: Configuration) -> tuple[float, ...]:
     """Return the largest demand of each drawn history in this configuration, in GPUs."""
     pools = Pools(history.machines, configuration)
     shared = shared_machines(history.machines, configuration)
@@ -317,7 +322,7 @@ def _fewest(
     vram: Vram,
     target_s: float,
 ) -> Pool | None:
-    """Search the fewest machines, of the given order, with which the pods wait ``target_s`` at most
+    """Return the fewest machines, in the given order, with which the pods wait at most ``target_s``
     on average; None if no number of machines suffices."""
     if not lives:
         return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))

@@ -8,7 +8,7 @@ from contract.annotations import MAX_SM
 from extender.plan.demand import DRAWS, LEAST_DAYS
 from extender.plan.intervals import (
     GROWTH,
-    LEAST,
+    LEAST_FIGURES,
     SAVING_GROWTH,
     SAVING_SEASON,
     SEASON,
@@ -251,9 +251,9 @@ def _need_assumption(study: Study) -> Iterator[str]:
     if study.unshared.spread_ratio:
         yield (
             "Ranges of GPUs, nodes, costs and savings should contain those of another such week "
-            f"with probability 90 %: they follow from how the largest demands of {DRAWS} drawn "
-            f"histories vary, from {100 * SEASON:.0f} % for what differs from week to week, and "
-            f"from {100 * GROWTH:.0f} % of growth; for savings, {100 * SAVING_SEASON:.0f} % and "
+            f"with probability 90 %. They follow from the spread of the largest demands of {DRAWS} "
+            f"drawn histories, {100 * SEASON:.0f} % for differences from week to week, and "
+            f"{100 * GROWTH:.0f} % of growth; for savings, {100 * SAVING_SEASON:.0f} % and "
             f"{100 * SAVING_GROWTH:.0f} %."
         )
     elif study.seeds > 1:
@@ -317,11 +317,11 @@ def assumptions(study: Study) -> list[str]:
                 "nodes, costs and savings have ranges."
             )
     else:
-        kind = "the lowest and the highest figure of"
-        if study.seeds >= LEAST:
-            kind = "where the figure of another such history should lie with probability 90 %, from"
+        kind = "are from the lowest to the highest figure"
+        if study.seeds >= LEAST_FIGURES:
+            kind = "should contain the figure of another such history with probability 90 %"
         ranges = (
-            f"Ranges are {kind} {study.seeds} replays: the history as it was, and "
+            f"Ranges {kind}. They follow from {study.seeds} replays: the history as it was, and "
             f"{study.seeds - 1} with its days and the number of their pods drawn again."
         )
     found += [

@@ -19,8 +19,8 @@ from extender.plan.scenarios import (
     Pool,
     answer,
     baseline,
-    drawn_of,
     exclusive_pool,
+    largest_demands,
     unshared_pool,
 )
 from extender.plan.workload import History, Machine, Vram
@@ -53,7 +53,7 @@ class Figures:
     #: Pods that run out of memory with the needed nodes, and on today's.
     out_of_memory: int
     today_out_of_memory: int
-    #: Contention for SMs of the pods that share GPUs, with the needed nodes.
+    #: Contention of the pods that share GPUs, with the needed nodes.
     contention: Contention = NONE
 
 
@@ -98,7 +98,7 @@ class _Seed:
 
     seed: int
     today: Baseline
-    #: The nodes of the pods that keep unshared ones, by ``_exclusive_of`` of the configuration.
+    #: ``_exclusive_key`` of a configuration -> the nodes of its exclusive pool.
     exclusive: Mapping[Configuration, Pool | None]
 
 
@@ -116,7 +116,7 @@ def run_study(
     """
     vram, *others = vrams
     kinds = [*configurations, *(replace(configurations[0], vram=other) for other in others)]
-    exclusive = list(dict.fromkeys(map(_exclusive_of, kinds)))
+    exclusive = list(dict.fromkeys(map(_exclusive_key, kinds)))
     with _Workers(history, processes) as workers:
         bases: list[_Seed] = []
         for base in workers.each(_prepare, [(exclusive, seed) for seed in range(seeds)]):
@@ -147,11 +147,11 @@ def _rows(
     for found in workers.each(_play, tasks):
         figures.append(found)
         progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
-    kinds = list(dict.fromkeys(map(_drawn_of, configurations)))
+    kinds = list(dict.fromkeys(map(_demand_key, configurations)))
     drawn = dict(zip(kinds, workers.each(_draw, kinds), strict=True))
     size = len(bases)
     return [
-        Row(each, figures[at * size : (at + 1) * size], drawn[_drawn_of(each)])
+        Row(each, figures[at * size : (at + 1) * size], drawn[_demand_key(each)])
         for at, each in enumerate(configurations)
     ]
 
@@ -209,7 +209,8 @@ def _begin(history: History) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process with the command, which may be killed; it would wait for tasks for ever."""
+    """End this process when the command ends, even if it is killed; otherwise this process would
+    wait for tasks forever."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
@@ -219,13 +220,13 @@ def _remember(history: History) -> None:
     _history[:] = [history]
 
 
-def _exclusive_of(configuration: Configuration) -> Configuration:
-    """Return the configuration with the parts by which pods are kept on unshared nodes."""
+def _exclusive_key(configuration: Configuration) -> Configuration:
+    """Return a key: configurations with the same key keep the same pods on unshared nodes."""
     return replace(configuration, mode="exclusive", replicas=1, max_sm=None)
 
 
-def _drawn_of(configuration: Configuration) -> Configuration:
-    """Return the configuration with the parts by which pods take GPUs."""
+def _demand_key(configuration: Configuration) -> Configuration:
+    """Return a key: in configurations with the same key, pods take the same GPUs."""
     return replace(configuration, mode="", max_sm=None)
 
 
@@ -245,14 +246,14 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     if configuration.mode == "exclusive":
         pool = unshared_pool(history, lives, base.seed, base.today)
         return _unshared(base.today, pool)
-    exclusive = base.exclusive[_exclusive_of(configuration)]
+    exclusive = base.exclusive[_exclusive_key(configuration)]
     found = answer(history, lives, configuration, base.seed, base.today, exclusive)
     return _figures(found)
 
 
 def _draw(configuration: Configuration) -> tuple[float, ...]:
     (history,) = _history
-    return drawn_of(history, configuration)
+    return largest_demands(history, configuration)
 
 
 def _figures(found: Answer) -> Figures:

@@ -106,7 +106,7 @@ class History:
 
     @property
     def days(self) -> int:
-        """Number of days with the first and the last, at least 1."""
+        """Number of days that the history covers; a day that has begun counts."""
         return int(self.span_s // DAY_S) + 1
 
 

@@ -25,19 +25,19 @@ from extender.recommend.histogram import highest, log_upper_end, quantile, upper
 CENTRE = 0.65
 #: Accepted probability that the next life exceeds the request.
 TAIL = 0.0004
-#: The spread is that of about half of the lives.
+#: Degrees of freedom of the spread for each life: about half of the lives count for it.
 FREEDOM_PER_LIFE = 0.5
-#: Spread that is assumed before the first life (of logarithms: 2 %), and for how many degrees of
-#: freedom it counts.
+#: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom with
+#: which it counts.
 ASSUMED_SPREAD, ASSUMED_FREEDOM = 0.02, 1.0
 LEAST_FREEDOM = 2.0
-#: Degrees of freedom for which the spread of the other programs counts at most, and from how many
-#: on it is known well enough for a request after one life.
+#: Maximum degrees of freedom of the other programs' spread; and the minimum with which it is known
+#: well enough to recommend a request after one life.
 OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
 #: A request is at least this much above the highest peak.
 LEAST_MARGIN = 0.01
-#: The highest peak is the one at and above which lives have this weight: one life after about four
-#: half-lives is forgotten.
+#: The highest peak is the largest value at or above which lives weigh at least this much in sum. So
+#: a single high life is forgotten after about four half-lives.
 HIGHEST_WEIGHT = 0.05
 #: Requests are rounded up to a multiple of this when they are shown or written.
 STEP_BYTES = 64 << 20
@@ -72,7 +72,7 @@ class Estimate:
 
 
 def spread(weights: Mapping[int, float], lives: int) -> Spread:
-    """Return how much the peaks of so many lives differ. ``weights`` are not empty."""
+    """Return how much the peaks of this number of lives differ. ``weights`` is not empty."""
     centre_bytes = quantile(weights, CENTRE)
     log_centre = math.log(centre_bytes)
     squares = total = 0.0
@@ -84,7 +84,7 @@ def spread(weights: Mapping[int, float], lives: int) -> Spread:
 
 
 def pooled(spreads: Iterable[Spread]) -> Spread:
-    """Return the spread of several programs, with at most ``OTHERS_FREEDOM``."""
+    """Return the common spread of several programs, with at most ``OTHERS_FREEDOM``."""
     squares = freedom = 0.0
     for each in spreads:
         squares += each.variance * each.freedom
@@ -95,7 +95,7 @@ def pooled(spreads: Iterable[Spread]) -> Spread:
 
 
 def estimate(weights: Mapping[int, float], lives: int, others: Spread = NO_OTHERS) -> Estimate:
-    """Return the estimate from a histogram's weights, which are not empty, of so many lives.
+    """Return the estimate from the histogram of this number of lives; ``weights`` is not empty.
 
     ``others``: the spread of the container's other programs.
     """
@@ -109,7 +109,7 @@ def estimate(weights: Mapping[int, float], lives: int, others: Spread = NO_OTHER
     deviation = math.sqrt((known + assumed) / freedom)
     deviations = student_t(1 - TAIL, max(LEAST_FREEDOM, freedom)) - _Z
     above = deviations / _RMS_ABOVE * deviation * math.sqrt(1 + 1 / counted)
-    # More than the exponent of any device is the same as the largest one.
+    # Limited, because exp() overflows; e^20 times the centre is more than any device has.
     bound = centre_bytes * math.exp(min(above, 20.0))
     request = max(bound, highest_bytes * (1 + LEAST_MARGIN))
     return Estimate(centre_bytes, highest_bytes, math.ceil(request))

@@ -115,7 +115,7 @@ class Histogram:
 def quantile(weights: Mapping[int, float], share: float) -> int:
     """Return the upper end of the bucket in which this share of the weight is reached.
 
-    ``share`` is 0..1; 0 without any weight.
+    ``share`` is from 0 to 1. The result without any weight is 0.
     """
     if not weights:
         return 0
@@ -130,9 +130,10 @@ def quantile(weights: Mapping[int, float], share: float) -> int:
 
 
 def highest(weights: Mapping[int, float], least_weight: float) -> int:
-    """Return the upper end of the highest bucket at and above which there is this weight.
+    """Return the upper end of the highest bucket at or above which there is this weight in sum.
 
-    0 without any weight. If all weights together are less, the median counts as the highest.
+    If all weights together are less than twice this weight, the median counts as the highest. The
+    result without any weight is 0.
     """
     wanted = min(least_weight, sum(weights.values()) / 2)
     reached = 0.0

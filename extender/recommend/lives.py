@@ -1,9 +1,9 @@
-"""Which lives count, and the record of the lives of one program.
+"""Decides which lives count, and records the lives of one program.
 
-A life whose peak is only a lower bound of what it needed is *censored*: it failed, was evicted or
-killed, runs too briefly, or was not measured all the time. Censored lives can only raise a
-recommendation. They do not count as lives, and their peaks matter only above the request that
-follows from the others.
+A life whose peak is only a lower bound of what it needed is *censored*: it was OOM-killed,
+failed or was evicted within a day, has run for less than a day, was not measured all the time, or
+its end is unknown. Censored lives can only raise a recommendation. They do not count as lives, and
+their peaks matter only above the request that follows from the others.
 """
 
 import math
@@ -27,12 +27,12 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 #: A peak loses half of its weight in this time.
 HALF_LIFE_S = 10 * DAY_S
-#: A life of this length counts as complete, whether it still runs or was ended by others.
+#: A life of this length counts as complete, whether it still runs, failed or was evicted.
 MATURE_S = DAY_S
 #: Fewer complete lives than this give no recommendation, unless the container's other programs have
 #: shown how much its peaks differ. Then one life is enough.
 LEAST_LIVES = 3
-#: At most this factor above a censored peak that exceeds the request.
+#: Maximum factor by which a request is above the censored peak that raises it.
 CENSORED_MARGIN = 1.2
 #: A life is flat if its peak is at most this factor above its startup peak.
 FLAT_WITHIN = 1.02
@@ -119,7 +119,7 @@ class Track:
         self.ended += 1
         self.flat += life.flat
 
-    def run(self, lives: Iterable[Life]) -> None:
+    def replace_running(self, lives: Iterable[Life]) -> None:
         """Replace the lives that run."""
         self.running, self.running_censored = Histogram(), Histogram()
         for life in lives:
@@ -166,7 +166,7 @@ class Track:
         beyond = highest(censored, HIGHEST_WEIGHT)
         if beyond <= found.request_bytes:
             return found
-        # The censored peak is taken as usual for lives to come, so they get the same margin.
+        # Later lives may also reach the censored peak, so it gets a margin as the centre does.
         ratio = found.request_bytes / found.centre_bytes
         factor = min(CENSORED_MARGIN, max(1 + LEAST_MARGIN, ratio))
         return Estimate(found.centre_bytes, max(found.highest_bytes, beyond), int(beyond * factor))

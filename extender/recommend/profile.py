@@ -14,9 +14,10 @@ from extender.recommend.estimate import STEP_BYTES, Estimate, Spread, pooled
 from extender.recommend.histogram import quantile, weight_above
 from extender.recommend.lives import LEAST_LIVES, Life, Track
 
-#: Programs of one container and model. Beyond it, the one seen least recently is dropped.
+#: Programs of one container and model. Beyond it, one is dropped, or all are taken together.
 MAX_PROGRAMS = 8
-#: Containers and device models of one owner. Beyond it, the one seen least recently is dropped.
+#: Pairs of container and device model of one owner. Beyond it, the one seen least recently is
+#: dropped.
 MAX_CONTAINERS = 16
 #: Name of the program of a container whose programs vary.
 ANY_PROGRAM = ""
@@ -80,20 +81,20 @@ class ContainerProfile:
         track = self._track(program)
         track.record(life, self._others(track))
 
-    def run(self, lives: Iterable[tuple[str, Life]]) -> None:
+    def replace_running(self, lives: Iterable[tuple[str, Life]]) -> None:
         """Replace the lives that run; each comes with its program."""
         by_program: dict[str, list[Life]] = {}
         for program, life in lives:
             by_program.setdefault(program, []).append(life)
         if not self.varies:
             for program in by_program:
-                self._track(program)
+                self._track(program)  # may find that programs vary
         if self.varies:
             by_program = {ANY_PROGRAM: [each for lives in by_program.values() for each in lives]}
         for program in by_program:
             self._track(program)
         for program, track in self.tracks.items():
-            track.run(by_program.get(program, ()))
+            track.replace_running(by_program.get(program, ()))
 
     def recommendation(self, program: str, now_s: float) -> Recommendation:
         """Return what a container of this program should request."""
@@ -116,23 +117,24 @@ class ContainerProfile:
         return pooled(track.spread() for track in self.tracks.values() if track is not own)
 
     def _limited(self, request_bytes: int) -> int:
-        """Return the request, at most the device's memory; else no node could take the pod."""
+        """Return the request, at most the device's memory: no node could take a larger one."""
         most_bytes = self.memory_bytes // STEP_BYTES * STEP_BYTES
         return min(request_bytes, most_bytes) if most_bytes else request_bytes
 
     def _track(self, program: str) -> Track:
-        """Return the track of a program; one that is new may replace another, or join all."""
+        """Return the track of a program. A new one may drop another track, or merge all."""
         key = ANY_PROGRAM if self.varies else program
         if key not in self.tracks:
             if len(self.tracks) >= MAX_PROGRAMS:
-                self._make_room()
+                self._drop_or_merge()
             key = ANY_PROGRAM if self.varies else program
         # Moves it to the end.
         track = self.tracks.pop(key, None) or Track()
         self.tracks[key] = track
         return track
 
-    def _make_room(self) -> None:
+    def _drop_or_merge(self) -> None:
+        """Merge all tracks if half of them have few lives; else drop the oldest."""
         few = sum(track.lives < LEAST_LIVES for track in self.tracks.values())
         if 2 * few < len(self.tracks):
             self.tracks.pop(next(iter(self.tracks)))

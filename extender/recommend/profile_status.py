@@ -29,7 +29,7 @@ def status_of(
 ) -> VRAMProfileStatus:
     """Return the status to write. All weights decay to ``now_s``.
 
-    ``families`` has the names of the programs' families by container and device model.
+    ``families``: (container, device model) -> family of the newest program.
     """
     containers = [
         ContainerStatus(

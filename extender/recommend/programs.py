@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Family(Enum):
-    """Programs whose way to allocate is known."""
+    """Frameworks and engines; it is known how they allocate memory."""
 
     VLLM = "vLLM"
     SGLANG = "SGLang"
@@ -43,7 +43,7 @@ _MARKS: tuple[tuple[str, Family], ...] = (
     ("torch", Family.PYTORCH),
 )
 
-#: The setting that decides the peak of a family, for people.
+#: Family -> a message to users: the setting that decides its peak.
 _SETTINGS = {
     Family.VLLM: (
         "vLLM takes the share of the device that --gpu-memory-utilization sets (default 0.9), or "
@@ -119,7 +119,7 @@ def repository(image: str) -> str:
 
 
 def setting(found: Family, self_sized: bool) -> str:
-    """Return which setting decides the peak; empty if nothing is known about it."""
+    """Return a message about the setting that decides the peak; empty if none does."""
     if found is Family.PYTORCH or self_sized:
         return _SETTINGS[found]
     return ""

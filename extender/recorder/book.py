@@ -26,7 +26,7 @@ ProfileKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A life with its owner, and the reference to it that lets Kubernetes delete the profile."""
+    """A life with its owner, and an owner reference, by which Kubernetes deletes the profile."""
 
     tracked: TrackedLife
     owner: ProfileOwner
@@ -44,8 +44,9 @@ class _Entry:
     stored: VRAMProfile | None
     pending: list[Owned] = field(default_factory=list)
     running: list[Owned] = field(default_factory=list)
-    #: The running lives as they were written last.
+    #: Digest of the running lives at the last write.
     written: frozenset[tuple[str, ...]] = frozenset()
+    #: Time of the last write, or of the last attempt.
     written_s: float = 0.0
 
 
@@ -55,7 +56,7 @@ class Write:
 
     key: ProfileKey
     profile: VRAMProfile
-    #: Lives of ``pending`` that the write contains.
+    #: Number of lives of ``pending`` that the write contains.
     taken: int
 
 
@@ -66,7 +67,7 @@ class ProfileBook:
         self._entries: dict[ProfileKey, _Entry] = {}
 
     def load(self, profiles: Iterable[VRAMProfile]) -> None:
-        """Replace all profiles with those of the API server. Lives that wait stay."""
+        """Replace all profiles with those of the API server. Pending lives are kept."""
         before = self._entries
         self._entries = {}
         for profile in profiles:
@@ -76,7 +77,7 @@ class ProfileBook:
                 self._entries.setdefault(key, _Entry(None)).pending = entry.pending
 
     def stored(self, key: ProfileKey, profile: VRAMProfile | None) -> None:
-        """Take the version of the API server; None if the profile was deleted."""
+        """Store the profile as the API server has it; None if it was deleted."""
         self._entries.setdefault(key, _Entry(None)).stored = profile
 
     def take(self, ended: Iterable[Owned], running: Iterable[Owned]) -> None:
@@ -111,7 +112,7 @@ class ProfileBook:
         ]
 
     def written(self, write: Write, profile: VRAMProfile, now_s: float) -> None:
-        """Take the answer to a write."""
+        """Store the profile that the API server returned for a write, and remove its lives."""
         entry = self._entries.get(write.key)
         if entry is not None:
             entry.stored = profile
@@ -119,12 +120,12 @@ class ProfileBook:
             entry.written, entry.written_s = _digest(entry.running), now_s
 
     def delayed(self, key: ProfileKey, now_s: float) -> None:
-        """Note that a write failed, so that others come first."""
+        """Record that a write failed, so that writes of other profiles come first."""
         if (entry := self._entries.get(key)) is not None:
             entry.written_s = now_s
 
     def drop(self, key: ProfileKey) -> None:
-        """Forget a profile that cannot exist any more, with its lives."""
+        """Remove a profile that was deleted, with its pending lives."""
         self._entries.pop(key, None)
 
     def is_new(self, each: Owned) -> bool:
@@ -156,7 +157,7 @@ class ProfileBook:
         )
         for each in entry.pending:
             _record(profile, each, families)
-        _run(profile, entry.running, families)
+        _replace_running(profile, entry.running, families)
         newest = (entry.running or entry.pending)[-1] if entry.running or entry.pending else None
         owner = newest.owner if newest else (stored.status.owner if stored else ProfileOwner())
         metadata = stored.metadata if stored else ObjectMeta(namespace=key[0], name=key[1])
@@ -181,7 +182,9 @@ def _record(profile: Profile, each: Owned, families: dict[tuple[str, str], str])
     families[tracked.container, tracked.model] = tracked.program.family.value
 
 
-def _run(profile: Profile, running: Iterable[Owned], families: dict[tuple[str, str], str]) -> None:
+def _replace_running(
+    profile: Profile, running: Iterable[Owned], families: dict[tuple[str, str], str]
+) -> None:
     by_container: dict[tuple[str, str], list[TrackedLife]] = {}
     for each in running:
         tracked = each.tracked
@@ -190,14 +193,14 @@ def _run(profile: Profile, running: Iterable[Owned], families: dict[tuple[str, s
         families[key] = lives[-1].program.family.value
         container = profile.container(*key)
         container.memory_bytes = max(container.memory_bytes, *(e.memory_bytes for e in lives))
-        container.run((each.program.fingerprint, each.life) for each in lives)
+        container.replace_running((each.program.fingerprint, each.life) for each in lives)
     for key, container in profile.containers.items():
         if key not in by_container:
-            container.run(())
+            container.replace_running(())
 
 
 def _digest(running: Iterable[Owned]) -> frozenset[tuple[str, ...]]:
-    """Return what of the running lives changes a recommendation."""
+    """Return the properties of running lives that can change a recommendation."""
     return frozenset(
         (
             each.tracked.container,

@@ -58,7 +58,7 @@ class Election:
         self._name = name
         self._identity = identity
         self._clock, self._now_s = clock, now_s
-        #: The version that was seen last, and when it was seen first.
+        #: The newest version of the Lease, and when this process first saw this version.
         self._version, self._version_s = "", 0.0
         self._renewed_s = -float("inf")
 
@@ -68,7 +68,7 @@ class Election:
         return self._clock() - self._renewed_s < LEASE_S
 
     def attempt(self) -> None:
-        """Renew the Lease, or take it if it is free. Raise ``ApiError`` if that is unknown."""
+        """Renew the Lease, or take it if it is free. Raise ``ApiError`` if a call fails."""
         began_s = self._clock()
         try:
             held = self._read()

@@ -14,7 +14,6 @@ from extender.kube.api_errors import ApiStatus
 from extender.kube.client import METADATA_ONLY, KubeApi
 from extender.recorder.owners import (
     MAX_CHAIN,
-    PER_RUN,
     Controller,
     group,
     owner_of,
@@ -24,7 +23,7 @@ from extender.recorder.pod_facts import PodFacts
 
 log = structlog.get_logger()
 
-#: Objects whose own controllers are remembered.
+#: Controllers whose end of the chain is remembered.
 MAX_KNOWN = 20_000
 _NOT_READABLE = (403, 404)
 
@@ -52,7 +51,7 @@ class OwnerReader:
         self._ends: Bounded[str, tuple[Controller, OwnerReference]] = Bounded(MAX_KNOWN)
 
     def owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
-        """Return the owner of a pod; a reference to it unless it is a family.
+        """Return the owner of a pod, and a reference to it; None for a family.
 
         Raise ``ApiError`` if the chain cannot be read now.
         """
@@ -78,8 +77,6 @@ class OwnerReader:
             if above is None:
                 break
             reference, generate_name = above, ""
-        if reference.kind in PER_RUN and not resource_of(reference):
-            generate_name = ""
         end = Controller(
             reference.api_version, reference.kind, reference.name, generate_name, reference.uid
         )
@@ -90,11 +87,14 @@ class OwnerReader:
             uid=reference.uid,
         )
 
-    def _read(self, namespace: str, of: OwnerReference, resource: str) -> _Metadata | None:
+    def _read(self, namespace: str, controller: OwnerReference, resource: str) -> _Metadata | None:
         """Return the metadata of a controller; None if it is gone or may not be read."""
         # Anyone who creates a pod chooses these texts, so none may lead to another path.
-        version = of.api_version.rpartition("/")[2]
-        parts = (group(of.api_version), version, "namespaces", namespace, resource, of.name)
+        api_group, version = (
+            group(controller.api_version),
+            controller.api_version.rpartition("/")[2],
+        )
+        parts = (api_group, version, "namespaces", namespace, resource, controller.name)
         path = "/apis/" + "/".join(quote(part, safe="") for part in parts)
         try:
             body = self._api.call("GET", path, accept=METADATA_ONLY)
@@ -103,7 +103,7 @@ class OwnerReader:
                 return None
             raise
         metadata = _decode(body).metadata
-        return metadata if metadata.uid == of.uid else None
+        return metadata if metadata.uid == controller.uid else None
 
 
 class ProfileStore:
@@ -141,7 +141,7 @@ class ProfileStore:
             raise
 
     def delete(self, profile: VRAMProfile) -> None:
-        """Delete this version of a profile; nothing happens if it is gone."""
+        """Delete this version of a profile; nothing happens if it is gone or has changed."""
         metadata = profile.metadata
         preconditions = {"uid": metadata.uid, "resourceVersion": metadata.resource_version}
         try:

@@ -17,7 +17,7 @@ _NO_PROGRAM = Program("", Family.UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class TrackedLife:
-    """One life of a container, with whose it is."""
+    """One life of a container, with its pod, program and device."""
 
     pod: PodFacts
     container: str
@@ -47,9 +47,10 @@ class LifeTracker:
     ) -> list[TrackedLife]:
         """Take the newest reports of all nodes; return the lives that have ended.
 
-        ``pods`` are the pods that exist, by uid, ``gone`` those that were deleted since. A life
-        that no report shows goes on until its pod shows the end of its container, or is gone: an
-        agent may stop to measure. Lives of pods that are in neither are not recorded.
+        ``pods`` are the pods that exist, by uid, ``gone`` those that were deleted since the last
+        call. Reports of pods that are in neither are ignored. A life that no report shows goes on
+        until its pod shows the end of the container, or is gone, because an agent may stop
+        measuring.
         """
         seen = _seen(reports, {**gone, **pods}, now_s)
         ended: list[TrackedLife] = []
@@ -101,7 +102,7 @@ def _seen(
 
 
 def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
-    """Return one life with the highest peaks of two views of it."""
+    """Return a life with the highest peaks of two records of it."""
     if other is None:
         return one
     first, second = one.life, other.life
@@ -123,7 +124,7 @@ def _is_later(life: Life, before: Life) -> bool:
 
 
 def _ending(pod: PodFacts, tracked: TrackedLife, is_gone: bool, restarted: bool) -> Ending | None:
-    """Return how a life ended that no report shows any more; None if it may run."""
+    """Return how a life ended that no report shows any more; None if it may still run."""
     end = pod.ends.get(tracked.container)
     if end is not None and end.finished_s < tracked.life.started_s - SAME_START_S:
         end = None  # of an earlier life

@@ -1,8 +1,8 @@
 """Finds the owner of a pod: the end of the chain of its controllers, by ownerReferences.
 
 The rule is the same for all kinds. The kinds in ``RESOURCES`` are read to find their own
-controllers; the chain ends at any other kind. Kinds in ``PER_RUN`` are created again for each run,
-so the owner is the family of one name.
+controllers; the chain ends at any other kind. Objects of the kinds in ``PER_RUN`` are created again
+for each run, so the owner is their family (``extender.recommend.families``).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ PER_RUN = frozenset(
     {"Pod", "Job", "Workflow", "PyTorchJob", "TFJob", "MPIJob", "TrainJob", "JobSet"}
     | {"RayCluster", "RayJob", "XGBoostJob", "PaddleJob", "VCJob"}
 )
-#: Chains are short; a longer one is a cycle.
+#: Real chains are shorter; a longer one is a cycle.
 MAX_CHAIN = 5
 
 

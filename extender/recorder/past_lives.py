@@ -1,12 +1,12 @@
-"""Lives of the time before the recorder, from metrics that Prometheus has.
+"""Lives from before the recorder ran, read from metrics in Prometheus.
 
 Peaks are those of Headroom's agent if it has them, else the memory that dcgm-exporter shows for the
 pod of a GPU, as long as no other pod used this GPU at the time. Owners, images and ends are from
 kube-state-metrics.
 
-Prometheus has no arguments and no variables, which belong to a program. So past lives are used only
-when a pod of the same owner runs: they are taken as lives of its program if the ReplicaSet is the
-same, or for other owners if the image, with its tag, is the same. All others are dropped.
+Prometheus has no arguments and no environment, so it does not show which program a past life ran.
+When a pod of the same owner runs, past lives count for the pod's program: all lives of a
+ReplicaSet, and lives of other owners if their image and tag are the same. All others are dropped.
 """
 
 import math
@@ -84,7 +84,7 @@ Answers = Mapping[str, Sequence[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The controller of a pod as far as a later pod of the same owner shows it too."""
+    """The part of a pod's controller that later pods of the same owner have in common with it."""
 
     namespace: str
     kind: str
@@ -209,11 +209,11 @@ def _alone(
     found: Mapping[tuple[_Container, str], _Series],
 ) -> dict[tuple[_Container, str], _Series]:
     """Return the series of pods that had their device for themselves all the time."""
-    on: dict[str, list[tuple[_Container, _Series]]] = defaultdict(list)
+    by_device: dict[str, list[tuple[_Container, _Series]]] = defaultdict(list)
     for (container, device), each in found.items():
-        on[device].append((container, each))
+        by_device[device].append((container, each))
     kept: dict[tuple[_Container, str], _Series] = {}
-    for device, several in on.items():
+    for device, several in by_device.items():
         several.sort(key=lambda pair: pair[1].first_s)
         shared = [False] * len(several)
         latest = 0
@@ -244,7 +244,7 @@ def _owner(namespace: str, pod: str, kind: str, name: str, generate_name: str) -
 
 
 def owner_of_pod(pod: PodFacts) -> Owner:
-    """Return the owner of a pod that exists, as past pods have it."""
+    """Return the owner of an existing pod, equal to that of its owner's past pods."""
     kind = pod.controller.kind if pod.controller else ""
     name = pod.controller.name if pod.controller else ""
     return _owner(pod.namespace, pod.name, kind, name, pod.generate_name)
@@ -257,11 +257,11 @@ class PastLives:
         self._lives: Bounded[tuple[Owner, str], list[PastLife]] = Bounded(MAX_CONTAINERS)
 
     def load(self, lives: Iterable[PastLife]) -> None:
-        """Replace all lives with these, which are the oldest first."""
+        """Replace all lives; the oldest come first."""
         self._lives.clear()
         for each in lives:
-            of = self._lives.get((each.owner, each.container)) or []
-            self._lives[each.owner, each.container] = [*of, each][-MAX_LIVES:]
+            older = self._lives.get((each.owner, each.container)) or []
+            self._lives[each.owner, each.container] = [*older, each][-MAX_LIVES:]
 
     def claim(self, running: Iterable[Owned], is_new: Callable[[Owned], bool]) -> list[Owned]:
         """Return the past lives of the owners of these running lives, and forget them.

@@ -14,7 +14,7 @@ from extender.recommend.families import controller_of, profile_controller
 from extender.recommend.pod_programs import programs_of
 from extender.recommend.programs import Program
 
-#: Condition of a pod that the API server, the kubelet or a controller ends against its will.
+#: Condition of a pod that is ended by an eviction, a preemption or the loss of its node.
 DISRUPTED = "DisruptionTarget"
 OOM_KILLED = "OOMKilled"
 
@@ -41,7 +41,7 @@ class _PodStatus(KubeStruct, frozen=True):
 
 
 class _Ends(KubeStruct, frozen=True):
-    """The fields of a pod that the decision types leave out."""
+    """The fields of a pod that ``contract.kube.Pod`` does not have."""
 
     status: _PodStatus | None = None
 
@@ -70,7 +70,7 @@ class PodFacts:
     disrupted: bool = False
     #: Whether its deletion was requested.
     deleting: bool = False
-    #: By which a new pod of the same owner finds the profile.
+    #: The controller by which a new pod of the same owner finds the profile.
     found_by: ProfileController = field(default_factory=ProfileController)
 
 

@@ -1,4 +1,4 @@
-"""Reads the lives of the last days from Prometheus, once for each time that this recorder leads."""
+"""Reads the lives of the last days from Prometheus, once each time this recorder begins to lead."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from extender.recorder.past_lives import DAYS, QUERIES, PastLives, Sample, past_
 
 log = structlog.get_logger()
 
-#: Seconds between two attempts to read the history, and between two looks whether this one leads.
-RETRY_S, LOOK_S = 600.0, 15.0
-#: Limit of one query, below the time after which a loop counts as stuck.
+#: Seconds between two attempts to read the history, and between two checks whether this one leads.
+RETRY_S, CHECK_S = 600.0, 15.0
+#: Maximum timeout of a query; less than the time after which a loop counts as stuck.
 MAX_TIMEOUT_S = 20.0
 #: Samples of all answers together; beyond it, nothing is used.
 MAX_SAMPLES = 1_000_000
@@ -66,8 +66,8 @@ class HistoryReader:
     #: The thread of a query that did not end in time.
     hanging: threading.Thread | None = field(default=None, init=False)
 
-    async def look(self) -> None:
-        """Read the history if this recorder leads and has not done so yet.
+    async def check(self) -> None:
+        """Read the history once while this recorder leads, and drop it when another one does.
 
         A failure is logged, and the history is read again after ``RETRY_S``. Lives are recorded
         without it meanwhile.
@@ -124,7 +124,7 @@ class HistoryReader:
                 found = self.query(self.source, promql, at_s)
             except PrometheusUnreadable as err:
                 error = err
-            except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
+            except Exception as err:  # noqa: BLE001 - of four libraries, without secrets
                 error = PrometheusUnreadable(f"cannot be asked: {innermost(err)}")
             with contextlib.suppress(RuntimeError):  # the process ends
                 loop.call_soon_threadsafe(put, found, error)

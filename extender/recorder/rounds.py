@@ -34,9 +34,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 #: Writes of one round. More wait for the next one.
 MAX_WRITES = 100
-#: Deleted pods whose lives have not been recorded yet.
+#: Maximum number of deleted pods whose lives have not been recorded yet.
 MAX_GONE = 10_000
-#: Lives whose owner could not be read yet.
+#: Maximum number of lives whose owner could not be read yet.
 MAX_UNOWNED = 10_000
 
 
@@ -50,19 +50,19 @@ class Observed:
         self._gone: Bounded[str, PodFacts] = Bounded(MAX_GONE)
 
     def apply(self, events: Sequence[Event]) -> None:
-        """Take the events of watches."""
+        """Apply the events of watches."""
         with self._lock:
             for event in events:
-                self._take(event)
+                self._apply(event)
 
-    def now(self) -> tuple[list[GPUNodeStatus], dict[str, PodFacts], dict[str, PodFacts]]:
-        """Return copies of reports, pods, and pods that are gone; the latter are returned once."""
+    def take(self) -> tuple[list[GPUNodeStatus], dict[str, PodFacts], dict[str, PodFacts]]:
+        """Return copies of reports and pods, and the pods that are gone since the last call."""
         with self._lock:
             gone = dict(self._gone)
             self._gone.clear()
             return list(self._reports.values()), dict(self._pods), gone
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
             case PodSeen(pod=ObservedPod() as pod):
                 if pod.facts is not None:
@@ -78,7 +78,7 @@ class Observed:
                 for uid in [uid for uid in self._pods if uid not in listed]:
                     self._lose(uid)
                 for each in objects:
-                    self._take(PodSeen(each))  # type: ignore[arg-type]
+                    self._apply(PodSeen(each))  # type: ignore[arg-type]
             case Relisted(objects=objects):
                 self._reports.clear()
                 for each in objects:
@@ -114,12 +114,12 @@ class Recorder:
         self._is_loaded = False
         #: Lives that ended and whose owner is not known yet.
         self._unowned: list[TrackedLife] = []
-        #: Uid of a controller -> owner, for the controllers of lives that run. So a round reads
-        #: only new ones, and needs no thread for each of 100,000 lives.
+        #: Uid of a controller -> owner, for the controllers of lives that run. So a round needs
+        #: threads only for new controllers, and not for each of 100,000 lives.
         self._known: dict[str, tuple[ProfileOwner, OwnerReference | None]] = {}
 
     async def round(self) -> None:
-        """Follow the reports and write what is due; without the Lease, do nothing.
+        """Follow the reports and write what is due; without the Lease, drop all state.
 
         A recorder that begins to lead follows lives that run from then on. Lives that ended before
         and were not written are lost.
@@ -129,19 +129,19 @@ class Recorder:
             self._tracker, self._book, self._is_loaded = LifeTracker(), ProfileBook(), False
             self._unowned, self._known = [], {}
             self._telemetry.profiles.set(0)
-            self._observed.now()
+            self._observed.take()
             return
         if not self._is_loaded:
             self._book.load(await _ask(self._store.list))
             self._is_loaded = True
         now_s = self._now_s()
-        ended = self._tracker.follow(*self._observed.now(), now_s)
+        ended = self._tracker.follow(*self._observed.take(), now_s)
         for each in ended:
             assert each.life.ending is not None
             self._telemetry.lives.labels(each.life.ending.value).inc()
         waiting = [*self._unowned, *ended][-MAX_UNOWNED:]
-        owned, self._unowned = await self._own(waiting)
-        running, _ = await self._own(self._tracker.running)
+        owned, self._unowned = await self._with_owners(waiting)
+        running, _ = await self._with_owners(self._tracker.running)
         controllers = {each.tracked.pod.controller for each in running}
         self._known = {
             of.uid: self._known[of.uid] for of in controllers if of and of.uid in self._known
@@ -152,7 +152,9 @@ class Recorder:
         self._telemetry.past_lives.set(len(self._past))
         self._telemetry.waiting.set(self._book.waiting + len(self._unowned))
 
-    async def _own(self, lives: Sequence[TrackedLife]) -> tuple[list[Owned], list[TrackedLife]]:
+    async def _with_owners(
+        self, lives: Sequence[TrackedLife]
+    ) -> tuple[list[Owned], list[TrackedLife]]:
         """Return lives with their owners, and those whose owner cannot be read now."""
         owned: list[Owned] = []
         unowned: list[TrackedLife] = []

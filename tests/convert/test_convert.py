@@ -18,7 +18,7 @@ from contract.annotations import Bytes, ReplicaShare, Share
 from contract.kube import Pod
 from extender.app.cli import app
 from extender.convert.manifests import TEMPLATES, BadManifest, Options, convert
-from extender.convert.pod_template import Weight
+from extender.convert.pod_template import Outcome
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
 from extender.state.foreign_allocators import of_pod
@@ -80,7 +80,7 @@ def test_what_came_out_has_nothing_left_to_convert(name: str) -> None:
     once = (GOLDEN / f"{name}.out.yaml").read_text()
     again = convert(once, Options())
     assert again.text == once
-    assert {finding.weight for finding in again.findings} <= {Weight.LOST}
+    assert {finding.outcome for finding in again.findings} <= {Outcome.LOST}
 
 
 @SLOW_YAML

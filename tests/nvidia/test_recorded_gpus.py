@@ -111,7 +111,7 @@ def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_
         for number in range(2):
             contentions.end(number, Spot(0, (0,)), 100.0)
         mean_kept = sum(pair["kept"]) / 2
-        assert 1 - contentions.found().lost_ratio == pytest.approx(mean_kept, abs=0.08), pair
+        assert 1 - contentions.result().lost_ratio == pytest.approx(mean_kept, abs=0.08), pair
 
 
 def life(load: str, sm_activity: float, utilization: float) -> Life:

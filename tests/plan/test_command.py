@@ -79,7 +79,9 @@ def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> 
     low, high = interval(unshared)
     needs = f"needs {math.floor(low)} to {math.ceil(high)} of today's 10 GPUs"
     assert needs in data["sentences"][1]
-    assert any("with probability 90 %, from 4 replays" in each for each in data["assumptions"])
+    assert any(
+        "with probability 90 %. They follow from 4 replays" in each for each in data["assumptions"]
+    )
     assert "<p>Bars are dark up to the low end of a range, and pale" in html.read_text()
 
 

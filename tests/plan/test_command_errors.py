@@ -39,7 +39,10 @@ def test_errors_name_file_line_and_column(
         (["--mode", "magic"], "predicted, steered, mig. Example: --mode steered"),
         (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
-        (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
+        (
+            ["--nodes", "pool=a"],
+            "--nodes with labels is for --prometheus; a file is read as a whole",
+        ),
         (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
         (["--nodes", "2xL4"], "'2xL4' is not key=value. Example: --nodes pool=gpu; or to add"),
         (["--html", "/dev/null/a.html"], "--html /dev/null/a.html cannot be written: Not a direct"),
@@ -66,7 +69,7 @@ def test_bad_options_have_an_example(
         (["--machines", "n.csv"], "a source of the history is missing"),
         (
             ["--machines", "n.csv", "--recording", "r"],
-            "--machines has the nodes of --pods, and the source is --recording",
+            "--machines is for --pods only: remove it, or --recording",
         ),
         (["--prometheus", "prometheus:9090"], "is not an address. Example: --prometheus http://"),
         (["--prometheus", "http://"], "--prometheus http:// is not an address"),
@@ -83,7 +86,7 @@ def test_a_missing_or_wrong_source_has_an_example(arguments: list[str], message:
     ("option", "content", "reason", "example"),
     [
         ("--recording", None, "cannot be read: No such file", "headroom plan record cluster.json"),
-        ("--recording", "{}", "it is no recording", "headroom plan record cluster.json"),
+        ("--recording", "{}", "it is not a recording", "headroom plan record cluster.json"),
         ("--snapshot", None, "cannot be read: No such", "kubectl headroom snapshot > cluster.json"),
         (
             "--snapshot",

@@ -25,7 +25,7 @@ def test_time_above_the_whole_gpu_is_competing_and_partly_lost() -> None:
     found.start(3, life("idle", None), here, 30.0)
     found.end(1, here, 50.0)
     found.end(0, here, 60.0)
-    result = found.found()
+    result = found.result()
     # Two pods for 20 s and three for 20 s at a sum of 1.5; train alone for 10 s before and after.
     assert result.competing_s == 2 * 20 + 3 * 20
     assert result.run_s == 10 + 100 + 2 * 10
@@ -44,7 +44,7 @@ def test_pods_on_few_sms_compete_by_their_gpu_utilization_except_on_mig_instance
         found.start(1, pair, Spot(0, (1 if sm_share < 1.0 else 0,)), 0.0)
         found.end(0, Spot(0, (0,)), 10.0)
         found.end(1, Spot(0, (1 if sm_share < 1.0 else 0,)), 10.0)
-        assert found.found().lost_ratio == pytest.approx(lost_ratio)
+        assert found.result().lost_ratio == pytest.approx(lost_ratio)
 
 
 def test_max_sm_keeps_a_pod_from_a_busy_gpu_until_it_is_idle() -> None:

@@ -73,7 +73,7 @@ def test_a_pod_loses_time_if_it_was_more_active_than_an_instance_can_be() -> Non
     found.end(0, here, 100.0)
     found.start(1, calm, here, 100.0)
     found.end(1, here, 200.0)
-    result = found.found()
+    result = found.result()
     assert (result.run_s, result.competing_s) == (200.0, 100.0)
     assert result.lost_s == pytest.approx(50.0)
 

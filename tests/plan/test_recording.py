@@ -143,7 +143,7 @@ def test_a_recording_is_the_same_after_its_file(recording: Recording, tmp_path: 
     file.write_bytes(msgspec.json.encode(recording))
     assert read_recording(file) == recording
     file.write_text("{}")
-    with pytest.raises(BadSettings, match=r"no recording: .*Example: headroom plan record"):
+    with pytest.raises(BadSettings, match=r"not a recording: .*Example: headroom plan record"):
         read_recording(file)
     file.write_bytes(msgspec.json.encode(recording).replace(b"recording/v1alpha1", b"other"))
     with pytest.raises(BadSettings, match=r"its format is 'headroom\.gpu/other'"):

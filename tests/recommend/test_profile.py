@@ -124,16 +124,16 @@ def test_an_eviction_after_a_day_is_a_complete_life_and_an_oom_kill_is_not() -> 
 
 def test_lives_that_run_count_after_a_day_and_raise_before() -> None:
     profile = recorded(life(8), life(8))
-    profile.run([("p", life(8, 25, None))])
+    profile.replace_running([("p", life(8, 25, None))])
     first = profile.recommendation("p", 2 * DAY_S)
     assert first.lives == 3
     assert first.request_bytes is not None
-    profile.run([("p", life(8, 25, None)), ("p", life(12, 0.1, None))])
+    profile.replace_running([("p", life(8, 25, None)), ("p", life(12, 0.1, None))])
     second = profile.recommendation("p", 2 * DAY_S)
     assert second.lives == 3
     assert second.request_bytes is not None
     assert second.request_bytes >= 12 * GIB * 1.01
-    profile.run([])
+    profile.replace_running([])
     assert profile.recommendation("p", 2 * DAY_S).missing is Missing.FEW_LIVES
 
 
@@ -204,7 +204,7 @@ def test_programs_that_differ_from_life_to_life_are_taken_together() -> None:
     assert profile.varies
     assert list(profile.tracks) == [ANY_PROGRAM]
     assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 1
-    profile.run([("lr=100", life(8, 25, None)), ("lr=101", life(8, 25, None))])
+    profile.replace_running([("lr=100", life(8, 25, None)), ("lr=101", life(8, 25, None))])
     assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 3
 
 
@@ -244,7 +244,7 @@ def test_programs_with_enough_lives_stay_apart_and_the_oldest_is_dropped() -> No
 
 def test_many_programs_that_run_at_once_are_taken_together() -> None:
     profile = ContainerProfile()
-    profile.run((f"lr={n}", life(8, 25, None)) for n in range(50))
+    profile.replace_running((f"lr={n}", life(8, 25, None)) for n in range(50))
     assert profile.varies
     assert profile.recommendation("lr=1", 2 * DAY_S).lives == 50
 

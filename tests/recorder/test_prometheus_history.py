@@ -57,53 +57,53 @@ class Read:
             server.query,
         )
 
-    def look(self) -> list[Any]:
+    def check(self) -> list[Any]:
         with capture_logs() as logs:
-            asyncio.run(self.reader.look())
+            asyncio.run(self.reader.check())
         return logs
 
 
 def test_the_history_is_read_once_while_this_recorder_leads() -> None:
     server = Server()
     read = Read(server)
-    (log,) = read.look()
+    (log,) = read.check()
     assert (log["event"], log["lives"], log["days"]) == ("past_lives_read", 1, 14)
     assert server.count == 14 * 15  # days, queries
     read.clock_s = 10_000
-    assert read.look() == []
+    assert read.check() == []
     assert len(read.past) == 1
     read.leads = False
-    read.look()
+    read.check()
     assert (server.count, len(read.past)) == (14 * 15, 0)
     read.leads = True
-    read.look()
+    read.check()
     assert len(read.past) == 1
 
 
 def test_a_failure_is_reported_without_secrets_and_tried_again_later() -> None:
     server = Server(error=ConnectionRefusedError(111, "Connection refused"))
     read = Read(server)
-    (log,) = read.look()
+    (log,) = read.check()
     assert log["event"] == "past_lives_unavailable"
     assert log["message"] == (
         "the lives of the last 14 days cannot be read from Prometheus: cannot be asked:"
         " ConnectionRefusedError: Connection refused"
     )
     assert log["hint"] == "lives from now on are recorded; tried again after 10 min"
-    assert read.look() == []
+    assert read.check() == []
     read.clock_s = 601
     server.error = PrometheusUnreadable("it answers 503")
-    assert "it answers 503" in read.look()[0]["message"]
+    assert "it answers 503" in read.check()[0]["message"]
     server.error, read.clock_s = None, 1202
-    assert read.look()[0]["event"] == "past_lives_read"
+    assert read.check()[0]["event"] == "past_lives_read"
 
 
 def test_a_query_that_hangs_is_abandoned_and_no_other_one_begins_beside_it() -> None:
     server = Server(wait=threading.Event())
     read = Read(server, Source("http://127.0.0.1:1", -1.9))
-    assert "no whole answer within 0.1 s" in read.look()[0]["message"]
+    assert "no whole answer within 0.1 s" in read.check()[0]["message"]
     read.clock_s = 601
-    assert "an earlier query still hangs" in read.look()[0]["message"]
+    assert "an earlier query still hangs" in read.check()[0]["message"]
     assert server.count == 1
     assert server.wait is not None
     server.wait.set()
@@ -112,7 +112,7 @@ def test_a_query_that_hangs_is_abandoned_and_no_other_one_begins_beside_it() -> 
     hanging.join(10)
     read.clock_s = 1202
     read.reader.source = SOURCE
-    assert read.look()[0]["event"] == "past_lives_read"
+    assert read.check()[0]["event"] == "past_lives_read"
 
 
 def test_reading_is_cancelled_with_its_loop() -> None:
@@ -120,7 +120,7 @@ def test_reading_is_cancelled_with_its_loop() -> None:
     read = Read(server)
 
     async def cancelled() -> None:
-        task = asyncio.create_task(read.reader.look())
+        task = asyncio.create_task(read.reader.check())
         await asyncio.to_thread(server.asked.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -135,7 +135,7 @@ def test_reading_is_cancelled_with_its_loop() -> None:
 def test_too_many_samples_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_history, "MAX_SAMPLES", 3)
     read = Read(Server())
-    assert "it has more than 3 samples" in read.look()[0]["message"]
+    assert "it has more than 3 samples" in read.check()[0]["message"]
     assert len(read.past) == 0
 
 
@@ -200,7 +200,7 @@ def test_past_lives_of_a_real_prometheus() -> None:
             past = PastLives()
             source = Source(f"http://127.0.0.1:{real.port}", 10.0)
             reader = HistoryReader(source, past, lambda: True, lambda: now_s, time.monotonic)
-            asyncio.run(reader.look())
+            asyncio.run(reader.check())
             assert reader.due_s is None
     except Unavailable as err:
         if os.environ.get("CI") == "true":
