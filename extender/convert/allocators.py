@@ -44,8 +44,8 @@ _NODE_SHARES = "sharing is configured in the device plugin of the node"
 _KUBELET_ALIGNS = "the kubelet's Topology Manager aligns the devices of a pod"
 #: Annotation without an equivalent -> the reason. They are removed.
 LOST_ANNOTATIONS = {
-    "gpu-fraction-limit": "a pod may not use more memory than it requests",
-    "gpu-memory-limit": "a pod may not use more memory than it requests",
+    "gpu-fraction-limit": "Headroom has no burst: a pod reserves the most memory that it uses",
+    "gpu-memory-limit": "Headroom has no burst: a pod reserves the most memory that it uses",
     "mps": "MPS is configured in the device plugin of the node",
     "nvidia.com/use-gputype": "select nodes by label nvidia.com/gpu.product instead",
     "nvidia.com/nouse-gputype": "select nodes by label nvidia.com/gpu.product instead",

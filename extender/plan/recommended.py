@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from extender.plan.workload import History, Life
+from extender.recommend.estimate import rounded
 from extender.recommend.lives import MATURE_S, Ending
 from extender.recommend.lives import Life as Recorded
 from extender.recommend.profile import ContainerProfile
-
-#: As the webhook rounds a recommendation.
-_STEP_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ def _recommended(workload: _Workload, now_s: float) -> int | None:
     mature = takewhile(lambda life: now_s - life.created_s >= MATURE_S, workload.running.values())
     workload.profile.replace_running(("", _recorded(life, now_s, None)) for life in mature)
     request_bytes = workload.profile.recommendation("", now_s).request_bytes
-    return None if request_bytes is None else -(-request_bytes // _STEP_BYTES) * _STEP_BYTES
+    return None if request_bytes is None else rounded(request_bytes)
 
 
 def _recorded(life: Life, until_s: float, ending: Ending | None) -> Recorded:
