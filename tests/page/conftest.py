@@ -60,7 +60,7 @@ CONTRASTS = """() => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     try:
-        program, environment = chromium()
+        program, environment = chromium("chromium-headless-shell")
     except Unavailable as err:
         if os.environ.get("CI") == "true":
             raise
