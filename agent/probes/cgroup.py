@@ -26,11 +26,11 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 @lru_cache(maxsize=1024)
 def owners(text: str) -> tuple[tuple[str, str], ...]:
-    """Return (pod uid, container id) of each pod of a process, outermost first.
+    """Return (pod uid, container id) of each pod that contains the process, outermost first.
 
-    Empty if it is outside of all pods. The id is empty if no level below the pod is a container's.
-    ``text`` is the content of its cgroup file. The line that names most pods counts. Results are
-    cached, because all processes of a container have the same text.
+    Empty if the process is in no pod. The id is empty if no level below the pod is a container's.
+    ``text`` is the content of the process's cgroup file; its line with the most pods counts.
+    Results are cached, because all processes of a container have the same text.
     """
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     return max(map(_owners, paths), key=len, default=())

@@ -6,8 +6,8 @@ Pods that ended stay in it until the next allocation. ``RegisteredDevices`` has 
 replicas. An ordinary init container keeps its entry as long as its pod exists.
 
 The checksum is FNV-1a over the text that Go's ``spew`` prints of the structures, with their types.
-So it also differs if a kubelet's structures are not those known here. A file whose checksum differs
-is used, but the source is reported as degraded.
+So it also differs if a kubelet has other structures than those known here. A file whose checksum
+differs is used, but the source is reported as degraded.
 """
 
 import base64

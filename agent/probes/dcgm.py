@@ -75,10 +75,10 @@ class Exporter:
         self.scrapes = 0
 
     def newest(self) -> tuple[DcgmReading, ...]:
-        """Return the figures of the newest complete exposition. Raises ``Unreadable``.
+        """Return the figures of the newest complete exposition; start a scrape if one is due.
 
         The first call waits for the first scrape, because ``--once`` takes few samples. Later calls
-        do not wait.
+        do not wait. Raises ``Unreadable``.
         """
         first = self._begun_s == -math.inf
         now_s = self._monotonic()

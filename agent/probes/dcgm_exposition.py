@@ -42,7 +42,7 @@ _MOST_XID = 1 << 16
 _NOT_READ = (ValueError, LookupError, OverflowError)
 #: Maximum age of DCGM's figures: its collection interval, our scrape interval, and a margin.
 _WINDOW_S = 60.0
-#: Difference that rounding three figures to MiB, and the time between two calls, can cause.
+#: Largest difference that rounding three figures to MiB and the time between two calls can cause.
 _TOLERANCE_BYTES = 64 << 20
 #: Consecutive scrapes that must disagree: a peak between two of our samples is no disagreement.
 _IN_A_ROW = 3
@@ -188,8 +188,9 @@ class CrossCheck:
     ) -> list[str]:
         """Return the contradictions, without repetitions.
 
-        ``scrapes`` is the number of expositions read so far: one that was already compared is not
-        counted again as a disagreement. ``devices`` are NVML's, ``readings`` are DCGM's.
+        ``scrapes`` is the number of expositions read so far: if it is unchanged, the exposition was
+        compared before, and does not count as another disagreement. ``devices`` are NVML's,
+        ``readings`` are DCGM's.
         """
         known = {_key_of(device): device for device in devices}
         for key, device in known.items():

@@ -70,7 +70,7 @@ class Checkup:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pages_pending: bool | None = None
-    #: The recovery that it asks for, by NVML's number; 0: none.
+    #: The recovery that the driver asks for, by NVML's number; 0: none.
     recovery: int | None = None
 
     @property

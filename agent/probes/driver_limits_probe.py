@@ -65,8 +65,8 @@ _Container = tuple[str, str, str]  # uid of the pod, container id, directory
 class LimitsProbe:
     """Reads the limits of containers. ``root`` is the host's /sys/fs/cgroup.
 
-    ``deadline_s`` is the timeout of all driver calls of one read, ``ask_every_s`` the minimum of
-    seconds between two reads.
+    ``deadline_s`` is the timeout of all driver calls of one read together, ``ask_every_s`` the
+    minimum time between two reads.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class LimitsProbe:
         self._worker.close()
 
     def follow(self, readings: Sequence[Reading]) -> list[Reading]:
-        """Return a ``LimitReading`` for each container with a limit or use, and the source's state.
+        """Return a ``LimitReading`` for each container with a limit or use, a ``HighWaterReading``
+        for each container with a high-water mark, and the source's state.
 
-        And a ``HighWaterReading`` for each container with a high-water mark. The figures may be
-        ``ask_every_s`` old. Raises nothing.
+        The figures may be ``ask_every_s`` old. Raises nothing.
         """
         pods = _holders(readings)
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
@@ -180,13 +180,13 @@ def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
     MIG devices have no limits.
     """
     devices = [r for r in readings if isinstance(r, DeviceReading)]
-    sound = {d.uuid for d in devices if d.kind == "gpu" and not d.fault}
+    healthy = {d.uuid for d in devices if d.kind == "gpu" and not d.fault}
     holdings = [r for r in readings if isinstance(r, HoldingReading) and r.uid]
     device_of = resolve({holding.replica for holding in holdings}, devices)
     found: dict[str, set[str]] = {}
     for holding in holdings:
         device = device_of.get(holding.replica)
-        if device in sound:
+        if device in healthy:
             found.setdefault(device, set()).add(holding.uid)
     return found
 

@@ -46,8 +46,7 @@ _reservations = msgspec.json.Decoder(dict[str, Reservation])
 
 
 class GPUNodeWatch:
-    """Watches the ``spec`` of the node's GPUNode: the ledger, and the device choice, which the
-    extender copies there from the Node.
+    """Keeps the newest ledger and device choice. The extender copies the latter from the Node.
 
     A watch of this one object reports a change at once, and costs nothing while nothing changes. It
     has its own thread, from which it calls ``changed`` after each change of the device choice.

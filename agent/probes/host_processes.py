@@ -55,13 +55,13 @@ def listener(path: Path) -> int:
     return pid
 
 
-def identity(socket: Path) -> tuple[int, int] | None:
+def identity(path: Path) -> tuple[int, int] | None:
     """Return inode and time of change (ns) of a socket; None if there is no such file.
 
     They differ after the socket was created again.
     """
     try:
-        found = socket.stat()
+        found = path.stat()
     except OSError:
         return None
     return found.st_ino, found.st_ctime_ns
@@ -69,7 +69,7 @@ def identity(socket: Path) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """The process that listens on one socket, or why there is none."""
+    """The process that listens on one socket; ``pid`` is 0 if none was found."""
 
     #: Inode and time of change of the socket.
     socket: tuple[int, int]
@@ -174,9 +174,10 @@ class ConfigFiles:
 
 
 def inside(process: Path, path: str) -> Path:
-    """Return the path at which this process finds the file that ``process`` calls ``path``.
+    """Return the path at which the agent finds the file that ``process`` calls ``path``.
 
-    It leads through ``root`` or ``cwd`` of the process in /proc.
+    ``process`` is the directory of the process in /proc; the path leads through its ``root`` or
+    ``cwd``.
     """
     own = Path(path)
     return process / ("root" if own.is_absolute() else "cwd") / path.lstrip("/")

@@ -30,7 +30,7 @@ from agent.probes.readings import (
 CHECKPOINT = "checkpoint"
 PODRESOURCES = "podresources"
 
-#: While the checkpoint changes with every sample, its checksum is computed this often.
+#: Seconds between two computations of the checksum while the file changes with every sample.
 VERIFY_EVERY_S = 300.0
 
 #: Seconds after its start in which a kubelet may not have loaded its pods.
@@ -47,7 +47,7 @@ class Joined:
     """The result of joining checkpoint and PodResources."""
 
     holdings: list[HoldingReading]
-    #: Uids of entries that PodResources does not list.
+    #: Uids of the pods that have entries in the checkpoint and that PodResources does not list.
     unlisted: frozenset[str] = frozenset()
     #: Uid -> name of the pods that PodResources lists.
     names: Mapping[str, Name] = field(default_factory=dict)
@@ -159,8 +159,8 @@ class _CheckpointFile:
     """The checkpoint, parsed again only if the file changed.
 
     The checksum is the most expensive part. So it is computed at the first sample in which the file
-    has not changed, and at least every ``VERIFY_EVERY_S``. A file after a bad one is verified at
-    once.
+    has not changed. If the file changes with every sample, it is computed every ``VERIFY_EVERY_S``.
+    After a file that could not be used, the next one is verified at once.
     """
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:

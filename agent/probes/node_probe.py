@@ -1,10 +1,11 @@
 """Reads data about the agent's node from the API server, once a minute.
 
 These are the node's labels and annotations, the kubelet's live configuration, and the uids that
-static pods have in the API. Each is optional: without the permission only its part is absent. By
-default the agent may read neither the kubelet's configuration, which needs the powerful
-``nodes/proxy``, nor pods. It tries the former once an hour, and reports the source only if the
-permission is granted.
+static pods have in the API. Each is optional: without the permission only its part is absent.
+
+By default the agent may read neither pods nor the kubelet's configuration, which needs the powerful
+``nodes/proxy``. While the configuration is forbidden, the agent tries to read it once an hour, and
+does not report its source.
 """
 
 import contextlib

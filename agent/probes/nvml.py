@@ -251,7 +251,7 @@ class Gate:
             "nvmlDeviceGetProcessUtilization",
             "c_nvmlProcessUtilizationSample_t",
             fill,
-            lambda written, count, capacity: list(_SAMPLE.iter_unpack(written[: count * 32])),
+            lambda written, count, _: list(_SAMPLE.iter_unpack(written[: count * _SAMPLE.size])),
         )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:

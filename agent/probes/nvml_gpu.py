@@ -105,9 +105,9 @@ class GpuReader:
         """Read the GPU, or its MIG devices if MIG is on.
 
         ``is_known``: whether devices have been seen at this index before. Raises ``DeviceFault`` or
-        ``StaleHandle`` if the GPU does not report its UUID; also if it cannot be read whether MIG
-        is on, and ``is_known``. The caller then reports the devices seen before as faulty. Raises
-        ``DriverGone``.
+        ``StaleHandle`` if the GPU does not report its UUID. If its name or MIG devices cannot be
+        read, these are raised only if ``is_known``, because the caller then reports the devices
+        seen before as faulty; otherwise the GPU is returned with a fault. Raises ``DriverGone``.
         """
         handle, uuid = self._gate.identify(self._index)
         device = DeviceReading(SOURCE, uuid=uuid, index=self._index)

@@ -32,7 +32,7 @@ class ListedContainer:
 
 
 class PodResources:
-    """One connection to the service, opened when needed and opened again after every failure."""
+    """One connection to the service. A failed call closes it, and the next call opens it again."""
 
     def __init__(self, socket: str, timeout_s: float = 2.0) -> None:
         self._socket = socket
@@ -43,7 +43,7 @@ class PodResources:
         self._healthy: tuple[bytes, dict[str, frozenset[str]]] = (b"", {})
 
     def containers(self) -> list[ListedContainer]:
-        """Return every container of the node. Raises ``Unanswered``."""
+        """Return all containers that the kubelet lists. Raises ``Unanswered``."""
         answer = self._call("List")
         try:
             pods = [message(pod) for number, pod in fields(answer) if number == 1]

@@ -40,8 +40,9 @@ class DeviceReading(Reading):
     index: int
     model: str = ""
     kind: Literal["gpu", "mig"] = "gpu"
-    #: UUID of the physical GPU and number of the GPU instance; MIG devices only.
+    #: UUID of the physical GPU; MIG devices only.
     parent: str | None = None
+    #: Number of the GPU instance; MIG devices only.
     gpu_instance: int | None = None
     memory: Memory | None = None
     #: pid -> bytes (None: not reported); None if the driver lists no processes.
@@ -89,7 +90,8 @@ class FactsReading(Reading):
 class ActivityReading(Reading):
     """How busy a device is: ratios 0..1, None if ``source`` does not measure them."""
 
-    #: Source of ``sm_ratio``: dcgm, gpm or nvml-process.
+    #: dcgm, gpm or nvml-process; dcgm-engine and nvml have only the utilization. Of a combined
+    #: reading, the source of ``sm_ratio``, empty without one.
     source: str
     uuid: str
     #: Share of SM cycles with a warp assigned.
@@ -264,7 +266,7 @@ class SteeredReading(Reading):
 
 @dataclass(frozen=True, slots=True)
 class ObstacleReading(Reading):
-    """Why the node's device choice has no effect, or not for all resources."""
+    """Why the node's device choice has no effect, on all resources or on some."""
 
     reason: str
 

@@ -186,7 +186,7 @@ class Meter:
         return sm, occupancy
 
     def _allocated(self) -> _Pair | None:
-        """Allocate two samples. Return None, without an allocated one, if NVML allocates none."""
+        """Allocate two samples. If NVML does not allocate both, free the first and return None."""
         older = self._gate.ask("nvmlGpmSampleAlloc")
         if older is None:
             return None

@@ -11,7 +11,8 @@ the page hold no data of the cluster and are open to every client.
 
 A few threads send the reviews; callers with the same question share one. Answers are kept for some
 seconds, so a view costs little and a revoked permission ends soon. If the API server cannot be
-asked, every request is rejected. Probes and kube-scheduler's calls never wait for a review.
+asked, requests for which no answer is kept are rejected. Probes and kube-scheduler's calls never
+wait for a review.
 """
 
 import asyncio
@@ -64,12 +65,13 @@ def everything(namespace: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    #: Seconds for which an answer of the API server is kept, and maximum number of answers kept.
+    #: Seconds for which an answer of the API server is kept.
     kept_s: float = 10.0
+    #: Maximum number of answers kept.
     most_kept: int = 4096
-    #: Maximum number of reviews under way: further ones fail at once. Seconds that a request waits
-    #: for its review.
+    #: Maximum number of reviews under way; further ones fail at once.
     most_under_way: int = 64
+    #: Seconds that a request waits for its review.
     wait_s: float = 5.0
 
 
@@ -215,7 +217,8 @@ class Guard:
 
 
 class _Visible:
-    """The other pods that a caller with access to one pod may see.
+    """The pods that a caller with access to one pod may see: that pod, and the pods of all
+    namespaces in which the caller may ``get`` all pods.
 
     Created on the event loop, used by one thread.
     """

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from extender.console.decisions import moment_s
-from extender.console.history import MOST_S
+from extender.console.history import MOST_S, ranges_of
 from extender.console.history_ranges import PrometheusRanges, Range, covered, of_holdings
 from extender.console.responses import Body, encoded
 from extender.console.view_context import InContext, Newest
@@ -94,14 +94,9 @@ async def costs(
     if in_console := now_s - within.begin_s <= KEPT_S:
         covered_s, sums = _recorded(context.history.held, within)
     else:
-        if context.ranges is None:
-            raise HTTPException(
-                503,
-                "the console has the last hour; for a longer range set prometheus_url. "
-                "Example: prometheus_url: http://prometheus.monitoring:9090",
-            )
+        ranges = ranges_of(context)
         try:
-            covered_s, sums = await run_in_threadpool(_read, context.ranges, within)
+            covered_s, sums = await run_in_threadpool(_read, ranges, within)
         except PrometheusUnreadable as err:
             raise HTTPException(503, f"Prometheus cannot be read: {err}") from err
     price = context.gpu_hour_price()
@@ -135,7 +130,10 @@ def _recorded(held: HeldMinutes, within: Range) -> tuple[float, dict[str, Holdin
 
 
 def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Holdings]]:
-    """Return the same from Prometheus. Blocks; raise ``PrometheusUnreadable``."""
+    """Return what ``_recorded`` returns, but from Prometheus.
+
+    Blocks; raises ``PrometheusUnreadable``.
+    """
     fields: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     covered_s = 0.0
     for each in ranges.read([*of_holdings(within), covered(within)], within):
@@ -153,7 +151,7 @@ def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Hol
 
 
 def _view(held: Holdings, price: float | None) -> CostsView:
-    """``held``: GPU seconds and byte seconds."""
+    """Return the costs of ``held``: GPU seconds and byte seconds."""
 
     def days(byte_s: float) -> float:
         return round(byte_s / _GIB / _DAY_S, 4)

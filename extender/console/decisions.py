@@ -58,7 +58,7 @@ AskedNodes = Annotated[
 ]
 AskedSince = Annotated[
     str | None,
-    Query(description="Only what is not older: a time, or an age (s, m, h).", examples=["15m"]),
+    Query(description="Only what is not older: a time, or an age (s, m, h, d).", examples=["15m"]),
 ]
 DecisionId = Annotated[
     str,
@@ -85,7 +85,10 @@ class Sought:
     offered_nodes: bool = False
 
     def wants(self, record: Record, at_s: float) -> bool:
-        """``at_s``: Unix time of the newest part of the decision, on any replica."""
+        """Return whether the decision matches.
+
+        ``at_s``: Unix time of the newest part of the decision, on any replica.
+        """
         return (
             (self.pod is None or self.pod == (record.namespace, record.name))
             and self.namespace in ("", record.namespace)
@@ -106,8 +109,8 @@ def decisions(
     found: list[DecisionView] = []
     journals = list(context.journal.each())
 
-    def newest_s(decision: str) -> float:
-        parts = [journal.records.of_id(decision) for _, journal in journals]
+    def newest_s(decision_id: str) -> float:
+        parts = [journal.records.of_id(decision_id) for _, journal in journals]
         return max(part.at_s for part in parts if part is not None)
 
     for replica, journal in journals:

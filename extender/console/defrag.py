@@ -60,12 +60,12 @@ class DefragAnswerView(BaseModel):
 
     #: namespace/name of the waiting pod; null if the question is about a node.
     pod: str | None
-    #: Number of waiting pods with equal requests, eligible nodes and priority, itself included.
+    #: Number of waiting pods with the same requests, eligible nodes and priority, itself included.
     alike: int
     #: The node on which the pod fits, or whose GPUs become free; null if none was found.
     node: str | None
     #: bound: the pod has a node. fits: it fits now. free: the GPUs of the node hold no pod. soon:
-    #: fits or free when pods have gone that are ending already. move: fits or free after the moves.
+    #: fits or free as soon as terminating pods have ended. move: fits or free after the moves.
     outcome: Outcome
     message: str
     #: In the order of the evictions.
@@ -167,11 +167,11 @@ class _Quotas:
 
     def exceeded(self, namespace: str) -> bool:
         if namespace not in self._exceeded:
-            full = len(self._exceeded) >= MOST_NAMESPACES
-            found = None if full else self._read(namespace)
+            at_limit = len(self._exceeded) >= MOST_NAMESPACES
+            found = None if at_limit else self._read(namespace)
             if found is None:
                 self.not_checked = ["ResourceQuotas"]
-            if full:
+            if at_limit:
                 return False
             self._exceeded[namespace] = bool(exceeded(found or ()))
         return self._exceeded[namespace]
@@ -224,7 +224,7 @@ def _message_of_pod(advice: Advice, effort: Effort) -> str:
         case "fits":
             return f"fits on node {advice.node}; no pod has to move"
         case "soon":
-            return f"fits on node {advice.node} when pods have gone that are ending already"
+            return f"fits on node {advice.node} as soon as terminating pods have ended"
         case "move":
             return f"fits on node {advice.node} after {_moves(advice)}"
     if effort.cut_short:
@@ -238,8 +238,7 @@ def _of_node(advice: Advice, node: str, effort: Effort) -> DefragAnswerView:
             message = f"the GPUs of node {advice.node} hold no pod"
         case "soon":
             message = (
-                f"the GPUs of node {advice.node} hold no pod when pods have gone that are ending "
-                "already"
+                f"the GPUs of node {advice.node} hold no pod as soon as terminating pods have ended"
             )
         case "move":
             message = f"the GPUs of node {advice.node} hold no pod after {_moves(advice)}"

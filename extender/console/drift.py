@@ -41,8 +41,9 @@ class DriftView(BaseModel):
     uid: str
     node: str
     #: hit; shifted (pods bound later could move it to this device, and it fit there); miss;
-    #: "waiting" until a report shows the pod; "adopted" if Headroom did not bind it; null if it was
-    #: observed before this replica started.
+    #: unseen (no report showed the pod, or too much changed before); "waiting" until a report shows
+    #: the pod; "adopted" if Headroom did not bind it; null if it was observed before this replica
+    #: started.
     result: str | None
     #: The candidate devices when it was bound.
     predicted: list[str]

@@ -18,8 +18,8 @@ from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, Too
 
 #: Seconds between comments on an idle stream, so that no proxy closes it.
 HEARTBEAT_S = 15.0
-#: Seconds between two checks whether there is a new snapshot. Then the stream has an event
-#: ``snapshot``, which is in no list: measured use can change without any other event.
+#: Seconds between two checks for a new snapshot. For each, the stream gets an event ``snapshot``,
+#: which lists leave out: measured use can change without any other event.
 SNAPSHOT_S = 0.5
 #: Seconds after which a client that reads nothing is disconnected.
 SEND_S = 5.0
@@ -83,18 +83,18 @@ def counted(state: State, name: str, most: int, message: str) -> Callable[[], No
 class TimedStream(StreamingResponse):
     """A stream that ends if the client reads nothing for ``SEND_S`` seconds.
 
-    Calls ``left`` when it has ended, for any reason.
+    Calls ``on_end`` when it has ended, for any reason.
     """
 
     def __init__(
         self,
         pieces: AsyncGenerator[bytes],
-        left: Callable[[], None],
+        on_end: Callable[[], None],
         media_type: str = "text/event-stream",
     ) -> None:
         headers = {"Cache-Control": "no-store"}
         super().__init__(pieces, media_type=media_type, headers=headers)
-        self._pieces, self._left = pieces, left
+        self._pieces, self._on_end = pieces, on_end
 
     async def stream_response(self, send: Send) -> None:
         async def send_timed(message: Message) -> None:
@@ -104,7 +104,7 @@ class TimedStream(StreamingResponse):
             with suppress(TimeoutError):
                 await super().stream_response(send_timed)
         finally:
-            self._left()
+            self._on_end()
             await self._pieces.aclose()
 
 
@@ -187,6 +187,7 @@ def _as_sse(view: EventView) -> bytes:
 
 
 def _number(last: str | None, replica: str) -> int:
-    """Return the number of an event of this replica; 0, before all events, for any other id."""
+    """Return the number in the id of an event of this replica; for any other id 0, which precedes
+    the numbers of all events."""
     name, _, number = (last or "").rpartition(".")
     return int(number) if name == replica and number.isdecimal() else 0

@@ -43,7 +43,7 @@ from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import Explanation, explain, verdict_digest
 from extender.placement.fit import fit
-from extender.placement.request import VramRequest
+from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
@@ -54,7 +54,7 @@ from extender.state.suggestions import Suggestion, blockers, suggest, within_quo
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
-#: Number of the latest decisions that are searched for victims of the pod.
+#: Number of the pod's latest decisions that are searched for a preemption.
 MAX_DECISIONS = 8
 #: kube-scheduler retries a pod that nothing requeued after this time, by default.
 FLUSHED_AFTER = timedelta(minutes=5)
@@ -169,14 +169,7 @@ def explain_pod(
     last, analysis = _last(found), None
     if isinstance(request, VramRequest):
         analysis = analysed(context, snap, pod, request, _offered(found))
-    verdict, message = verdict_of(
-        pod,
-        request,
-        analysis.explanation if analysis else None,
-        analysis.candidates if analysis else None,
-        last is not None,
-        context.schedulers(),
-    )
+    verdict, message = verdict_from(context, pod, request, analysis, last is not None)
     annotations = pod.metadata.annotations or {}
     advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
     body = ExplainBody(
@@ -257,6 +250,19 @@ def analysed(
         suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))
     digest = verdict_digest(on_all_nodes)
     return Analysis(digest, candidates, explanation, blocking, suggestions)
+
+
+def verdict_from(
+    context: Context,
+    pod: Pod,
+    request: VramRequest | Unreadable,
+    analysis: Analysis | None,
+    asked: bool,
+) -> tuple[str, str]:
+    """Return the verdict and its message, as ``verdict_of`` does, from an analysis of the pod."""
+    explanation = analysis.explanation if analysis else None
+    candidates = analysis.candidates if analysis else None
+    return verdict_of(pod, request, explanation, candidates, asked, context.schedulers())
 
 
 def _node(snap: Snapshot, pod: Pod) -> Sequence[NodeTerms]:

@@ -32,7 +32,7 @@ from extender.state.overuse import first_of_each_memory
 
 
 class ModelView(BaseModel):
-    """All devices of one model. Reservations count each pod once, also if it could get several.
+    """All devices of one model. A pod counts once, also if it could get one of several devices.
 
     Sums in bytes count memory that several devices share once, for the model of the first device.
     """
@@ -44,7 +44,7 @@ class ModelView(BaseModel):
     #: Use by no known pod, and by pods without a reservation.
     unattributed_bytes: int
     used_bytes: int
-    #: On devices that take pods. Overcommitted devices count as 0, not as negative.
+    #: On devices that take pods; overcommitted devices count as 0.
     headroom_bytes: int
     replicas_free: int
     unhealthy: int
@@ -156,7 +156,7 @@ class ModelSums:
                 self._subtract(name)
 
     def _subtract(self, name: str) -> None:
-        """Forget a node, if it is known."""
+        """Subtract the sums of a node from the totals, and forget them; do nothing without any."""
         if name not in self._nodes:
             return
         for model, sums in self._nodes.pop(name)[2].items():

@@ -28,7 +28,7 @@ POOL_LABELS = (
     "karpenter.sh/nodepool",
     "node.kubernetes.io/instance-type",
 )
-#: The highest value of a column: such a device is overcommitted.
+#: Higher percentages, of overcommitted devices, are reported as this value.
 MOST_PERCENT = 999
 UNKNOWN = -1
 #: Values of column ``state``.

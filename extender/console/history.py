@@ -14,8 +14,8 @@ from extender.console.decisions import moment_s
 from extender.console.devices import NodeName, Uuid
 from extender.console.events import TimedStream, counted
 from extender.console.explain import Namespace, PodName
+from extender.console.history_ranges import PrometheusRanges, Range, of_device, of_fleet, of_pod
 from extender.console.history_ranges import Query as RangeQuery
-from extender.console.history_ranges import Range, of_device, of_fleet, of_pod
 from extender.console.responses import UNKNOWN as NOT_KNOWN
 from extender.console.responses import Body, encoded, unknown_node
 from extender.console.view_context import Context, InContext, Newest
@@ -39,8 +39,9 @@ from extender.state.history import (
     Values,
 )
 
-#: Consoles that read the whole history at once.
+#: Maximum number of consoles that read the history at the same time.
 MAX_STREAMS = 2
+#: Attribute of ``app.state`` with the number of open streams.
 _STREAMS = "history_streams"
 NDJSON = "application/x-ndjson"
 
@@ -172,8 +173,9 @@ async def pod(
 
 
 def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float], list[SeriesView]]:
-    """Return the times, and the pod's use and the SM activity of each of its devices in the last
-    hour; empty if no report has shown it. Only the event loop may call it."""
+    """Return the last hour of a pod: the times, and a series of its use of each of its devices and
+    of the device's SM activity. Both are empty if no report has shown the pod. Only the event loop
+    may call it."""
     history, known = context.history, context.cluster.pod_named(namespace, name)
     nodes = [known.node] if known is not None and known.node else history.nodes()
     for node in nodes:
@@ -216,13 +218,21 @@ def _range(context: Context, since: str | None) -> Range | None:
     begin_s = moment_s(since, now_s)
     if now_s - begin_s <= KEPT_S:
         return None
+    return Range(max(begin_s, now_s - MOST_S), now_s)
+
+
+def ranges_of(context: Context) -> PrometheusRanges:
+    """Return the reader of Prometheus.
+
+    Raises ``HTTPException`` 503 without setting prometheus_url.
+    """
     if context.ranges is None:
         raise HTTPException(
             503,
             "the console has the last hour; for a longer range set prometheus_url. "
             "Example: prometheus_url: http://prometheus.monitoring:9090",
         )
-    return Range(max(begin_s, now_s - MOST_S), now_s)
+    return context.ranges
 
 
 async def _from_prometheus(
@@ -232,10 +242,13 @@ async def _from_prometheus(
     within: Range,
     device: str | None = None,
 ) -> Response:
-    """Return the series of the queries; ``device``: to which they belong, if not to their label."""
-    assert context.ranges is not None
+    """Return the series of the queries.
+
+    ``device``: the UUID of the device of all series; None if each has it in its label ``UUID``.
+    """
+    ranges = ranges_of(context)
     try:
-        found = await run_in_threadpool(context.ranges.read, queries, within)
+        found = await run_in_threadpool(ranges.read, queries, within)
     except PrometheusUnreadable as err:
         raise HTTPException(503, f"Prometheus cannot be read: {err}") from err
     series = [
@@ -327,7 +340,7 @@ def _pods(parts: Parts, wanted: Callable[[PodOn, Layout], bool]) -> Iterable[Ser
 def _values(
     parts: Parts, column_of: Callable[[Layout], int | None], unit: float
 ) -> list[float | None]:
-    """Return the values of a column, and the last one again, which still holds."""
+    """Return the values of a column, and the last value again for the present time."""
     found: list[float | None] = []
     for layout, steps, values in parts:
         column = column_of(layout)

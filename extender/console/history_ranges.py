@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from extender.errors import PrometheusUnreadable
 
-#: Maximum number of values of a series, and shortest time between two: the usual scrape interval.
+#: Maximum number of values of a series, except for the first.
 MOST_VALUES = 360
+#: Shortest time between two values: the usual scrape interval.
 LEAST_STEP_S = 15.0
-#: Seconds between two values that are summed: at least, and their number in a step at most.
+#: Shortest time between two values that are summed, in seconds.
 SUMMED_EVERY_S = 15
+#: Maximum number of values that are summed for a step.
 SUMMED_IN_STEP = 5
 #: Seconds in which all queries must be answered.
 WITHIN_S = 10.0
@@ -59,7 +61,7 @@ class Range(NamedTuple):
         return max(LEAST_STEP_S, float(least_s))
 
     def times(self) -> list[float]:
-        """Return the times of all values, the last not before the end."""
+        """Return the times of all values, up to the end or just after it."""
         count = math.ceil((self.end_s - self.begin_s) / self.step_s)
         return [self.begin_s + number * self.step_s for number in range(count + 1)]
 
@@ -73,7 +75,7 @@ class PrometheusRanges:
     ca: Path | None = None
 
     def read(self, queries: Sequence[Query], within: Range) -> list[Found]:
-        """Return the series of all queries. Blocks; raise ``PrometheusUnreadable``."""
+        """Return the series of all queries. Blocks; raises ``PrometheusUnreadable``."""
         # The client of Prometheus is slow to import, and few readers ask for long ranges.
         from extender.prometheus import connected, read_range
 
@@ -84,12 +86,12 @@ class PrometheusRanges:
                 for each in read_range(
                     connection, query.promql, times[0], times[-1], within.step_s
                 ):
-                    values = list(_on(times, within.step_s, each.values))
+                    values = list(_at_times(times, within.step_s, each.values))
                     found.append(Found(query.kind, query.unit, each.metric, values))
         return found
 
 
-def _on(
+def _at_times(
     times: Sequence[float], step_s: float, values: Sequence[tuple[float, str]]
 ) -> Iterator[float | None]:
     """Yield the value at each time, None where Prometheus has none."""

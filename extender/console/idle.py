@@ -30,9 +30,9 @@ class IdleSumView(BaseModel):
     held_bytes: int
     #: GPUs that are held: 0.5 for half of the memory of one.
     gpus_ratio: float
-    #: Days of a whole GPU since the pods became idle.
+    #: Days for which the pods have been idle, each counted as its share of a GPU.
     gpu_days: float
-    #: The same in the currency of setting gpu_hour_price; null without it.
+    #: Cost of these GPU days, in the currency of setting gpu_hour_price; null without it.
     cost: float | None
 
 
@@ -42,9 +42,9 @@ class IdleTeamView(IdleSumView):
 
 class IdleOwnerView(IdleSumView):
     namespace: str
-    #: Kind and name of the controller; null for pods without one.
-    kind: str | None
-    name: str | None
+    #: Kind and name of the controller; Pod and its own name without one.
+    kind: str
+    name: str
 
 
 class IdleView(BaseModel):
@@ -76,7 +76,7 @@ class IdleBody(Body):
     gpu_hour_price: float | None
     #: Devices whose SM activity is not known. Their pods are in no list.
     devices_without_sm_activity: int
-    #: Those that hold most for longest first.
+    #: The most GPU days first.
     teams: list[IdleTeamView]
     owners: list[IdleOwnerView]
     pods: list[IdleView]
@@ -120,7 +120,7 @@ def idle(
     namespace: InNamespace = "",
 ) -> Response:
     """List the pods that hold memory of a device and have used none of its SMs for a time, and
-    sum by namespace and owner what they held meanwhile. Nothing is evicted for it."""
+    sum by namespace and owner what they held meanwhile. No pod is evicted for that."""
     least_bytes = _bytes(held)
     found = [
         each

@@ -60,8 +60,8 @@ Search = Annotated[
 Troubled = Annotated[
     bool,
     Query(
-        description="true: only nodes that take no pods, or have an unhealthy or overcommitted "
-        "device.",
+        description="true: only nodes that take no pods, or have an unhealthy, cordoned or "
+        "overcommitted device.",
         examples=["true"],
     ),
 ]
@@ -76,7 +76,7 @@ AskedOrder = Annotated[
     Order,
     Query(
         description="fullest: nodes that take no pods first, then by their fullest device; an "
-        "unhealthy device counts as full.",
+        "unhealthy or cordoned device counts as filled to 200 %.",
         examples=["fullest"],
     ),
 ]
@@ -99,7 +99,7 @@ class NodeView(BaseModel):
     report_age_s: float | None
     #: Whether the last report of its agent is recent enough.
     fresh: bool
-    #: Whether the pods that were on the node before Headroom are charged.
+    #: Whether Headroom has adopted the pods that were on the node before it.
     initialised: bool
     #: Whether the node is cordoned.
     cordoned: bool
@@ -111,7 +111,7 @@ class NodeView(BaseModel):
     #: steered; null if no device of the node is known.
     certainty: str | None
     devices: list[DeviceView]
-    #: The pods whose memory on a device has a bound that a reading proves.
+    #: The limits on the memory of pods that a reading proves.
     caps: list[CapView]
     #: The pods that use more than they reserved.
     overuse: list[OveruseView]
@@ -251,7 +251,7 @@ class _Sorting(NamedTuple):
 def _by_fullness(snap: Snapshot, now_s: float) -> _Sorting:
     """Put nodes with a reason first, then the nodes with the fullest device.
 
-    An unhealthy device counts as filled to 200 %.
+    An unhealthy or cordoned device counts as filled to 200 %.
     """
     columns = snap.columns
     allocatable_bytes = np.maximum(columns.allocatable_bytes, 1)

@@ -48,12 +48,12 @@ def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 
     )
 
 
-def _answer(context: Context, snap: Snapshot, shared: WaitingGroups, limit: int) -> Response:
-    waiting, groups = shared.of(context, snap)
-    (at_risk, risky), faults = risks(context, snap, limit), broken(context, snap)
+def _answer(context: Context, snap: Snapshot, groups: WaitingGroups, limit: int) -> Response:
+    waiting, waiting_count = groups.of(context, snap)
+    (at_risk, risk_count), faults = risks(context, snap, limit), broken(context, snap)
     totals = TotalsView(
-        at_risk=risky,
-        waiting=groups,
+        at_risk=risk_count,
+        waiting=waiting_count,
         waiting_pods=len(context.cluster.unbound()),
         broken=len(faults),
     )

@@ -191,14 +191,14 @@ def verdict_of(
     pod: Pod,
     request: VramRequest | Unreadable,
     explanation: Explanation | None,
-    where: Feasible | None,
+    candidates: Feasible | None,
     asked: bool,
     schedulers: Sequence[str],
 ) -> tuple[str, str]:
     """Return the verdict of ``ExplainBody`` and its message.
 
-    ``explanation`` and ``where``: None if the request cannot be read. ``asked``: whether any filter
-    call for the pod is on record. ``schedulers``: the schedulers known to call Headroom.
+    ``explanation`` and ``candidates``: None if the request cannot be read. ``asked``: whether any
+    filter call for the pod is on record. ``schedulers``: the schedulers known to call Headroom.
     """
     if isinstance(request, Unreadable):
         return "unreadable", request.message
@@ -208,9 +208,9 @@ def verdict_of(
         return "not_ours", "the pod requests no GPU that Headroom manages"
     if found := not_tried(pod, asked, schedulers):
         return found
-    if explanation is None or where is None:
+    if explanation is None or candidates is None:
         return "rejected", "no node can take the pod"
-    return _fits_or_not(explanation, where)
+    return _fits_or_not(explanation, candidates)
 
 
 def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
@@ -232,27 +232,28 @@ def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, st
     return None
 
 
-def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:
+def _fits_or_not(explanation: Explanation, candidates: Feasible) -> tuple[str, str]:
     if explanation.fits:
-        nodes_text, unchecked = counted(explanation.fits, "node"), where.not_checked()
+        nodes_text, unchecked = counted(explanation.fits, "node"), candidates.not_checked()
         if not unchecked:
             return "fits", f"{nodes_text} can take the pod"
         has = "has" if explanation.fits == 1 else "have"
         return "fits", f"{nodes_text} {has} GPU memory for the pod{but_not_checked(unchecked)}"
-    if not len(where.eligible.rows) and not where.obstacles:
+    if not len(candidates.eligible.rows) and not candidates.obstacles:
         return "rejected", "no node can take the pod: Headroom has seen no nodes yet"
-    if not len(where.eligible.rows):
-        ((obstacle, nodes), *others) = where.obstacles
+    if not len(candidates.eligible.rows):
+        ((obstacle, nodes), *others) = candidates.obstacles
         more = f", and {len(others)} more reasons" if len(others) > 1 else ""
         if len(others) == 1:
             more = f"; {counted(others[0][1], 'node')}: {others[0][0].sentence}"
         return "rejected", (
             f"no node is eligible: {counted(nodes, 'node')}: {obstacle.sentence}{more}"
         )
-    if not len(where.rows):
+    if not len(candidates.rows):
         return "rejected", (
             "no node can take the pod: kube-scheduler left out all "
-            f"{counted(where.left_out, 'eligible node')} for other resources, volumes or affinity"
+            f"{counted(candidates.left_out, 'eligible node')} for other resources, volumes or "
+            "affinity"
         )
     if explanation.too_large is not None:
         needs, has_bytes = explanation.too_large

@@ -232,7 +232,7 @@ _COMMON = {
     "resource": "Extended resource of the device, such as nvidia.com/gpu.",
     "replica": "Name of the replica.",
     "decision_id": "Id of the decision: UID.RESOURCEVERSION of the pod.",
-    "at": "RFC 3339.",
+    "at": "Time (RFC 3339).",
     "took_ms": "Duration of the call.",
     "message": "A sentence for people.",
     "sentence": "A sentence for people.",
@@ -253,7 +253,10 @@ _COMMON = {
 
 
 def describe_fields(schemas: dict[str, Any]) -> None:
-    """Add the ``#:`` comments of the console's models as descriptions, if a field has none."""
+    """Describe fields by the ``#:`` comments of the console's models, or else by ``_COMMON``.
+
+    Fields that have a description keep it.
+    """
     models = {model.__name__: model for model in _models(BaseModel)}
     for name, schema in schemas.items():
         model = models.get(name)

@@ -25,23 +25,27 @@ class RecommendationView(BaseModel):
     missing: str | None
     #: One sentence for people.
     message: str
-    #: Complete lives of the program that ran last, and from the first to the last.
+    #: Complete lives of the program that ran last. A life is one run of a container on one device.
     lives: int
+    #: Seconds from the first of these lives to the last.
     span_s: float
-    #: The quantile to which a margin is added, and the highest peak; null without a request.
+    #: The quantile of their peaks to which a margin is added; null without a request.
     quantile_bytes: int | None
+    #: The highest of their peaks; null without a request.
     highest_bytes: int | None
     #: Share of the lives, weighted by age, above the request.
     above_ratio: float
-    #: Lives that ended while there was a recommendation, and those that exceeded it.
+    #: Lives that ended while there was a recommendation.
     tested: int
+    #: The tested lives whose peak exceeded the recommendation.
     missed: int
-    #: Whether the program allocates once and keeps what it has, and which setting decides that;
-    #: empty if none is known.
+    #: Whether the program allocates once and keeps what it has.
     self_sized: bool
+    #: The program's setting that decides how much it allocates; empty if none is known.
     setting: str
-    #: Pods that exist now, on this model or pending, and the most that one reserves on a device.
+    #: Pods that exist now, on this model or pending.
     pods: int
+    #: The most that one of these pods reserves on a device.
     current_bytes: int | None
     #: The memory that these pods would free: negative if they would reserve more. A container gets
     #: the largest recommendation of all its models.
@@ -75,12 +79,12 @@ class AcceptedView(BaseModel):
     unschedulable: int
     #: Devices without use and without a reservation.
     empty_devices: int
-    #: The same after all pods were placed again with their present requests.
+    #: Empty devices after all pods were placed again with their present requests.
     empty_devices_again: int
-    #: The same after all pods were placed again with the recommended requests.
+    #: Empty devices after all pods were placed again with the recommended requests.
     empty_devices_after: int
     headroom_bytes: int
-    #: The same with the recommended requests.
+    #: Headroom with the recommended requests.
     headroom_bytes_after: int
     pending: int
     #: Pending pods that fit now.

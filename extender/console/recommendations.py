@@ -50,7 +50,7 @@ def recommendations(
     namespace: InNamespace = "",
     accepted: IfAccepted = False,
 ) -> Response:
-    """List the recommended request of each container that lives are recorded of.
+    """List the recommended request of each container with recorded lives.
 
     With ``accepted=true`` also simulate what accepting them frees, and which pending pods would
     then fit.
@@ -103,7 +103,7 @@ def _held_by_view(
 ) -> Mapping[tuple[Container, str], list[_Held]]:
     """Return the containers of pods that exist, by container and model of the device.
 
-    If the model has no view, the container counts for the one with the largest recommendation.
+    If the model has no view, the container counts for the model with the largest recommendation.
     """
     of: dict[Container, dict[str, int | None]] = defaultdict(dict)
     for view in views:
@@ -270,11 +270,11 @@ def message(found: Recommendation) -> str:
     lives = "1 life" if found.lives == 1 else f"{found.lives:,} lives"
     basis = f"{lives}, {_span(found.span_s)}"
     if found.missing is Missing.NO_LIVES:
-        return "no complete life: not yet"
+        return "no recommendation yet: no life is complete"
     if found.missing is Missing.OLD_LIVES:
-        return f"{basis}: not yet; they are too long ago"
+        return f"{basis}: no recommendation yet; they are too long ago"
     if found.missing is not None:
-        return f"{basis}: not yet; at least {LEAST_LIVES} lives are needed"
+        return f"{basis}: no recommendation yet; at least {LEAST_LIVES} lives are needed"
     text = f"{basis}; {found.missed} of {found.tested} were above the recommendation"
     if found.whole_device:
         text += "; lives differ so much that only the whole device is safe"

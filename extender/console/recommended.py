@@ -14,9 +14,9 @@ from extender.state.suggestions import Suggestion, but_not_checked
 
 
 def recommended(context: Context, pod: Pod, request: VramRequest) -> dict[str, int]:
-    """Return container -> the recommendation in bytes, of all device models the largest.
+    """Return container -> the largest recommendation of all device models in bytes.
 
-    Only the pod's GPU containers with a recommendation are in it.
+    Containers of the pod without a recommendation are left out.
     """
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     if profile is None:
@@ -35,7 +35,7 @@ def recommended_text(amounts: dict[str, int]) -> str | None:
 
 
 def lower_as_recommended(
-    context: Context, pod: Pod, verdicts: Verdicts, where: Feasible
+    context: Context, pod: Pod, verdicts: Verdicts, candidates: Feasible
 ) -> list[Suggestion]:
     """Suggest the recommended request to a pending pod that fits on some node only with it."""
     amounts = recommended(context, pod, verdicts.request)
@@ -48,7 +48,7 @@ def lower_as_recommended(
     on = "1 node" if nodes == 1 else f"{nodes} nodes"
     sentence = (
         f"lower {VRAM} to {changed[0].annotation(VRAM)}, as recommended from past lives of this "
-        f"workload: the pod fits on {on}{but_not_checked(where.not_checked())}"
+        f"workload: the pod fits on {on}{but_not_checked(candidates.not_checked())}"
     )
     fix = request_memory(pod, changed[0].annotation(VRAM) or "")
     return [Suggestion("recommended", sentence, nodes=nodes, recreates=True, fix=fix)]

@@ -67,9 +67,9 @@ def made_up(
 ) -> Pod:
     """Return a hypothetical pod with one container; without ``vram`` it has no memory annotation.
 
-    It tolerates taints with the keys ``tolerates``. It also tolerates taints with its resource as
-    the key: GPU nodes often have such a taint, and the admission plugin ExtendedResourceToleration
-    adds the toleration to every pod.
+    It tolerates taints with the keys ``tolerates``, its resource and ``nvidia.com/gpu``: GPU nodes
+    often have a taint of the resource, and the admission plugin ExtendedResourceToleration adds the
+    toleration to every pod.
     """
     annotations = {key: text for key, text in ((VRAM, vram), (POLICY, policy)) if text}
     main = Container(name="main", resources=ResourceRequirements(limits={resource: str(gpus)}))

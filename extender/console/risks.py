@@ -60,7 +60,7 @@ class RiskView(BaseModel):
 def risks(context: Context, snap: Snapshot, limit: int) -> tuple[list[RiskView], int]:
     """Return the devices at risk, the most urgent first, and the number of all.
 
-    Views are made of those alone that are returned, because every device can be at risk.
+    Only the returned devices get a view, because every device can be at risk.
     """
     # Another thread replaces both meanwhile, so they are read once.
     growing, lasting = context.growing(), context.cluster.overuses.lasting

@@ -117,7 +117,7 @@ def _shared_sums(request: Request) -> "TeamSums":
 def _largest(owners: Mapping[_Key, "_Sums"], limit: int) -> list[tuple[_Key, "_Sums"]]:
     """Return the owners with the most unused memory, the most first.
 
-    A large fleet has tens of thousands of owners, so most are excluded by a number alone.
+    A large fleet has tens of thousands of owners, so most are excluded before they are sorted.
     """
     unused = [sums.unused_bytes for sums in owners.values()]
     least = nlargest(limit, unused)[-1] if unused else 0
@@ -167,7 +167,7 @@ class TeamSums:
     def __init__(self) -> None:
         self.lock = Lock()
         self._updated = UpdatedNodes()
-        #: Node -> its rows, which are part of the sums; "": of pods without a node there.
+        #: Node -> its rows, which are part of the sums; "" has the pods on no node of the snapshot.
         self._nodes: dict[str, Sequence[GpuPod]] = {}
         self.namespaces: dict[_Key, _Sums] = {}
         self.owners: dict[_Key, _Sums] = {}
@@ -185,7 +185,7 @@ class TeamSums:
         rows.forget_others(snap)
 
     def of(self, namespace: str) -> Mapping[_Key, _Sums]:
-        """Return the sums of the owners in a namespace; of all for ""."""
+        """Return the sums of the owners in a namespace; for "", those of all owners."""
         if not namespace:
             return self.owners
         return {key: sums for key, sums in self.owners.items() if key[0] == namespace}

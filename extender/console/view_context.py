@@ -122,7 +122,7 @@ async def _context(request: Request) -> Context:
     return context
 
 
-#: Parameters of views: the inputs of the application that serves the request ...
+#: Parameter of views: the context of the application that serves the request.
 InContext = Annotated[Context, Depends(_context)]
 
 
@@ -134,7 +134,7 @@ async def _visible(context: InContext, request: Request) -> Sees:
     return everything if context.guard is None else visible_to(request)
 
 
-#: ... the newest snapshot, because only the event loop may make one ...
+#: Parameter of views: the newest snapshot, which only the event loop may make.
 Newest = Annotated[Snapshot, Depends(_newest)]
-#: ... and which pods the caller may see.
+#: Parameter of views: which pods the caller may see.
 Visible = Annotated[Sees, Depends(_visible)]

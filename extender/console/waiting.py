@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from contract.kube import Pod
-from extender.console.explain import analysed
-from extender.console.pending import verdict_of
+from extender.console.explain import analysed, verdict_from
 from extender.console.responses import counted
 from extender.console.view_context import Context
 from extender.placement.request import Unreadable, VramRequest
@@ -21,9 +20,9 @@ from extender.placement.snapshot import Snapshot
 from extender.state.heartbeats import age
 from extender.state.idle_pods import owner_of
 
-#: Seconds for which explanations are used for the same pods, at least; and how many times as long
-#: as they took, so that they take a small part of the time.
+#: Minimum seconds for which explanations are used while the pods stay the same.
 SHARED_S = 5.0
+#: Explanations are used at least this many times as long as they took to compute.
 SHARED_TIMES = 50
 #: Number of groups that are explained; the others are counted only.
 MOST_EXPLAINED = 10
@@ -111,14 +110,7 @@ def _view(pods: list[Pod], context: Context, snap: Snapshot) -> WaitingView:
     found = None
     if isinstance(request, VramRequest):
         found = analysed(context, snap, pod, request, offered)
-    verdict, message = verdict_of(
-        pod,
-        request,
-        found.explanation if found else None,
-        found.candidates if found else None,
-        decision is not None,
-        context.schedulers(),
-    )
+    verdict, message = verdict_from(context, pod, request, found, decision is not None)
     if found and verdict == "rejected" and found.explanation.reasons:
         reason, nodes = found.explanation.reasons[0]
         message = f"{message}; {counted(nodes, 'node')}: {reason.sentence}"

@@ -221,8 +221,8 @@ def _placed(
 ) -> Iterator[tuple[NewPod, _Outcome]]:
     """Place the pods one after another; yield each with its outcome.
 
-    On a steered node each pod has its device before the next one comes, as kube-scheduler retries
-    the next one then.
+    Each pod gets its device before the next one is placed: on a steered node, kube-scheduler
+    retries the next pod only then.
     """
     eligible: dict[bytes, Eligible] = {}
     for each in pods:

@@ -18,16 +18,16 @@ def before_and_after(
     request: Request,
     cluster: ClusterState,
     asked: WhatifAsked,
-    ends: tuple[Snapshot, Snapshot],
+    snapshots: tuple[Snapshot, Snapshot],
     placements: Iterable[Placement],
     now_s: float,
 ) -> tuple[WhatifTotalsView, WhatifTotalsView]:
-    """Return the totals without and with the changes; ``ends`` are the snapshots for them.
+    """Return the totals without and with the changes, from the snapshots without and with them.
 
     ``placements`` are those of all pods that the question placed or moved.
     """
     drained, released = set(asked.drain), set(asked.release)
-    bound = [pod for pod in shared_rows(request).of(cluster, ends[0]) if pod.node]
+    bound = [pod for pod in shared_rows(request).of(cluster, snapshots[0]) if pod.node]
     staying = [
         pod.reserved_bytes
         for pod in bound
@@ -35,8 +35,8 @@ def before_and_after(
     ]
     placed = [bytes_of(each.charges) for each in placements]
     return (
-        _totals(ends[0], [pod.reserved_bytes for pod in bound], now_s),
-        _totals(ends[1], [*staying, *placed], now_s),
+        _totals(snapshots[0], [pod.reserved_bytes for pod in bound], now_s),
+        _totals(snapshots[1], [*staying, *placed], now_s),
     )
 
 

@@ -66,7 +66,7 @@ class Advice:
     """The result for one waiting pod or one node.
 
     fits: the pod fits on ``node``; free: the GPUs of ``node`` hold no pod. soon: one of both holds
-    when pods have gone that are ending already. move: one of both holds after ``moves``. none: no
+    as soon as terminating pods have ended. move: one of both holds after ``moves``. none: no
     set of moves was found.
     """
 
@@ -196,7 +196,7 @@ def _free(snap: Snapshot, name: str) -> tuple[tuple[str, ...], int]:
 
 
 def _without(movers: Movers, going: set[str]) -> Simulation:
-    """Return a simulation in which the pods have gone that are ending already."""
+    """Return a simulation without the pods that are terminating."""
     simulation = Simulation(movers.state, movers.snap, movers.now_s)
     for uid in sorted(going):
         simulation.release(uid)

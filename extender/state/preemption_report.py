@@ -106,7 +106,7 @@ def sentences(part: Preempted, hidden: int = 0) -> Iterator[str]:
     """Yield which pods leave and why, one sentence each; ``hidden``: number of omitted victims."""
     if not part.node:
         if part.soon:
-            yield "no pod is evicted: the pod fits once the pods have gone that are leaving already"
+            yield "no pod is evicted: the pod fits as soon as terminating pods have ended"
         elif part.helpless:
             nodes = "1 node" if part.helpless == 1 else f"{part.helpless} nodes"
             yield f"no pod is evicted: eviction would help on 0 of {nodes}"

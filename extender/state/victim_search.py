@@ -126,7 +126,7 @@ class Preemption:
     others: tuple[Victims, ...] = ()
     #: Number of offered nodes on which no eviction was found to help.
     helpless: int = 0
-    #: Whether the preemptor fits as soon as the pods have gone that are leaving already.
+    #: Whether the preemptor fits as soon as terminating pods have ended.
     soon: bool = False
     #: Whether some node was not examined completely.
     cut_short: bool = False

@@ -1,7 +1,7 @@
 """Changes of a cluster with the user's own credentials: a Node's annotation, and evictions."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -10,8 +10,7 @@ from typing import Any
 from headroom.kubectl.debug_api_client import BAD_INPUT, TIMEOUT_S, UNREACHABLE, CommandError
 from headroom.kubectl.transport import core_api
 
-#: Attempts to write a Node that other clients write too; kubelets write a Node's status about once
-#: in 10 s.
+#: Attempts to write a Node that other clients write too: its kubelet does up to every 10 s.
 _ATTEMPTS = 5
 #: Maximum number of names in a message.
 _MOST_NAMES = 10
@@ -191,10 +190,12 @@ class Cluster:
         return Outcome.ACCEPTED, ""
 
 
-def annotate(cluster: Cluster, name: str, key: str, change: Any) -> NodeRead:
-    """Set an annotation to ``change(node)``, and read the node again after a conflict.
+def annotate(
+    cluster: Cluster, name: str, key: str, change: Callable[[NodeRead], str | None]
+) -> NodeRead:
+    """Set an annotation to ``change(node)``; after a conflict, read the Node and try again.
 
-    ``change`` returns the value from the Node that was read, or None to remove the annotation.
+    ``change`` gets the Node that was read, and returns the value; None removes the annotation.
     Returns the Node as it was before. Raises ``CommandError``.
     """
     for _ in range(_ATTEMPTS):
@@ -219,7 +220,7 @@ def _controller(pod: Any) -> Any:
     return next((each for each in pod.metadata.owner_references or () if each.controller), None)
 
 
-def nodes_listed(names: Any) -> str:
+def nodes_listed(names: Iterable[str]) -> str:
     """Return a sentence with the names of the nodes, at most 10."""
     every = sorted(names)
     if not every:

@@ -1,9 +1,9 @@
 """The commands of ``kubectl headroom``: each calls the debug API and prints the answer.
 
 Only ``cordon``, ``uncordon`` and ``defrag --apply`` change anything. Exit status: 0, answered; 1,
-the object does not exist, a pod of a what-if does not fit, or a pod was not evicted or moved; 2, an
-error on the command line, also if the debug API finds it; 3, no answer: the debug API cannot be
-reached, failed, or does not let the user read.
+the object does not exist, a pod of a what-if does not fit, no moves were found, or a pod was not
+evicted or moved; 2, an error on the command line, also if the debug API finds it; 3, no answer: the
+debug API cannot be reached, failed, or does not let the user read.
 """
 
 import contextlib
@@ -65,9 +65,9 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
     help="Show which pods hold GPU memory, and why pods wait. Only cordon, uncordon and"
     " defrag --apply change anything.",
-    epilog="Exit status: 0: answered; 1: the object does not exist, the query is rejected, or a pod"
-    " of a what-if does not fit or was not evicted or moved; 2: an error on the command line; 3:"
-    " Headroom's console or the API server cannot be reached or does not answer.",
+    epilog="Exit status: 0: answered; 1: the object does not exist, a pod of a what-if does not"
+    " fit, no moves were found, or a pod was not evicted or moved; 2: an error on the command line;"
+    " 3: Headroom's console or the API server cannot be reached or does not answer.",
 )
 
 
@@ -85,7 +85,11 @@ def capacity(
     ],
     gpus: Annotated[int, typer.Option(help="GPUs of one pod.")] = 1,
     resource: Annotated[
-        str | None, typer.Option(help="Resource that the pods request; default: the usual one.")
+        str | None,
+        typer.Option(
+            help="Resource that the pods request; default: the first of setting resources without"
+            " a wildcard."
+        ),
     ] = None,
     tolerate: Annotated[
         str | None, typer.Option(help="Keys of taints that the pods tolerate: a,b.")

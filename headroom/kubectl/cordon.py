@@ -65,11 +65,12 @@ def selected(node: str, gpus: Sequence[Gpu], given: Iterable[str]) -> list[Gpu]:
         elif not found and word:
             found = [gpu for gpu in gpus if gpu.uuid.startswith(word)]
         if len(found) != 1:
-            why = f"{len(found)} GPUs match" if found else "has no such GPU"
             known = ", ".join(map(str, found or gpus)) or "none"
-            what = f"{word!r} is not unique on node {node}: {why}" if found else None
+            what = f"node {node} has no GPU {word!r}. It has"
+            if found:
+                what = f"{word!r} is not unique on node {node}: {len(found)} GPUs match"
             raise CommandError(
-                f"{what or f'node {node} has no GPU {word!r}. It has'}: {known}. "
+                f"{what}: {known}. "
                 f"Example: kubectl headroom cordon {node} "
                 f"{(found or gpus)[0].uuid if found or gpus else _UUID_EXAMPLE}",
                 BAD_INPUT,

@@ -32,7 +32,7 @@ _OPTIONS = {"count": "gpus"}
 
 
 class Transport(Protocol):
-    """A connection to a debug API. Each call uses its own connection."""
+    """Opens connections to a debug API, and authenticates the user."""
 
     name: str
     #: Advice for the user if the debug API does not answer.

@@ -15,7 +15,8 @@ from headroom.kubectl.top import age, counted
 
 #: With fewer pods that ran this long, the command for the namespace is only a comment.
 ENOUGH_PODS, LONG_S = 3, 3600
-#: A suggestion is the largest use of a pod and this share of it, rounded up to a multiple of STEP.
+#: A suggestion is the largest use of a pod plus this percentage, rounded up to a multiple of
+#: ``STEP_BYTES``.
 MARGIN_PERCENT = 10
 STEP_BYTES = 256 << 20
 

@@ -32,7 +32,9 @@ def defrag(
     context: typer.Context,
     pod: Annotated[
         str | None,
-        typer.Argument(help="The waiting pod, or namespace/name; default: every waiting pod."),
+        typer.Argument(
+            help="Name of the waiting pod, or namespace/name; default: every waiting pod."
+        ),
     ] = None,
     namespace: Namespace = None,
     free_node: Annotated[

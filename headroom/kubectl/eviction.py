@@ -56,7 +56,10 @@ def held(devices: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
 
 
 def why_kept(pod: PodRead, force: bool) -> str:
-    """Return why a pod is never evicted; empty if it may be. ``force``: also without controller."""
+    """Return why a pod is not evicted; empty if it may be.
+
+    ``force``: evict pods without a controller too.
+    """
     if pod.mirror:
         return "it is a mirror pod: remove its manifest from the node's kubelet"
     if pod.controller.startswith("DaemonSet "):
@@ -75,8 +78,9 @@ def evicted(
 ) -> Iterator[Fate]:
     """Evict all pods that ``on_gpus`` returns, and yield the fate of each pod once.
 
-    A pod is evicted when ``on_gpus`` no longer returns it, so its memory is free. Pods without a
-    report on their GPU are evicted when one shows them there. Raises ``CommandError``.
+    A pod counts as evicted when ``on_gpus`` no longer returns it: then its memory is free. A pod
+    that no report shows on a GPU yet is only evicted after a report shows it there. Raises
+    ``CommandError``.
     """
     deadline_s = clock.monotonic_s() + timeout_s
     kept: set[str] = set()

@@ -32,7 +32,7 @@ class GroupedHelp(TyperGroup):
 
 
 class Subject(Enum):
-    """Object of a line of `top`."""
+    """A kind of object that `top` lists."""
 
     NODE = "node"
     GPU = "gpu"

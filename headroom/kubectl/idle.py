@@ -16,7 +16,7 @@ Body = Mapping[str, Any]
 
 
 class By(Enum):
-    """Object of a line."""
+    """A kind of object that `idle` lists."""
 
     POD = "pod"
     OWNER = "owner"
@@ -25,9 +25,9 @@ class By(Enum):
 
 def idle(
     context: typer.Context,
-    hours: Annotated[float, typer.Option(min=0, help="Only pods that are idle this long.")] = 1.0,
+    hours: Annotated[float, typer.Option(min=0, help="Minimum idle time in hours.")] = 1.0,
     held: Annotated[
-        str, typer.Option(help="Only pods that hold this much on a device: 4Gi.")
+        str, typer.Option(help="Minimum memory that a pod holds on a GPU: 4Gi.")
     ] = "1Gi",
     by: Annotated[By, typer.Option(help="Print a line for each of these.")] = By.POD,
     namespace: Namespace = None,

@@ -37,7 +37,7 @@ class Options:
     headroom_namespace: str
 
     def transport(self) -> Transport:
-        """Return the connection that the options select. Raises ``CommandError``."""
+        """Return the transport that the options select. Raises ``CommandError``."""
         where = self.kubeconfig, self.context, self.headroom_namespace
         return transport_for(self.server, self.token, self.files, *where)
 
@@ -100,7 +100,7 @@ def set_options(
     ] = False,
 ) -> None:
     """Record the options of the command line for its command."""
-    # The doctor has options of the same names.
+    # The doctor declares both options itself; those before the command are its defaults.
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     files = Files(certificate_authority, client_certificate, client_key)
     context.obj = Options(server, token, files, kubeconfig, kube_context, headroom_namespace)

@@ -1,4 +1,7 @@
-"""``kubectl headroom recommend``: requests from the peaks of past lives."""
+"""``kubectl headroom recommend``: requests from the recorded memory peaks of containers.
+
+A life is one run of a container on one GPU.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -45,7 +48,7 @@ def recommend(
         ),
     ] = None,
 ) -> None:
-    """Recommend requests of workloads, from the memory peaks of their past lives."""
+    """Recommend requests of workloads, from the recorded memory peaks of their containers."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     accepted = None if output is Format.PATCH else "true"
@@ -58,7 +61,7 @@ def recommend(
         return
     where = "" if chosen is None else f" in namespace {chosen}"
     more = "" if chosen is None else "; -A shows all namespaces"
-    empty = f"no lives of containers are recorded{where}{more}. Does the recorder run?"
+    empty = f"no memory peaks of containers are recorded{where}{more}. Does the recorder run?"
     show_table(body, table(body, wide=output is Format.WIDE), None, empty)
     show_lines([*totals(body), *settings(body)])
 

@@ -45,7 +45,7 @@ class Table:
 
 
 def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
-    """Yield the lines of the table with their styles. ``width``: of the terminal; None: any."""
+    """Yield the lines of the table with their styles. ``width``: that of the terminal, if any."""
     has_state = table.columns[-1] == STATE
     states = [row[-1] for row in table.rows] if has_state else []
     columns = list(zip(table.columns, *table.rows, strict=True))[: -1 if has_state else None]

@@ -31,9 +31,9 @@ class _Part:
     reserved: int
     unattributed: int
     used: int
-    #: On healthy devices of nodes that take pods. Overcommitted devices count as 0.
+    #: Memory free for reservation. A device with a problem counts as 0.
     headroom: int
-    #: The least headroom of a device, as above, but negative if it is overcommitted.
+    #: The least headroom of a device, which is negative if the device is overcommitted.
     worst: int
     #: Problems, the worst first.
     problems: tuple[str, ...]

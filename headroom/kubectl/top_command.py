@@ -37,8 +37,8 @@ def top(
     sort_by: Annotated[
         SortBy,
         typer.Option(
-            help="worst: overcommitted, then faulty, then the fullest first; headroom: the least"
-            " first; reserved, used: the most first."
+            help="worst: overcommitted first, then those that take no pods, then the fullest;"
+            " headroom: the least first; reserved, used: the most first."
         ),
     ] = SortBy.WORST,
     search: Annotated[
@@ -48,7 +48,8 @@ def top(
         bool,
         typer.Option(
             "--troubled",
-            help="Only nodes that take no pods, or have an unhealthy or overcommitted device.",
+            help="Only nodes that take no pods, or have an unhealthy, cordoned or overcommitted"
+            " GPU.",
         ),
     ] = False,
     watch: Annotated[

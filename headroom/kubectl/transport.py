@@ -42,7 +42,7 @@ NO_FILES = Files()
 
 
 class Address:
-    """A connection to ``http://host:port`` or https. It sends ``token`` as the bearer token."""
+    """Opens connections to ``http://host:port`` or https. ``token`` is the bearer token."""
 
     hint = "check --server or HEADROOM_SERVER"
 
@@ -84,7 +84,7 @@ class Target:
 
 
 class PortForward:
-    """A connection to a ready pod of the console, through the kubeconfig's API server."""
+    """Opens connections to a ready pod of the console, through the kubeconfig's API server."""
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
         """Select a ready pod. Raises ``CommandError`` if there is none, or without a cluster."""
@@ -178,7 +178,7 @@ def transport_for(
     context: str | None,
     namespace: str,
 ) -> Transport:
-    """Return the connection that the options select. Raises ``CommandError``."""
+    """Return the transport that the options select. Raises ``CommandError``."""
     if not server and files != NO_FILES:
         flags = "--certificate-authority, --client-certificate and --client-key"
         raise CommandError(f"{flags} need --server; without it, the kubeconfig's are used", 2)

@@ -37,7 +37,7 @@ EVERY_S = 2.0
 _HISTORY_EVERY_S = 10.0
 #: Seconds between two frames in a pipe.
 _PIPE_EVERY_S = 10.0
-#: Seconds for which the keyboard is waited for: the age of the data is drawn again after it.
+#: Maximum seconds to wait for a key. Then the frame is drawn again, with the new age of the data.
 _KEY_S = 0.25
 _ORDERS = {
     "w": Order.WORST,
@@ -61,7 +61,7 @@ class Reader:
         self._fleet = WatchedFleet()
         self._history: Any = None
         self._history_at_s = float("-inf")
-        #: (node, GPU) -> UUID, for the selected GPU alone.
+        #: Node and name of the selected GPU, and its UUID; None before it was read.
         self._uuid: tuple[tuple[str, str], str] | None = None
         #: The GPU whose pods are shown. Set by the thread that draws.
         self.wanted: tuple[str, str] | None = None

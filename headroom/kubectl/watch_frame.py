@@ -6,7 +6,7 @@ the list, the GPU of the selected line, and the keys.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from contract.device_names import noun
@@ -28,11 +28,11 @@ BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 HOUR_S = 3600
 #: Characters of a line in a pipe.
 PIPE_WIDTH = 200
-#: Rows in a pipe.
-_PIPE_ROWS = 20
+#: Lines of a frame in a pipe, with the line of keys, which is not printed there.
+_PIPE_HEIGHT = 35
 #: Width below which the memory column is left out, and bars are short.
 _WIDE = 100
-#: Lines of each list above the table, and of pods below it.
+#: Maximum number of entries of each list above the table, and of pods below it.
 _NEWS, _PODS = 3, 3
 _LEAST_ROWS = 3
 #: Lines of a message that is shortened.
@@ -81,7 +81,7 @@ class Choice:
     typing: bool = False
     selected: int = 0
     #: First row that is shown.
-    first: int = field(default=0)
+    first: int = 0
 
 
 def frame(
@@ -131,8 +131,8 @@ def plain(
     problem: str = "",
     width: int = PIPE_WIDTH,
 ) -> str:
-    """Return the frame as ASCII text for a pipe, with at most 20 rows and no line of keys."""
-    lines = frame(reading, rows, choice, width, _PIPE_ROWS + 15, now_s, problem, ASCII)[:-1]
+    """Return the frame as ASCII text for a pipe: without empty lines and the line of keys."""
+    lines = frame(reading, rows, choice, width, _PIPE_HEIGHT, now_s, problem, ASCII)[:-1]
     return "\n".join(text.rstrip() for _, text in lines if text.strip())
 
 
@@ -226,7 +226,7 @@ def _memory(reading: Reading, width: int, levels: str) -> Iterator[Line]:
 def _news(overview: Body, width: int, is_short: bool = False) -> Iterator[Line]:
     """Yield the counts of the overview, and its most urgent entries in the page's words.
 
-    ``is_short``: why pods wait is cut after two lines, so that the fix still fits.
+    ``is_short``: show at most two lines of why pods wait, so that the fix still fits.
     """
     totals = overview["totals"]
     counts = totals["at_risk"], totals["waiting_pods"], totals["broken"]
@@ -379,7 +379,7 @@ def _foot(choice: Choice, rows: int, width: int) -> Line:
 
 
 def _continued(line: Line) -> Line:
-    """Return a line that shows that more would follow."""
+    """Return the line with an ellipsis at its end."""
     style, text = line
     return style, f"{text} …"
 

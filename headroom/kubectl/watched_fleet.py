@@ -41,7 +41,8 @@ class Row:
     """A GPU, or a node with the sums of its GPUs. Shares are in percent; -1: unknown."""
 
     node: str
-    #: Name of the GPU, or of the fullest GPU of a node. None: the node reports no GPU.
+    #: Name of the GPU; for a node, of its GPU with the highest risk, of several the fullest. None:
+    #: the node reports no GPU.
     gpu: str | None
     model: str
     devices: int

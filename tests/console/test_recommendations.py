@@ -106,7 +106,7 @@ def test_few_lives_are_not_enough(asked: Asked) -> None:
     add_pod(asked, "a", "16Gi")
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
     assert (found["request_bytes"], found["missing"]) == (None, "few-lives")
-    assert found["message"] == "2 lives, 1 h: not yet; at least 3 lives are needed"
+    assert found["message"] == "2 lives, 1 h: no recommendation yet; at least 3 lives are needed"
     assert (found["pods"], found["reclaimable_bytes"]) == (1, 0)
 
 
@@ -115,7 +115,7 @@ def test_lives_that_are_long_past_do_not_count(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
     assert (found["request_bytes"], found["missing"]) == (None, "old-lives")
-    assert found["message"] == "5 lives, 1 h: not yet; they are too long ago"
+    assert found["message"] == "5 lives, 1 h: no recommendation yet; they are too long ago"
 
 
 def test_self_sized_programs_are_told_which_setting_decides(asked: Asked) -> None:

@@ -46,7 +46,7 @@ FEW = row(
     owner_name="new",
     request_bytes=None,
     missing="few-lives",
-    message="2 lives, 2 h: not yet; at least 3 lives are needed",
+    message="2 lives, 2 h: no recommendation yet; at least 3 lives are needed",
     quantile_bytes=None,
     highest_bytes=None,
     reclaimable_bytes=0,
@@ -114,7 +114,7 @@ def test_without_enough_lives_or_a_template_there_are_only_comments() -> None:
     job = row(owner_kind="Job", owner_name="train", family=True)
     lines = list(patches(body(FEW, job)))
     assert lines == [
-        "# team deployment/new: 2 lives, 2 h: not yet; at least 3 lives are needed",
+        "# team deployment/new: 2 lives, 2 h: no recommendation yet; at least 3 lives are needed",
         "# team job/train*, main on NVIDIA L4: "
         "12 lives, 9 days; 0 of 9 were above the recommendation",
         "#   set headroom.gpu/vram: 9Gi in its manifest",
