@@ -23,7 +23,7 @@ COMMANDS = {
     "Plan and check": {
         "whatif": "Simulate new pods and changes of nodes.",
         "defaults": "Suggest default requests of namespaces from measured use.",
-        "recommend": "Recommend requests from the recorded memory peaks of containers.",
+        "recommend": "Recommend requests from recorded memory peaks of containers.",
         "drift": "Compare each reservation with reality.",
         "plan": "Answer from a cluster's history if sharing would save GPUs.",
         "costs": "Report GPU hours that teams held, used and left idle; costs.",
