@@ -63,7 +63,7 @@ MOST_QUOTED = 500
 
 
 class SuggestionsView(BaseModel):
-    """A change that would help; each was simulated first."""
+    """A change with which the pod would fit; for quota, what to do before such a change."""
 
     #: lower (the request), recommended (lower it as recommended from past lives), wait (for a pod),
     #: overuse (limit a pod that uses more than it reserved), eligible (change where the pod may

@@ -1,6 +1,6 @@
 """Suggestions for a pod that fits on no node: request less, wait for a pod, limit pods that use
-more than they reserved, make more nodes eligible, steer or repair a node, raise the replicas. Each
-was simulated and makes the pod fit."""
+more than they reserved, make more nodes eligible, steer or repair a node, raise the replicas. With
+each, the pod fits on the snapshot."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
