@@ -55,8 +55,8 @@ def defrag(
     """Name the fewest pods whose move makes a waiting pod fit, or frees the GPUs of a node.
 
     Only pods whose controller creates them again are moved, each only if it fits on two other
-    nodes at least. Nothing is changed without --apply. The exit status is 1 if there are no moves,
-    or if --apply stops early.
+    nodes at least. Nothing is changed without --apply. The exit status is 1 if no moves are found
+    for POD or with --free-node, or if --apply stops early; with --output alone it is 0.
     """
     if pod is not None and free_node:
         raise CommandError("--free-node needs no pod: remove one of both", BAD_INPUT)

@@ -42,14 +42,17 @@ def top(
         ),
     ] = SortBy.WORST,
     search: Annotated[
-        str | None, typer.Option(help="Only nodes with this text in a name, model, pod or reason.")
+        str | None,
+        typer.Option(
+            help="Only nodes with this text in a name, model, reason or, without --watch, pod."
+        ),
     ] = None,
     troubled: Annotated[
         bool,
         typer.Option(
             "--troubled",
             help="Only nodes that take no pods, or have an unhealthy, cordoned or overcommitted"
-            " GPU.",
+            " GPU; with --watch, those with any problem.",
         ),
     ] = False,
     watch: Annotated[
