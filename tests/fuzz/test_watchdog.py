@@ -87,6 +87,7 @@ def test_memory_that_is_not_freed_is_reported() -> None:
     assert any("stay of 300 inputs" in failure.what for failure in failures)
 
 
+@pytest.mark.slow
 def test_harmless_settings_have_no_findings() -> None:
     tally = fed(lambda: None, 300)
     assert (tally.inputs, tally.taken, tally.failures) == (300, 300, [])

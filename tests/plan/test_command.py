@@ -168,6 +168,7 @@ def test_the_page_has_all_figures_and_loads_nothing(
     assert [bar["width"] for bar in bars[4:]] == ["0.0%", "100.0%"]
 
 
+@pytest.mark.slow
 def test_next_steps_are_in_the_order_of_the_memory_gained(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
     assert run(files, *few)[1] == run(files, *few, "--processes", "2")[1]
 
 
+@pytest.mark.slow
 def test_replica_counting_loses_pods_that_headroom_does_not(
     files: tuple[Path, Path],
 ) -> None:
@@ -281,6 +283,7 @@ def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
     assert wider["configurations"][1]["replays"][0]["gpus"] == 6
 
 
+@pytest.mark.slow
 def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
     data = json.loads(run(files, *few, "--vram", "peaks", "--vram", "recommendations")[1])

@@ -107,6 +107,7 @@ def test_layouts_are_compared_and_pods_that_fit_on_no_instance_keep_a_gpu(tmp_pa
     ) in data["sentences"]
 
 
+@pytest.mark.slow
 def test_models_without_mig_take_only_unshared_pods(tmp_path: Path) -> None:
     nodes = [f"l{n},1,L40S,46068" for n in range(20)]
     nodes += [f"h{n},1,H100,{H100_MIB}" for n in range(20)]

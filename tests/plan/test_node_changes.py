@@ -20,6 +20,7 @@ def planned(files: tuple[Path, Path], *more: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_more_nodes_shorten_the_wait_and_fewer_lengthen_it(files: tuple[Path, Path]) -> None:
     _, nodes = files
     nodes.write_text("\n".join([NODES, "n0,2,L4,23034"]) + "\n")

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 
 from benchmarks.packing.product import Headroom
 from benchmarks.packing.workload import REPLICAS, Ask, Node
@@ -24,6 +25,7 @@ def asked(need_bytes: int | None, gpus: int = 1) -> Request:
     return Request(gpus, need_bytes, frozenset(), 0, 0)
 
 
+@pytest.mark.slow
 def test_a_steered_replay_decides_as_an_extender_with_ledger_and_agents() -> None:
     """``Headroom`` of the benchmarks runs extender, ledger and agent with their own code."""
     sizes = [24_000] * 3 + [40_000] * 2

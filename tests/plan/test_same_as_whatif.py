@@ -93,6 +93,7 @@ def test_a_plan_and_a_whatif_reject_the_same_number_of_pods(
     assert waiting_in_plan(asked, replicas, mode, tmp_path, len(sizes_gib)) == rejected
 
 
+@pytest.mark.slow
 def test_they_agree_on_pods_of_random_sizes(tmp_path: Path) -> None:
     lots, rejected = random.Random(4), 0
     for _ in range(12):
@@ -104,6 +105,7 @@ def test_they_agree_on_pods_of_random_sizes(tmp_path: Path) -> None:
     assert 0 < rejected < 12 * 9
 
 
+@pytest.mark.slow
 def test_a_whatif_in_mode_predicted_rejects_more_pods_of_different_sizes(tmp_path: Path) -> None:
     """A what-if holds whatever the plugin chooses; a plan draws one choice for each pod."""
     lots, rejected, waiting = random.Random(7), 0, 0

@@ -10,6 +10,7 @@ import random
 from itertools import combinations
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -177,6 +178,7 @@ def play(seed: int) -> tuple[int, bool]:
     return len(uids), bool(World(after, plugin).fitting(shown, [node]))
 
 
+@pytest.mark.slow
 def test_no_pod_is_evicted_in_vain_in_a_thousand_clusters() -> None:
     with capture_logs():
         played = {seed: play(seed) for seed in range(SCENARIOS)}
