@@ -76,6 +76,26 @@ class _State(NamedTuple):
     losses_left: int
 
 
+class _Answer(NamedTuple):
+    given: Any
+    #: Equal for equal answers.
+    key: bytes
+    #: Short form for the story.
+    text: str
+
+
+def _answer(given: Any) -> _Answer:
+    if isinstance(given, StoreError):
+        name = type(given).__name__
+        return _Answer(given, msgspec.json.encode(name), name)
+    metadata = getattr(given, "metadata", None)
+    text = f"{metadata.name}@{metadata.resource_version}" if metadata else "done"
+    return _Answer(given, msgspec.json.encode(given), text)
+
+
+_LOST = _answer(OutcomeUnknown("no answer"))
+
+
 class _Server:
     """Numbers worlds and calls, and performs each call in each world once."""
 
@@ -83,7 +103,7 @@ class _Server:
         self.worlds: list[World] = []
         self.calls: list[Call] = []
         self._number_of: dict[bytes, int] = {}
-        self._performed: dict[tuple[int, int], tuple[int, Any]] = {}
+        self._performed: dict[tuple[int, int], tuple[int, _Answer]] = {}
 
     def world(self, world: World) -> int:
         return self._number(world, self.worlds)
@@ -97,12 +117,12 @@ class _Server:
             of.append(what)
         return number
 
-    def perform(self, world: int, call: int) -> tuple[int, Any]:
+    def perform(self, world: int, call: int) -> tuple[int, _Answer]:
         """The number of the world after the call, and its answer."""
         key = world, call
         if key not in self._performed:
             after, answer = self.worlds[world].perform(self.calls[call])
-            self._performed[key] = self.world(after), answer
+            self._performed[key] = self.world(after), _answer(answer)
         return self._performed[key]
 
 
@@ -126,17 +146,12 @@ class _Actors:
             self._next[key] = None if call is None else self._server.call(call)
         return self._next[key]
 
-    def told(self, actor: int, mind: int, answer: Any) -> int:
+    def told(self, actor: int, mind: int, answer: _Answer) -> int:
         """The list of answers with one more; how an actor came to its end does not matter."""
-        key = (
-            mind,
-            msgspec.json.encode(
-                type(answer).__name__ if isinstance(answer, StoreError) else answer
-            ),
-        )
+        key = mind, answer.key
         if key not in self._number_of:
             self._number_of[key] = len(self._answers)
-            self._answers.append((*self._answers[mind], answer))
+            self._answers.append((*self._answers[mind], answer.given))
         mind = self._number_of[key]
         return _DONE if self.next_call(actor, mind) is None else mind
 
@@ -202,11 +217,11 @@ def _successors(
         message = f"{names[i]}: {call.operation}"
         told = _with(minds, i, actors.told(i, mind, answer))
         yield (
-            f"{message} -> {_short(answer)}",
+            f"{message} -> {answer.text}",
             _State(world, told, under_way, deeds_left, losses_left),
         )
         if losses_left and call.writes:
-            told = _with(minds, i, actors.told(i, mind, OutcomeUnknown("no answer")))
+            told = _with(minds, i, actors.told(i, mind, _LOST))
             lost = tuple(sorted((*under_way, number)))
             yield (
                 f"{message}, lost from sight",
@@ -214,7 +229,7 @@ def _successors(
             )
     for i, number in enumerate(under_way):
         world, answer = server.perform(at, number)
-        message = f"{server.calls[number].operation} arrives -> {_short(answer)}"
+        message = f"{server.calls[number].operation} arrives -> {answer.text}"
         rest = under_way[:i] + under_way[i + 1 :]
         yield message, _State(world, minds, rest, deeds_left, losses_left)
     for name in deeds_left:
@@ -225,13 +240,6 @@ def _successors(
 
 def _with(minds: tuple[int, ...], i: int, mind: int) -> tuple[int, ...]:
     return (*minds[:i], mind, *minds[i + 1 :])
-
-
-def _short(answer: Any) -> str:
-    if isinstance(answer, StoreError):
-        return type(answer).__name__
-    metadata = getattr(answer, "metadata", None)
-    return f"{metadata.name}@{metadata.resource_version}" if metadata else "done"
 
 
 def _story(state: _State, came_from: Mapping[_State, tuple[_State, str] | None]) -> list[str]:
