@@ -58,7 +58,8 @@ class Contentions:
         for device in set(spot.devices):
             self._advance((spot.machine, device), now_s)
             share = self._sm_shares[spot.machine]
-            part = life.busy_ratio if share == 1.0 else (life.sm_ratio or 0.0) / share
+            by_sm = share < 1.0 and life.sm_ratio is not None
+            part = (life.sm_ratio or 0.0) / share if by_sm else life.busy_ratio
             self._there[spot.machine, device][index] = life.workload, part
 
     def end(self, index: int, spot: Spot, now_s: float) -> None:

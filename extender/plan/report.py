@@ -26,7 +26,8 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
     rows = [heading + (["a month"] if prices else [])]
     for row in table_rows(study):
         figures = row.figures
-        sm = any(life.sm_ratio is not None for life in study.history.lives)
+        has_sm = any(life.sm_ratio is not None for life in study.history.lives)
+        has_activity = any(life.has_activity for life in study.history.lives)
         active = [each.sm_ratio for each in figures if each.gpus]
         competing = [each.contention.competing_ratio for each in figures if each.gpus]
         cells = [
@@ -35,8 +36,8 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
             need_range([each.nodes for each in figures], row.spread_ratio) or "-",
             wait_range([each.today_wait_s for each in figures]),
             percent_range([each.memory_ratio for each in figures if each.gpus]),
-            percent_range(active) if sm else "unknown",
-            percent_range(competing) if sm else "unknown",
+            percent_range(active) if has_sm else "unknown",
+            percent_range(competing) if has_activity else "unknown",
             number_range([each.out_of_memory for each in figures]) or "-",
         ]
         if prices:

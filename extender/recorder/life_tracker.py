@@ -102,18 +102,20 @@ def _seen(
 
 
 def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
-    """Return a life with the highest peaks of two records of it."""
+    """Return a life with the highest peaks of two records of it.
+
+    A startup peak that is known remains known: an agent that starts again may not know it.
+    """
     if other is None:
         return one
     first, second = one.life, other.life
-    startups = (first.startup_peak_bytes, second.startup_peak_bytes)
-    startup = None if None in startups else max(each for each in startups if each is not None)
+    startups = [first.startup_peak_bytes, second.startup_peak_bytes]
     life = Life(
         max(first.peak_bytes, second.peak_bytes),
         min(first.started_s, second.started_s),
         max(first.until_s, second.until_s),
         None,
-        startup if startup is not None else first.startup_peak_bytes,
+        max((each for each in startups if each is not None), default=None),
         first.partial or second.partial,
     )
     return replace(one, life=life)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -233,6 +234,11 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     limit = "With headroom.gpu/max-sm: 40% on all pods that share, they compete during 0 %, "
     assert limit in words
     assert "and the work needs 6 GPUs." in words
+    # Only dcgm-exporter's GPU utilization is known, not its SM activity.
+    pods.write_text(pods.read_text().replace(",sm_ratio", ",utilization_ratio"))
+    lines = run(files, *few)[1].splitlines()
+    (row,) = [each for each in lines if each.startswith("4 replicas, steered  ")]
+    assert re.search(r"  unknown +100 %  +0$", row), row
 
 
 @pytest.mark.slow

@@ -122,6 +122,13 @@ def test_startup_peak_counts_once_it_has_settled() -> None:
     assert begun(use(8, peak_partial=True)).running[0].life.censored
 
 
+def test_a_startup_peak_is_kept_if_a_restarted_agent_does_not_know_it() -> None:
+    settled = use(8, startup_peak_bytes=8 * GIB, settled_at="2027-01-15T07:30:00Z")
+    tracker = begun(settled)
+    assert followed(tracker, report(use(8)), {"u1": facts()}, now_s=NOW_S + 5) == []
+    assert tracker.running[0].life.startup_peak_bytes == 8 * GIB
+
+
 def test_a_pod_that_was_gone_before_it_was_followed_leaves_nothing() -> None:
     tracker = LifeTracker()
     assert followed(tracker, report(use(8)), {}, {"u1": facts()}) == []
