@@ -19,8 +19,10 @@ no memory at all, the server's figure belongs to them in unknown parts, so all f
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (

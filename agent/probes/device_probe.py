@@ -7,9 +7,10 @@ the source ``dcgm`` is reported as degraded, and the figures stay as they are.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent.probes import sm_activity
 from agent.probes.dcgm import Exporter

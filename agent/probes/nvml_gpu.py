@@ -5,11 +5,12 @@ a lost device, an old handle is invalid or names another device.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from agent.probes.device_health import Checkup
 from agent.probes.nvml import LIMITS_CALL, Gate

@@ -11,12 +11,13 @@ unhealthy.
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
 from agent.probes.nvml import Gate

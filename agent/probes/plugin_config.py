@@ -10,9 +10,10 @@ because a file, and even a command line, can be on a file system that does not a
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
 from agent.probes.host_processes import (

@@ -14,8 +14,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent.probes.cgroup import owners
 from agent.probes.readings import (

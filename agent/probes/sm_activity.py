@@ -15,8 +15,10 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from agent.probes.nvml import Gate
 from agent.probes.nvml_errors import DeviceFault, DeviceLost, NvmlError, StaleHandle

@@ -1,8 +1,7 @@
 """Replica ids of every plugin, and the device that each means."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.probes.readings import DeviceReading
 from agent.probes.replica_ids import parse, resolve
