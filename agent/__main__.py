@@ -27,7 +27,7 @@ import structlog
 
 from agent.attribution import pod_sm
 from agent.deadline import hurry
-from agent.http_endpoints import LatestSample, Server
+from agent.logs import log_to_stderr
 from agent.once_report import table, well
 from agent.probes.checkpoint import watched
 from agent.probes.readings import DriverReading, Reading
@@ -39,6 +39,7 @@ from contract.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService
+    from agent.http_endpoints import LatestSample
     from agent.probes.gpunode_watch import GPUNodeWatch
     from agent.probes.node_probe import NodeApi
     from agent.status_writer import StatusWriter
@@ -96,19 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         devices.close()
 
 
-def log_to_stderr() -> None:
-    """Configure logging: one JSON object per line on stderr."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
 def _print_once(settings: Settings, sampler: Sampler, stop: threading.Event) -> int:
     """Print a table or JSON; return the exit status, 0 if driver and devices are healthy."""
     status, readings = sampler.take()
@@ -143,7 +131,7 @@ class _Cluster:
     allocation: "PreferredAllocation"
 
 
-def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) -> _Cluster:
+def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event) -> _Cluster:
     """Build the components that use the API server. Raises ``_CannotStart``."""
     try:
         from agent.api_server import NoCluster, connect
@@ -203,6 +191,8 @@ def _run(
     settings: Settings, sampler: Sampler, stop: threading.Event, requeue: threading.Event
 ) -> int:
     """Start server and threads, sample until ``stop`` is set, and return the exit status."""
+    from agent.http_endpoints import LatestSample, Server
+
     # A sample may wait for two hanging calls: one about the driver, then one about a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = LatestSample(settings.node, time.monotonic, stale_after_s)
@@ -253,7 +243,7 @@ def _loop(
     settings: Settings,
     sampler: Sampler,
     cluster: _Cluster | None,
-    board: LatestSample,
+    board: "LatestSample",
     stop: threading.Event,
     requeue: threading.Event,
 ) -> None:
@@ -283,7 +273,7 @@ def _loop(
             requeue.clear()
 
 
-def _leave(cluster: _Cluster, sampler: Sampler, board: LatestSample) -> None:
+def _leave(cluster: _Cluster, sampler: Sampler, board: "LatestSample") -> None:
     """End steering: return the resources to their plugins.
 
     First wait, at most ``LEAVE_WITHIN_S``, until no reservation of an unconfirmed pod depends on

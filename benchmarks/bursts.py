@@ -32,6 +32,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent import __main__ as agent
+from agent.logs import log_to_stderr
 from agent.sampler import Sampler, device_probe_of
 from agent.settings import read_settings
 from tests.agent.whole import Whole
@@ -161,7 +162,7 @@ def run_agent(interval_s: str, *flags: str) -> int:
         read_settings(["--no-publish", "--json", *flags], os.environ), interval_s=float(interval_s)
     )
     stop, requeue = threading.Event(), threading.Event()
-    agent.log_to_stderr()
+    log_to_stderr()
     devices = device_probe_of(settings)
     return agent._run(settings, Sampler(settings, devices), stop, requeue)
 

@@ -13,10 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from typing import TYPE_CHECKING, Any
 
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
@@ -31,6 +28,9 @@ from contract.dcgm import (
     label,
 )
 from contract.quantity import MAX_DEVICE_BYTES
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 _MIB = 1 << 20
 #: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each
@@ -145,7 +145,7 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
     return readings, bad
 
 
-def _samples(lines: list[str]) -> tuple[list[Sample], int]:
+def _samples(lines: list[str]) -> tuple[list["Sample"], int]:
     """Return the samples of all valid lines, and the number of malformed lines."""
     try:
         return _parsed(lines), 0
@@ -162,7 +162,10 @@ def _samples(lines: list[str]) -> tuple[list[Sample], int]:
     return good, bad
 
 
-def _parsed(lines: Iterable[str]) -> list[Sample]:
+def _parsed(lines: Iterable[str]) -> list["Sample"]:
+    # Without an exporter, an agent need not import the parser.
+    from prometheus_client.parser import text_string_to_metric_families
+
     families = text_string_to_metric_families("\n".join(lines) + "\n")
     return [s for s in chain.from_iterable(f.samples for f in families) if s.name in _METRICS]
 

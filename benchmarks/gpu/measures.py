@@ -16,7 +16,7 @@ from typing import Any
 
 import pynvml
 
-from agent.__main__ import log_to_stderr
+from agent.logs import log_to_stderr
 from agent.probes.nvml import Gate
 from agent.probes.nvml_errors import NvmlError
 from agent.probes.nvml_probe import Found, NvmlProbe

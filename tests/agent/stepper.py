@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.__main__ import log_to_stderr
+from agent.logs import log_to_stderr
 from agent.sampler import device_probe_of
 from agent.settings import read_settings
 from agent.status_builder import summarise

@@ -17,9 +17,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from agent import liveness_probe
-from agent.__main__ import log_to_stderr
 from agent.gate_decision import Verdict
 from agent.http_endpoints import LatestSample, Server
+from agent.logs import log_to_stderr
 from contract.gpunode import GPUNodeStatus
 from tests.builders import shared
 from tests.waiting import until
