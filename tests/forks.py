@@ -29,7 +29,9 @@ _forks.set_forkserver_preload(
         *("extender.app.cli", "extender.app.embedded", "extender.app.cluster"),
         *("extender.app.webhook", "agent.sampler", "agent.once_report", "agent.http_endpoints"),
         *("agent.gate_service", "agent.status_writer", "agent.kube_publisher", "pynvml"),
-        *("agent.steering.preferred_allocation", "anyio._backends._asyncio", "tests.frozen"),
+        *("agent.steering.preferred_allocation", "anyio._backends._asyncio"),
+        "kubernetes.client.api.core_v1_api",
+        *("kubernetes.client.api.admissionregistration_v1_api", "tests.frozen"),
     ]
 )
 

@@ -8,11 +8,11 @@ CA or cannot be read, the server requests no client certificates, and accepts to
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import structlog
-from kubernetes import client
 
 from extender.errors import BadSettings
-from extender.kube.api_errors import ApiError, ApiStatus, Unreadable
+from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import KubeApi
 from extender.periodic import Loops
 
@@ -31,20 +31,22 @@ class ClientCaUnknown(Exception):
     """The CA is not published or cannot be read; the message is the reason."""
 
 
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
+
+
+_decode = msgspec.json.Decoder(_ConfigMap).decode
+
+
 def client_ca(api: KubeApi) -> str:
     """Return the CA certificates in PEM, one or more.
 
     Blocks. Raises ``ClientCaUnknown``, and ``ApiError`` if the call fails for another reason.
     """
     try:
-        core = client.CoreV1Api(api.client)
-        with api.asking(f"read ConfigMap {NAME}") as timeout:
-            published = (
-                core.read_namespaced_config_map(
-                    CONFIG_MAP, NAMESPACE, _request_timeout=timeout
-                ).data
-                or {}
-            )
+        # Not by the typed API, which imports 236 modules: 0.6 s of CPU and 20 MiB.
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{CONFIG_MAP}"
+        published = _decode(api.call("GET", path)).data or {}
     except ApiStatus as err:
         if err.status == 403:
             raise ClientCaUnknown(
@@ -54,7 +56,7 @@ def client_ca(api: KubeApi) -> str:
         if err.status == 404:
             raise ClientCaUnknown(f"there is no ConfigMap {NAME}") from err
         raise
-    except Unreadable as err:
+    except (ValueError, RecursionError) as err:
         raise ClientCaUnknown(f"ConfigMap {NAME} cannot be read") from err
     if not published.get(KEY):
         raise ClientCaUnknown(
