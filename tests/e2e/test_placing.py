@@ -34,8 +34,11 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     cluster.nodes.observe(cluster.pods())
     cluster.create_pod("second", "20Gi")
     cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is rejected")
+    filtered = 'headroom_verb_duration_seconds_count{verb="filter"}'
+    before = cluster.metric(filtered)
     cluster.delete_pod("first")
-    time.sleep(1.0)  # what the deletion itself wakes sees the memory still in use
+    # The deletion itself lets kube-scheduler retry, after a back-off: the memory is still in use.
+    cluster.until(lambda: cluster.metric(filtered) > before, "the second pod is filtered again")
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
