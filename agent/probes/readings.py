@@ -16,7 +16,7 @@ from contract.gpunode import Sharing
 class Reading(msgspec.Struct, frozen=True):
     """Base class of the facts that a probe reads in one sample.
 
-    Structs, because each dataclass would take 2 ms of an agent's start.
+    Structs, because 21 dataclasses would take 15 ms more CPU of an agent's start.
     """
 
 
