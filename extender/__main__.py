@@ -1,5 +1,5 @@
 """``python -m extender`` is ``headroom``."""
 
-from extender.app.cli import main
+from extender.app.cli import app
 
-main()
+app()

@@ -102,7 +102,7 @@ def main() -> int:
         sys.stderr.write(f"headroom: {unknown(given[0])}\n")
         return 2
     try:
-        from extender.app.cli import main as extender
+        from extender.app.cli import app as extender
     except ImportError as err:
         return _not_installed(err, "extender", "on a GPU node, run: headroom agent --once")
     extender()

@@ -68,36 +68,11 @@ def built(*names: str) -> dict[str, Path]:
 
 
 def crd_manifest() -> dict[str, Any]:
-    """Return the deployed CRD of GPUNode; if the file is missing, one without a schema."""
-    deployed = ROOT / "deploy/base/crd.yaml"
-    if deployed.exists():
-        manifest: dict[str, Any] = yaml.load(deployed.read_text(), yaml.CSafeLoader)
-        return manifest
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "gpunodes.headroom.gpu"},
-        "spec": {
-            "group": "headroom.gpu",
-            "scope": "Cluster",
-            "names": {"kind": "GPUNode", "plural": "gpunodes", "singular": "gpunode"},
-            "versions": [
-                {
-                    "name": "v1alpha1",
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "properties": {"spec": anything, "status": anything},
-                        }
-                    },
-                }
-            ],
-        },
-    }
+    """Return the deployed CRD of GPUNode."""
+    manifest: dict[str, Any] = yaml.load(
+        (ROOT / "deploy/base/crd.yaml").read_text(), yaml.CSafeLoader
+    )
+    return manifest
 
 
 class ApiRefused(Exception):

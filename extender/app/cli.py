@@ -396,7 +396,3 @@ def replay(
     except (BadSettings, OSError) as err:
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(2) from err
-
-
-def main() -> None:
-    app()

@@ -169,7 +169,7 @@ class ReconcileController:
         if self._unready():
             return  # pods that are not listed yet are not missing
         after_s = self._settings.orphan_after_s
-        nodes = self._cluster.gpunode_names() if everywhere else on
+        nodes = [each.name for each in self._cluster.gpunodes()] if everywhere else on
         of_node: dict[str, list[UnreservedPod | Orphan | Unmarked]] = {}
         async for some in part_by_part(nodes, AT_ONCE):
             for found in (

@@ -17,7 +17,7 @@ import numpy as np
 from contract.annotations import DeviceChoice, ScoringPolicy
 from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Confirmation
-from contract.kube import Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
+from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.pod_limits import has_room_for
 from contract.reasons import Reason
 from extender.placement.demand_pricing import DemandTracker
@@ -174,7 +174,6 @@ class ClusterState:
         return list(self._objects.nodes.values())
 
     def cordoned_nodes(self) -> list[str]:
-        """Return the names of the cordoned nodes."""
         return sorted(list(self._objects.cordoned))
 
     def gpunode(self, name: str) -> GPUNode | None:
@@ -182,9 +181,6 @@ class ClusterState:
 
     def gpunodes(self) -> list[GPUNode]:
         return list(self._objects.gpunodes.values())
-
-    def gpunode_names(self) -> list[str]:
-        return list(self._objects.gpunodes)
 
     def pod(self, uid: str) -> Pod | None:
         return self._objects.pods.get(uid)
@@ -201,19 +197,16 @@ class ClusterState:
 
     def bound_elsewhere(self, names: Set[str]) -> list[Pod]:
         """Return the pods that are bound to other nodes than these."""
-        uids_on, pods = self._objects.uids_on, self._objects.pods
+        uids_on = self._objects.uids_on
         uids = [uid for name in uids_on.keys() - names for uid in uids_on.get(name, ())]
-        return [pod for uid in uids if (pod := pods.get(uid)) is not None]
+        return [pod for pod in map(self.pod, uids) if pod is not None]
 
     def pods_on(self, name: str) -> tuple[Pod, ...]:
         """Return the pods bound to the node that have not ended."""
         return self._objects.pods_on(name)
 
     def unreserved_pods(self, name: str) -> list[Pod]:
-        """Return the pods on the node without a reservation.
-
-        Return none until the node's ledger is initialised.
-        """
+        """Return the pods on the node without a reservation; none before it is initialised."""
         gpunode = self.gpunode(name)
         if gpunode is None or not gpunode.spec.initialised:
             return []
@@ -231,31 +224,25 @@ class ClusterState:
     def _known(self, kind: type) -> Iterable[ObjectKey]:
         """Return the keys of the stored objects of this kind."""
         objects, allocators = self._objects, self._allocators
-        if kind is Pod:
-            traces, terms = allocators.known("pod"), self.neighbours.known()
-            return list(dict.fromkeys([*objects.pods, *traces, *terms]))
-        if kind is Node:
-            return list(objects.nodes)
-        if kind is Namespace:
-            return self.namespaces.known()
-        if kind is GPUNode:
-            return list(objects.gpunodes)
-        if kind is ResourceSlice:
-            return allocators.known("slice")
-        if kind is PodDisruptionBudget:
-            return self.budgets.known()
-        return self._heartbeats.leased()
+        known: dict[type, Iterable[ObjectKey]] = {
+            Pod: dict.fromkeys([*objects.pods, *allocators.known("pod"), *self.neighbours.known()]),
+            Node: list(objects.nodes),
+            Namespace: self.namespaces.known(),
+            GPUNode: list(objects.gpunodes),
+            ResourceSlice: allocators.known("slice"),
+            PodDisruptionBudget: self.budgets.known(),
+            Lease: self._heartbeats.leased(),
+        }
+        return known[kind]
 
     # Facts about one node or pod.
 
     def confirmation(self, name: str) -> Confirmation | None:
-        """Return what the agent's Lease confirms of the current report; None if the Lease does not
-        confirm this report."""
+        """Return what the agent's Lease confirms of the current report; None if nothing."""
         return self._heartbeats.confirmation(name, self.gpunode(name))
 
     def last_heartbeat_s(self, name: str) -> float:
-        """Return the time of the agent's last heartbeat, on the receiver's monotonic clock; -inf
-        if there was none."""
+        """Return the monotonic time of the agent's last heartbeat; -inf if there was none."""
         return self._weigher.fresh_until_s(name) - self.stale_after_s
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
@@ -398,10 +385,8 @@ class ClusterState:
         return list(self._crowded)
 
     def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:
-        """Return the pods to evict from the node according to exactly this version of the GPUNode.
-
-        Return none if the report is missing or stale.
-        """
+        """Return the pods to evict from the node by exactly this version of the GPUNode; none if
+        the report is missing or stale."""
         name = gpunode.name
         if gpunode.status is None or self._weigher.fresh_until_s(name) < now_s:
             return Misplaced()
