@@ -16,6 +16,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -133,8 +134,10 @@ def _run(
     stdin: Connection | None,
     inside: Callable[[], None] | None,
 ) -> None:
-    # End with the fork server, which ends with the session.
+    # End with the fork server. It ends when the last copy of this descriptor is closed, so that the
+    # session must have the only one.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setsid()
     os.chdir(log.parent)
     os.environ.clear()
