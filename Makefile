@@ -5,10 +5,10 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Each worker runs one module at a time, the longest first (tests/conftest.py). All tests run on four
+# Each worker runs one module at a time, the longest first (tests/conftest.py). All tests run on six
 # workers for two cores, because tests of real nodes and of whole installations wait half of the time.
 # On other machines: make test WORKERS=8.
-WORKERS := 4
+WORKERS := 6
 LOADFILE := --dist loadfile --no-loadscope-reorder
 # Collects all tests once in a new clone: the workers then find compiled sources, which each of them
 # would compile otherwise, for 13 s.

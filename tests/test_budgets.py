@@ -81,4 +81,4 @@ def test_budgets_match_the_suites_and_their_sum_is_limited() -> None:
     folders = {path.parent for path in ROOT.glob("tests/**/test_*.py")}
     suites = {suite_of(str((folder / "x").relative_to(ROOT))) for folder in folders}
     assert set(BUDGETS_S) == suites
-    assert sum(BUDGETS_S.values()) <= 4 * WARM_LIMIT_S  # four run side by side
+    assert sum(BUDGETS_S.values()) <= 6 * WARM_LIMIT_S  # six run side by side
