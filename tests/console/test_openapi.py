@@ -49,6 +49,7 @@ def described() -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", _app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_every_endpoint_answers_as_it_is_described(described: Any, method: str, path: str) -> None:
     from schemathesis import Case, checks
