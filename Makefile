@@ -41,10 +41,11 @@ lint: $(VENV)/test.stamp  # style, types, imports
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
 	vale=$$($(RUN) -m tests.gobin.build vale | cut -f 2) && $$vale --no-wrap --output line docs *.md
 
-# Quick tests wait for nothing: one worker per core, and fewer random examples (tests/examples.py).
+# Quick tests start no servers: one worker more than cores, and fewer random examples
+# (tests/examples.py).
 quick: $(VENV)/test.stamp
 	$(COMPILED)
-	TEST_QUICK=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 $(LOADFILE) -m "not slow" $(ARGS)
+	TEST_QUICK=1 $(RUN) -m pytest -q -n $(shell expr $$(nproc) + 1) --maxprocesses 8 $(LOADFILE) -m "not slow" $(ARGS)
 
 all: $(VENV)/test.stamp
 	$(COMPILED)
