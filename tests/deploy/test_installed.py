@@ -310,9 +310,15 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
     def bound() -> bool:
         pods = installation.listed(USERS_PODS)
         installation.nodes.observe(pods)
+        # As agents do. On a busy machine the upgrade takes longer than reports remain fresh.
+        installation.nodes.report(installation.nodes.names)
         return all(pod["spec"].get("nodeName") for pod in pods)
 
-    until(bound, "all are bound")
+    def waiting() -> str:
+        pods = installation.listed(USERS_PODS)
+        return "\n".join(str(pod["status"]) for pod in pods if not pod["spec"].get("nodeName"))
+
+    until(bound, "all are bound", every_s=1.0, logs=waiting)
     assert plane.call("GET", lease)["spec"]["holderIdentity"] != before
     codes = [
         each["responseStatus"]["code"]
