@@ -286,7 +286,7 @@ def test_the_process_ends_for_a_new_container_if_a_restart_did_not_help(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 3

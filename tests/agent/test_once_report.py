@@ -131,7 +131,7 @@ def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, me
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == status

@@ -215,7 +215,7 @@ def test_unsupported_fields_are_named() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert shown.returncode == 2

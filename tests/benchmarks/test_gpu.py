@@ -262,7 +262,7 @@ def test_an_interrupted_check_leaves_no_process(stage: Stage, number: signal.Sig
     try:
         until(lambda: any("agent --no-publish" in each for each in stage.processes()), "agent")
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     finally:
         process.kill()
     until(lambda: stage.processes() == [], "no process is left")

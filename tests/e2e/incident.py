@@ -139,7 +139,7 @@ def kubectl(cluster: RealCluster, command: str) -> str:
         env={"PATH": os.environ["PATH"], "HEADROOM_SERVER": cluster.debug_url()},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return done.stdout + done.stderr

@@ -103,7 +103,7 @@ def test_ctrl_c_while_it_starts_ends_all_that_make_cluster_started(
 def shell(script: str) -> str:
     """Return the output of the commands; each must succeed."""
     command = ["bash", "-euo", "pipefail", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -244,7 +244,7 @@ def test_the_agent_s_process_reports_what_its_probes_see(
         command(agent, "--once"),
         env=environment(node),
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     printed = msgspec.json.decode(done.stdout, type=GPUNodeStatus)

@@ -127,7 +127,7 @@ def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) ->
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         # dcgm-exporter's names of labels are what dashboards of GPUs are made for.

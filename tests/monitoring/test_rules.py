@@ -38,7 +38,7 @@ def test_alerts_are_raised_by_what_they_are_for_and_by_nothing_less(promtool: st
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout

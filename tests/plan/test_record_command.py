@@ -89,7 +89,7 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
             try:
                 assert watched.wait(30.0)
                 until(file.exists, "the file is written")
-                other = forks.run("extender", *command, env=os.environ, timeout_s=30.0)
+                other = forks.run("extender", *command, env=os.environ, timeout_s=300.0)
                 assert other.returncode == 2
                 assert "another process records to it" in other.stderr
             finally:

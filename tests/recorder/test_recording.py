@@ -228,7 +228,7 @@ def test_lives_of_a_deployment_are_recorded_across_a_change_of_the_leader(
     assert workload.track()["running"] == {str(bucket_of(18 * GIB)): 1000}
 
     recorder.terminate()
-    recorder.communicate(timeout=30)
+    recorder.communicate(timeout=300)
     following = started(plane, permitted)
     try:
         third = workload.pod()
