@@ -41,7 +41,7 @@ async def _ask(url: str, method: str, path: str, body: Any) -> None:
 
 
 async def flood(url: str) -> None:
-    """Until it is killed."""
+    """Send requests until this process is killed."""
     asked = VIEWS
     if url.startswith("https:"):
         large = review(manifest(annotations={"team/notes": _PADDING}))

@@ -1,10 +1,11 @@
-"""A small sound cluster that hostile inputs are let loose on, and what it must go on answering.
+"""A small cluster that hostile inputs are sent to, and the answers that it must go on giving.
 
 One replica in this process: the cluster state, a ledger over the store in memory, and the verbs'
 application, called without a network. It is not judged by its own code: ``answers`` are the bytes
-that a few sound calls got before anything hostile came.
+that a few sound calls got before the first hostile input.
 """
 
+import abc
 import gzip
 import hashlib
 import json
@@ -196,7 +197,7 @@ class World:
         return answers
 
 
-class WorldTarget:
+class WorldTarget(abc.ABC):
     """A target with a world, which is replaced after a failure."""
 
     def __init__(self) -> None:
@@ -212,5 +213,6 @@ class WorldTarget:
     def _renew(self) -> None:
         self._world = World()
 
+    @abc.abstractmethod
     def _taken(self, data: bytes) -> bool:
-        raise NotImplementedError
+        """Give the world one input; return whether it was accepted."""

@@ -9,9 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: "$1" is a folder for the container, "$2" whether its file system may be written, "$3" how many
-#: mounts follow, as source, target and ro or rw; of what is to be open every user may pass through
-#: the target. Then the command, to be run in there.
+#: A script that mounts the container's file system and runs a command in it. Arguments: a folder
+#: for the container; whether the file system is writable; the number of mounts; for each mount its
+#: source, target and kind; the command. Kinds: ro, rw, or open. The last mounts nothing, but lets
+#: all users enter the target.
 INSIDE = """
 set -e
 base=$1 writable=$2 mounts=$3
@@ -39,7 +40,7 @@ for each in dev proc sys; do mount --rbind "/$each" "$base/root/$each"; done
 if [ "$writable" = no ]; then mount -o remount,ro "$base/root"; fi
 exec chroot "$base/root" "$@"
 """
-# Of linux/sched.h, linux/mount.h and linux/prctl.h.
+# Constants from linux/sched.h, linux/mount.h and linux/prctl.h.
 _NEWNS, _PRIVATE_AND_BELOW = 0x20000, 0x44000
 _PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 24, 38
 _SIGKILL = 9
@@ -81,7 +82,7 @@ class Confinement:
         os.setresuid(self.user, self.user, self.user)
         if self.no_new_privs:
             _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-        _call("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # forgotten with the user
+        _call("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # setresuid resets it
 
 
 def _call(function: str, *arguments: object) -> None:
