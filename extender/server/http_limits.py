@@ -84,6 +84,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_parsing = False
         #: Number of requests that began in the last received bytes.
         self._begun_count = 0
+        #: Whether the next response that begins is the last one.
+        self._is_ending = False
         self._timer = self.loop.call_later(REQUEST_S, self._check_time)
         if len(self.connections) > MAX_CONNECTIONS:
             self._drop_longest_waiting()
@@ -91,6 +93,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+
+    def end_after_response(self) -> None:
+        """Close the connection after the next response that begins, with the header for it."""
+        self._is_ending = True
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -132,6 +140,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.url) + header_bytes > MAX_HEADER_BYTES:
             raise _HeadersTooLong
         super().on_headers_complete()
+        if self._is_ending:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)

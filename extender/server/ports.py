@@ -21,6 +21,8 @@ from extender.server.tls import Handshakes, ServerTls
 KEEP_ALIVE_S = 120
 #: Seconds at shutdown for requests being answered; kube-scheduler waits for 5 s.
 GRACE_S = 10
+#: Seconds at shutdown in which idle connections stay open, for requests that are being sent.
+DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,25 @@ class PortServer(uvicorn.Server):
             self._accepting.cancel()
             # Wait for its end, because the loop would go on waiting on the closed socket.
             await asyncio.wait([self._accepting])
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        await self._drain()
         await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        """Let clients end their connections: send "connection: close" with each response.
+
+        A connection that is idle now may carry a request soon, because its client does not know yet
+        that the server ends. If it were closed at once, the request would fail, and with it the
+        creation of a pod. Return as soon as no connection is left, at the latest after ``DRAIN_S``.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + DRAIN_S
+        for connection in self.server_state.connections:
+            assert isinstance(connection, LimitedProtocol)
+            connection.end_after_response()
+        while self.server_state.connections and loop.time() < end_s:  # noqa: ASYNC110 - as uvicorn
+            await asyncio.sleep(0.02)
 
     def _connection(self) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class

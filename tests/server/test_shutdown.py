@@ -1,0 +1,87 @@
+"""A server that ends fails no request of a client that does not know it yet."""
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from extender.server import ports
+from extender.server.tls import ServerTls, TlsFiles
+from tests.certificates import Authority
+from tests.listening import listening
+from tests.waiting import PATIENCE_S, until
+
+Served = tuple[HTTPConnection, Callable[[], None]]
+
+
+@pytest.fixture(params=["HTTP", "HTTPS"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """A client of a server, and a function that ends the server and waits for its end."""
+    app, tls, context = FastAPI(), None, None
+
+    @app.get("/p")
+    async def get() -> str:
+        return "here"
+
+    if request.param == "HTTPS":
+        authority = Authority(tmp_path, "ca")
+        signed = authority.sign("server")
+        tls = ServerTls(TlsFiles(signed.cert, signed.key))
+        context = ssl.create_default_context(cafile=str(authority.cert))
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(listening(app, tls))
+        client = (
+            HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
+            if context
+            else HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        )
+        with contextlib.closing(client):
+            yield client, stack.close
+
+
+def connection_header(client: HTTPConnection) -> str | None:
+    """Send a request, over the client's connection if it has one."""
+    client.request("GET", "/p")
+    answer = client.getresponse()
+    assert (answer.status, answer.read()) == (200, b'"here"')
+    return answer.getheader("connection")
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_request_that_arrives_then_is_answered_with_a_request_to_close(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    """For example a call of the API server to a webhook that is upgraded."""
+    monkeypatch.setattr(ports, "DRAIN_S", PATIENCE_S)
+    client, end = served
+    assert connection_header(client) is None
+    ending = threading.Thread(target=end)
+    ending.start()
+    until(lambda: refuses(client.port), "the port is closed")
+    assert connection_header(client) == "close"
+    ending.join(PATIENCE_S)
+    assert not ending.is_alive()
+
+
+def test_an_idle_client_does_not_keep_it_from_ending(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(ports, "DRAIN_S", 0.1)
+    client, end = served
+    assert connection_header(client) is None
+    idle = client.sock
+    end()
+    assert idle.recv(1) == b""
