@@ -119,6 +119,7 @@ class Reflector:
         self._contact_s: float | None = None
         self._reconnects = 0
         self._lists = 0
+        self._error = ""
         #: Names of unreadable objects, so that each is logged once per list.
         self._unreadable: set[str] = set()
 
@@ -132,6 +133,7 @@ class Reflector:
             reconnects=self._reconnects,
             lists=self._lists,
             unreadable=len(self._unreadable),
+            error=self._error,
         )
 
     def stop(self) -> None:
@@ -166,6 +168,7 @@ class Reflector:
         if self._stopping.is_set():
             return
         self._reconnects += 1
+        self._error = str(err)
         if list_again:
             self._version = None
         wait_s = self._backoff.next_s(at_least_s)
@@ -185,7 +188,7 @@ class Reflector:
         self._deliver([Relisted(self._kind.type, objects, at_s)])
         self._version = listing.resource_version if listing else None
         self._lists += 1
-        self._synced = True
+        self._synced, self._error = True, ""
         log.info(
             "source_listed", kind=self._kind.name, objects=len(objects), served=listing is not None
         )
@@ -213,6 +216,7 @@ class Reflector:
         silence_s = self._pace.watch_s + self._pace.grace_s
         stream = self._api.stream(self._path, query=query, read_timeout_s=silence_s)
         begun_s = self._contact_s = self._clock()
+        self._error = ""
         with self._lock:
             self._stream = stream
         try:

@@ -91,6 +91,8 @@ class Health:
     lists: int
     #: Objects that are currently unreadable.
     unreadable: int
+    #: Why the last call failed; empty if it did not.
+    error: str = ""
 
 
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):

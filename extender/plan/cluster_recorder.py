@@ -131,15 +131,20 @@ def _run(file: Path, recorder: Recorder, api: KubeApi) -> None:
     threads = [threading.Thread(target=each.run, daemon=True) for each in reflectors]
     for thread in threads:
         thread.start()
-    next_s, begun = time.monotonic(), False
+    next_s, begun, next_error_s = time.monotonic(), False, 0.0
     while not stopped.wait(_TICK_S):
-        ages = [each.health.contact_age_s for each in reflectors if each.health.synced]
+        watches = [each.health for each in reflectors]
+        ages = [each.contact_age_s for each in watches if each.synced]
         known = [age for age in ages if age is not None]
         if len(known) == len(reflectors):
             recorder.contact(time.time() - max(known))
             if not begun:
                 sys.stderr.write(f"headroom: records {recorder.summary()} to {file} until Ctrl-C\n")
                 begun = True
+        error = next((each.error for each in watches if each.error), None)
+        if error and time.monotonic() >= next_error_s:
+            sys.stderr.write(f"headroom: nothing is recorded while this fails: {error}\n")
+            next_error_s = time.monotonic() + _EVERY_S
         if time.monotonic() >= next_s:
             took_s = _write(file, recorder.encoded())
             next_s = time.monotonic() + max(_EVERY_S, _DURATIONS * took_s)

@@ -1,6 +1,7 @@
 """`headroom plan`: reads a history, replays it, and prints the report."""
 
 import json
+import logging
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import structlog
 import typer
 
 from extender.errors import BadSettings
@@ -149,6 +151,8 @@ def record(
             from extender.plan.cluster_recorder import record_to
         except ImportError as err:
             raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
+        # Failed calls are reported in plain words.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         record_to(file, kubeconfig, context)
     except (BadSettings, OSError) as err:
         typer.echo(f"headroom: {err}", err=True)

@@ -47,6 +47,22 @@ NODE = {
 }
 
 
+def write_kubeconfig(file: Path, port: int) -> None:
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": ""}}
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [cluster],
+                "contexts": [context],
+                "current-context": "c",
+            }
+        )
+    )
+
+
 @pytest.mark.slow
 def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
     listed = [gpu_pod("a"), gpu_pod("b")]
@@ -67,19 +83,7 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
 
     file, kubeconfig = tmp_path / "cluster.json", tmp_path / "kubeconfig"
     with scripted_server(*[route] * 60) as server:
-        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}
-        context = {"name": "c", "context": {"cluster": "c", "user": ""}}
-        kubeconfig.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "clusters": [cluster],
-                    "contexts": [context],
-                    "current-context": "c",
-                }
-            )
-        )
+        write_kubeconfig(kubeconfig, server.port)
         command = ["plan", "record", str(file), "--kubeconfig", str(kubeconfig)]
         log = tmp_path / "record.log"
 
@@ -135,3 +139,36 @@ def test_a_recording_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
         f"headroom: {file} cannot be written: No such file or directory. Example: headroom plan "
         "record cluster.json\n"
     )
+
+
+@pytest.mark.slow
+def test_a_failing_call_is_reported_in_plain_words(tmp_path: Path) -> None:
+    granted = threading.Event()
+
+    def route(exchange: Exchange) -> None:
+        if "watch" in exchange.query:
+            exchange.begin_stream()
+            exchange.hang()
+        elif exchange.path.endswith("/pods") and not granted.is_set():
+            exchange.reply(403, {"code": 403, "message": "pods is forbidden"})
+        else:
+            exchange.reply(200, {"metadata": {"resourceVersion": "5"}, "items": []})
+
+    kubeconfig, log = tmp_path / "kubeconfig", tmp_path / "record.log"
+    with scripted_server(*[route] * 60) as server:
+        write_kubeconfig(kubeconfig, server.port)
+        command = ["plan", "record", str(tmp_path / "c.json"), "--kubeconfig", str(kubeconfig)]
+        log.touch()
+        process = forks.Forked("extender", command, log, os.environ)
+        try:
+            until(lambda: "forbidden" in log.read_text(), "the failure is reported")
+            granted.set()
+            until(lambda: "records" in log.read_text(), "it records")
+        finally:
+            process.terminate()
+            process.wait(30.0)
+    failed, records = log.read_text().splitlines()
+    assert failed == (
+        "headroom: nothing is recorded while this fails: GET /api/v1/pods: 403 pods is forbidden"
+    )
+    assert records.startswith("headroom: records 0 pods on 0 nodes to ")
