@@ -369,7 +369,7 @@ class Node(Processes):
         }
 
     def _kubelet_configuration(self) -> dict[str, Any]:
-        return kubelet_configuration(self.folder / "cri.sock")
+        return kubelet_configuration(self.folder / "cri.sock", self.plane.certificate)
 
 
 @contextlib.contextmanager

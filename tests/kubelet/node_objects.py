@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.certificates import Certificate
 from tests.driver import Gpu
 
 RESOURCE = "nvidia.com/gpu"
@@ -106,7 +107,7 @@ def plugin_configuration(replicas: int) -> dict[str, Any]:
     return {"sharing": {"timeSlicing": {"resources": [shared]}}}
 
 
-def kubelet_configuration(runtime: Path) -> dict[str, Any]:
+def kubelet_configuration(runtime: Path, certificate: Certificate) -> dict[str, Any]:
     """A kubelet without cgroups and server, for this socket of a container runtime."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -125,6 +126,9 @@ def kubelet_configuration(runtime: Path) -> dict[str, Any]:
         # Without an address, the kubelet writes an event at each sync of each pod.
         "clusterDNS": ["10.0.0.10"],
         "enableServer": False,
+        # Without a certificate, the kubelet makes an RSA key at each start.
+        "tlsCertFile": str(certificate.cert),
+        "tlsPrivateKeyFile": str(certificate.key),
         "healthzPort": 0,
         "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
         "nodeStatusUpdateFrequency": "1s",
