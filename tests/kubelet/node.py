@@ -33,6 +33,7 @@ from tests.kubelet.node_objects import (
     numa_files,
     plugin_configuration,
     see_only,
+    write_mounts,
 )
 from tests.kubelet.pod_resources import Held, answer, podresources
 from tests.kubelet.runtime import Runtime
@@ -97,7 +98,7 @@ class Node(Processes):
             file = self.folder / f"over{path}"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        (self.folder / "covered").write_text("".join(f"{path}\n" for path in covered))
+        write_mounts(self.folder, covered)
         self.configure_plugin(plugin or plugin_configuration(replicas))
         (self.folder / "kubeconfig").write_text(yaml.safe_dump(self._kubeconfig()))
         (self.folder / "kubelet.yaml").write_text(

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +22,45 @@ KERNEL = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 
+#: Name of the file systems in memory: ``mount`` skips what it finds mounted by the same name.
+SOURCE = "headroom"
+
 NUMA = "/sys/devices/system/node"
 PCI = "/sys/bus/pci/devices"
 
-#: Runs "$@" where "$1" is the folder of the node. A kubelet that finds its folder not shared mounts
-#: it over itself, in a race with its own rename of a socket in there, and may end by that.
+#: Runs "$@" after the mounts that ``write_mounts`` wrote to the folder "$1".
 INSIDE = """
 set -e
 cd "$1" && shift
-mount -t tmpfs tmpfs /var/log
-mount -t tmpfs tmpfs /var/lib
-mkdir /var/lib/kubelet
-mount --bind kubelet /var/lib/kubelet
-mount --make-rshared /var/lib/kubelet
-mount -t tmpfs tmpfs /run
-mkdir /run/cdi
-mount --bind cdi /run/cdi
-while read -r path; do mount --bind "over$path" "$path"; done < covered
+mount --all --fstab mounts
 exec "$@"
 """
 
 _CLONE_NEWNS = 0x20000
+_PRIVATE_AND_BELOW = 0x44000
+
+
+def write_mounts(folder: Path, covered: Iterable[str]) -> None:
+    """Write the mounts of ``INSIDE``. The paths in ``covered`` show those in the folder ``over``.
+
+    All are made by one command, because each process takes CPU. A kubelet that finds its folder not
+    shared mounts it over itself, in a race with its own rename of a socket in there, and may end by
+    that.
+    """
+    mounts = [(SOURCE, path, "tmpfs", "defaults") for path in ("/var/log", "/var/lib", "/run")]
+    mounts += [
+        (f"{folder}/kubelet", "/var/lib/kubelet", "none", "bind,rshared,X-mount.mkdir"),
+        (f"{folder}/cdi", "/run/cdi", "none", "bind,X-mount.mkdir"),
+        *((f"{folder}/over{path}", path, "none", "bind") for path in covered),
+    ]
+    (folder / "mounts").write_text("".join(f"{' '.join(each)}\n" for each in mounts))
 
 
 def see_only(folder: Path) -> None:
     """Let this process see the node in ``folder`` as its machine, as ``INSIDE`` does."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS):
+    if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _PRIVATE_AND_BELOW, None):
         raise OSError(ctypes.get_errno(), "the process gets no mount namespace of its own")
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["sh", "-c", INSIDE, "sh", str(folder), "true"], check=True)
 
 

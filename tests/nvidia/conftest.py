@@ -21,7 +21,7 @@ import yaml
 
 from tests.controlplane import built
 from tests.driver import Driver, Gpu, library_folder, mig_minors
-from tests.kubelet.node_objects import INSIDE
+from tests.kubelet.node_objects import INSIDE, write_mounts
 from tests.kubelet.relay import api, api_services
 from tests.processes import Processes, starts_processes
 
@@ -85,7 +85,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         minors = self.folder / "over/proc/driver/nvidia-caps/mig-minors"
         minors.parent.mkdir(parents=True)
         minors.write_text(mig_minors(gpus))
-        (self.folder / "covered").write_text("/proc/driver\n")
+        write_mounts(self.folder, ["/proc/driver"])
         # The control daemon of MPS answers whatever it is asked.
         control = self.folder / "bin/nvidia-cuda-mps-control"
         control.parent.mkdir()
