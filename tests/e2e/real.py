@@ -17,6 +17,7 @@ from tests.e2e.cluster import PODS, Cluster, scheduling_message
 from tests.e2e.nodes import RESOURCE
 from tests.judge import excess
 from tests.kubelet.node import Node, start
+from tests.kubelet.node_objects import forget
 
 GPU_BYTES = 24 * GIB
 #: Kubelets, plugins, agents and gates share a small machine with others: on two cores with forty
@@ -85,7 +86,7 @@ class RealCluster(Cluster):
             machine.stop()
         super().close()
         for machine in self.machines.values():
-            machine.forget()
+            forget(self.plane, machine.name)
 
     def ask(self, name: str, gib: int, **spec: Any) -> None:
         """Create a pod that asks for so many GiB, and takes them as soon as it runs."""

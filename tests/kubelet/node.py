@@ -29,6 +29,7 @@ from tests.kubelet.node_objects import (
     NUMA,
     PCI,
     RESOURCE,
+    forget,
     kubelet_configuration,
     numa_files,
     plugin_configuration,
@@ -283,13 +284,6 @@ class Node(Processes):
             return True
         return False
 
-    def forget(self) -> None:
-        """Delete its Node and the kubelet's Lease."""
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{self.name}"
-        for path in (f"/api/v1/nodes/{self.name}", lease):
-            with contextlib.suppress(ApiRefused):
-                self.plane.call("DELETE", path)
-
     def object(self) -> dict[str, Any]:
         return self.plane.call("GET", f"/api/v1/nodes/{self.name}")
 
@@ -387,7 +381,7 @@ def node(
         plane.call(
             "DELETE", f"{PODS}?fieldSelector=spec.nodeName={name}", {"gracePeriodSeconds": 0}
         )
-        running.forget()
+        forget(plane, name)
 
 
 def start(nodes: Sequence[Node]) -> None:

@@ -1,5 +1,6 @@
 """Pods, configuration and files of a node with real kubelet and plugin."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.certificates import Certificate
+from tests.controlplane import ApiRefused, ControlPlane
 from tests.driver import Gpu
 
 RESOURCE = "nvidia.com/gpu"
@@ -147,3 +149,11 @@ def kubelet_configuration(runtime: Path, certificate: Certificate) -> dict[str, 
         "nodeStatusReportFrequency": "10s",
         "syncFrequency": "5s",
     }
+
+
+def forget(plane: ControlPlane, node: str) -> None:
+    """Delete a Node and its kubelet's Lease."""
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}"
+    for path in (f"/api/v1/nodes/{node}", lease):
+        with contextlib.suppress(ApiRefused):
+            plane.call("DELETE", path)
