@@ -315,7 +315,7 @@ class Node(Processes):
             self.raise_if_ended()
             return done()
 
-        until(runs, what, TIMEOUT_S, 0.05, self.logs)
+        until(runs, what, TIMEOUT_S, 0.1, self.logs)
 
     def _is_ready(self) -> bool:
         try:
