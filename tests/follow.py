@@ -17,7 +17,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Follower:
-    """Calls all listeners in the server's order, on the follower's thread."""
+    """Calls all listeners in the server's order, on the follower's thread.
+
+    ``objects`` returns the objects as of the last event that the listeners have processed.
+    """
 
     def __init__(self, plane: ControlPlane, path: str, *listeners: Listen) -> None:
         self._url = f"{plane.url}{path}"
@@ -28,6 +31,10 @@ class Follower:
         self.synced = threading.Event()
         #: An exception of a listener: a mistake of the tests.
         self.failure: Exception | None = None
+        self._objects: dict[str, Object] = {}
+
+    def objects(self) -> list[Object]:
+        return list(self._objects.values())
 
     def start(self) -> None:
         self._thread.start()
@@ -88,3 +95,10 @@ class Follower:
     def _call(self, what: str, objects: Sequence[Object]) -> None:
         for listen in self._listeners:
             listen(what, objects)
+        by_uid = {each["metadata"]["uid"]: each for each in objects}
+        if what == "LISTED":
+            self._objects = by_uid
+        elif what == "DELETED":
+            self._objects.pop(next(iter(by_uid)), None)
+        else:
+            self._objects |= by_uid

@@ -11,11 +11,12 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.controlplane import ApiRefused, ControlPlane
+from tests.follow import Follower
 from tests.standin.allocations import RESOURCE, Pod
 from tests.standin.node import Held, StandIn, pod_of
 
@@ -44,10 +45,12 @@ class _Followed:
 
 
 class Fleet:
-    """``nodes`` by name. ``start`` creates their objects, ``stop`` deletes them."""
+    """``nodes`` by name. ``start`` creates their objects, ``stop`` deletes them.
 
-    #: Exceptions of an API server that is down for a while: the next step repeats what failed.
-    tolerated: tuple[type[Exception], ...] = ()
+    ``follower`` has all pods; without one, each step lists them. ``tolerated`` are exceptions of an
+    API server that is down for a while: the next step repeats what failed. ``changed`` is called
+    with the name of a node after a change of its pods or processes, holding the node's lock.
+    """
 
     def __init__(
         self,
@@ -56,12 +59,16 @@ class Fleet:
         *,
         admission_s: float = 0.0,
         seed: int = 0,
+        follower: Follower | None = None,
+        tolerated: tuple[type[Exception], ...] = (),
+        changed: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.plane = plane
         self.nodes = nodes
         self.admission_s = admission_s
         #: Exception of the fleet's thread; ``stop`` raises it.
         self.failure: Exception | None = None
+        self._follower, self._tolerated, self._changed = follower, tolerated, changed
         self._random = random.Random(seed)
         self._pods: dict[str, _Followed] = {}
         self._told: dict[str, str] = {}
@@ -82,9 +89,10 @@ class Fleet:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-        for name in self.nodes:
-            with contextlib.suppress(ApiRefused):
-                self.plane.call("DELETE", f"{NODES}/{name}")
+        with contextlib.suppress(*self._tolerated):
+            for name in self.nodes:
+                with contextlib.suppress(ApiRefused):
+                    self.plane.call("DELETE", f"{NODES}/{name}")
         if self.failure is not None:
             raise self.failure
 
@@ -92,7 +100,7 @@ class Fleet:
         while not self._stopped.wait(EVERY_S):
             try:
                 self._step(time.monotonic())
-            except self.tolerated:
+            except self._tolerated:
                 continue
             except Exception as err:  # noqa: BLE001 - raised by ``stop``, on the test's thread
                 self.failure = err
@@ -111,7 +119,12 @@ class Fleet:
         for uid, pod in sorted(self._pods.items(), key=lambda item: item[1].admit_at_s):
             node = self.nodes[pod.node]
             with node.lock:
-                self._follow(node, uid, pod, here.get(uid), now_s)
+                before = uid in node.pods, len(node.processes)
+                try:
+                    self._follow(node, uid, pod, here.get(uid), now_s)
+                finally:
+                    if before != (uid in node.pods, len(node.processes)):
+                        self._changed(pod.node)
         for uid, pod in list(self._pods.items()):
             held = self.nodes[pod.node].pods.get(uid)
             if uid in here and held is not None:
@@ -120,7 +133,9 @@ class Fleet:
             self._tell_capacity(name)
 
     def _listed(self) -> list[dict[str, Any]]:
-        """The pods that are bound, as they are now."""
+        """Return the bound pods."""
+        if self._follower is not None:
+            return [pod for pod in self._follower.objects() if pod["spec"].get("nodeName")]
         query = "fieldSelector=spec.nodeName!="
         listed: list[dict[str, Any]] = self.plane.call("GET", f"/api/v1/pods?{query}")["items"]
         return listed

@@ -177,8 +177,8 @@ class World:
         return excess(node.used_bytes().items(), has)
 
 
-def report(node: StandIn) -> GPUNodeStatus:
-    """An agent's view of the node now."""
+def report(node: StandIn, observed_at: str = "1970-01-01T00:00:00Z") -> GPUNodeStatus:
+    """Return an agent's view of the node now: also processes of pods that the kubelet forgot."""
     listed = node.pod_resources()
     held = [replica for _, given in listed for each in given.values() for replica in each]
     rows = [
@@ -194,6 +194,12 @@ def report(node: StandIn) -> GPUNodeStatus:
         for pod, given in listed
         for container, replicas in given.items()
         for replica in replicas
+    ]
+    rows += [
+        PodUse(uid=uid, container=container, device=device, used_bytes=used, source="nvml")
+        for (uid, container), process in node.processes.items()
+        if uid not in {pod.uid for pod, _ in listed}
+        for device, used in process.used_bytes.items()
     ]
     settings = node.plugin.settings if node.plugin else None
     healthy = {replica.id for replica in node.devices.allocatable}
@@ -219,7 +225,7 @@ def report(node: StandIn) -> GPUNodeStatus:
             )
         )
     return GPUNodeStatus(
-        observed_at="1970-01-01T00:00:00Z",
+        observed_at=observed_at,
         devices=devices,
         pods=rows,
         plugin=PluginReport(
