@@ -7,130 +7,72 @@ auditor found anything.
 """
 
 import argparse
-import json
 import logging
+import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
 
 from tests.chaos.audit import Finding
-from tests.chaos.faults import Weather, schedule, targets
+from tests.chaos.calls import noticed
+from tests.chaos.faults import Weather, say, schedule
 from tests.chaos.mutants import MUTANTS, mutated
-from tests.chaos.site import SCHEDULERS, Scale, Site
+from tests.chaos.site import SCHEDULERS, TIMEOUT_S, Plan, Site
 from tests.controlplane import ROOT, built, control_plane
 
-#: How long nothing needs to improve after the storm, with default settings: a silent node is stale
-#: after 90 s, an orphan is checked after 60 s, a pod requeued without effect waits for 10 s, and so
-#: does kube-scheduler's back-off.
-SETTLE_S = 240.0
+Counts = dict[str, Counter[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    seed: int
-    settled_s: float
-    faults: Mapping[str, int]
-    requests: Mapping[str, int]
-    actions: Mapping[str, int]
-    #: Verb -> number of kube-scheduler's calls while only consoles and webhooks had faults.
-    calls: Mapping[str, int]
-    tally: Mapping[str, int]
-    findings: list[Finding]
-
-    def __str__(self) -> str:
-        shown = asdict(self) | {"findings": [str(each).split("\n") for each in self.findings]}
-        return json.dumps(shown, indent=2)
-
-
-def storm(
-    seed: int,
-    lasts_s: float,
-    scale: Scale,
-    say: Callable[[str], None],
-    *,
-    every_s: float = 4.0,
-    settle_s: float = SETTLE_S,
-    longest_s: float = 150.0,
-    quiet_s: float = 5.0,
-    warm_pods: int = 20,
-    alone_s: float = 0.0,
-    code: Path = ROOT,
-    logs: Path | None = None,
-    stop_at_finding: bool = False,
-) -> Outcome:
-    """Run one storm in an empty cluster. Faults begin when ``warm_pods`` are bound.
-
-    In the first ``alone_s`` only consoles and webhooks have faults.
-    """
+def storm(plan: Plan, code: Path = ROOT, logs: Path | None = None) -> tuple[list[Finding], Counts]:
+    """Run one storm in an empty cluster. Return findings, and counts by kind and name."""
     with control_plane() as plane:
-        site = Site(plane, scale, seed, code)
+        site = Site(plane, plan, code)
         try:
             site.start()
-            for client in site.clients:
-                client.start()
-            site.until(lambda: site.auditor.tally["bound"] >= warm_pods, "pods are bound", 120.0)
-            pace = {"every_s": every_s, "longest_s": longest_s, "alone_s": alone_s}
-            faults = schedule(seed, lasts_s, targets([*site.nodes]), **pace)
-            weather = Weather(site, faults, say)
-            before, beside = site.calls(), None
-            began_s, incoming = time.monotonic(), True
-            while incoming or time.monotonic() < began_s + lasts_s:
-                incoming = weather.step(time.monotonic() - began_s)
-                site.keep_up()
-                if beside is None and time.monotonic() > began_s + alone_s:
-                    beside = site.calls()
-                if stop_at_finding and (site.wrong() or site.affected(before, beside or ())):
-                    break
-                time.sleep(0.1)
-            beside = site.calls() if beside is None else beside
+            weather = Weather(site, schedule(plan, [*site.nodes]))
+            before = site.proxies.taken_calls()
+            weather.pass_until(plan.alone_s)
+            during = site.proxies.taken_calls()
+            weather.pass_until(plan.lasts_s)
             weather.end()
-            ended_s = time.monotonic()
             for client in site.clients:
                 client.stop()
             say("the storm is over")
-            findings = _settle(site, settle_s, quiet_s, say)
-            return Outcome(
-                seed=seed,
-                settled_s=round(time.monotonic() - ended_s, 1),
-                faults=dict(weather.happened),
-                **site.counts(),
-                calls=dict(Counter(call.verb for call in beside)),
-                tally=dict(site.auditor.tally),
-                findings=[*findings, *site.affected(before, beside)],
-            )
+            findings = _settle(site, plan)
+            findings += noticed(before, during, TIMEOUT_S, site.auditor.fates)
+            return findings, {
+                "faults": weather.happened,
+                "requests": sum((wire.done for wire in site.wires.values()), Counter()),
+                # While only consoles and webhooks had faults.
+                "calls": Counter(call.verb for call in during),
+                "pods": site.auditor.tally,
+            }
         finally:
             site.stop()
-            if logs is not None:
-                site.keep_logs(logs)
+            for log in plane.folder.glob("*.log") if logs else ():
+                shutil.copy(log, logs)
 
 
-def _settle(
-    site: Site, within_s: float, quiet_s: float, say: Callable[[str], None]
-) -> list[Finding]:
-    """Wait until nothing was wrong for ``quiet_s``: the watches can be at different moments.
+def _settle(site: Site, plan: Plan) -> list[Finding]:
+    """Return what is still wrong if nothing improves for ``settle_s``, or after three times that.
 
-    Return what is still wrong if nothing improved for ``within_s``, or after three times that.
+    Nothing must be wrong for ``quiet_s``, because the watches can be at different moments.
     """
     began_s = better_s = wrong_s = time.monotonic()
-    said_s, fewest = float("-inf"), sys.maxsize
+    fewest = sys.maxsize
     while True:
         site.keep_up()
-        site.look_everywhere()
         findings, now_s = site.wrong(in_the_end=True), time.monotonic()
         if findings:
             wrong_s = now_s
         if len(findings) < fewest:
             fewest, better_s = len(findings), now_s
-        if now_s > said_s + 10.0:
             say(f"findings now: {dict(Counter(finding.rule for finding in findings))}")
-            said_s = now_s
-        over = now_s > better_s + within_s or now_s > began_s + 3 * within_s
-        if now_s > wrong_s + quiet_s or over or site.wrong():
+        over = now_s > min(better_s + plan.settle_s, began_s + 3 * plan.settle_s)
+        if now_s > wrong_s + plan.quiet_s or over or site.wrong():
             return findings
         time.sleep(0.5)
 
@@ -142,35 +84,29 @@ def main() -> int:
     parser.add_argument(
         "--alone", type=float, help="minutes with faults of consoles and webhooks only; a third"
     )
-    parser.add_argument("--nodes", type=int, default=Scale().nodes)
-    parser.add_argument("--rate", type=float, default=Scale().rate, help="pods created per second")
+    parser.add_argument("--nodes", type=int, default=20)
+    parser.add_argument("--rate", type=float, default=4.0, help="pods created per second")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults")
-    parser.add_argument("--logs", type=Path, help="keep the logs of all processes there")
+    parser.add_argument("--logs", type=Path, help="copy the logs of all processes to this folder")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the product this way")
     given = parser.parse_args()
     built("etcd", "kube-apiserver", *SCHEDULERS)
     # Agents log only errors.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-
-    def say(line: str) -> None:
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
-        sys.stdout.flush()
-
+    plan = Plan(
+        given.seed,
+        lasts_s=60.0 * given.minutes,
+        alone_s=60.0 * (given.minutes / 3 if given.alone is None else given.alone),
+        every_s=given.every,
+        nodes=given.nodes,
+        rate=given.rate,
+    )
     with mutated(given.mutant) as code:
-        outcome = storm(
-            given.seed,
-            given.minutes * 60.0,
-            Scale(nodes=given.nodes, rate=given.rate),
-            say,
-            every_s=given.every,
-            alone_s=60.0 * (given.minutes / 3 if given.alone is None else given.alone),
-            code=code,
-            logs=given.logs,
-            stop_at_finding=given.mutant is not None,
-        )
-    say(str(outcome))
-    say(f"verdict: {len(outcome.findings)} findings" if outcome.findings else "verdict: sound")
-    return bool(outcome.findings)
+        findings, counts = storm(plan, code, given.logs)
+    for name, count in counts.items():
+        say(f"{name}: {dict(count)}")
+    say("\n".join(map(str, findings)) or "verdict: sound")
+    return bool(findings)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ TOOK_LONGER = "the API server took longer than kube-scheduler waits"
 MANY_WAIT = "no node has enough free GPU memory"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     verb: str
-    took_s: float
-    #: False: still in progress.
-    ended: bool
     #: The decoded bodies of the request and of an answer with status 200; None: no such answer.
-    asked: Any
-    answer: Any
+    asked: Any = None
+    answer: Any = None
+    took_s: float = 0.0
+    #: False: still in progress.
+    ended: bool = False
 
     @property
     def error(self) -> str:

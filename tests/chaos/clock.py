@@ -1,35 +1,31 @@
-"""Moves the wall clock of one process while it runs."""
+"""Runs a module with a wall clock that moves: python -m tests.chaos.clock FILE MODULE ARGUMENTS
 
-import hashlib
-import os
-import subprocess
-import tempfile
+FILE contains the seconds to add to the true time, and may be replaced at any time. Monotonic clocks
+stay.
+"""
+
+import runpy
+import sys
+import threading
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_suffix(".c")
+import time_machine
 
 
-class Clock:
-    """``environment`` is for the process whose clock it is."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        file.write_bytes(bytes(8))
-        self.environment = {"LD_PRELOAD": str(_library()), "CHAOS_CLOCK": str(file)}
-
-    def move(self, offset_s: float) -> None:
-        """Add this to the true time, from now on."""
-        with self._file.open("r+b") as file:
-            file.write(int(offset_s * 1e9).to_bytes(8, "little", signed=True))
+def _follow(file: Path, clock: time_machine.Traveller) -> None:
+    moved_s = 0.0
+    while True:
+        offset_s = float(file.read_text() or moved_s)  # empty while it is being written
+        clock.shift(offset_s - moved_s)
+        moved_s = offset_s
+        time.sleep(0.1)
 
 
-def _library() -> Path:
-    """Return the library; it is rebuilt only if its source changes."""
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir(), f"headroom-clock-{os.getuid()}-{digest}.so")
-    if not library.exists():
-        unfinished = library.with_suffix(f".{os.getpid()}")
-        flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run(["gcc", *flags, "-o", unfinished, _SOURCE, "-ldl"], check=True)
-        unfinished.rename(library)
-    return library
+if __name__ == "__main__":
+    _, path, module, *arguments = sys.argv
+    traveller = time_machine.travel(datetime.now(UTC), tick=True).start()
+    threading.Thread(target=_follow, args=(Path(path), traveller), daemon=True).start()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -4,211 +4,191 @@ Every kind occurs before any occurs twice. Faults of the same target can overlap
 """
 
 import contextlib
-import heapq
-import itertools
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tests.chaos.kubelets import AWAY
-from tests.chaos.site import CONSOLES, EXTENDERS, SCHEDULERS, WEBHOOKS, Site
+from tests.chaos.load import AWAY
+from tests.chaos.site import CONSOLES, EXTENDERS, SCHEDULERS, WEBHOOKS, Plan, Site
 from tests.e2e.cluster import GPUNODES
 
-#: Faults of processes that take no part in scheduling: kind -> target, least and most seconds.
-BYSTANDERS: dict[str, tuple[str, float, float]] = {
-    f"{target} {what}": (target, least_s, most_s)
-    for target in ("console", "webhook")
-    for what, least_s, most_s in (
-        ("killed", 0.0, 15.0),
-        ("paused", 5.0, 90.0),
-        ("cut off", 5.0, 40.0),
-        ("slow", 10.0, 40.0),
-        ("flooded", 5.0, 30.0),
-    )
+#: Kind of target -> fault -> least and most seconds.
+Kinds = Mapping[str, Mapping[str, tuple[float, float]]]
+_BYSTANDER = {
+    "killed": (0.0, 15.0),
+    "paused": (5.0, 90.0),
+    "cut off": (5.0, 40.0),
+    "slow": (10.0, 40.0),
+    "flooded": (5.0, 30.0),
 }
-KINDS: dict[str, tuple[str, float, float]] = {
-    "extender killed": ("extender", 0.0, 15.0),
-    "extender paused": ("extender", 5.0, 90.0),
-    "extender clock moved": ("extender", 10.0, 60.0),
-    "extender cut off": ("extender", 5.0, 40.0),
-    "extender slow": ("extender", 10.0, 40.0),
-    "connections dropped": ("extender", 10.0, 30.0),
-    "connections cut": ("extender", 0.0, 0.0),
-    "watches cut": ("extender", 0.0, 0.0),
-    "answered 409": ("extender", 10.0, 30.0),
-    "answered 429": ("extender", 10.0, 30.0),
-    "answered 500": ("extender", 10.0, 30.0),
-    "done and answered 409": ("extender", 10.0, 30.0),
-    "done and answered 500": ("extender", 10.0, 30.0),
-    "done and not answered": ("extender", 10.0, 30.0),
-    "passed on late": ("extender", 10.0, 30.0),
-    "scheduler killed": ("scheduler", 0.0, 10.0),
-    "scheduler paused": ("scheduler", 5.0, 60.0),
-    "kube-apiserver killed": ("kube-apiserver", 0.0, 5.0),
-    "etcd killed": ("etcd", 0.0, 5.0),
-    "agent silent": ("node", 10.0, 150.0),
-    "agent clock moved": ("node", 10.0, 60.0),
-    "GPUNode deleted": ("node", 0.0, 0.0),
+#: Faults of processes that take no part in scheduling.
+BYSTANDERS: Kinds = {"console": _BYSTANDER, "webhook": _BYSTANDER}
+_REQUESTS = (
+    *("requests dropped", "answered 409", "answered 429", "answered 500", "passed on late"),
+    *("done and answered 409", "done and answered 500", "done and not answered"),
+)
+KINDS: Kinds = {
+    "extender": {
+        "killed": (0.0, 15.0),
+        "paused": (5.0, 90.0),
+        "clock moved": (10.0, 60.0),
+        "cut off": (5.0, 40.0),
+        "slow": (10.0, 40.0),
+        "connections cut": (0.0, 0.0),
+        "watches cut": (0.0, 0.0),
+        **dict.fromkeys(_REQUESTS, (10.0, 30.0)),
+    },
+    "scheduler": {"killed": (0.0, 10.0), "paused": (5.0, 60.0)},
+    "kube-apiserver": {"killed": (0.0, 5.0)},
+    "etcd": {"killed": (0.0, 5.0)},
+    "agent": {"silent": (10.0, 150.0), "clock moved": (10.0, 60.0)},
+    "GPUNode": {"deleted": (0.0, 0.0)},
     **BYSTANDERS,
 }
-CUTS = {"connections cut": "cut", "watches cut": "cut_watches"}
+#: The targets of each; those of others are nodes.
+TARGETS: Mapping[str, Sequence[str]] = {
+    "extender": EXTENDERS,
+    "scheduler": SCHEDULERS,
+    "console": CONSOLES,
+    "webhook": WEBHOOKS,
+    "kube-apiserver": ("kube-apiserver",),
+    "etcd": ("etcd",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    kind: str
+    #: A key of ``KINDS``, and a key of its faults.
+    of: str
+    what: str
     target: str
     #: 0: it has no duration.
     for_s: float
     #: 0..1, how bad.
     force: float
 
+    @property
+    def kind(self) -> str:
+        return f"{self.of} {self.what}"
+
+    @property
+    def effect(self) -> str:
+        """``what``, except that consoles and webhooks are cut off in two ways."""
+        stalls = self.of in BYSTANDERS and self.what == "cut off" and self.force >= 0.5
+        return "stalled" if stalls else self.what
+
     def __str__(self) -> str:
         lasts = f" for {self.for_s:.1f} s" if self.for_s else ""
         return f"{self.at_s:7.1f} s  {self.kind}: {self.target}{lasts}, force {self.force:.2f}"
 
 
-def targets(nodes: Sequence[str]) -> dict[str, Sequence[str]]:
-    return {
-        "extender": EXTENDERS,
-        "scheduler": SCHEDULERS,
-        "console": CONSOLES,
-        "webhook": WEBHOOKS,
-        "kube-apiserver": ("kube-apiserver",),
-        "etcd": ("etcd",),
-        "node": nodes,
-    }
-
-
-def schedule(
-    seed: int,
-    lasts_s: float,
-    of: Mapping[str, Sequence[str]],
-    *,
-    every_s: float,
-    longest_s: float = 150.0,
-    alone_s: float = 0.0,
-) -> list[Fault]:
-    """Return faults for ``lasts_s``, one ``every_s`` on average, none longer than ``longest_s``.
+def schedule(plan: Plan, nodes: Sequence[str]) -> Iterator[Fault]:
+    """Yield faults for ``lasts_s``, one ``every_s`` on average, none longer than ``longest_s``.
 
     In the first ``alone_s`` only consoles and webhooks have faults; these end before the others
     begin.
     """
-    lots = random.Random(seed)
-    faults: list[Fault] = []
-    for begins_s, ends_s, kinds_of in (0.0, alone_s, BYSTANDERS), (alone_s, lasts_s, KINDS):
-        kinds: list[str] = []
-        at_s = begins_s + lots.expovariate(1 / every_s)
+    lots = random.Random(plan.seed)
+    for begins_s, ends_s, kinds in (
+        (0.0, plan.alone_s, BYSTANDERS),
+        (plan.alone_s, plan.lasts_s, KINDS),
+    ):
+        every = sorted((of, what) for of, faults in kinds.items() for what in faults)
+        drawn: list[tuple[str, str]] = []
+        at_s = begins_s + lots.expovariate(1 / plan.every_s)
         while at_s < ends_s:
-            kinds = kinds or lots.sample(sorted(kinds_of), len(kinds_of))
-            kind = kinds.pop()
-            target, least_s, most_s = kinds_of[kind]
-            for_s = min(lots.uniform(least_s, most_s), longest_s, ends_s - at_s)
-            faults.append(Fault(at_s, kind, lots.choice(of[target]), for_s, lots.random()))
-            at_s += lots.expovariate(1 / every_s)
-    return faults
+            drawn = drawn or lots.sample(every, len(every))
+            of, what = drawn.pop()
+            for_s = min(lots.uniform(*kinds[of][what]), plan.longest_s, ends_s - at_s)
+            target = lots.choice(TARGETS.get(of, nodes))
+            yield Fault(at_s, of, what, target, for_s, lots.random())
+            at_s += lots.expovariate(1 / plan.every_s)
 
 
-def wire_faults(fault: Fault) -> dict[str, Any]:
-    """Return what a fault changes on its target's wire."""
-    often = 0.1 + 0.5 * fault.force
-    match fault.kind.split(" "):
-        case ["extender", "cut", "off"]:
-            return {"refuses": True}
-        case [_, "cut", "off"]:
-            return {"refuses": True} if fault.force < 0.5 else {"holds": True}
-        case [_, "slow"]:
-            return {"latency_s": 0.05 + 2.5 * fault.force**3}
-        case ["connections", "dropped"]:
-            return {"drop_ratio": often / 2}
-        case ["answered", status]:
-            return {"answer": int(status), "answer_ratio": often}
-        case ["done", "and", "answered", status]:
-            return {"after": int(status), "after_ratio": often}
-        case ["done", "and", "not", "answered"]:
-            return {"after": 0, "after_ratio": often}
-        case ["passed", "on", "late"]:
-            return {"late_s": 3.0 + 40.0 * fault.force, "late_ratio": 0.2}
-    return {}
+def say(line: str) -> None:
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+    sys.stdout.flush()
 
 
 class Weather:
-    """Begins and ends the faults of a schedule, at each ``step``."""
+    """Begins and ends the faults of a schedule."""
 
-    def __init__(self, site: Site, faults: Iterable[Fault], say: Callable[[str], None]) -> None:
-        self._site, self._say = site, say
-        self._order = itertools.count()
-        #: Time, a number that makes each entry different, whether it begins, and the fault.
-        self._due = [(fault.at_s, next(self._order), True, fault) for fault in faults]
-        self._on: list[Fault] = []
+    def __init__(self, site: Site, faults: Iterable[Fault]) -> None:
+        self._site, self._due = site, deque(faults)
+        self._began_s = time.monotonic()
+        #: Faults that have begun -> when they end.
+        self._on: dict[Fault, float] = {}
         self.happened: Counter[str] = Counter()
 
-    def step(self, now_s: float) -> bool:
-        """Do what is due. Return whether anything is still to come."""
-        while self._due and self._due[0][0] <= now_s:
-            _, _, begins, fault = heapq.heappop(self._due)
-            if begins:
-                self._say(f"begins {fault}")
-                self.happened[fault.kind] += 1
-                self._on.append(fault)
-                self._apply(fault, begins=True)
-                # Measured from its actual start: a busy machine may begin a fault late.
-                ends_s = now_s + fault.for_s
-                heapq.heappush(self._due, (ends_s, next(self._order), False, fault))
-            else:
-                self._on.remove(fault)
-                self._apply(fault, begins=False)
-        return bool(self._due)
+    def pass_until(self, ends_s: float) -> None:
+        """Return at that time of the storm, when no fault from before is still to come."""
+        while (now_s := time.monotonic() - self._began_s) < ends_s or self._comes_before(ends_s):
+            for fault in [fault for fault, over_s in self._on.items() if over_s <= now_s]:
+                self._end(fault)
+            while self._comes_before(now_s):
+                self._begin(self._due.popleft(), now_s)
+            self._site.keep_up()
+            time.sleep(0.1)
+
+    def _comes_before(self, time_s: float) -> bool:
+        return bool(self._due) and self._due[0].at_s < time_s
 
     def end(self) -> None:
         """End all faults at once; none begins any more."""
         self._due.clear()
-        while self._on:
-            self._apply(self._on.pop(), begins=False)
+        for fault in [*self._on]:
+            self._end(fault)
 
-    def _apply(self, fault: Fault, begins: bool) -> None:
-        site, target, runs = self._site, fault.target, self._site.plane.runs
-        goes_on = any(on.kind == fault.kind and on.target == target for on in self._on)
-        flood = f"flood-of-{target}"
-        match fault.kind.rpartition(" ")[2], begins:
-            case "killed", True if runs(target):
-                site.plane.kill(target)
-            case "killed", False if not (goes_on or runs(target)):
-                site.start_process(target)
-            case "flooded", True if not runs(flood):
-                site.start_process(flood)
-            case "flooded", False if not goes_on:
-                site.plane.kill(flood)
-            case "paused", True if runs(target):
-                site.plane.pause(target)
-            case "paused", False if runs(target) and not goes_on:
-                site.plane.resume(target)
-            case "cut", True:
-                site.control({CUTS[fault.kind]: [target]})
-            case "deleted", True:
+    def _begin(self, fault: Fault, now_s: float) -> None:
+        plane, proxies, target = self._site.plane, self._site.proxies, fault.target
+        say(f"begins {fault}")
+        self.happened[fault.kind] += 1
+        # Measured from its actual start: a busy machine may begin a fault late.
+        self._on[fault] = now_s + fault.for_s
+        self._set(target)
+        match fault.effect:
+            case "killed" if plane.runs(target):
+                plane.kill(target)
+            case "paused" if plane.runs(target):
+                plane.pause(target)
+            case "flooded" if not plane.runs(f"flood-of-{target}"):
+                self._site.start_process(f"flood-of-{target}")
+            case "cut off" | "connections cut":
+                proxies.cut(self._site.wires[target])
+            case "watches cut":
+                proxies.cut(self._site.wires[target], watches_only=True)
+            case "deleted":
                 # While etcd is down, the API server holds this call for 30 s. All other faults
                 # would wait for it.
                 with contextlib.suppress(*AWAY):
-                    site.plane.call("DELETE", f"{GPUNODES}/{target}", timeout_s=1.0)
-            case "killed" | "flooded" | "paused" | "cut" | "deleted", _:
-                pass
-            case _:
-                self._set(target)
+                    plane.call("DELETE", f"{GPUNODES}/{target}", timeout_s=1.0)
+
+    def _end(self, fault: Fault) -> None:
+        plane, target = self._site.plane, fault.target
+        del self._on[fault]
+        self._set(target)
+        if any(on.kind == fault.kind and on.target == target for on in self._on):
+            return
+        match fault.what:
+            case "killed" if not plane.runs(target):
+                self._site.start_process(target)
+            case "paused" if plane.runs(target):
+                plane.resume(target)
+            case "flooded":
+                plane.kill(f"flood-of-{target}")
 
     def _set(self, target: str) -> None:
         """Set the target's wire, clock and agent according to all faults that it has now."""
-        site, here = self._site, [on for on in self._on if on.target == target]
-        moved = [on.force for on in here if on.kind.endswith(" clock moved")]
-        clock_s = (2 * moved[-1] - 1) * 3000.0 if moved else 0.0  # up to 50 minutes either way
-        if mood := site.agents.moods.get(target):
-            mood.silent, mood.clock_s = any(on.kind == "agent silent" for on in here), clock_s
-            return
-        faults: dict[str, Any] = {}
-        for on in here:
-            faults |= wire_faults(on)
-        site.control({"set": {target: faults}, "cut": [target] if faults.get("refuses") else []})
+        site, here = self._site, {on.effect: on.force for on in self._on if on.target == target}
+        # Up to 50 minutes either way.
+        clock_s = (2 * here["clock moved"] - 1) * 3000.0 if "clock moved" in here else 0.0
+        if target in site.wires:
+            site.wires[target].faults = here
         if target in EXTENDERS:
-            site.clocks[target].move(clock_s)
+            site.clock(target).write_text(f"{clock_s}")
+        if agent := site.agents.get(target):
+            agent.silent, agent.clock_s = "silent" in here, clock_s

@@ -5,65 +5,51 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.controlplane import ROOT
+from tests.mutation import PACKAGES
 
-PACKAGES = ("contract", "extender", "agent", "headroom")
-
-
-class Mutant(NamedTuple):
-    """In ``module`` the text ``was``, which occurs once, is replaced."""
-
-    module: str
-    was: str
-    becomes: str
-
-
-def _bind_asks(whom: str) -> Mutant:
-    """Wait, before a bind goes on, for an answer from the port in an environment variable."""
-    was = "        state.assumed.bind_received(args.pod_uid)\n"
-    asks = (
-        "        import asyncio, os\n"
-        f"        port = os.environ['CHAOS_{whom}']\n"
-        "        reader, writer = await asyncio.open_connection('127.0.0.1', port)\n"
-        "        writer.write(b'GET /healthz HTTP/1.1\\r\\nHost: console\\r\\n\\r\\n')\n"
-        "        await reader.read(1)\n"
-        "        writer.close()\n"
-    )
-    return Mutant("extender/scheduler/bind.py", was, asks + was)
-
-
-_ATTEMPTS = (
-    "            try:\n"
-    "                gpunode = await self.store.read_gpunode(node)\n"
-    "                if gpunode is None or uid not in gpunode.spec.reservations:\n"
-)
+_RECEIVED = "        state.assumed.bind_received(args.pod_uid)\n"
+#: Waits, before a bind goes on, for an answer from the port in an environment variable.
+_ASK = """        import asyncio, os
+        port = os.environ['CHAOS_{}']
+        reader, writer = await asyncio.open_connection('127.0.0.1', port)
+        writer.write(b'GET /healthz HTTP/1.1\\r\\nHost: console\\r\\n\\r\\n')
+        await reader.read(1)
+        writer.close()
+"""
+#: Name -> module, the text in it that is replaced, which occurs once, and the new text.
 MUTANTS = {
     # A write does not depend on the version of the object that it was computed from.
-    "no compare-and-swap": Mutant(
+    "no compare-and-swap": (
         "extender/ledger/kube_store.py",
         '"metadata": {"resourceVersion": version, **untracked}, "spec": changes',
         '"metadata": untracked, "spec": changes',
     ),
     # Orphaned reservations stay.
-    "no removal": Mutant(
+    "no removal": (
         "extender/ledger/reservations.py",
-        "        for _ in range(ATTEMPTS):\n" + _ATTEMPTS,
-        "        for _ in range(0):\n" + _ATTEMPTS,
+        "or uid not in gpunode.spec.reservations:\n                    return True",
+        "or True:\n                    return False",
     ),
     # Pods are bound without a reservation.
-    "no reservation": Mutant(
-        "extender/ledger/bind.py", "        elif placement.charges:\n", "        elif False:\n"
-    ),
+    "no reservation": ("extender/ledger/bind.py", "elif placement.charges:", "elif False:"),
     # Unreserved pods get no reservation.
-    "no adoption": Mutant(
+    "no adoption": (
         "extender/ledger/reservations.py",
-        "if (reservation := self.adopt(pod, gpunode)) is None:\n                    return True",
-        "return True\n                reservation = None",
+        "if (reservation := self.adopt(pod, gpunode)) is None:",
+        "if (reservation := None) is None:",
     ),
-    "bind asks the console": _bind_asks("CONSOLE"),
-    "bind asks the webhook": _bind_asks("WEBHOOK"),
+    "bind asks the console": (
+        "extender/scheduler/bind.py",
+        _RECEIVED,
+        _ASK.format("CONSOLE") + _RECEIVED,
+    ),
+    "bind asks the webhook": (
+        "extender/scheduler/bind.py",
+        _RECEIVED,
+        _ASK.format("WEBHOOK") + _RECEIVED,
+    ),
 }
 
 
@@ -73,13 +59,12 @@ def mutated(name: str | None) -> Iterator[Path]:
     if name is None:
         yield ROOT
         return
-    mutant = MUTANTS[name]
+    module, was, becomes = MUTANTS[name]
     with tempfile.TemporaryDirectory(prefix="headroom-mutant-") as folder:
         code = Path(folder)
         for package in PACKAGES:
             shutil.copytree(ROOT / package, code / package)
-        module = code / mutant.module
-        text = module.read_text()
-        assert text.count(mutant.was) == 1, f"the mutant {name!r} is out of date"
-        module.write_text(text.replace(mutant.was, mutant.becomes))
+        text = (code / module).read_text()
+        assert text.count(was) == 1, f"the mutant {name!r} is out of date"
+        (code / module).write_text(text.replace(was, becomes))
         yield code

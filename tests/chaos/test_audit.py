@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.audit import RESOURCE, Auditor, Holding, Machine, Use
+from tests.chaos.audit import RESOURCE, Auditor, Machine
 
 GIB = 1 << 30
 #: A node with one shared GPU, and a node with two.
 ONE, TWO = "one", "two"
 MACHINES = {
-    ONE: Machine({"GPU-one-0": 24 * GIB}, 4),
-    TWO: Machine({"GPU-two-0": 24 * GIB, "GPU-two-1": 24 * GIB}, 4),
+    ONE: Machine(["GPU-one-0"], 24 * GIB, 4),
+    TWO: Machine(["GPU-two-0", "GPU-two-1"], 24 * GIB, 4),
 }
 
 
@@ -40,7 +40,7 @@ def pod(
 
 def gpunode(name: str, **reserved_gib: int) -> dict[str, Any]:
     """Reserve that many GiB on each device for pods of these names."""
-    devices = list(MACHINES[name].memory_bytes)
+    devices = MACHINES[name].devices
     reservations = {
         f"uid-{pod}": {
             "name": pod,
@@ -54,14 +54,19 @@ def gpunode(name: str, **reserved_gib: int) -> dict[str, Any]:
 def shown(*pods: dict[str, Any]) -> Auditor:
     auditor = Auditor(MACHINES)
     for name in MACHINES:
-        auditor.gpunode(gpunode(name))
+        show(auditor, gpunode(name))
     for each in pods:
-        auditor.pod(each)
+        show(auditor, each)
     return auditor
 
 
-def holds(*names: str, device: str = "GPU-one-0") -> list[Holding]:
-    return [Holding(f"uid-{name}", "main", device) for name in names]
+def show(auditor: Auditor, changed: dict[str, Any]) -> None:
+    is_pod = "containers" in changed["spec"]
+    (auditor.pods_changed if is_pod else auditor.gpunodes_changed)("MODIFIED", [changed])
+
+
+def holds(*names: str, device: str = "GPU-one-0") -> dict[tuple[str, str], list[str]]:
+    return {(f"uid-{name}", "main"): [device] for name in names}
 
 
 def rules(auditor: Auditor) -> list[str]:
@@ -96,12 +101,12 @@ def test_a_pod_that_ended_or_is_gone_frees_memory() -> None:
     for goes in ("ends", "is gone", "is missing from a list"):
         auditor = shown(pod("a", "20Gi", ONE))
         if goes == "ends":
-            auditor.pod(pod("a", "20Gi", ONE, phase="Succeeded"))
+            show(auditor, pod("a", "20Gi", ONE, phase="Succeeded"))
         elif goes == "is gone":
-            auditor.pod_gone("uid-a")
-        auditor.listed([pod("b", "20Gi", ONE)])
+            auditor.pods_changed("DELETED", [pod("a", None)])
+        auditor.pods_changed("LISTED", [pod("b", "20Gi", ONE)])
         assert rules(auditor) == [], goes
-    auditor.listed([pod("b", "20Gi", ONE), pod("c", "20Gi", ONE)])
+    auditor.pods_changed("LISTED", [pod("b", "20Gi", ONE), pod("c", "20Gi", ONE)])
     assert rules(auditor) == ["reserved twice"]
 
 
@@ -114,49 +119,49 @@ def test_outsiders_do_not_count() -> None:
     theirs = pod("theirs", "20Gi", ONE, ours=False)
     auditor = shown(theirs, pod("a", "20Gi", ONE))
     assert rules(auditor) == []
-    auditor.look(ONE, holds("theirs", "a"), [])
+    auditor.look(ONE, holds("theirs", "a"), {})
     assert rules(auditor) == []
-    auditor.pod(pod("b", "20Gi", ONE))
+    show(auditor, pod("b", "20Gi", ONE))
     assert rules(auditor) == ["reserved twice"]
 
 
 def test_the_plugin_gave_more_pods_a_device_than_fit_there() -> None:
     auditor = shown(pod("a", "14Gi", TWO), pod("b", "14Gi", TWO))
-    auditor.look(TWO, holds("a", device="GPU-two-0") + holds("b", device="GPU-two-1"), [])
+    auditor.look(TWO, holds("a", device="GPU-two-0") | holds("b", device="GPU-two-1"), {})
     assert rules(auditor) == []
-    auditor.look(TWO, holds("a", "b", device="GPU-two-0"), [])
+    auditor.look(TWO, holds("a", "b", device="GPU-two-0"), {})
     assert rules(auditor) == ["overcommitted"]
 
 
 def test_processes_count_when_their_pod_is_gone() -> None:
     auditor = shown(pod("a", "20Gi", ONE))
-    auditor.pod_gone("uid-a")
-    left = [Use("uid-a", "GPU-one-0", 20 * GIB)]
-    auditor.look(ONE, [], left)
+    auditor.pods_changed("DELETED", [pod("a", None)])
+    left = {("uid-a", "GPU-one-0"): 20 * GIB}
+    auditor.look(ONE, {}, left)
     assert rules(auditor) == []
-    auditor.pod(pod("b", "20Gi", ONE))
+    show(auditor, pod("b", "20Gi", ONE))
     auditor.look(ONE, holds("b"), left)
     assert rules(auditor) == ["overcommitted"]
 
 
 def test_the_driver_ran_out_of_memory() -> None:
     auditor = shown(pod("a", "20Gi", ONE), pod("theirs", "20Gi", TWO, ours=False))
-    auditor.look(ONE, holds("a"), [])
-    auditor.look(TWO, holds("theirs", device="GPU-two-0"), [])
-    auditor.overdrawn(TWO, "GPU-two-0")
+    auditor.look(ONE, holds("a"), {})
+    auditor.look(TWO, holds("theirs", device="GPU-two-0"), {})
+    auditor.look(TWO, holds("theirs", device="GPU-two-0"), {}, ["GPU-two-0"])
     assert rules(auditor) == []
-    auditor.overdrawn(ONE, "GPU-one-0")
+    auditor.look(ONE, holds("a"), {}, ["GPU-one-0"])
     assert rules(auditor) == ["overdrawn"]
 
 
 def test_a_correct_final_state() -> None:
     auditor = shown(pod("a", "20Gi", ONE), pod("b", "16Gi"))
-    auditor.gpunode(gpunode(ONE, a=20))
-    auditor.look(ONE, holds("a"), [])
+    show(auditor, gpunode(ONE, a=20))
+    auditor.look(ONE, holds("a"), {})
     for name in ("c", "d"):
-        auditor.pod(pod(name, "9Gi", TWO))
-    auditor.gpunode(gpunode(TWO, c=9, d=9))
-    auditor.look(TWO, holds("c", device="GPU-two-0") + holds("d", device="GPU-two-1"), [])
+        show(auditor, pod(name, "9Gi", TWO))
+    show(auditor, gpunode(TWO, c=9, d=9))
+    auditor.look(TWO, holds("c", device="GPU-two-0") | holds("d", device="GPU-two-1"), {})
     assert in_the_end(auditor) == []
 
 
@@ -167,14 +172,14 @@ def test_a_reservation_without_its_pod_is_an_orphan() -> None:
         pod("a", "20Gi", ONE, phase="Failed"),
     ):
         auditor = shown(left)
-        auditor.gpunode(gpunode(ONE, a=20))
+        show(auditor, gpunode(ONE, a=20))
         assert "orphan" in in_the_end(auditor)
     auditor = shown(pod("a", "20Gi", ONE))
-    auditor.gpunode(gpunode(ONE, a=20))
+    show(auditor, gpunode(ONE, a=20))
     assert in_the_end(auditor) == []
-    auditor.pod_gone("uid-a")
+    auditor.pods_changed("DELETED", [pod("a", None)])
     assert in_the_end(auditor) == ["orphan"]
-    auditor.gpunode_gone(ONE)
+    auditor.gpunodes_changed("DELETED", [gpunode(ONE)])
     assert in_the_end(auditor) == []
 
 
@@ -182,16 +187,16 @@ def test_a_pod_is_charged_in_full_on_exactly_its_node() -> None:
     for charged in ({}, {ONE: 19}, {TWO: 20}, {ONE: 20, TWO: 20}):
         auditor = shown(pod("a", "20Gi", ONE))
         for name, gib in charged.items():
-            auditor.gpunode(gpunode(name, a=gib))
-        auditor.look(ONE, holds("a"), [])
+            show(auditor, gpunode(name, a=gib))
+        auditor.look(ONE, holds("a"), {})
         assert "charged" in in_the_end(auditor), charged
 
 
 def test_outsiders_are_charged_too() -> None:
     auditor = shown(pod("theirs", "4Gi", ONE, ours=False))
-    auditor.look(ONE, holds("theirs"), [])
+    auditor.look(ONE, holds("theirs"), {})
     assert in_the_end(auditor) == ["charged"]
-    auditor.gpunode(gpunode(ONE, theirs=4))
+    show(auditor, gpunode(ONE, theirs=4))
     assert in_the_end(auditor) == []
 
 
@@ -203,16 +208,16 @@ def test_a_pod_that_fits_must_not_wait() -> None:
     # It must fit on every device of the node, and a replica must be free.
     busy = pod("c", "20Gi", TWO)
     auditor = shown(pod("b", "20Gi", ONE), busy, pod("a", "20Gi", phase="Pending"))
-    auditor.gpunode(gpunode(ONE, b=20))
-    auditor.gpunode(gpunode(TWO, c=20))
-    auditor.look(ONE, holds("b"), [])
-    auditor.look(TWO, holds("c", device="GPU-two-1"), [])
+    show(auditor, gpunode(ONE, b=20))
+    show(auditor, gpunode(TWO, c=20))
+    auditor.look(ONE, holds("b"), {})
+    auditor.look(TWO, holds("c", device="GPU-two-1"), {})
     assert in_the_end(auditor) == []
     four = [pod(name, "1Gi", ONE) for name in "bcde"]
     auditor = shown(*four, pod("f", "20Gi", TWO), pod("a", "20Gi", phase="Pending"))
-    auditor.gpunode(gpunode(ONE, b=1, c=1, d=1, e=1))
-    auditor.gpunode(gpunode(TWO, f=20))
-    auditor.look(TWO, [Holding("uid-f", "main", f"GPU-two-{n}") for n in range(2)], [])
+    show(auditor, gpunode(ONE, b=1, c=1, d=1, e=1))
+    show(auditor, gpunode(TWO, f=20))
+    auditor.look(TWO, {("uid-f", "main"): ["GPU-two-0", "GPU-two-1"]}, {})
     assert "waits" not in in_the_end(auditor)
 
 
@@ -222,13 +227,13 @@ def test_a_pod_on_two_devices_is_charged_on_each_for_its_container(
 ) -> None:
     """A pod with 4 GiB on one device and 3 GiB on the other leaves at least 20 GiB on each."""
     both = "main", "side"
-    devices = list(MACHINES[TWO].memory_bytes)
+    devices = MACHINES[TWO].devices
     full = pod("full", "24Gi", ONE)
     split = pod("split", "main=4Gi,side=3Gi", TWO, containers=both)
     auditor = shown(full, split, pod("waits", size, phase="Pending"))
-    auditor.gpunode(gpunode(ONE, full=24))
-    auditor.gpunode(gpunode(TWO, split=7))
-    auditor.look(ONE, holds("full"), [])
-    held = [Holding("uid-split", each, device) for each, device in zip(both, devices, strict=True)]
-    auditor.look(TWO, held, [])
+    show(auditor, gpunode(ONE, full=24))
+    show(auditor, gpunode(TWO, split=7))
+    auditor.look(ONE, holds("full"), {})
+    held = {("uid-split", each): [device] for each, device in zip(both, devices, strict=True)}
+    auditor.look(TWO, held, {})
     assert in_the_end(auditor) == found

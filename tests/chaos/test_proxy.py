@@ -1,0 +1,75 @@
+"""Each fault of a wire has its effect on requests."""
+
+import http.server
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from tests.certificates import Certificate, make_api_certificate
+from tests.chaos.faults import KINDS
+from tests.chaos.proxy import Proxies, Service, Wire
+
+#: Fault -> number of requests, the statuses that the client sees (None: no answer),
+#: and whether the server processes all requests.
+EFFECTS: dict[str, tuple[int, set[int | None], bool]] = {
+    "no fault": (10, {201}, True),
+    "slow": (3, {201}, True),
+    "stalled": (2, {None}, False),
+    "cut off": (2, {None}, False),
+    "requests dropped": (40, {201, None}, False),
+    "answered 409": (20, {201, 409}, False),
+    "answered 429": (20, {201, 429}, False),
+    "answered 500": (20, {201, 500}, False),
+    "done and answered 409": (20, {201, 409}, True),
+    "done and answered 500": (20, {201, 500}, True),
+    "done and not answered": (20, {201, None}, True),
+    "passed on late": (20, {201, None}, False),
+}
+OF_PROCESSES = {"killed", "paused", "clock moved", "flooded", "connections cut", "watches cut"}
+
+
+def test_every_fault_of_a_wire_has_a_known_effect() -> None:
+    faults = {what for of in ("extender", "console", "webhook") for what in KINDS[of]}
+    assert faults - OF_PROCESSES == EFFECTS.keys() - {"no fault", "stalled"}
+
+
+@pytest.mark.parametrize("fault", EFFECTS)
+def test_a_fault_changes_the_answers(fault: str, tmp_path: Path) -> None:
+    count, statuses, all_served = EFFECTS[fault]
+    timeout_s = 0.3 if fault in ("stalled", "passed on late") else 3.0
+    served: list[str] = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            served.append(self.path)
+            self.send_response(201)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    certificate = Certificate(tmp_path / "certs/tls.crt", tmp_path / "certs/tls.key")
+    make_api_certificate(certificate.cert, "127.0.0.1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        wire = Wire({fault: 0.4 if fault == "slow" else 1.0})
+        service = Service({f"http://127.0.0.1:{server.server_port}": wire}, meddles=True)
+        proxies = Proxies(certificate)
+        proxies.start([service])
+        seen, began_s = set[int | None](), time.monotonic()
+        for _ in range(count):
+            seen.add(_status(f"http://127.0.0.1:{service.port}", timeout_s))
+        proxies.stop()
+        server.shutdown()
+    assert seen == statuses
+    assert (len(served) == count) == all_served
+    assert time.monotonic() - began_s > (count * 0.1 if fault == "slow" else 0.0)
+
+
+def _status(url: str, timeout_s: float) -> int | None:
+    try:
+        return urllib3.request("POST", url, retries=False, timeout=timeout_s).status
+    except urllib3.exceptions.HTTPError:
+        return None
