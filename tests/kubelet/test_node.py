@@ -249,15 +249,15 @@ def test_an_xid_takes_one_replica_of_the_device_only(start_node: StartNode) -> N
     assert node.allocatable() == 7  # the plugin's mistake: seven can still be had, three of GPU-0
 
 
-@pytest.mark.parametrize("name", ["kubelet", "nvidia-device-plugin"])
-def test_the_machine_keeps_its_mounts_and_settings(start_node: StartNode, name: str) -> None:
+def test_the_machine_keeps_its_mounts_and_settings(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=1)
-    pids = ("self", node._processes[name].pid)
-    own, inside = (Path(f"/proc/{pid}/mounts").read_text() for pid in pids)
-    assert "/var/lib/kubelet" in inside
+    own = Path("/proc/self/mounts").read_text()
     assert "/var/lib/kubelet" not in own
-    assert inside.count(" /proc/sys/") == 6
     assert " /proc/sys/" not in own
+    for name in ("kubelet", "nvidia-device-plugin"):
+        inside = Path(f"/proc/{node.pid(name)}/mounts").read_text()
+        assert "/var/lib/kubelet" in inside, name
+        assert inside.count(" /proc/sys/") == 6, name
 
 
 #: Starts a node of the API server whose folder and port it gets, and waits until it is ended.
