@@ -52,8 +52,10 @@ def storm(plan: Plan, code: Path = ROOT, logs: Path | None = None) -> tuple[list
             }
         finally:
             site.stop()
-            for log in plane.folder.glob("*.log") if logs else ():
-                shutil.copy(log, logs)
+            if logs is not None:
+                logs.mkdir(parents=True, exist_ok=True)
+                for log in plane.folder.glob("*.log"):
+                    shutil.copy(log, logs)
 
 
 def _settle(site: Site, plan: Plan) -> list[Finding]:

@@ -81,6 +81,7 @@ class Service:
     tls: bool = False
     #: Whether the wire also changes requests and answers.
     meddles: bool = False
+    #: Whether the calls are recorded.
     records: bool = False
     port: int = field(default_factory=lambda: free_ports(1)[0])
 
@@ -98,7 +99,7 @@ class Service:
 
 
 class Proxies:
-    """Serve services on a thread of their own. ``taken_calls`` returns the recorded calls."""
+    """Serves services on a thread of its own."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate
