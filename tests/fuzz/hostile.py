@@ -1,26 +1,19 @@
-"""Makes hostile inputs of sound ones: one place of the tree at a time, or byte by byte.
+"""Makes hostile inputs of sound ones: one place of a JSON tree at a time, or byte by byte.
 
 A tree is a value of ``json.loads``. Content that JSON cannot express, or can express in several
 ways, is inserted as raw text. The same seed produces the same inputs on every machine.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+import re
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-import msgspec
-
-Path = tuple[str | int, ...]
-
-encode = msgspec.json.Encoder().encode
-
-
-def raw(text: bytes) -> msgspec.Raw:
-    return msgspec.Raw(text)
-
+#: In a tree, this character and an index stand for an item of ``RAW``.
+_RAW = "\ue000"
+#: A key that ends with this character is written without it, and so comes twice.
+_TWICE = "\ue001"
 
 #: Written as they stand. Some are no JSON at all, some are JSON that decoders disagree about.
 RAW = [
@@ -60,169 +53,91 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Seed:
-    """One sound input, and every place in it."""
-
-    tree: Any
-    paths: tuple[Path, ...]
-
-    @classmethod
-    def of(cls, tree: Any) -> "Seed":
-        return cls(tree, tuple(_paths(tree)))
+def mutated(tree: Any, random: Random, others: Sequence[Any]) -> Any:
+    """Return a copy of ``tree`` with some of its places changed; one of seven stays sound."""
+    for _ in range(random.choice((0, 1, 1, 1, 2, 3, 6))):
+        tree = _changed(tree, random, others)
+    return tree
 
 
-def _paths(tree: Any, here: Path = ()) -> Iterator[Path]:
-    yield here
+def _keys(tree: Any) -> Sequence[Any]:
     if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _paths(value, (*here, key))
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from _paths(value, (*here, index))
+        return list(tree)
+    return range(len(tree)) if isinstance(tree, list) else ()
 
 
-def mutated(seed: Seed, random: Random, others: list[Seed]) -> Any:
-    """``seed`` with some of its places changed; what is not changed is shared with it."""
-    tree = seed.tree
-    for _ in range(random.choice((1, 1, 1, 2, 3, 6))):
-        change = partial(random.choice(_CHANGES), random=random, others=others)
-        tree = replaced(tree, random.choice(seed.paths), change)
+def _changed(tree: Any, random: Random, others: Sequence[Any]) -> Any:
+    keys = _keys(tree)
+    if not keys or random.random() < 0.1:
+        return _replacement(tree, random, others)
+    key, copy = random.choice(keys), tree.copy()
+    copy[key] = _changed(tree[key], random, others)
+    return copy
+
+
+def _part(tree: Any, random: Random) -> Any:
+    while (keys := _keys(tree)) and random.random() < 0.8:
+        tree = tree[random.choice(keys)]
     return tree
 
 
-def replaced(tree: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """A copy of the tree with another value at ``path``; the tree itself where there is none."""
-    if not path:
-        return change(tree)
-    key, *rest = path
-    if isinstance(tree, dict) and key in tree:
-        return {**tree, key: replaced(tree[key], tuple(rest), change)}
-    if isinstance(tree, list) and isinstance(key, int) and key < len(tree):
-        return [*tree[:key], replaced(tree[key], tuple(rest), change), *tree[key + 1 :]]
-    return tree
+def _replacement(old: Any, random: Random, others: Sequence[Any]) -> Any:
+    """Return a variation of ``old``, or any other value."""
+    if random.random() < 0.4:
+        return _variation(old, random)
+    number = random.getrandbits(random.randrange(1, 90)) * random.choice((1, -1))
+    wrapped = random.choice(([old], {"x": old}, [[old]], {"metadata": old}, [old] * 40))
+    raw = f"{_RAW}{random.randrange(len(RAW))}"
+    value, text = random.choice(VALUES), random.choice(TEXTS)
+    grafted = _part(random.choice(others), random)
+    return random.choice((value, value, text, text, raw, number, wrapped, grafted))
 
 
-def _value(old: Any, random: Random, others: list[Seed]) -> Any:
-    return random.choice(VALUES)
-
-
-def _raw(old: Any, random: Random, others: list[Seed]) -> Any:
-    return raw(random.choice(RAW))
-
-
-def _text(old: Any, random: Random, others: list[Seed]) -> Any:
+def _variation(old: Any, random: Random) -> Any:
+    keys = _keys(old)
+    if isinstance(old, dict) and keys:
+        key, value = random.choice(keys), random.choice(VALUES)
+        rest = {each: old[each] for each in keys if each != key}
+        more = {f"extra-{index}": value for index in range(random.choice((2, 10, 300)))}
+        twice = random.choice(({**old, key + _TWICE: value}, {key + _TWICE: value, **old}))
+        # Go reads keys in any case.
+        cased = {random.choice((each, each.upper(), each.lower())): old[each] for each in keys}
+        return random.choice((rest, {**old, **more}, twice, cased))
+    if isinstance(old, list) and keys:
+        at = random.randrange(len(old))
+        return random.choice((old[:at] + old[at + 1 :], old * random.choice((2, 3, 10, 40, 300))))
+    if isinstance(old, str) and old:
+        at, put = random.randrange(len(old)), random.choice('\0%"\\é\U0001f600,=/9 ')
+        edited = old[:at] + random.choice(("", put)) + old[at + 1 :]
+        return random.choice((edited, edited, old + old, old[:at], old.upper()))
+    if isinstance(old, int):
+        return random.choice((-old, old + 1, old - 1, old << random.randrange(70), old * 10**25))
     return random.choice(TEXTS)
 
 
-def _number(old: Any, random: Random, others: list[Seed]) -> Any:
-    if isinstance(old, int):
-        return random.choice((-old, old + 1, old - 1, old << random.randrange(70), old * 10**25))
-    return random.getrandbits(random.randrange(1, 90)) * random.choice((1, -1))
-
-
-def _edited(old: Any, random: Random, others: list[Seed]) -> Any:
-    if not isinstance(old, str) or not old:
-        return random.choice(TEXTS)
-    at = random.randrange(len(old))
-    put = random.choice(("", "\u0000", "%", '"', "\\", "é", "\U0001f600", ",", "=", "/", "9", " "))
-    return random.choice((old[:at] + put + old[at + 1 :], old + old, old[:at], old.upper()))
-
-
-def _without(old: Any, random: Random, others: list[Seed]) -> Any:
-    if isinstance(old, dict) and old:
-        gone = random.choice(list(old))
-        return {key: value for key, value in old.items() if key != gone}
-    if isinstance(old, list) and old:
-        at = random.randrange(len(old))
-        return old[:at] + old[at + 1 :]
-    return None
-
-
-def _more(old: Any, random: Random, others: list[Seed]) -> Any:
-    """More of what is there, now and then very much more."""
-    times = random.choice((2, 2, 2, 3, 10, 40, 300))
-    if isinstance(old, list):
-        return old * times
-    if isinstance(old, dict):
-        extra = {f"extra-{index}": random.choice(VALUES) for index in range(times)}
-        return {**old, **extra}
-    return [old] * times
-
-
-def _wrapped(old: Any, random: Random, others: list[Seed]) -> Any:
-    return random.choice(([old], {"x": old}, [[old]], {"metadata": old}))
-
-
-def _twice(old: Any, random: Random, others: list[Seed]) -> Any:
-    """A key that comes twice."""
-    if not isinstance(old, dict) or not old:
-        return old
-    key = random.choice(list(old))
-    value = encode(random.choice(VALUES))
-    try:
-        inner = encode(old)[1:-1]
-    except msgspec.MsgspecError:
-        return old
-    pair = encode(key) + b":" + value
-    return raw(b"{%b}" % b",".join(random.sample((inner, pair), 2)))
-
-
-def _other_case(old: Any, random: Random, others: list[Seed]) -> Any:
-    """Go reads keys in any case."""
-    if not isinstance(old, dict):
-        return old
-    return {random.choice((key, key.upper(), key.lower())): old[key] for key in old}
-
-
-def _grafted(old: Any, random: Random, others: list[Seed]) -> Any:
-    """A part of another sound input, where it does not belong."""
-    other = random.choice(others)
-    path = random.choice(other.paths)
-    found = other.tree
-    for key in path:
-        found = found[key]
-    return found
-
-
-_CHANGES: tuple[Callable[[Any, Random, list[Seed]], Any], ...] = (
-    _value, _value, _raw, _text, _text, _number, _number, _edited, _edited,
-    _without, _more, _wrapped, _twice, _other_case, _grafted,
-)  # fmt: skip
-
-
 def written(tree: Any) -> bytes:
-    """As JSON, with raw text in it; json writes what msgspec cannot write."""
-    try:
-        return encode(tree)
-    except (msgspec.MsgspecError, OverflowError, TypeError, ValueError):
-        return json.dumps(tree, default=lambda each: bytes(each).decode("latin-1")).encode()
+    """Return a mutated tree as JSON, with the raw text in it."""
+    data = json.dumps(tree, ensure_ascii=False).replace(_TWICE, "").encode()
+    return re.sub(b'"%b(\\d+)"' % _RAW.encode(), lambda raw: RAW[int(raw[1]) % len(RAW)], data)
 
 
 def garbled(data: bytes, random: Random) -> bytes:
-    """Cut, doubled, flipped or filled with what does not belong there."""
-    if not data:
-        return random.randbytes(random.randrange(64))
+    """Cut ``data``, repeat or remove parts of it, or fill it with what does not belong there."""
     for _ in range(random.choice((1, 1, 2, 8))):
         at = random.randrange(len(data) + 1)
-        upto = min(len(data), at + random.choice((1, 1, 2, 8, 64)))
-        match random.randrange(6):
-            case 0:
-                data = data[:at]
-            case 1:
-                data = data[:at] + data[upto:]
-            case 2:
-                data = data[:at] + data[at:upto] * random.choice((2, 3, 50)) + data[upto:]
-            case 3:
-                data = data[:at] + random.randbytes(upto - at) + data[upto:]
-            case 4:
-                data = data[:at] + random.choice(RAW) + data[at:]
-            case _:
-                data = data[:at] + bytes([random.randrange(256)]) + data[at + 1 :]
+        end = at + random.choice((0, 1, 1, 2, 8, 64))
+        old = data[at:end]
+        repeated, noise = old * random.choice((2, 3, 50)), random.randbytes(len(old) or 64)
+        new = random.choice((b"", repeated, noise, noise, random.choice(RAW) + old))
+        data = data[:at] + new + (data[end:] if random.random() < 0.85 else b"")
     return data
 
 
-def attack(seeds: list[Seed], random: Random) -> bytes:
-    """One input: mostly a tree with wrong places, sometimes bytes that were a tree."""
-    data = written(mutated(random.choice(seeds), random, seeds))
+def attack(seeds: Sequence[Any], random: Random) -> bytes:
+    """Return a hostile input: of a tree, mostly one with wrong places; of bytes, other bytes."""
+    seed = random.choice(seeds)
+    if isinstance(seed, bytes):
+        times = random.choice((0, 2, 10, 1000)) if random.random() < 0.1 else 1
+        return garbled(seed * times, random)
+    data = written(mutated(seed, random, seeds))
     return garbled(data, random) if random.random() < 0.15 else data

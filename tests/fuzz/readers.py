@@ -6,18 +6,17 @@ of a report is a report that the CRD accepts.
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import msgspec
 
 from agent import gate_client
-from agent.api_server import of_client
+from agent.api_server import ApiServer
 from agent.gate_decision import Limits, judge
 from agent.http_endpoints import LatestSample, Server
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
@@ -47,28 +46,24 @@ from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation
 from tests.builders import GIB, STAMP
 from tests.controlplane import crd_manifest
-from tests.fuzz.hostile import Seed, attack, encode, garbled
-from tests.fuzz.watch import hostile_gpunodes
+from tests.fuzz.watch import NODE, OBJECTS
 from tests.fuzz.watchdog import Harm, Target
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-_UUIDS = ["GPU-x", "GPU-y"]
 _SCHEMA = crd_manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-_VALID = jsonschema.Draft7Validator(_SCHEMA["properties"]["status"])
-_CHECKED_EVERY = 20
-_GPUNODE = decode_gpunode(encode(hostile_gpunodes()[0]))
+_STATUS = jsonschema_rs.Draft7Validator(_SCHEMA["properties"]["status"])
+_GPUNODES = OBJECTS["gpunodes"]
+_GPUNODE = decode_gpunode(msgspec.json.encode(_GPUNODES[0]))
 assert _GPUNODE.status is not None
 _SAMPLE, _SPEC = _GPUNODE.status, _GPUNODE.spec
 
-Make = Callable[[Random], bytes]
-
 
 @dataclass(frozen=True)
-class Reader:
+class Reader(Target):
     """``read`` raises one of ``rejects``, or returns False, if it rejects an input."""
 
     name: str
-    make: Make
+    seeds: Sequence[Any]
     read: Callable[[bytes], object]
     rejects: tuple[type[Exception], ...] = ()
 
@@ -77,20 +72,6 @@ class Reader:
             return self.read(data) is not False
         except self.rejects:
             return False
-
-
-def of_trees(*trees: Any) -> Make:
-    return functools.partial(attack, [Seed.of(tree) for tree in trees])
-
-
-def of_bytes(*sound: bytes) -> Make:
-    def make(random: Random) -> bytes:
-        if random.random() < 0.03:
-            return random.randbytes(random.randrange(200))
-        times = random.choice((2, 10, 1000)) if random.random() < 0.1 else 1
-        return garbled(random.choice(sound) * times, random)
-
-    return make
 
 
 def _entry(uid: str, replicas: Any) -> dict[str, Any]:
@@ -104,16 +85,29 @@ def _entry(uid: str, replicas: Any) -> dict[str, Any]:
 _ENTRIES = [_entry("u1", {"0": ["GPU-x::0"]}), _entry("u2", {"0": ["GPU-x::1", "GPU-y"]})]
 _REGISTERED = {"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1", "GPU-y"]}
 _CHECKPOINTS = [
-    {"Data": {"PodDeviceEntries": _ENTRIES, "RegisteredDevices": _REGISTERED}, "Checksum": 1234567},
-    {
-        "Data": {"PodDeviceEntries": [_entry("u1", ["GPU-x"])], "RegisteredDevices": None},
-        "Checksum": 0,
-    },
+    {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": checksum}
+    for entries, registered, checksum in (
+        (_ENTRIES, _REGISTERED, 1234567),
+        ([_entry("u1", ["GPU-x"])], None, 0),
+    )
 ]
 _DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-x::0") + field(2, "GPU-y")
 _CONTAINER = field(1, "main") + field(2, _DEVICES) + field(9, b"x") + field(4, 7)
 _LISTED = field(1, field(1, "p") + field(2, "default") + field(3, _CONTAINER)) * 2
 _ALLOCATABLE = field(1, field(1, "nvidia.com/gpu") + field(2, "GPU-x::0") + field(4, b"\x08\x01"))
+
+
+def _report(*readings: Reading) -> None:
+    """Build a report, which the CRD accepts."""
+    memory = Memory(24 * GIB, 20 * GIB, 0)
+    devices = [
+        DeviceReading("nvml", uuid, index, memory=memory, processes={7: GIB})
+        for index, uuid in enumerate(("GPU-x", "GPU-y"))
+    ]
+    status = summarise([DriverReading("nvml", "570.1"), *readings, *devices], NOW, "1")
+    body = msgspec.json.encode(status)
+    decode_gpunode(b'{"metadata":{},"status":%b}' % body)
+    _STATUS.validate(msgspec.json.decode(body))
 
 
 class _Service(PodResources):
@@ -125,64 +119,40 @@ class _Service(PodResources):
         return self._answer
 
 
-class _Kubelet:
-    """Makes reports from what the kubelet lists; the CRD checks one of twenty."""
-
-    def __init__(self) -> None:
-        self._made = 0
-
-    def report(self, *told: Reading) -> None:
-        memory = Memory(24 * GIB, 20 * GIB, 0)
-        devices = [
-            DeviceReading("nvml", uuid, index, memory=memory, processes={7: GIB})
-            for index, uuid in enumerate(_UUIDS)
-        ]
-        body = encode(summarise([DriverReading("nvml", "570.1"), *told, *devices], NOW, "1"))
-        self._made += 1
-        if self._made % _CHECKED_EVERY == 0:
-            decode_gpunode(b'{"metadata":{},"status":%b}' % body)
-            for wrong in _VALID.iter_errors(msgspec.json.decode(body)):
-                raise Harm(f"a report that the CRD rejects: {wrong.message:.300}")
-
-    def told(self, checkpoint: bytes, listed: bytes) -> None:
-        service = _Service(listed)
-        joined = join(parse_checkpoint(checkpoint).entries, service.containers(), {})
-        sharing = SharingReading("stated", "nvidia.com/gpu", 4, "time-slicing")
-        healthy = RegisteredReading("podresources", "nvidia.com/gpu", frozenset({"GPU-x::0"}))
-        self.report(sharing, healthy, *joined.holdings)
-
-    def checkpoint(self, data: bytes) -> None:
-        self.told(data, _LISTED)
-
-    def podresources(self, data: bytes) -> None:
-        self.told(encode(_CHECKPOINTS[0]), data)
-        _Service(data).healthy()
+def _kubelet(checkpoint: bytes, listed: bytes) -> None:
+    service = _Service(listed)
+    joined = join(parse_checkpoint(checkpoint).entries, service.containers(), {})
+    sharing = SharingReading("stated", "nvidia.com/gpu", 4, "time-slicing")
+    healthy = RegisteredReading("podresources", "nvidia.com/gpu", frozenset({"GPU-x::0"}))
+    _report(sharing, healthy, *joined.holdings)
 
 
-_KUBELET = _Kubelet()
+def _checkpoint(data: bytes) -> None:
+    _kubelet(data, _LISTED)
+
+
+def _podresources(data: bytes) -> None:
+    _kubelet(msgspec.json.encode(_CHECKPOINTS[0]), data)
+    _Service(data).healthy()
+
+
 _WISH = field(1, "GPU-x::0") + field(1, "GPU-x::1") + field(2, "GPU-x::0") + field(3, 1)
 
 
 def _plugin(data: bytes) -> None:
-    for wanted in [*container_requests(data), ContainerRequest(tuple(_UUIDS), (), 1 << 62)]:
+    for wanted in [*container_requests(data), ContainerRequest(("GPU-x", "GPU-y"), (), 1 << 62)]:
         choose(wanted, "nvidia.com/gpu", _SPEC, _SAMPLE, (), Limits(0, 0))
     allocated(data)
     asks_for_preference(data)
 
 
-def _client(data: bytes) -> Any:
-    """Return a client that gets this answer to every request, with a status from its length."""
+def _apiserver(data: bytes) -> bool:
+    """Answer every request with ``data``, with a status that depends on its length."""
     status = {0: 403, 1: 404, 2: 500}.get(len(data) % 7, 200)
     answer = SimpleNamespace(status=status, data=data, headers={"Retry-After": str(len(data))})
-    pool = SimpleNamespace(request=lambda *args, **how: answer)
-    configuration = SimpleNamespace(host="https://h", auth_settings=dict)
-    rest = SimpleNamespace(pool_manager=pool)
-    return SimpleNamespace(configuration=configuration, rest_client=rest)
-
-
-def _apiserver(data: bytes) -> bool:
-    client = of_client(_client(data))
-    publisher = KubernetesPublisher(client, "n", "ns", 30.0)
+    pool: Any = SimpleNamespace(request=lambda *args, **how: answer)
+    server = ApiServer("https://h", pool, dict)
+    publisher = KubernetesPublisher(server, "n", "ns", 30.0)
     confirmation = Confirmation(sampled_at=STAMP, gpunode="g", observed_at=STAMP)
     taken = False
     for action in (
@@ -197,25 +167,12 @@ def _apiserver(data: bytes) -> bool:
             taken = True
         except (NotDelivered, BadReport):
             pass
-    _KUBELET.report(*NodeApi(client, "n").read())
+    _report(*NodeApi(server, "n").read())
     return taken
 
 
-_LABELS = {
-    "metadata": {
-        "uid": "u",
-        "labels": {
-            "nvidia.com/gpu.sharing-strategy": "time-slicing",
-            "nvidia.com/gpu.replicas": "4",
-            "nvidia.com/gpu.product": "A-SHARED",
-            "cloud.google.com/gke-gpu-sharing-strategy": "mps",
-            "cloud.google.com/gke-max-shared-clients-per-gpu": "4",
-        },
-        "annotations": {"headroom.gpu/reserve": "512Mi"},
-    },
-    "kubeletconfig": {"topologyManagerPolicy": "restricted"},
-}
-_STATUS = {"kind": "Status", "message": "rejected", "reason": "Forbidden", "code": 403}
+_CONFIGURED = {**NODE, "kubeletconfig": {"topologyManagerPolicy": "restricted"}}
+_ERROR = {"kind": "Status", "message": "rejected", "reason": "Forbidden", "code": 403}
 
 
 def _gate(data: bytes) -> None:
@@ -251,8 +208,6 @@ _CALLS = (
     b"GET /metrics HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n",
     b"GET /v1/report HTTP/1.1\r\n" + b"X: y\r\n" * 90 + b"\r\n",
 )
-
-
 _ANSWERS = {"answer": "yes", "reason": "r"}, {"error": "e"}
 
 
@@ -265,27 +220,13 @@ def _gate_answer(data: bytes) -> bool:
     return answer.yes
 
 
-_READERS: tuple[tuple[int, Reader], ...] = (
-    (120, Reader("checkpoint", of_trees(*_CHECKPOINTS), _KUBELET.checkpoint, (BadCheckpoint,))),
-    (
-        60,
-        Reader(
-            "podresources", of_bytes(_LISTED, _ALLOCATABLE), _KUBELET.podresources, (Unanswered,)
-        ),
-    ),
-    (80, Reader("plugin", of_bytes(field(1, _WISH), _WISH), _plugin, (BadMessage,))),
-    (40, Reader("apiserver", of_trees(_LABELS, _STATUS, *hostile_gpunodes()), _apiserver)),
-    (160, Reader("gate", of_trees(*hostile_gpunodes()), _gate, (BadReport,))),
-    (20, Reader("gate-call", of_bytes(*_CALLS), _gate_service)),
-    (120, Reader("gate-answer", of_trees(*_ANSWERS), _gate_answer)),
-)
-
-
-def _same(reader: Reader) -> Target:
-    return reader
-
-
-#: Name -> share of the inputs, and the reader.
-TARGETS: dict[str, tuple[int, Callable[[], Target]]] = {
-    reader.name: (share, functools.partial(_same, reader)) for share, reader in _READERS
+#: Name -> share of the inputs, sound inputs, reader, and the exceptions that reject an input.
+READERS: dict[str, tuple[Any, ...]] = {
+    "checkpoint": (120, _CHECKPOINTS, _checkpoint, (BadCheckpoint,)),
+    "podresources": (60, [_LISTED, _ALLOCATABLE], _podresources, (Unanswered,)),
+    "plugin": (80, [field(1, _WISH), _WISH], _plugin, (BadMessage,)),
+    "apiserver": (40, [_CONFIGURED, _ERROR, *_GPUNODES], _apiserver),
+    "gate": (160, _GPUNODES, _gate, (BadReport,)),
+    "gate-call": (20, _CALLS, _gate_service),
+    "gate-answer": (120, _ANSWERS, _gate_answer),
 }

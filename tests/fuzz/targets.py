@@ -7,9 +7,9 @@ exporter and the plugin's configuration have property tests beside their modules
 from collections.abc import Callable
 from functools import partial
 
-from tests.fuzz import readers
+from tests.fuzz.readers import READERS, Reader
 from tests.fuzz.verbs import ForgedTarget, VerbTarget
-from tests.fuzz.watch import KINDS, WatchTarget
+from tests.fuzz.watch import OBJECTS, WatchTarget
 from tests.fuzz.watchdog import Target
 
 TARGETS: dict[str, tuple[int, Callable[[], Target]]] = {
@@ -18,7 +18,7 @@ TARGETS: dict[str, tuple[int, Callable[[], Target]]] = {
     "bind": (30, partial(VerbTarget, "bind")),
     "preempt": (30, partial(VerbTarget, "preempt")),
     "forged": (3, ForgedTarget),
-    **{f"watch-{kind}": (30, partial(WatchTarget, kind, listed=False)) for kind in KINDS},
-    **{f"list-{kind}": (3, partial(WatchTarget, kind, listed=True)) for kind in KINDS},
-    **readers.TARGETS,
+    **{f"watch-{kind}": (30, partial(WatchTarget, kind, listed=False)) for kind in OBJECTS},
+    **{f"list-{kind}": (3, partial(WatchTarget, kind, listed=True)) for kind in OBJECTS},
+    **{name: (share, partial(Reader, name, *how)) for name, (share, *how) in READERS.items()},
 }

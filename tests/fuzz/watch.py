@@ -16,14 +16,15 @@ from contract.gpunode import GPUNode
 from extender.kube.api_errors import NoAnswer
 from extender.kube.client import KubeApi
 from extender.kube.reflector import Reflector
-from extender.kube.resources import Kind, watched_kinds
+from extender.kube.resources import watched_kinds
 from extender.state.changes import Event
 from tests.builders import DISTRIBUTED, GIB, MIB, gpunode, mig, reservation, shared, use
-from tests.fuzz.hostile import RAW, Seed, attack, encode
-from tests.fuzz.watchdog import Harm
-from tests.fuzz.world import NODES, World, WorldTarget, recorded
+from tests.fuzz.hostile import RAW
+from tests.fuzz.watchdog import Harm, Target
+from tests.fuzz.world import NODES, World, recorded, rich_pod
 from tests.serving import offer
 from tests.serving import pod as sent_pod
+from tests.state.labels import aks, eks, gfd, gke, karpenter
 
 BAD = "hostile"
 #: A world takes so many inputs; then there is a new one, so that no input meets too many others.
@@ -32,52 +33,46 @@ _LIFE = 2000
 _OFFERED_EVERY, _EVERY = 8, 100
 #: A document that names one of these may change the sound part.
 _SOUND = [word.encode() for word in (*NODES, "uid-", '"sits"', '"default"', '"team"')]
+_CALL = json.dumps(offer(sent_pod("small", "2Gi"), *NODES[:3], BAD)).encode()
 
 
-class _Told(KubeApi):
-    """Answers one list or one watch, and then nothing."""
+class _Scripted(KubeApi):
+    """Answers one list, or one watch in pieces, and then nothing."""
 
-    def __init__(self, answer: bytes, random: Random) -> None:
-        self._answer = answer
-        self._random = random
+    def __init__(self, answer: bytes) -> None:
+        cut = Random(answer).randrange(len(answer) + 1)
+        self._pieces = [answer[:cut], answer[cut:]]
 
     def call(self, method: str, path: str, **_: Any) -> bytes:
-        answer, self._answer = self._answer, b""
-        return answer
+        return self._pieces.pop(0) + self._pieces.pop(0)
 
     def stream(self, path: str, **_: Any) -> Any:
         return self
 
     def read(self) -> bytes:
-        """The rest of it, or some of it."""
-        if not self._answer:
-            raise NoAnswer("the end")
-        size = len(self._answer)
-        cut = size if self._random.random() < 0.7 else self._random.randrange(1, size + 1)
-        piece, self._answer = self._answer[:cut], self._answer[cut:]
-        return piece
-
-    def interrupt(self) -> None:
-        return
+        while self._pieces:
+            if piece := self._pieces.pop(0):
+                return piece
+        raise NoAnswer("the end")
 
     def close(self) -> None:
         return
 
+    interrupt = close
 
-class WatchTarget(WorldTarget):
+
+class WatchTarget(Target):
     """One kind. ``listed``: whether it is delivered as a list or as a watch."""
 
     def __init__(self, kind: str, *, listed: bool) -> None:
-        super().__init__()
         self.name = f"{'list' if listed else 'watch'}-{kind}"
+        self.seeds = [_renamed(tree) for tree in OBJECTS[kind]]
         (self._kind,) = (each for each in watched_kinds("headroom-system") if each.name == kind)
         self._listed = listed
-        self._seeds = [Seed.of(tree) for tree in _OBJECTS[kind]()]
-        self._call = json.dumps(offer(sent_pod("small", "2Gi"), *NODES[:3], BAD)).encode()
-        self._passed = NODES[:3]
+        self._renew()
 
     def make(self, random: Random) -> bytes:
-        objects = [attack(self._seeds, random) for _ in range(random.choice((1, 1, 2)))]
+        objects = [super(WatchTarget, self).make(random) for _ in range(random.choice((1, 1, 2)))]
         if self._listed:
             items = b",".join(objects)
             return b'{"metadata":{"resourceVersion":"7"},"items":[%b]}' % items
@@ -86,81 +81,70 @@ class WatchTarget(WorldTarget):
             b'{"type":"%b","object":%b}' % (random.choice(kinds), each.replace(b"\n", b" "))
             for each in objects
         ]
-        end = random.choice(
-            (b"\n", b"\n", b"\n", b"\n", b"\r\n", b"", b"\n\n\n", b"\n{", b"\x00\n")
-        )
         between = random.choice((b"\n", b"\n", b"", b" ", b"\n \n", random.choice(RAW) + b"\n"))
-        return between.join(lines) + end
+        ends = b"\n", b"\n", b"\n", b"\n", b"\r\n", b"", b"\n\n\n", b"\n{", b"\x00\n"
+        return between.join(lines) + random.choice(ends)
 
     def _renew(self) -> None:
-        super()._renew()
+        self.world = World()
         self._age = 0
         self._terms = self._sound_terms()
 
     def _sound_terms(self) -> dict[str, Any]:
-        snap = self._world.cluster.snapshot()
+        snap = self.world.cluster.snapshot()
         return {name: snap.nodes[snap.row_of[name]] for name in NODES[:4]}
 
-    def _taken(self, data: bytes) -> bool:
-        world = self._world
-        delivered, crash = _told(self._kind, data, world, listed=self._listed)
-        if crash is not None:
-            raise crash
+    def take(self, data: bytes) -> bool:
+        delivered = self._deliver(data)
         self._age += 1
         if (self._listed and delivered) or any(word in data for word in _SOUND):
             # It may have concerned the sound nodes: then only survival counts.
-            world.call("filter", self._call)
+            self.world.call("filter", _CALL)
             self._renew()
             return delivered
         if self._sound_terms() != self._terms:
             raise Harm("a sound node is not what it was")
         if self._age % _OFFERED_EVERY == 0:
-            self._offer_beside(world)
+            self.offer_beside()
         if self._age % _EVERY == 0:
-            world.unharmed()
+            self.world.unharmed()
         if self._age >= _LIFE:
             self._renew()
         return delivered
 
-    def _offer_beside(self, world: World) -> None:
-        """The hostile node, beside the sound ones."""
+    def _deliver(self, data: bytes) -> bool:
+        """Return whether anything was delivered. The reflector logs exceptions of the receiver."""
+        delivered: list[Event] = []
+
+        def deliver(events: Sequence[Event]) -> None:
+            delivered.extend(events)
+            self.world.deliver(events)
+
+        reflector = Reflector(
+            self._kind,
+            _Scripted(data),
+            deliver,
+            clock=lambda: self.world.now_s,
+            wait=lambda _: reflector.stop(),
+        )
+        if not self._listed:
+            reflector._version = "1"
+        reflector.run()
+        return bool(delivered)
+
+    def offer_beside(self) -> None:
+        """Offer the hostile node beside the sound ones."""
+        world = self.world
         world.now_s += 0.5
-        reply = world.call("filter", self._call)
-        passed = json.loads(reply.body)["NodeNames"]
-        if [name for name in passed if name != BAD] != self._passed:
+        passed = json.loads(world.call("filter", _CALL).body)["NodeNames"]
+        if [name for name in passed if name != BAD] != NODES[:3]:
             raise Harm(f"passed {passed}")
         held = world.cluster.gpunode(BAD)
         if BAD in passed and (held is None or not _has_room(held)):
             raise Harm(f"2Gi are found to fit on {held}")
-        prioritized = world.call("prioritize", self._call)
+        prioritized = world.call("prioritize", _CALL)
         if prioritized.status != 200:
             raise Harm(f"prioritize: {prioritized.status}")
-
-
-def _told(
-    kind: Kind, data: bytes, world: World, *, listed: bool
-) -> tuple[bool, BaseException | None]:
-    """Whether anything was delivered, and the exceptions of its receivers."""
-    delivered: list[Event] = []
-    crash: list[BaseException] = []
-
-    def deliver(events: Sequence[Event]) -> None:
-        delivered.extend(events)
-        try:
-            world.deliver(events)
-        except Exception as err:  # noqa: BLE001 - the reflector would go on, and hide it
-            crash.append(err)
-
-    def wait(_: float) -> None:
-        reflector.stop()
-
-    reflector = Reflector(
-        kind, _Told(data, Random(len(data))), deliver, clock=lambda: world.now_s, wait=wait
-    )
-    if not listed:
-        reflector._version = "1"
-    reflector.run()
-    return bool(delivered), crash[0] if crash else None
 
 
 def _has_room(held: GPUNode) -> bool:
@@ -173,7 +157,7 @@ def _has_room(held: GPUNode) -> bool:
     )
 
 
-def _named(tree: Any) -> Any:
+def _renamed(tree: Any) -> Any:
     """The tree, with its object renamed to a unique name, and without names of other objects."""
     metadata = {**tree["metadata"], "name": BAD, "uid": "bad", "namespace": "bad"}
     text = json.dumps({**tree, "metadata": metadata})
@@ -198,75 +182,66 @@ def hostile_gpunodes() -> list[Any]:
         )
         for count in (1, 2, 3)
     ]
-    return [_named(msgspec.json.decode(encode(node))) for node in nodes]
+    return [_renamed(msgspec.json.decode(msgspec.json.encode(node))) for node in nodes]
 
 
-def _nodes() -> list[Any]:
-    bodies = [body for body in recorded("filter") if body["Nodes"]]
-    real = [node for body in bodies for node in body["Nodes"]["items"]]
-    labels = {
-        "nvidia.com/gpu.count": "8", "nvidia.com/gpu.replicas": "1",
-        "nvidia.com/gpu.memory": "81920",
-        "nvidia.com/gpu.product": "NVIDIA-H100", "nvidia.com/gpu.sharing-strategy": "none",
-        "nvidia.com/mig.strategy": "mixed", "nvidia.com/mig.config.state": "success",
-        "cloud.google.com/gke-accelerator": "nvidia-tesla-a100-80gb", "gpu": "on",
-        "cloud.google.com/gke-max-shared-clients-per-gpu": "4",
-        "cloud.google.com/gke-gpu-sharing-strategy": "time-sharing",
-        "karpenter.k8s.aws/instance-gpu-count": "8",
-        "karpenter.k8s.aws/instance-gpu-memory": "81920",
-    }  # fmt: skip
-    notes = {
-        "headroom.gpu/reserve": "512Mi", "headroom.gpu/device-choice": "any",
-        "hami.io/node-nvidia-register": "x",
-    }  # fmt: skip
-    metadata = {"labels": labels, "annotations": notes, "resourceVersion": "3"}
-    status = {"allocatable": {"nvidia.com/gpu": "8", "cpu": "1"}}
-    return [_named(each) for each in (*real[:2], {"metadata": metadata, "status": status})]
-
-
-def _pods() -> list[Any]:
-    real = [body["Pod"] for body in recorded("filter")[:3]]
-    bound = sent_pod("bad", "2Gi")
+def _bound_pods() -> list[Any]:
+    """Return a running pod, and one with the gate's container."""
+    bound = rich_pod()
     bound["spec"]["nodeName"] = BAD
-    bound["status"] |= {
+    bound["status"] = {
         "phase": "Running",
         "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}],
         "containerStatuses": [{"name": "main", "state": {"running": {}}}],
     }
-    bound["metadata"]["annotations"] |= {
-        "headroom.gpu/placement": '{"node":"hostile","asked":"8Gi"}', "headroom.gpu/max-sm": "70%",
-        "hami.io/vgpu-node": BAD, "runai-gpu": "0", "ALIYUN_COM_GPU_MEM_IDX": "0",
-    }  # fmt: skip
-    gated = json.loads(json.dumps(bound))
-    gated["spec"]["initContainers"] = [{"name": "headroom-gate"}]
-    return [_named(each) for each in (*real, sent_pod("bad", "8Gi"), bound, gated)]
+    gated = {**bound, "spec": {**bound["spec"], "initContainers": [{"name": "headroom-gate"}]}}
+    return [bound, gated]
 
 
-def _leases() -> list[Any]:
-    vouch = '{"sampledAt":"2026-11-21T00:00:01Z","gpunode":"bad","observedAt":"%s","after":"1"}'
-    notes = {"headroom.gpu/observed-at": vouch % "2026-11-21T00:00:00+00:00"}
-    spec = {"holderIdentity": "a", "renewTime": "2026-11-21T00:00:01.000000Z"}
-    return [_named({"metadata": {"annotations": notes, "resourceVersion": "4"}, "spec": spec})]
-
-
-def _slices() -> list[Any]:
-    spec = {
-        "driver": "gpu.nvidia.com", "nodeName": BAD, "pool": {"name": BAD},
-        "devices": [{"name": "gpu-0", "basic": {}}],
-    }  # fmt: skip
-    return [_named({"metadata": {"resourceVersion": "4"}, "spec": spec})]
-
-
-def _namespaces() -> list[Any]:
-    return [_named({"metadata": {"annotations": {"headroom.gpu/default-vram": "4Gi"}}})]
-
-
-_OBJECTS = {
-    "gpunodes": hostile_gpunodes,
-    "nodes": _nodes,
-    "pods": _pods,
-    "leases": _leases,
-    "resourceslices": _slices,
-    "namespaces": _namespaces,
+_FILTERED = recorded("filter")
+_LABELS = {
+    **gfd(replicas="4", sharing_strategy="time-slicing"),
+    **gke(accelerator="nvidia-tesla-a100-80gb", gpu_sharing_strategy="time-sharing"),
+    **gke(max_shared_clients_per_gpu="4"),
+    **karpenter("8", "81920"),
+    **aks("Standard_NC24ads_A100_v4"),
+    **eks("p4d.24xlarge"),
 }
-KINDS = tuple(_OBJECTS)
+_NOTES = {
+    "headroom.gpu/reserve": "512Mi",
+    "headroom.gpu/device-choice": "any",
+    "hami.io/node-nvidia-register": "x",
+}
+#: A node with the labels of all clouds.
+NODE = {
+    "metadata": {"uid": "u", "resourceVersion": "3", "labels": _LABELS, "annotations": _NOTES},
+    "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "1"}},
+}
+_CONFIRMED = (
+    '{"sampledAt":"2026-11-21T00:00:01Z","gpunode":"bad","observedAt":"2026-11-21T00:00:00+00:00",'
+    '"after":"1"}'
+)
+#: Kind -> sound objects.
+OBJECTS: dict[str, list[Any]] = {
+    "gpunodes": hostile_gpunodes(),
+    "nodes": [*next(body["Nodes"]["items"] for body in _FILTERED if body["Nodes"])[:2], NODE],
+    "pods": [*[body["Pod"] for body in _FILTERED[:3]], sent_pod("bad", "8Gi"), *_bound_pods()],
+    "leases": [
+        {
+            "metadata": {"annotations": {"headroom.gpu/observed-at": _CONFIRMED}},
+            "spec": {"holderIdentity": "a", "renewTime": "2026-11-21T00:00:01.000000Z"},
+        }
+    ],
+    "resourceslices": [
+        {
+            "metadata": {"resourceVersion": "4"},
+            "spec": {
+                "driver": "gpu.nvidia.com",
+                "nodeName": BAD,
+                "pool": {"name": BAD},
+                "devices": [{"name": "gpu-0", "basic": {}}],
+            },
+        }
+    ],
+    "namespaces": [{"metadata": {"annotations": {"headroom.gpu/default-vram": "4Gi"}}}],
+}

@@ -5,15 +5,13 @@ application, called without a network. It is not judged by its own code: ``answe
 that a few sound calls got before the first hostile input.
 """
 
-import abc
+import functools
 import gzip
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode
@@ -61,26 +59,67 @@ def recorded(verb: str) -> list[Any]:
     ]
 
 
+def waiting() -> list[dict[str, Any]]:
+    return [sent_pod(name, vram) for name, vram in WAITING.items()]
+
+
+def rich_pod() -> dict[str, Any]:
+    """Return a pod with parts that the recorded pods lack."""
+    rich = sent_pod("rich", "main=8Gi,side=1Gi")
+    rich["metadata"]["annotations"] |= {
+        "headroom.gpu/policy": "spread",
+        "headroom.gpu/max-sm": "70%",
+        "headroom.gpu/processes": "2",
+        "headroom.gpu/retry": "x",
+        "headroom.gpu/placement": '{"node": "n", "asked": "8Gi"}',
+        "hami.io/vgpu-node": "n",
+        "runai-gpu": "0",
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+    }
+    gpu = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": 1}}
+    rich["spec"] |= {
+        "containers": [
+            {"name": "main", "resources": gpu},
+            {"name": "side", "resources": gpu, "envFrom": [{"prefix": "A_"}]},
+            {"name": "plain", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+        ],
+        "initContainers": [{"name": "first", "restartPolicy": "Always", "resources": gpu}],
+        "priority": 7,
+        "nodeSelector": {"a": "b"},
+    }
+    return rich
+
+
 def sound_nodes() -> list[GPUNode]:
-    """Two nodes of shared GPUs, one of whole ones, one cut up; each with something on it."""
+    """Two nodes of shared GPUs, one of whole ones, one cut up; the first with a pod on it."""
     a, b = shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB), shared("GPU-b")
-    sits = [use("uid-sits", "GPU-a", 6 * GIB, replica="GPU-a::0", name="sits")]
     slices = [mig(f"MIG-{index}", index, resource="nvidia.com/mig-1g.10gb") for index in range(3)]
-    devices = ([a, b], [shared("GPU-c"), shared("GPU-d")], [shared("GPU-e", free=1)], slices)
+    occupied = {
+        "reservations": {"uid-sits": reservation({"GPU-a": 8 * GIB}, name="sits")},
+        "pods": [use("uid-sits", "GPU-a", 6 * GIB, replica="GPU-a::0", name="sits")],
+    }
     return [
-        gpunode(
-            *some,
-            name=name,
-            uid=f"gn-{name}",
-            version="10",
-            reservations={"uid-sits": reservation({"GPU-a": 8 * GIB}, name="sits")}
-            if not index
-            else None,
-            pods=sits if not index else (),
-            plugin=DISTRIBUTED,
+        gpunode(*devices, name=name, uid=f"gn-{name}", version="10", plugin=DISTRIBUTED, **more)
+        for name, devices, more in (
+            (NODES[0], [a, b], occupied),
+            (NODES[1], [shared("GPU-c"), shared("GPU-d")], {}),
+            (NODES[2], [shared("GPU-e", free=1)], {}),
+            (NODES[3], slices, {}),
         )
-        for index, (name, some) in enumerate(zip(NODES, devices, strict=False))
     ]
+
+
+@functools.cache
+def _sound_calls() -> list[tuple[str, str, bytes]]:
+    """Return pod, verb and body."""
+    calls = []
+    for each in waiting():
+        # By default, the score depends on the demand of all earlier calls.
+        each["metadata"]["annotations"]["headroom.gpu/policy"] = "pack"
+        for verb, names in (("filter", NODES), ("prioritize", NODES[:4])):
+            body = json.dumps(offer(each, *names)).encode()
+            calls.append((each["metadata"]["name"], verb, body))
+    return calls
 
 
 class World:
@@ -88,7 +127,8 @@ class World:
         self.now_s = 1000.0
         settings = Settings()
         # No report becomes stale here.
-        self.cluster = ClusterWriter(settings.rules, 1e9, WALL_S - self.now_s)
+        epoch_s = WALL_S - self.now_s
+        self.cluster = ClusterWriter(settings.rules, 1e9, epoch_s)
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
         self.telemetry = Telemetry(CollectorRegistry())
         self.journal = Journal(Bounds(decisions=64))
@@ -97,16 +137,11 @@ class World:
             self.cluster,
             self.store,
             lambda: self.now_s,
-            epoch_s=WALL_S - self.now_s,
+            epoch_s=epoch_s,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, self.now_s)]),
         )
         self.verbs = verbs_on(
-            self.cluster,
-            lambda: self.now_s,
-            self,
-            self.journal,
-            self.telemetry,
-            WALL_S - self.now_s,
+            self.cluster, lambda: self.now_s, self, self.journal, self.telemetry, epoch_s
         )
         self._routes = VerbsApp(self.verbs, self.telemetry, settings.max_body).endpoints
         self.deliver([NamespaceSeen(namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
@@ -119,19 +154,7 @@ class World:
         self.store.admit(pod("8Gi", uid="uid-sits", name="sits", node=NODES[0], phase="Running"))
         for name, vram in WAITING.items():
             self.store.admit(pod(vram, uid=f"uid-{name}", name=name))
-        sound = [sent_pod(name, vram) for name, vram in WAITING.items()]
-        for each in sound:  # by default, the score depends on the demand of all earlier calls
-            each["metadata"]["annotations"]["headroom.gpu/policy"] = "pack"
-        self.calls = [
-            (verb, json.dumps(body).encode())
-            for each in sound
-            for verb, body in (
-                ("filter", offer(each, *NODES)),
-                ("prioritize", offer(each, *NODES[:4])),
-            )
-        ]
-        self.answers = self._answers()
-        self.ledger_digest = self.digest()
+        self._before = self._state()
 
     def deliver(self, events: Sequence[Event]) -> None:
         self.cluster.apply(events)
@@ -169,50 +192,24 @@ class World:
         self.bound.clear()
         self.unharmed()
 
-    def digest(self) -> str:
-        """All reservations, and the node of every pod."""
-        held = [self.store.read_gpunode(name) for name in NODES[:4]]
-        specs = [msgspec.to_builtins(each.spec.reservations) for each in held if each is not None]
-        pods = sorted((each.metadata.uid, each.node) for each in self.store.list_pods())
-        return hashlib.sha256(json.dumps([specs, pods], sort_keys=True).encode()).hexdigest()
-
     def unharmed(self) -> None:
-        """Raises ``Harm`` unless sound calls are answered as before and reservations are equal."""
-        if self.digest() != self.ledger_digest:
-            raise Harm("the ledger has changed")
-        for (verb, _), before, after in zip(self.calls, self.answers, self._answers(), strict=True):
-            if before != after:
-                raise Harm(f"a sound {verb} is answered otherwise: {before!r:.300}, {after!r:.300}")
+        """Raise ``Harm`` if reservations, bound pods or the answers to sound calls have changed."""
+        for what, after in self._state().items():
+            if after != (before := self._before[what]):
+                raise Harm(f"{what} changed: {before!r:.300}, {after!r:.300}")
 
-    def _answers(self) -> list[bytes]:
+    def _state(self) -> dict[str, object]:
+        held = [self.store.read_gpunode(name) for name in NODES[:4]]
+        state: dict[str, object] = {
+            "reservations": [each and each.spec.reservations for each in held],
+            "bound pods": sorted((each.metadata.uid, each.node) for each in self.store.list_pods()),
+        }
         # Pods of groups, and pods that preempt, are expected to be bound for 5 s.
         self.now_s += 6.0
-        answers = []
-        for verb, body in self.calls:
+        for name, verb, body in _sound_calls():
             reply = self.call(verb, body)
             if reply.status != 200:
                 raise Harm(f"a sound {verb} is answered {reply.status}: {reply.body!r:.300}")
-            answers.append(reply.body)
+            state[f"the answer to {verb} of {name}"] = reply.body
             self.now_s += 0.5
-        return answers
-
-
-class WorldTarget(abc.ABC):
-    """A target with a world, which is replaced after a failure."""
-
-    def __init__(self) -> None:
-        self._renew()
-
-    def take(self, data: bytes) -> bool:
-        try:
-            return self._taken(data)
-        except BaseException:
-            self._renew()
-            raise
-
-    def _renew(self) -> None:
-        self._world = World()
-
-    @abc.abstractmethod
-    def _taken(self, data: bytes) -> bool:
-        """Give the world one input; return whether it was accepted."""
+        return state
