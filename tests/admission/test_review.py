@@ -94,9 +94,9 @@ SEEDS = [
 
 
 def test_whatever_is_sent_is_answered_or_called_malformed() -> None:
-    """Four thousand hostile reviews, and every patch can be applied."""
+    """Five thousand hostile reviews, and every patch can be applied."""
     lots, read_well = random.Random(9), 0
-    for _ in range(4000):
+    for _ in range(5000):
         body = written(mutated(lots.choice(SEEDS), lots, SEEDS))
         if lots.random() < 0.2:
             body = garbled(body, lots)

@@ -68,7 +68,7 @@ def _keys(tree: Any) -> Sequence[Any]:
 
 def _changed(tree: Any, random: Random, others: Sequence[Any]) -> Any:
     keys = _keys(tree)
-    if not keys or random.random() < 0.1:
+    if not keys or random.random() < 0.05:
         return _replacement(tree, random, others)
     key, copy = random.choice(keys), tree.copy()
     copy[key] = _changed(tree[key], random, others)
@@ -90,7 +90,7 @@ def _replacement(old: Any, random: Random, others: Sequence[Any]) -> Any:
     raw = f"{_RAW}{random.randrange(len(RAW))}"
     value, text = random.choice(VALUES), random.choice(TEXTS)
     grafted = _part(random.choice(others), random)
-    return random.choice((value, value, text, text, raw, number, wrapped, grafted))
+    return random.choice((value, value, text, text, raw, raw, number, wrapped, grafted))
 
 
 def _variation(old: Any, random: Random) -> Any:

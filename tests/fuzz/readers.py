@@ -82,15 +82,14 @@ def _entry(uid: str, replicas: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_ENTRIES = [_entry("u1", {"0": ["GPU-x::0"]}), _entry("u2", {"0": ["GPU-x::1", "GPU-y"]})]
-_REGISTERED = {"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1", "GPU-y"]}
-_CHECKPOINTS = [
-    {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": checksum}
-    for entries, registered, checksum in (
-        (_ENTRIES, _REGISTERED, 1234567),
-        ([_entry("u1", ["GPU-x"])], None, 0),
-    )
+_ENTRIES = [
+    _entry("u1", {"0": ["GPU-x::0"]}),
+    _entry("u2", {"0": ["GPU-x::1", "GPU-y"]}),
+    _entry("u3", ["GPU-x"]),  # before Kubernetes 1.20
 ]
+_REGISTERED = {"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1", "GPU-y"]}
+_DATA = {"PodDeviceEntries": _ENTRIES, "RegisteredDevices": _REGISTERED}
+_CHECKPOINT = {"Data": _DATA, "Checksum": 1234567}
 _DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-x::0") + field(2, "GPU-y")
 _CONTAINER = field(1, "main") + field(2, _DEVICES) + field(9, b"x") + field(4, 7)
 _LISTED = field(1, field(1, "p") + field(2, "default") + field(3, _CONTAINER)) * 2
@@ -132,7 +131,7 @@ def _checkpoint(data: bytes) -> None:
 
 
 def _podresources(data: bytes) -> None:
-    _kubelet(msgspec.json.encode(_CHECKPOINTS[0]), data)
+    _kubelet(msgspec.json.encode(_CHECKPOINT), data)
     _Service(data).healthy()
 
 
@@ -222,7 +221,7 @@ def _gate_answer(data: bytes) -> bool:
 
 #: Name -> share of the inputs, sound inputs, reader, and the exceptions that reject an input.
 READERS: dict[str, tuple[Any, ...]] = {
-    "checkpoint": (120, _CHECKPOINTS, _checkpoint, (BadCheckpoint,)),
+    "checkpoint": (120, [_CHECKPOINT], _checkpoint, (BadCheckpoint,)),
     "podresources": (60, [_LISTED, _ALLOCATABLE], _podresources, (Unanswered,)),
     "plugin": (80, [field(1, _WISH), _WISH], _plugin, (BadMessage,)),
     "apiserver": (40, [_CONFIGURED, _ERROR, *_GPUNODES], _apiserver),
