@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-#: A quantity that is a number in JSON fits into 64 bits, because pods are encoded again.
-Quantity = str | Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+#: Numbers fit into 64 bits, because pods are encoded again.
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Quantity = str | Int64
 
 
 class KubeStruct(
@@ -76,7 +77,7 @@ class EnvFromSource(KubeStruct, frozen=True):
 
 
 class ContainerPort(KubeStruct, frozen=True):
-    host_port: int | None = None
+    host_port: Int64 | None = None
 
 
 class Container(KubeStruct, frozen=True):
@@ -182,7 +183,7 @@ class PodSpec(KubeStruct, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[InitContainer] | None = None
     node_name: str | None = None
-    priority: int | None = None
+    priority: Int64 | None = None
     #: "Never": no pod is evicted to make this pod fit.
     preemption_policy: str | None = None
     scheduler_name: str | None = None
@@ -208,7 +209,7 @@ class PodCondition(KubeStruct, frozen=True):
 
 
 class Terminated(KubeStruct, frozen=True):
-    exit_code: int = 0
+    exit_code: Int64 = 0
 
 
 class Waiting(KubeStruct, frozen=True):

@@ -111,12 +111,16 @@ def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
 
 
 @pytest.mark.parametrize("amount", [1 << 64, -(1 << 70)])
-def test_an_amount_beyond_64_bits_is_rejected_with_its_place(amount: int) -> None:
+def test_a_number_beyond_64_bits_is_rejected_with_its_place(amount: int) -> None:
     world = World()
-    pod = sent_pod("large", "8Gi")
-    pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = amount
-    reply = world.call("filter", json.dumps(offer(pod, *NODES)).encode())
-    assert "$.Pod.spec.containers[0].resources.limits" in json.loads(reply.body)["Error"]
+    pods = [sent_pod("large", "8Gi") for _ in range(3)]
+    pods[0]["spec"]["priority"] = amount
+    pods[1]["spec"]["containers"][0]["ports"] = [{"hostPort": amount}]
+    pods[2]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = amount
+    places = "priority", "containers[0].ports[0].hostPort", "containers[0].resources.limits"
+    for pod, place in zip(pods, places, strict=True):
+        reply = world.call("filter", json.dumps(offer(pod, *NODES)).encode())
+        assert f"$.Pod.spec.{place}" in json.loads(reply.body)["Error"]
     world.unharmed()
 
 
