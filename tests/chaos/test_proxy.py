@@ -1,6 +1,7 @@
 """Each fault of a wire has its effect on requests."""
 
 import http.server
+import random
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import urllib3
 from tests.certificates import Certificate, make_api_certificate
 from tests.chaos.faults import KINDS
 from tests.chaos.proxy import Proxies, Service, Wire
+from tests.waiting import PATIENCE_S
 
 #: Fault -> number of requests, the statuses that the client sees (None: no answer),
 #: and whether the server processes all requests.
@@ -39,7 +41,8 @@ def test_every_fault_of_a_wire_has_a_known_effect() -> None:
 @pytest.mark.parametrize("fault", EFFECTS)
 def test_a_fault_changes_the_answers(fault: str, tmp_path: Path) -> None:
     count, statuses, all_served = EFFECTS[fault]
-    timeout_s = 0.3 if fault in ("stalled", "passed on late") else 3.0
+    timeout_s = 0.5 if fault in ("stalled", "passed on late") else PATIENCE_S
+    random.seed(1)  # the same requests have the fault in each run
     served: list[str] = []
 
     class Server(http.server.BaseHTTPRequestHandler):
