@@ -258,7 +258,8 @@ def test_holders_fit_into_half_of_what_is_free(stage: Stage) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_check_leaves_no_process(stage: Stage, number: signal.Signals) -> None:
-    process = stage.start("--only", "cost")
+    # A check that is killed leaves its folder.
+    process = stage.start("--only", "cost", TMPDIR=str(stage.out.parent))
     try:
         until(lambda: any("agent --no-publish" in each for each in stage.processes()), "agent")
         process.send_signal(number)
