@@ -56,7 +56,7 @@ def test_a_fault_changes_the_answers(fault: str, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path / "certs/tls.crt", tmp_path / "certs/tls.key")
     make_api_certificate(certificate.cert, "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         wire = Wire({fault: 0.4 if fault == "slow" else 1.0})
         service = Service({f"http://127.0.0.1:{server.server_port}": wire}, meddles=True)
         proxies = Proxies(certificate)
