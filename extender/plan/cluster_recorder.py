@@ -143,7 +143,7 @@ def _run(file: Path, recorder: Recorder, api: KubeApi) -> None:
                 begun = True
         error = next((each.error for each in watches if each.error), None)
         if error and time.monotonic() >= next_error_s:
-            sys.stderr.write(f"headroom: nothing is recorded while this fails: {error}\n")
+            sys.stderr.write(f"headroom: the recording is incomplete while this fails: {error}\n")
             next_error_s = time.monotonic() + _EVERY_S
         if time.monotonic() >= next_s:
             took_s = _write(file, recorder.encoded())

@@ -151,7 +151,7 @@ def record(
             from extender.plan.cluster_recorder import record_to
         except ImportError as err:
             raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
-        # Failed calls are reported in plain words.
+        # Not as JSON: the recorder reports failed calls in plain words.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         record_to(file, kubeconfig, context)
     except (BadSettings, OSError) as err:

@@ -84,7 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_parsing = False
         #: Number of requests that began in the last received bytes.
         self._begun_count = 0
-        #: Whether the next response that begins is the last one.
+        #: Whether the next response ends the connection.
         self._is_ending = False
         self._timer = self.loop.call_later(REQUEST_S, self._check_time)
         if len(self.connections) > MAX_CONNECTIONS:
@@ -95,7 +95,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def end_after_response(self) -> None:
-        """Close the connection after the next response that begins, with the header for it."""
+        """Send "connection: close" with the next response, and close the connection after it."""
         self._is_ending = True
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False

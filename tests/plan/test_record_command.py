@@ -169,6 +169,7 @@ def test_a_failing_call_is_reported_in_plain_words(tmp_path: Path) -> None:
             process.wait(30.0)
     failed, records = log.read_text().splitlines()
     assert failed == (
-        "headroom: nothing is recorded while this fails: GET /api/v1/pods: 403 pods is forbidden"
+        "headroom: the recording is incomplete while this fails: "
+        "GET /api/v1/pods: 403 pods is forbidden"
     )
     assert records.startswith("headroom: records 0 pods on 0 nodes to ")

@@ -1,4 +1,4 @@
-"""A server that ends fails no request of a client that does not know it yet."""
+"""No request fails because its client does not know yet that the server ends."""
 
 import contextlib
 import socket

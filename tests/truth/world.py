@@ -195,10 +195,11 @@ def report(node: StandIn, observed_at: str = "1970-01-01T00:00:00Z") -> GPUNodeS
         for container, replicas in given.items()
         for replica in replicas
     ]
+    known = {pod.uid for pod, _ in listed}
     rows += [
         PodUse(uid=uid, container=container, device=device, used_bytes=used, source="nvml")
         for (uid, container), process in node.processes.items()
-        if uid not in {pod.uid for pod, _ in listed}
+        if uid not in known
         for device, used in process.used_bytes.items()
     ]
     settings = node.plugin.settings if node.plugin else None
