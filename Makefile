@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | docs | site |
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
 # images | containers | newcomer | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ CACHE := $(or $(HEADROOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headroom)
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu \
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
 	docs site images containers newcomer neighbours samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
@@ -113,6 +113,9 @@ bench-page: $(VENV)/test.stamp  ## the page in a browser while 5,000 nodes repor
 
 gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)
+
+gpu-cluster: $(VENV)/test.stamp  ## as root, on a machine with a GPU: pods on it in a cluster of one node; without a GPU: ARGS=--pretend
+	@$(RUN) -m tests.install.gpu_cluster $(ARGS)
 
 docs: $(VENV)/test.stamp  ## generate the pages of docs/reference from the code and the manifests
 	@PYTHONPATH=. $(RUN) -m reference

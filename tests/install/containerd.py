@@ -6,12 +6,9 @@ container runtime mounts the fake driver library into containers that name visib
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,13 @@ import yaml
 from tests.controlplane import ControlPlane
 from tests.debian import containers
 from tests.driver import Gpu, library_folder
-from tests.install import network
+from tests.install import cgroups, network
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import INSIDE
 
 #: Path of the driver's library in containers, as NVIDIA's container runtime mounts it.
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 TABLE = "/run/fake-nvml"
-CGROUPS = Path("/sys/fs/cgroup")
-KIND = "headroom-node-"
 
 #: NVIDIA's container runtime in small: edits the container's configuration, then calls runc.
 RUNTIME = """#!{python} -IS
@@ -127,9 +122,7 @@ class ContainerdNode(Node):
         runtime.chmod(0o755)
         network.run("sh", "-c", containers())
         network.run("sh", "-c", INSIDE, "sh", str(self.folder), "true")
-        for each in _controllers():
-            _sweep(each)
-            (each / self.cgroup).mkdir()
+        cgroups.create(self.cgroup)
 
     def _new_runtime(self, cdi: Path) -> Any:
         return Containerd(self)
@@ -175,17 +168,7 @@ class ContainerdNode(Node):
         for name in ("kubelet", "containerd"):
             if self.runs(name):
                 self.kill(name)
-        folders = [each / self.cgroup for each in _controllers()]
-        deadline_s = time.monotonic() + 30.0
-        while any(each.exists() for each in folders):
-            for process in {pid for folder in folders for pid in _processes(folder)}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, 9)
-            for folder in folders:
-                _remove(folder)
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"cgroups remain: {folders}")
-            time.sleep(0.1)
+        cgroups.remove(self.cgroup)
 
 
 def _network(folder: Path) -> Mapping[str, Any]:
@@ -206,34 +189,3 @@ def _network(folder: Path) -> Mapping[str, Any]:
             }
         ],
     }
-
-
-def _controllers() -> Iterator[Path]:
-    """Yield the cgroup hierarchies: one in cgroup v2, one for each controller in v1."""
-    if (CGROUPS / "cgroup.controllers").exists():
-        yield CGROUPS
-        return
-    yield from (each for each in CGROUPS.iterdir() if each.is_dir() and not each.is_symlink())
-
-
-def _sweep(controller: Path) -> None:
-    """Remove the cgroups of killed nodes, whose folders are gone."""
-    for each in controller.glob(f"{KIND}*"):
-        if not (Path(tempfile.gettempdir()) / each.name).exists():
-            _remove(each)
-
-
-def _processes(folder: Path) -> Iterator[int]:
-    for each in folder.rglob("cgroup.procs"):
-        with contextlib.suppress(OSError):
-            yield from map(int, each.read_text().split())
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        for each in sorted(folder.rglob("*"), reverse=True):
-            if each.is_dir():
-                with contextlib.suppress(OSError):
-                    each.rmdir()
-        with contextlib.suppress(OSError):
-            folder.rmdir()

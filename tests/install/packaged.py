@@ -26,8 +26,9 @@ from tests.controlplane import ROOT, built
 from tests.driver import GIB, Gpu
 from tests.images.building import Builder
 from tests.install import network
+from tests.install.cgroups import CGROUPS
 from tests.install.cluster import GPU_BYTES, MERGE, Plane, bring_up, until
-from tests.install.containerd import CGROUPS, ContainerdNode
+from tests.install.containerd import ContainerdNode
 from tests.install.load import GPUNODES
 from tests.install.play import NAMESPACE, Play
 from tests.install.versions import REGISTRY, working_tree

@@ -1,0 +1,245 @@
+"""Pods on a GPU of this machine, in a cluster of one node, with all of Headroom: make gpu-cluster.
+
+    python -m tests.install.gpu_cluster [--pretend] [--out FILE]
+
+Needs root, containerd and runc. Real are etcd, API server, kube-scheduler, kubelet, containerd,
+runc, NVIDIA's device plugin, the driver, extender and agent. Processes of pods allocate GPU memory
+with CUDA. ``--pretend``: on a machine without a GPU, with libraries that simulate the driver.
+
+Prints one line per check, and writes what was observed as JSON. The exit status is 1 if a check
+failed.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pynvml
+import typer
+
+from benchmarks.gpu.fixtures import Fixtures
+from tests.controlplane import ROOT, SCHEDULER_NAME, ControlPlane, built, control_plane
+from tests.debian import containers
+from tests.driver import Driver, cuda_folder, h100, library_folder
+from tests.e2e.cluster import GPUNODES, PODS, Cluster, scheduling_message
+from tests.install.gpu_node import IMAGE, GpuNode
+from tests.kubelet.node_objects import RESOURCE
+from tests.waiting import until
+
+GIB = 1 << 30
+NODE = "gpu-1"
+REPLICAS = 4
+#: Bytes of a CUDA context, which the driver adds to what a process allocates.
+CONTEXT_BYTES = GIB
+#: Memory of the device that belongs to no process.
+STRAY_BYTES = 256 << 20
+BINARIES = "etcd", "kube-apiserver", "kube-scheduler", "kubelet", "nvidia-device-plugin"
+_ALONE = "TEST_GPU_CLUSTER_ALONE"
+_PATIENCE_S = 90.0
+
+
+@dataclass
+class Checks:
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: int = 0
+
+    def check(self, name: str, true: bool, **observed: Any) -> None:
+        self.results[name] = {"ok": true, **observed}
+        self.failed += not true
+        figures = ", ".join(f"{key} {value}" for key, value in observed.items())
+        typer.echo(f"{name:<34} {'ok' if true else 'FAILED':<7} {figures}")
+
+
+class GpuCluster:
+    """``driver``: variables of a simulated driver, whose processes have ids of the machine."""
+
+    def __init__(self, plane: ControlPlane, driver: Mapping[str, str]) -> None:
+        self._plane, self._driver = plane, driver
+        self._cluster = Cluster(plane, [NODE])
+        writable = [folder] if (folder := driver.get("FAKE_CUDA_FOLDER")) else []
+        self.node = GpuNode(plane, NODE, REPLICAS, driver, writable)
+        self.checks = Checks()
+
+    def run(self) -> None:
+        total_bytes = _total_bytes()
+        self._cluster.create()
+        self.node.start()
+        self.checks.check("the plugin's replicas", True, allocatable=self.node.allocatable())
+        self.node.start_agent()
+        url = self._cluster.start_extender()
+        self._cluster.start_scheduler(url)
+        self._cluster.settle()
+        (device,) = self._until_reported(lambda status: status["devices"][0].get("sharing"))
+        self.checks.check(
+            "the device in the GPUNode",
+            device["memory"] == total_bytes
+            and device["sharing"] == "time-slicing"
+            and device["replicas"] == {"free": REPLICAS},
+            memory=device["memory"],
+            sharing=device["sharing"],
+            replicas=device["replicas"],
+        )
+        free_gib = (total_bytes - device["reserved"]) // GIB
+        self._place(device["uuid"], free_gib)
+
+    def _place(self, uuid: str, free_gib: int) -> None:
+        """Three pods whose requests fit, of which the second uses more than its request."""
+        first_gib = free_gib * 2 // 5
+        self._create("first", first_gib, uses_gib=first_gib - 2)
+        self._create("second", 8, uses_gib=12)
+        self._check_attributed({"first": first_gib - 2, "second": 12}, uuid)
+        third_gib = free_gib - first_gib - 10
+        self._create("third", third_gib, uses_gib=third_gib - 2)
+        self._until(lambda: scheduling_message(self._cluster.pod("third")), "an answer")
+        message = scheduling_message(self._cluster.pod("third"))
+        self.checks.check(
+            "memory beyond a request counts",
+            "insufficient GPU memory" in message,
+            requests_gib=[first_gib, 8, third_gib],
+            free_gib=free_gib,
+            message=message,
+        )
+        began_s = time.monotonic()
+        self._plane.call("DELETE", f"{PODS}/second", {"gracePeriodSeconds": 1})
+        self._until(lambda: bool(self._cluster.node_of("third")), "the third pod is bound")
+        took_s = time.monotonic() - began_s
+        self.checks.check("a deleted pod frees its memory", True, bound_after_s=round(took_s, 1))
+        self._check_attributed({"first": first_gib - 2, "third": third_gib - 2}, uuid)
+
+    def _create(self, name: str, gib: int, uses_gib: int) -> None:
+        commands = {"do": "open"}, {"do": "allocate", "bytes": uses_gib * GIB}
+        lines = " ".join(shlex.quote(json.dumps(each)) for each in commands)
+        worker = f"{shlex.quote(sys.executable)} -m benchmarks.gpu.worker"
+        device = 'export CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES"'
+        script = f"{device}; (printf '%s\\n' {lines}; exec sleep infinity) | {worker}"
+        environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **self._driver}
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "command": ["sh", "-c", script],
+            "env": [{"name": key, "value": value} for key, value in environment.items()],
+            "resources": {"limits": {RESOURCE: "1"}},
+        }
+        spec = {
+            "schedulerName": SCHEDULER_NAME,
+            "containers": [container],
+            "hostNetwork": True,
+            "hostPID": bool(self._driver),
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+        }
+        metadata = {"name": name, "annotations": {"headroom.gpu/vram": f"{gib}Gi"}}
+        self._plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
+
+    def _check_attributed(self, uses_gib: Mapping[str, int], uuid: str) -> None:
+        """Each pod has what its process allocated and a context, on the device that it sees."""
+        least = {name: gib * GIB for name, gib in uses_gib.items()}
+
+        def attributed(status: Any) -> bool:
+            used = {each["name"]: each.get("used") or 0 for each in status.get("pods", [])}
+            return used.keys() == least.keys() and all(used[name] >= n for name, n in least.items())
+
+        (device,) = self._until_reported(attributed)
+        pods = self._status()["pods"]
+        used = {each["name"]: each["used"] for each in pods}
+        self.checks.check(
+            f"memory of {' and '.join(sorted(least))}",
+            all(used[name] <= n + CONTEXT_BYTES for name, n in least.items())
+            and {each["device"] for each in pods} == {uuid}
+            and device["unattributed"] <= STRAY_BYTES
+            and device["replicas"] == {"free": REPLICAS - len(pods), "allocated": len(pods)},
+            allocated=least,
+            used=used,
+            unattributed=device["unattributed"],
+            device_used=device["used"],
+        )
+
+    def _status(self) -> Any:
+        return self._plane.call("GET", f"{GPUNODES}/{NODE}").get("status") or {}
+
+    def _until_reported(self, true: Callable[[Any], object]) -> list[Any]:
+        def reported() -> object:
+            status = self._status()
+            return status.get("devices") and true(status)
+
+        self._until(reported, "the report of the agent")
+        devices: list[Any] = self._status()["devices"]
+        return devices
+
+    def _until(self, true: Callable[[], object], what: str) -> None:
+        def is_true() -> object:
+            self.node.raise_if_ended()
+            self._plane.raise_if_ended()
+            return true()
+
+        until(is_true, what, _PATIENCE_S, 0.2, self.trouble)
+
+    def trouble(self) -> str:
+        pods = json.dumps([each["status"] for each in self._cluster.pods()], indent=1)
+        logs = self.node.pod_logs(), self.node.logs(), self._plane.logs()
+        return "\n".join((pods, json.dumps(self._status()), *logs))
+
+
+def _total_bytes() -> int:
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).total)
+
+
+@contextlib.contextmanager
+def _pretended() -> Iterator[Mapping[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="headroom-pretended-") as folder:
+        driver = Driver(Path(folder, "table"), [h100("GPU-9b07c1d2-3e4f-5a6b-7c8d-9e0f1a2b3c4d")])
+        yield {
+            "LD_LIBRARY_PATH": f"{library_folder()}:{cuda_folder()}",
+            "FAKE_NVML_TABLE": str(driver.table),
+            "FAKE_CUDA_FOLDER": folder,
+        }
+
+
+def main(
+    pretend: Annotated[bool, typer.Option(help="Simulate the driver.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for what was observed.")] = None,
+) -> None:
+    """Run pods on a GPU of this machine, with all of Headroom."""
+    if os.geteuid() != 0:
+        raise SystemExit(
+            "make gpu-cluster needs root: it mounts file systems and starts containers"
+        )
+    built(*BINARIES)
+    if _ALONE not in os.environ:
+        with _pretended() if pretend else contextlib.nullcontext({}) as driver:
+            environment = {**os.environ, **driver, _ALONE: json.dumps({**driver})}
+            command = ["unshare", "--mount", sys.executable, *sys.orig_argv[1:]]
+            raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
+    if shutil.which("containerd") is None:
+        subprocess.run(["sh", "-c", containers()], check=True)
+    driver = json.loads(os.environ[_ALONE])
+    with control_plane() as plane:
+        cluster = GpuCluster(plane, driver)
+        try:
+            cluster.run()
+        except BaseException:
+            typer.echo(cluster.trouble(), err=True)
+            raise
+        finally:
+            cluster.node.stop()
+    fixtures = Fixtures()
+    if out is not None:
+        out.write_text(fixtures.anonymous(json.dumps(cluster.checks.results, indent=1)) + "\n")
+    raise SystemExit(1 if cluster.checks.failed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,261 @@
+"""A node with a GPU of this machine: kubelet, containerd, runc and NVIDIA's plugin, all real.
+
+It uses no network: pods have that of the machine. A container shows the machine's programs and
+libraries, and gets the driver's device files if it names visible devices; on other nodes NVIDIA's
+container runtime does both.
+"""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
+from tests.install import cgroups
+from tests.kubelet.node_objects import (
+    INSIDE,
+    KERNEL,
+    RESOURCE,
+    kubelet_configuration,
+    plugin_configuration,
+    write_mounts,
+)
+from tests.processes import Processes, free_ports
+from tests.waiting import until
+
+IMAGE = "headroom.test/machine:1"
+#: In small what NVIDIA's container runtime does: edits the container's configuration, calls runc.
+RUNTIME = """#!{python} -IS
+import glob, json, os, stat, sys
+arguments = sys.argv[1:]
+if "create" in arguments:
+    path = arguments[arguments.index("--bundle") + 1] + "/config.json"
+    with open(path) as file:
+        config = json.load(file)
+    for source, how in {folders}:
+        options = ["rbind", how, "nosuid"]
+        mount = dict(type="bind", source=source, destination=source, options=options)
+        config["mounts"].append(mount)
+    if any(each.startswith("NVIDIA_VISIBLE_DEVICES=GPU-") for each in config["process"]["env"]):
+        linux = config["linux"]
+        for name in glob.glob("/dev/nvidia*"):
+            found = os.stat(name)
+            major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
+            if stat.S_ISCHR(found.st_mode):
+                device = dict(type="c", major=major, minor=minor)
+                linux.setdefault("devices", []).append(dict(device, path=name, fileMode=0o666))
+                allowed = dict(device, allow=True, access="rwm")
+                linux.setdefault("resources", {{}}).setdefault("devices", []).append(allowed)
+    with open(path, "w") as file:
+        json.dump(config, file)
+os.execvp("runc", ["runc", *arguments])
+"""
+CONTAINERD = """
+version = 2
+root = "{folder}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper"]
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{image}"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      BinaryName = "{folder}/nvidia-container-runtime"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    conf_dir = "{folder}/cni"
+"""
+#: No pod uses it: without any configuration a kubelet is not ready.
+_NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
+_PATIENCE_S = 60.0
+
+
+class GpuNode(Processes):
+    """``driver``: variables by which plugin and agent find the driver's library.
+
+    Containers can write to the folders ``writable``. Start it in a mount namespace of its own, as
+    root: it hides /run, /var/lib and /var/log.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        name: str,
+        replicas: int,
+        driver: Mapping[str, str],
+        writable: Sequence[str] = (),
+    ) -> None:
+        super().__init__(cgroups.KIND)
+        self.plane, self.name, self.replicas, self._driver = plane, name, replicas, driver
+        self._binaries = built("kubelet", "nvidia-device-plugin")
+        for each in ("kubelet", "cdi", "cni"):
+            (self.folder / each).mkdir()
+        kernel = {f"/proc/sys/{setting}": f"{value}\n" for setting, value in KERNEL.items()}
+        for path, text in kernel.items():
+            file = self.folder / f"over{path}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        write_mounts(self.folder, kernel)
+        socket = self.folder / "containerd.sock"
+        self._write("kubelet.yaml", self._kubelet_configuration(socket))
+        self._write("kubeconfig", self._kubeconfig())
+        self._write("plugin.yaml", {"version": "v1", **plugin_configuration(replicas)})
+        self._write("cni/none.conflist", _NETWORK)
+        configuration = CONTAINERD.format(folder=self.folder, image=IMAGE)
+        (self.folder / "containerd.toml").write_text(configuration)
+        runtime = self.folder / "nvidia-container-runtime"
+        folders = [(str(each), "ro") for each in _folders()] + [(each, "rw") for each in writable]
+        runtime.write_text(RUNTIME.format(python=sys.executable, folders=folders))
+        runtime.chmod(0o755)
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        (self.folder / name).write_text(json.dumps(content))
+
+    def _kubelet_configuration(self, socket: Path) -> dict[str, Any]:
+        return kubelet_configuration(socket, self.plane.certificate) | {
+            "cgroupsPerQOS": True,
+            "cgroupRoot": f"/{self.folder.name}",
+            "enforceNodeAllocatable": ["none"],
+        }
+
+    def _kubeconfig(self) -> dict[str, Any]:
+        server = {"server": self.plane.url, "certificate-authority": str(self.plane.ca_file)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+
+    def start(self) -> None:
+        """Return when the node's status has all replicas of the plugin."""
+        subprocess.run(["sh", "-c", INSIDE, "sh", str(self.folder), "true"], check=True)
+        cgroups.create(self.folder.name)
+        self.spawn("containerd", "containerd", f"--config={self.folder}/containerd.toml")
+        self.wait((self.folder / "containerd.sock").exists, "containerd listens")
+        self._import_image()
+        self.spawn(
+            "kubelet",
+            str(self._binaries["kubelet"]),
+            f"--config={self.folder}/kubelet.yaml",
+            f"--kubeconfig={self.folder}/kubeconfig",
+            f"--hostname-override={self.name}",
+            "--v=2",
+        )
+        self.wait(self._is_ready, "a node that is ready")
+        self.spawn(
+            "nvidia-device-plugin",
+            str(self._binaries["nvidia-device-plugin"]),
+            f"--config-file={self.folder}/plugin.yaml",
+            "--device-discovery-strategy=nvml",
+            env=self._driver,
+        )
+        self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
+        # Admission taints every new node. What would untaint it is a controller.
+        path, body = f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}}
+        self.plane.call("PATCH", path, body, "application/merge-patch+json")
+
+    def start_agent(self) -> None:
+        """Start the agent as the DaemonSet does, but as a process of the machine."""
+        (port,) = free_ports(1)
+        kubeconfig = self.plane.kubeconfig("agent-of-the-tests")
+        self.spawn(
+            *("agent", sys.executable, "-m", "agent", f"--node={self.name}"),
+            *("--interval=1", "--heartbeat=10", f"--listen=127.0.0.1:{port}", "--local-port=0"),
+            env={"PYTHONPATH": str(ROOT), **self._driver, "KUBECONFIG": str(kubeconfig)},
+        )
+
+    def stop(self) -> None:
+        for name in ("kubelet", "containerd"):
+            if self.runs(name):
+                self.kill(name)
+        cgroups.remove(self.folder.name)
+        super().stop()
+
+    def allocatable(self) -> int:
+        return int(self._object()["status"]["allocatable"].get(RESOURCE, "0"))
+
+    def pod_logs(self) -> str:
+        """Return what the containers of all pods printed."""
+        folder = self.folder / "kubelet/pod-logs"
+        return "\n".join(each.read_text()[-2000:] for each in sorted(folder.rglob("*.log")))
+
+    def wait(self, done: Callable[[], object], what: str) -> None:
+        def runs() -> object:
+            self.raise_if_ended()
+            return done()
+
+        until(runs, what, _PATIENCE_S, 0.1, self.logs)
+
+    def _object(self) -> dict[str, Any]:
+        return self.plane.call("GET", f"/api/v1/nodes/{self.name}")
+
+    def _is_ready(self) -> bool:
+        try:
+            conditions = self._object()["status"].get("conditions", [])
+        except ApiRefused:
+            return False
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _import_image(self) -> None:
+        archive = self.folder / "machine.tar"
+        archive.write_bytes(_archive())
+        command = ["ctr", f"--address={self.folder}/containerd.sock", "--namespace=k8s.io"]
+        command += ["images", "import", "--snapshotter=native", str(archive)]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def _folders() -> list[Path]:
+    """Return the machine's folders that containers show."""
+    python = {ROOT, *map(Path, (sys.prefix, sys.base_prefix))} - {Path("/usr")}
+    python |= {each.resolve() for each in python}
+    libraries = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    folders = {Path("/usr"), *python, *(each for each in libraries if each.is_absolute())}
+    return sorted(each for each in folders if not folders & set(each.parents))
+
+
+def _archive() -> bytes:
+    """Return an image as ``docker save`` writes it: empty folders, and the machine's links."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as files:
+        for name in ("usr", "etc", "tmp", "proc", "sys", "dev", "run"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            files.addfile(entry)
+        for link in (each for each in Path("/").iterdir() if each.is_symlink()):
+            entry = tarfile.TarInfo(link.name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, str(link.readlink())
+            files.addfile(entry)
+        files.add("/etc/ld.so.cache", "etc/ld.so.cache")
+    content = layer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/bin:/usr/sbin"], "Cmd": ["sleep", "infinity"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as files:
+        for name, data in (
+            ("layer.tar", content),
+            ("config.json", json.dumps(config).encode()),
+            ("manifest.json", json.dumps(manifest).encode()),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            files.addfile(entry, io.BytesIO(data))
+    return archive.getvalue()
