@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,11 +71,11 @@ class GpuCluster:
         self.node = GpuNode(plane, NODE, REPLICAS, driver, writable)
         self.checks = Checks()
 
-    def run(self) -> None:
-        total_bytes = _total_bytes()
+    def run(self, total_bytes: int) -> None:
         self._cluster.create()
         self.node.start()
-        self.checks.check("the plugin's replicas", True, allocatable=self.node.allocatable())
+        allocatable = self.node.allocatable()
+        self.checks.check("the plugin's replicas", allocatable == REPLICAS, allocatable=allocatable)
         self.node.start_agent()
         url = self._cluster.start_extender()
         self._cluster.start_scheduler(url)
@@ -113,7 +114,11 @@ class GpuCluster:
         self._plane.call("DELETE", f"{PODS}/second", {"gracePeriodSeconds": 1})
         self._until(lambda: bool(self._cluster.node_of("third")), "the third pod is bound")
         took_s = time.monotonic() - began_s
-        self.checks.check("a deleted pod frees its memory", True, bound_after_s=round(took_s, 1))
+        self.checks.check(
+            "a deleted pod frees its memory",
+            self._cluster.node_of("third") == NODE,
+            bound_after_s=round(took_s, 1),
+        )
         self._check_attributed({"first": first_gib - 2, "third": third_gib - 2}, uuid)
 
     def _create(self, name: str, gib: int, uses_gib: int) -> None:
@@ -192,20 +197,41 @@ class GpuCluster:
 
 
 def _total_bytes() -> int:
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).total)
+    """Return the memory of the first GPU. Raises ``SystemExit`` if there is none."""
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).total)
+    except pynvml.NVMLError as err:
+        raise SystemExit(
+            f"the driver cannot be asked: {err}; without a GPU: make gpu-cluster ARGS=--pretend"
+        ) from err
+
+
+def _pretended() -> dict[str, str]:
+    """Return variables by which processes find a simulated driver, in a new folder."""
+    folder = tempfile.mkdtemp(prefix="headroom-pretended-")
+    table = Path(folder, "table")
+    Driver(table, [h100("GPU-9b07c1d2-3e4f-5a6b-7c8d-9e0f1a2b3c4d")])
+    return {
+        "LD_LIBRARY_PATH": f"{library_folder()}:{cuda_folder()}",
+        "FAKE_NVML_TABLE": str(table),
+        "FAKE_CUDA_FOLDER": folder,
+    }
 
 
 @contextlib.contextmanager
-def _pretended() -> Iterator[Mapping[str, str]]:
-    with tempfile.TemporaryDirectory(prefix="headroom-pretended-") as folder:
-        driver = Driver(Path(folder, "table"), [h100("GPU-9b07c1d2-3e4f-5a6b-7c8d-9e0f1a2b3c4d")])
-        yield {
-            "LD_LIBRARY_PATH": f"{library_folder()}:{cuda_folder()}",
-            "FAKE_NVML_TABLE": str(driver.table),
-            "FAKE_CUDA_FOLDER": folder,
-        }
+def _cluster(driver: Mapping[str, str]) -> Iterator[GpuCluster]:
+    """Yield a cluster that is not started yet. Print the state of all parts after an exception."""
+    with control_plane() as plane:
+        cluster = GpuCluster(plane, driver)
+        try:
+            yield cluster
+        except Exception:
+            typer.echo(cluster.trouble(), err=True)
+            raise
+        finally:
+            cluster.node.stop()
 
 
 def main(
@@ -217,27 +243,25 @@ def main(
         raise SystemExit(
             "make gpu-cluster needs root: it mounts file systems and starts containers"
         )
-    built(*BINARIES)
     if _ALONE not in os.environ:
-        with _pretended() if pretend else contextlib.nullcontext({}) as driver:
-            environment = {**os.environ, **driver, _ALONE: json.dumps({**driver})}
-            command = ["unshare", "--mount", sys.executable, *sys.orig_argv[1:]]
-            raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
-    if shutil.which("containerd") is None:
-        subprocess.run(["sh", "-c", containers()], check=True)
+        simulated = _pretended() if pretend else {}
+        os.environ.update(simulated | {_ALONE: json.dumps(simulated)})
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.orig_argv[1:]])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     driver = json.loads(os.environ[_ALONE])
-    with control_plane() as plane:
-        cluster = GpuCluster(plane, driver)
-        try:
-            cluster.run()
-        except BaseException:
-            typer.echo(cluster.trouble(), err=True)
-            raise
-        finally:
-            cluster.node.stop()
-    fixtures = Fixtures()
+    try:
+        total_bytes = _total_bytes()
+        built(*BINARIES)
+        if shutil.which("containerd") is None:
+            subprocess.run(["sh", "-c", containers()], check=True)
+        with _cluster(driver) as cluster:
+            cluster.run(total_bytes)
+    finally:
+        if folder := driver.get("FAKE_CUDA_FOLDER"):
+            shutil.rmtree(folder)
     if out is not None:
-        out.write_text(fixtures.anonymous(json.dumps(cluster.checks.results, indent=1)) + "\n")
+        text = json.dumps(cluster.checks.results, indent=1)
+        out.write_text(Fixtures().anonymous(text) + "\n")
     raise SystemExit(1 if cluster.checks.failed else 0)
 
 

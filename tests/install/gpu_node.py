@@ -5,10 +5,12 @@ libraries, and gets the driver's device files if it names visible devices; on ot
 container runtime does both.
 """
 
+import contextlib
 import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -78,6 +80,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 #: No pod uses it: without any configuration a kubelet is not ready.
 _NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
 _PATIENCE_S = 60.0
+#: PYTHONPATH of the agent: the repository, and that of this process.
+_PATH = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
 
 
 class GpuNode(Processes):
@@ -174,15 +178,24 @@ class GpuNode(Processes):
         self.spawn(
             *("agent", sys.executable, "-m", "agent", f"--node={self.name}"),
             *("--interval=1", "--heartbeat=10", f"--listen=127.0.0.1:{port}", "--local-port=0"),
-            env={"PYTHONPATH": str(ROOT), **self._driver, "KUBECONFIG": str(kubeconfig)},
+            env={"PYTHONPATH": _PATH, **self._driver, "KUBECONFIG": str(kubeconfig)},
         )
 
     def stop(self) -> None:
         for name in ("kubelet", "containerd"):
             if self.runs(name):
                 self.kill(name)
+        self._end_shims()
         cgroups.remove(self.folder.name)
         super().stop()
+
+    def _end_shims(self) -> None:
+        """Kill the parents of containers, which outlive containerd."""
+        socket = f"{self.folder}/containerd.sock".encode()
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if socket in each.read_bytes():
+                    os.kill(int(each.parent.name), signal.SIGKILL)
 
     def allocatable(self) -> int:
         return int(self._object()["status"]["allocatable"].get(RESOURCE, "0"))

@@ -113,6 +113,22 @@ def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_
         assert 1 - contentions.result().lost_ratio == pytest.approx(mean_kept, abs=0.08), pair
 
 
+def test_a_cluster_on_an_h200_attributed_memory_to_pods_and_counted_what_exceeds_a_request() -> (
+    None
+):
+    checks = read(ROOT / "tests/recorded/gpu/580.159.04-h200", "cluster.json")
+    assert all(check["ok"] for check in checks.values())
+    for pods in ("first and second", "first and third"):
+        check = checks[f"memory of {pods}"]
+        contexts = {check["used"][pod] - n for pod, n in check["allocated"].items()}
+        assert all(512 * MIB < each < 528 * MIB for each in contexts), contexts
+        sum_bytes = sum(check["used"].values()) + check["unattributed"]
+        assert abs(check["device_used"] - sum_bytes) < MIB
+    rejection = checks["memory beyond a request counts"]
+    assert sum(rejection["requests_gib"]) <= rejection["free_gib"]
+    assert "insufficient GPU memory" in rejection["message"]
+
+
 def life(load: str, sm_activity: float, utilization: float) -> Life:
     return Life(load, load, 0.0, 100.0, 1, None, None, sm_activity, utilization)
 
