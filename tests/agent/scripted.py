@@ -84,6 +84,7 @@ class ApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each body waits 40 ms for an ACK
 
             def handle_one(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
