@@ -17,15 +17,17 @@ def until(
 ) -> float:
     """Wait until ``true()`` is true; return the seconds that it took.
 
-    It asks every ``every_s``, and less often in a long wait, because answers take CPU. Raises
-    ``AssertionError`` with ``what`` and the text of ``logs()`` after ``within_s``.
+    It asks every ``every_s``: more often in the beginning, because most waits are short, and less
+    often in a long wait, because answers take CPU. Raises ``AssertionError`` with ``what`` and the
+    text of ``logs()`` after ``within_s``.
     """
     began_s = time.monotonic()
     while not true():
         waited_s = time.monotonic() - began_s
         if waited_s > within_s:
             raise AssertionError(f"not within {within_s:g} s: {what}\n{logs()}")
-        time.sleep(max(every_s, min(waited_s / 20, _LONGEST_PAUSE_S)))
+        first_s = min(every_s, every_s / 10 + waited_s / 2)
+        time.sleep(max(first_s, min(waited_s / 20, _LONGEST_PAUSE_S)))
     return time.monotonic() - began_s
 
 
