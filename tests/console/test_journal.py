@@ -59,7 +59,7 @@ def test_the_reported_size_is_the_memory_in_use() -> None:
     for most in (1, 4):  # decisions that were only filtered, and whole ones
         tracemalloc.start()
         records = Records(replace(DEFAULT_BOUNDS, size_bytes=1 << 40))
-        for number in range(2000):
+        for number in range(500):
             if most == 1:
                 at_s = 1000.0 + number
                 records.note(f"{number:036d}.{number}", "team-a", "p", filtered(at_s), at_s)
@@ -212,7 +212,7 @@ def pod_of_many_tolerations(number: int) -> dict[str, Any]:
     "manifest", [plain_pod, annotated_pod, pod_of_many_containers, pod_of_many_tolerations]
 )
 def test_no_pod_takes_more_memory_than_estimated(manifest: Callable[[int], dict[str, Any]]) -> None:
-    bodies = [json.dumps(manifest(number)).encode() for number in range(50)]
+    bodies = [json.dumps(manifest(number)).encode() for number in range(10)]
     decode = msgspec.json.Decoder(Pod).decode
     tracemalloc.start()
     pods = [kept_pod(decode(body)) for body in bodies]
