@@ -110,7 +110,7 @@ class ApiServer:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate.cert, certificate.key)
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         scheme = "http" if certificate is None else "https"
         state.url = f"{scheme}://127.0.0.1:{server.server_address[1]}"

@@ -84,6 +84,7 @@ def test_a_process_that_ends_waits_for_calls_only_briefly(
     worker: Worker[int], stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadline, "_ends_at_s", float("inf"))
+    monkeypatch.setattr(deadline, "ENDING_S", 0.1)
 
     def wait() -> int:
         stuck.wait()

@@ -50,7 +50,7 @@ def served(*told: tuple[int, object]) -> Iterator[tuple[Answers, Question]]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield answers, Question(UID, "127.0.0.1", server.server_port)

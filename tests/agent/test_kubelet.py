@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.probes import checkpoint
 from agent.probes.checkpoint import BadCheckpoint, Entry, parse_checkpoint, watched
 from agent.probes.kubelet import KubeletProbe, join
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
@@ -352,7 +353,10 @@ def test_a_socket_that_no_process_serves_is_reported_in_time(tmp_path: Path) -> 
     assert rows["checkpoint"].state == "absent"
 
 
-def test_a_replaced_record_triggers_a_sample(tmp_path: Path) -> None:
+def test_a_replaced_record_triggers_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "CHECK_EVERY_S", 0.01)
     changed = threading.Event()
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"

@@ -128,7 +128,7 @@ def test_any_number_of_registrations_leaves_calls_their_answer(
 def test_a_scheduler_that_takes_too_long_is_not_waited_for(
     tmp_path: Path, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.1)
+    monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.02)
     goes_on = threading.Event()
 
     def choose(wanted: ContainerRequest) -> Sequence[str] | None:
@@ -142,7 +142,7 @@ def test_a_scheduler_that_takes_too_long_is_not_waited_for(
             with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call("GetPreferredAllocation", WISH)
             assert rejected.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "did not choose a GPU within 0.1 s" in rejected.value.details()
+            assert "did not choose a GPU within 0.02 s" in rejected.value.details()
         assert kubelet.call("Allocate", allocation("G::1")) == allocation("G::1")
     finally:
         goes_on.set()

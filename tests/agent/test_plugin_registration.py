@@ -19,7 +19,10 @@ PREFIX = "headroom-"
 RESOURCE = "nvidia.com/gpu"
 
 
-def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_made_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
     for name in (plugin_socket(RESOURCE), "kubelet.sock"):
         (tmp_path / name).touch()
     (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()

@@ -12,7 +12,7 @@ import pytest
 
 from agent.kube_publisher import NotDelivered
 from agent.probes.readings import ObstacleReading, PermissionReading
-from agent.steering import preferred_allocation
+from agent.steering import plugin_registration, preferred_allocation
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import Arrivals, PreferredAllocation
@@ -203,7 +203,8 @@ class Steering:
 
 
 @pytest.fixture
-def steering(tmp_path: Path) -> Iterator[Steering]:
+def steering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steering]:
+    monkeypatch.setattr(plugin_registration, "CHECK_EVERY_S", 0.02)
     made = Steering(tmp_path)
     yield made
     made.allocation.stop(bring_back=False)

@@ -18,7 +18,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.state.states import state_of
-from tests.waiting import until_then
+from tests.waiting import until, until_then
 
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
@@ -220,7 +220,8 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         many = [[event] for event in reports()]
         teller = threading.Thread(target=lambda: [extender.enqueue(each) for each in many])
         teller.start()
-        teller.join(0.2)  # the loop takes nothing meanwhile
+        until(lambda: len(extender.event_queue._watched) >= 3, "the queue is full")
+        teller.join(0.05)  # the loop takes nothing meanwhile
         assert (teller.is_alive(), len(extender.event_queue._watched)) == (True, 3)
         await until_then(lambda: not teller.is_alive(), "the thread ends")
         await extender.event_queue.idle()

@@ -126,7 +126,7 @@ class Deaf:
 def test_reconciling_continues_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
-        monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.3)
+        monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.02)
         extender.reconciler.start(cast(Ledger, ledger))
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
@@ -244,6 +244,7 @@ def test_a_node_that_cannot_be_checked_delays_no_other_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("extender.controllers.reconcile.WAITED_S", 0.01)
+    monkeypatch.setattr("extender.controllers.reconcile.READY_EVERY_S", 0.01)
 
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Slow()

@@ -141,7 +141,10 @@ def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
         assert "could not be resolved" in reported["no.such.name.invalid"]
 
 
-def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_missed() -> None:
+def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal_follower, "RECONNECT_S", 0.05)
     note = encode(DecisionLine("uid-1.1", "d", "p", 0.0, 0.0, "", 1, (1, 0, 0, 0, 0), FILTERED))
     with extender(state("first") + note) as (place, handler), follows(place) as found:
         until(lambda: received(found) == ["first"], "the first is followed")

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from extender.kube.client import KubeApi
@@ -18,8 +18,10 @@ from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 
 KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
 #: So long may an answer, and a watch, be silent here. A machine that is busy takes a part of it.
-SILENT_S = 1.5
+SILENT_S = 5.0
 QUICK = Pace(page_size=2, watch_s=0, grace_s=SILENT_S, backoff_base_s=1.0, backoff_cap_s=8.0)
+#: For tests in which silence ends a call.
+IMPATIENT = replace(QUICK, grace_s=0.5)
 
 
 def obj(name: str, version: int, **rest: Any) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def following(
     seen = Recorder()
     waits: list[float] = []
     with scripted_server(*script) as server:
-        api = KubeApi(server.configuration(), read_timeout_s=SILENT_S)
+        api = KubeApi(server.configuration(), read_timeout_s=pace.grace_s)
         reflector = Reflector(
             KINDS[kind],
             api,
@@ -106,7 +108,7 @@ def following(
             yield Followed(reflector, server, seen, waits)
         finally:
             reflector.stop()
-            thread.join(3.0)
+            thread.join(2 * SILENT_S)
             api.close()
         assert not thread.is_alive()
 

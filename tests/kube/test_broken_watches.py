@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Pod
+from extender.kube.reflector import Pace
 from extender.state.changes import (
     GPUNodeSeen,
     NodeSeen,
@@ -15,6 +16,8 @@ from extender.state.changes import (
 )
 from tests.kube.following import (
     HANG,
+    IMPATIENT,
+    QUICK,
     breaks_off,
     change,
     error,
@@ -30,22 +33,27 @@ from tests.scripted import Answer, Exchange
 
 
 @pytest.mark.parametrize(
-    "ending",
+    ("ending", "pace"),
     [
         pytest.param(
             watch(change("ADDED", "a", 7), b'{"type": "DELETED", "object": {"metad'),
+            QUICK,
             id="a line is cut off and the stream ends",
         ),
-        pytest.param(watch(change("ADDED", "a", 7), then=breaks_off), id="the connection breaks"),
-        pytest.param(watch(change("ADDED", "a", 7), then=Exchange.hang), id="silence"),
         pytest.param(
-            watch(change("ADDED", "a", 7), then=lambda exchange: None), id="no end of the stream"
+            watch(change("ADDED", "a", 7), then=breaks_off), QUICK, id="the connection breaks"
+        ),
+        pytest.param(watch(change("ADDED", "a", 7), then=Exchange.hang), IMPATIENT, id="silence"),
+        pytest.param(
+            watch(change("ADDED", "a", 7), then=lambda exchange: None),
+            QUICK,
+            id="no end of the stream",
         ),
     ],
 )
-def test_a_broken_watch_resumes_at_its_version(ending: Answer) -> None:
+def test_a_broken_watch_resumes_at_its_version(ending: Answer, pace: Pace) -> None:
     more = watch(change("ADDED", "b", 8), then=Exchange.hang)
-    with following(page(5), ending, more) as followed:
+    with following(page(5), ending, more, pace=pace) as followed:
         events = followed.told(3)
     assert [type(event) for event in events] == [Relisted, NodeSeen, NodeSeen]
     assert followed.queries[:3] == ["list", "watch 5", "watch 7"]
@@ -95,7 +103,7 @@ def test_backoff_grows_until_an_event_arrives() -> None:
     nonsense: Answer = lambda exchange: exchange.reply(200, b"{")  # noqa: E731 -- typed in place
     received = watch(change("ADDED", "a", 6), then=breaks_off)
     with following(
-        down, nonsense, Exchange.hang, page(5), received, down, page(6), HANG
+        down, nonsense, Exchange.hang, page(5), received, down, page(6), HANG, pace=IMPATIENT
     ) as followed:
         followed.seen.until(lambda _: len(followed.server.requests) == 8)
     assert followed.waits[:5] == [1.0, 2.0, 4.0, 1.0, 2.0]
@@ -121,7 +129,7 @@ def test_a_long_watch_without_events_resets_the_backoff() -> None:
         watch(then=goes_on)(exchange)
 
     script = [page(5), watch(then=breaks_off), watch(then=breaks_off), begins]
-    with following(*script, watch(then=breaks_off), clock=clock) as followed:
+    with following(*script, watch(then=breaks_off), HANG, clock=clock) as followed:
         followed.seen.until(lambda _: len(followed.waits) >= 4)
     assert followed.waits[:4] == [1.0, 2.0, 1.0, 2.0]
 

@@ -112,8 +112,8 @@ def _trickle(exchange: Exchange) -> None:
 
 def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(_trickle) as server, pytest.raises(NoAnswer, match="GET /a: Timeout"):
-        get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.3)
-    monkeypatch.setattr(kube_client, "BODY_S", 0.3)
+        get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.1)
+    monkeypatch.setattr(kube_client, "BODY_S", 0.1)
     with scripted_server(_trickle) as server:
         api = KubeApi(server.configuration())
         with pytest.raises(NoAnswer, match=r"GET /a: 200, then TimeoutError: .* longer than"):

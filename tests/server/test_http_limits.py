@@ -20,11 +20,9 @@ from tests.waiting import until
 HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
 
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Served as in a replica, with less patience."""
-    monkeypatch.setattr(http_limits, "REQUEST_S", 0.3)
-    monkeypatch.setattr(http_limits, "IDLE_S", 0.6)
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The port of one server for many tests, because each server takes 0.1 s to end."""
     with served() as port:
         yield port
 
@@ -78,18 +76,26 @@ def everything(port: int, sent: bytes) -> bytes:
         ),
     ],
 )
-def test_a_request_that_is_not_sent_whole_is_ended(port: int, sent: bytes) -> None:
+def test_a_request_that_is_not_sent_whole_is_ended(
+    monkeypatch: pytest.MonkeyPatch, port: int, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_limits, "REQUEST_S", 0.05)
     assert everything(port, sent).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_client_that_sends_no_request_is_disconnected(port: int) -> None:
+def test_a_client_that_sends_no_request_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr(http_limits, "REQUEST_S", 0.05)  # how often it checks
+    monkeypatch.setattr(http_limits, "IDLE_S", 0.1)
     assert everything(port, b"") == b""
 
 
 def test_half_a_request_does_not_keep_it_from_ending(
     monkeypatch: pytest.MonkeyPatch, counting: type[Counting]
 ) -> None:
-    monkeypatch.setattr(ports, "GRACE_S", 1)
+    monkeypatch.setattr(ports, "DRAIN_S", 0.05)
+    monkeypatch.setattr(ports, "GRACE_S", 0.05)
     with contextlib.ExitStack() as after, served(counting) as port:
         client = after.enter_context(socket.create_connection(("127.0.0.1", port)))
         client.sendall(HALF)
@@ -163,39 +169,35 @@ LONG = b"x" * 100_000
         ),
     ],
 )
-def test_headers_that_are_too_long_are_rejected(sent: bytes) -> None:
-    with served() as port:
-        assert b"HTTP/1.1 431 " in everything(port, sent)
+def test_headers_that_are_too_long_are_rejected(port: int, sent: bytes) -> None:
+    assert b"HTTP/1.1 431 " in everything(port, sent)
 
 
 @pytest.mark.parametrize(("too_many", "status"), [(0, b"405"), (1, b"431")])
 def test_headers_may_have_exactly_the_limit(
-    monkeypatch: pytest.MonkeyPatch, too_many: int, status: bytes
+    monkeypatch: pytest.MonkeyPatch, port: int, too_many: int, status: bytes
 ) -> None:
     monkeypatch.setattr(http_limits, "MAX_HEADER_BYTES", 1000)
     others = b"Connection: close\r\nA: \r\n"  # counted with 4 bytes for separators each
     text = b"x" * (1000 - len(b"/p") - len(others) + too_many)
     sent = b"GET /p HTTP/1.1\r\n" + others.replace(b"A: ", b"A: " + text) + b"\r\n"
-    with served() as port:
-        assert everything(port, sent).startswith(b"HTTP/1.1 %b " % status)
+    assert everything(port, sent).startswith(b"HTTP/1.1 %b " % status)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 300_000])
-def test_a_long_body_does_not_count_as_headers(size: int) -> None:
+def test_a_long_body_does_not_count_as_headers(port: int, size: int) -> None:
     chunk = b"%x\r\n%s\r\n" % (1000, b"x" * 1000)
     chunked = b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (size // 1000) + b"0\r\n\r\n"
     whole = b"Content-Length: %d\r\n\r\n%s" % (size, b"x" * size)
-    with served() as port:
-        for sent in (chunked, whole):
-            head = b"POST /p HTTP/1.1\r\nConnection: close\r\n"
-            assert everything(port, head + sent).endswith(b'"%d"' % size)
+    for sent in (chunked, whole):
+        head = b"POST /p HTTP/1.1\r\nConnection: close\r\n"
+        assert everything(port, head + sent).endswith(b'"%d"' % size)
 
 
-def test_requests_that_come_together_do_not_count_as_headers() -> None:
+def test_requests_that_come_together_do_not_count_as_headers(port: int) -> None:
     whole = b"POST /p HTTP/1.1\r\nContent-Length: 50000\r\n\r\n" + b"x" * 50_000
     last = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-    with served() as port:
-        assert everything(port, whole * 5 + last).count(b'"50000"') == 5
+    assert everything(port, whole * 5 + last).count(b'"50000"') == 5
 
 
 def ended(*clients: socket.socket) -> bool:

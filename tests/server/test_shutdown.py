@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from extender.server import ports
+from extender.server import http_limits, ports
 from extender.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.listening import listening
@@ -80,6 +80,7 @@ def test_an_idle_client_does_not_keep_it_from_ending(
     monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
     monkeypatch.setattr(ports, "DRAIN_S", 0.1)
+    monkeypatch.setattr(http_limits, "CLOSE_S", 0.05)
     client, end = served
     assert connection_header(client) is None
     idle = client.sock

@@ -78,9 +78,10 @@ def test_of_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
 def test_a_handshake_that_takes_too_long_is_ended(
     monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
 ) -> None:
-    monkeypatch.setattr(tls_module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(tls_module, "HANDSHAKE_S", 0.05)
     with served(tls) as port, silent(port, 2) as clients:
         until(lambda: dropped(clients) == [0, 1], "both are dropped")
+        monkeypatch.undo()  # or a handshake could take too long on a busy machine
         assert ask(port, authority) == 200
 
 
