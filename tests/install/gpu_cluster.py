@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ from benchmarks.gpu.fixtures import Fixtures
 from tests.controlplane import ROOT, SCHEDULER_NAME, ControlPlane, built, control_plane
 from tests.debian import containers
 from tests.driver import Driver, cuda_folder, h100, library_folder
-from tests.e2e.cluster import GPUNODES, PODS, Cluster, scheduling_message
+from tests.e2e.cluster import EVENTS, GPUNODES, PODS, Cluster, scheduling_message
 from tests.install.gpu_node import IMAGE, GpuNode
 from tests.kubelet.node_objects import RESOURCE
 from tests.waiting import until
@@ -92,6 +92,10 @@ class GpuCluster:
         )
         free_gib = (total_bytes - device["reserved"]) // GIB
         self._place(device["uuid"], free_gib)
+        self._delete_all()
+        self._leak(free_gib)
+        self._delete_all()
+        self._start_engines(free_gib)
 
     def _place(self, uuid: str, free_gib: int) -> None:
         """Three pods whose requests fit, of which the second uses more than its request."""
@@ -121,12 +125,94 @@ class GpuCluster:
         )
         self._check_attributed({"first": first_gib - 2, "third": third_gib - 2}, uuid)
 
-    def _create(self, name: str, gib: int, uses_gib: int) -> None:
-        commands = {"do": "open"}, {"do": "allocate", "bytes": uses_gib * GIB}
-        lines = " ".join(shlex.quote(json.dumps(each)) for each in commands)
-        worker = f"{shlex.quote(sys.executable)} -m benchmarks.gpu.worker"
+    def _leak(self, free_gib: int) -> None:
+        """A pod that takes memory that the other one reserved, and does not use yet."""
+        calm_gib = free_gib * 3 // 5
+        self._create("calm", calm_gib, uses_gib=4)
+        self._until(lambda: self._is_ready("calm"), "the pod calm has its memory")
+        leaks_gib = free_gib - calm_gib + 4
+        evict = {"headroom.gpu/on-overuse": "evict"}
+        self._create("leaks", 8, uses_gib=leaks_gib, **evict)
+        self._until(lambda: self._is_ready("leaks"), "the pod leaks has its memory")
+        began_s = time.monotonic()
+        self._until(lambda: "leaks" not in self._names(), "the pod leaks is evicted")
+        took_s = time.monotonic() - began_s
+        events = self._plane.call("GET", EVENTS)["items"]
+        notes = {each["reason"]: each.get("note") or each.get("message") for each in events}
+        message = notes.get("GPUMemoryOveruseEviction", "")
+        self.checks.check(
+            "a pod that leaks is evicted",
+            self._is_ready("calm") and f"has reserved {8.0:.1f} GiB" in message,
+            calm_gib=calm_gib,
+            leaks_gib=leaks_gib,
+            after_s=round(took_s, 1),
+            message=message,
+        )
+
+    def _start_engines(self, free_gib: int) -> None:
+        """Two pods that start alone: each measures the free memory, and fills its request."""
+        gib = free_gib * 2 // 5
+        fill = {"do": "fill", "bytes": (gib - 2) * GIB, "piece": GIB}
+        spin = {"do": "spin", "seconds": 5, "blocks": 1}
+        names = "engine-1", "engine-2"
+        for name in names:
+            alone = {"headroom.gpu/startup": "alone"}
+            self._create_pod(name, gib, [{"do": "profile"}, fill, spin], 5, alone)
+        waited: set[str] = set()
+
+        def both_ready() -> bool:
+            waited.update(scheduling_message(self._cluster.pod(name)) for name in names)
+            return all(self._is_ready(name) for name in names)
+
+        self._until(both_ready, "both engines are ready")
+        free_bytes = sorted(self._profiled(name) for name in names)
+        wait = "another pod that starts alone is starting"
+        self.checks.check(
+            "engines start one after the other",
+            any(wait in message for message in waited)
+            and free_bytes[1] - free_bytes[0] >= (gib - 2) * GIB,
+            request_gib=gib,
+            free_bytes_at_start=free_bytes,
+            waited=sorted(filter(None, waited)),
+        )
+
+    def _profiled(self, name: str) -> int:
+        """Return the free memory that the pod's process measured."""
+        found = (json.loads(line) for line in self.node.output(name))
+        return next(int(each["free"]) for each in found if "free" in each)
+
+    def _is_ready(self, name: str) -> bool:
+        conditions = self._cluster.pod(name)["status"].get("conditions", [])
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _names(self) -> set[str]:
+        return {each["metadata"]["name"] for each in self._cluster.pods()}
+
+    def _delete_all(self) -> None:
+        self._plane.call("DELETE", PODS)
+        self._until(lambda: not self._names(), "all pods are gone")
+        self._until_reported(lambda status: not status.get("pods"))
+
+    def _create(self, name: str, gib: int, uses_gib: int, **annotations: str) -> None:
+        """Create a pod that requests ``gib``. It is ready when its process has ``uses_gib``."""
+        allocate = {"do": "allocate", "bytes": uses_gib * GIB}
+        self._create_pod(name, gib, [allocate], 2, annotations)
+
+    def _create_pod(
+        self,
+        name: str,
+        gib: int,
+        commands: Sequence[Mapping[str, Any]],
+        answers: int,
+        annotations: Mapping[str, str],
+    ) -> None:
+        """Its process executes the commands in a CUDA context, and is ready after the answers."""
+        lines = " ".join(shlex.quote(json.dumps(each)) for each in ({"do": "open"}, *commands))
         device = 'export CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES"'
-        script = f"{device}; (printf '%s\\n' {lines}; exec sleep infinity) | {worker}"
+        send = f"(printf '%s\\n' {lines}; exec sleep infinity)"
+        worker = f"{shlex.quote(sys.executable)} -m benchmarks.gpu.worker"
+        count = f"(head -n {answers}; touch /tmp/ready; exec cat)"
+        script = f"{device}; {send} | {worker} | {count}"
         environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **self._driver}
         container = {
             "name": "main",
@@ -135,6 +221,10 @@ class GpuCluster:
             "command": ["sh", "-c", script],
             "env": [{"name": key, "value": value} for key, value in environment.items()],
             "resources": {"limits": {RESOURCE: "1"}},
+            "readinessProbe": {
+                "exec": {"command": ["test", "-e", "/tmp/ready"]},
+                "periodSeconds": 1,
+            },
         }
         spec = {
             "schedulerName": SCHEDULER_NAME,
@@ -144,7 +234,10 @@ class GpuCluster:
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
         }
-        metadata = {"name": name, "annotations": {"headroom.gpu/vram": f"{gib}Gi"}}
+        metadata = {
+            "name": name,
+            "annotations": {"headroom.gpu/vram": f"{gib}Gi", **annotations},
+        }
         self._plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
 
     def _check_attributed(self, uses_gib: Mapping[str, int], uuid: str) -> None:

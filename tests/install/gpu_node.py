@@ -200,6 +200,13 @@ class GpuNode(Processes):
     def allocatable(self) -> int:
         return int(self._object()["status"]["allocatable"].get(RESOURCE, "0"))
 
+    def output(self, pod: str) -> list[str]:
+        """Return the lines that the containers of a pod printed."""
+        files = (self.folder / "kubelet/pod-logs").glob(f"*_{pod}_*/*/*.log")
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        # Time, stream, whether the line is complete, text.
+        return [line.split(" ", 3)[3] for line in lines if " stdout " in line]
+
     def pod_logs(self) -> str:
         """Return what the containers of all pods printed."""
         folder = self.folder / "kubelet/pod-logs"
