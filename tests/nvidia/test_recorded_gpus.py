@@ -127,6 +127,9 @@ def test_a_cluster_on_an_h200_attributed_memory_to_pods_and_counted_what_exceeds
     rejection = checks["memory beyond a request counts"]
     assert sum(rejection["requests_gib"]) <= rejection["free_gib"]
     assert "insufficient GPU memory" in rejection["message"]
+    assert "has reserved 8.0 GiB" in checks["a pod that leaks is evicted"]["message"]
+    second, first = checks["engines start one after the other"]["free_bytes_at_start"]
+    assert first - second > 53 << 30
 
 
 def life(load: str, sm_activity: float, utilization: float) -> Life:
