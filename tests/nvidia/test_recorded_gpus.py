@@ -113,9 +113,7 @@ def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_
         assert 1 - contentions.result().lost_ratio == pytest.approx(mean_kept, abs=0.08), pair
 
 
-def test_a_cluster_on_an_h200_attributed_memory_to_pods_and_counted_what_exceeds_a_request() -> (
-    None
-):
+def test_a_cluster_on_an_h200_observed_what_the_docs_state() -> None:
     checks = read(ROOT / "tests/recorded/gpu/580.159.04-h200", "cluster.json")
     assert all(check["ok"] for check in checks.values())
     for pods in ("first and second", "first and third"):
