@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from urllib3.exceptions import HTTPError
+
 from agent.kube_publisher import NotDelivered
 from tests.admission.server import start_webhook
 from tests.admission.site import ADMISSION, webhooks
@@ -95,10 +97,10 @@ def install_webhook(cluster: PlayedCluster) -> None:
 
 
 def play(cluster: PlayedCluster) -> None:
-    """Act as the kubelets and agents of all nodes, until an exception."""
+    """Act as the kubelets and agents of all nodes. Wait while the API server does not answer."""
     beat_at_s = time.monotonic()
     while True:
-        with contextlib.suppress(NotDelivered, ApiRefused):
+        with contextlib.suppress(NotDelivered, ApiRefused, HTTPError):
             pods = cluster.pods()
             for pod in pods:
                 act_as_kubelet(cluster, pod)
