@@ -1,10 +1,11 @@
 """Pods on a GPU of this machine, in a cluster of one node, with all of Headroom: make gpu-cluster.
 
-    python -m tests.install.gpu_cluster [--pretend] [--out FILE]
+    python -m tests.install.gpu_cluster [--mps] [--pretend] [--out FILE]
 
 Needs root, containerd and runc. Real are etcd, API server, kube-scheduler, kubelet, containerd,
 runc, NVIDIA's device plugin, the driver, extender and agent. Processes of pods allocate GPU memory
-with CUDA. ``--pretend``: on a machine without a GPU, with libraries that simulate the driver.
+with CUDA. ``--mps``: the GPU is shared by MPS, not by time-slicing. ``--pretend``: on a machine
+without a GPU, with libraries that simulate the driver.
 
 Prints one line per check, and writes what was observed as JSON. The exit status is 1 if a check
 failed.
@@ -13,280 +14,27 @@ failed.
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pynvml
 import typer
 
 from benchmarks.gpu.fixtures import Fixtures
-from tests.controlplane import ROOT, SCHEDULER_NAME, ControlPlane, built, control_plane
+from tests.controlplane import ROOT, built, control_plane
 from tests.debian import containers
 from tests.driver import Driver, cuda_folder, h100, library_folder
-from tests.e2e.cluster import EVENTS, GPUNODES, PODS, Cluster, scheduling_message
-from tests.install.gpu_node import IMAGE, GpuNode
-from tests.kubelet.node_objects import RESOURCE
-from tests.waiting import until
+from tests.install.gpu_node import MPS_CONTROL
+from tests.install.gpu_pods import GpuCluster
 
-GIB = 1 << 30
-NODE = "gpu-1"
-REPLICAS = 4
-#: Bytes of a CUDA context, which the driver adds to what a process allocates.
-CONTEXT_BYTES = GIB
-#: Memory of the device that belongs to no process.
-STRAY_BYTES = 256 << 20
 BINARIES = "etcd", "kube-apiserver", "kube-scheduler", "kubelet", "nvidia-device-plugin"
 _ALONE = "TEST_GPU_CLUSTER_ALONE"
-_PATIENCE_S = 90.0
-
-
-@dataclass
-class Checks:
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    failed: int = 0
-
-    def check(self, name: str, true: bool, **observed: Any) -> None:
-        self.results[name] = {"ok": true, **observed}
-        self.failed += not true
-        figures = ", ".join(f"{key} {value}" for key, value in observed.items())
-        typer.echo(f"{name:<34} {'ok' if true else 'FAILED':<7} {figures}")
-
-
-class GpuCluster:
-    """``driver``: variables of a simulated driver, whose processes have ids of the machine."""
-
-    def __init__(self, plane: ControlPlane, driver: Mapping[str, str]) -> None:
-        self._plane, self._driver = plane, driver
-        self._cluster = Cluster(plane, [NODE])
-        writable = [folder] if (folder := driver.get("FAKE_CUDA_FOLDER")) else []
-        self.node = GpuNode(plane, NODE, REPLICAS, driver, writable)
-        self.checks = Checks()
-
-    def run(self, total_bytes: int) -> None:
-        self._cluster.create()
-        self.node.start()
-        allocatable = self.node.allocatable()
-        self.checks.check("the plugin's replicas", allocatable == REPLICAS, allocatable=allocatable)
-        self.node.start_agent()
-        url = self._cluster.start_extender()
-        self._cluster.start_scheduler(url)
-        self._cluster.settle()
-        (device,) = self._until_reported(lambda status: status["devices"][0].get("sharing"))
-        self.checks.check(
-            "the device in the GPUNode",
-            device["memory"] == total_bytes
-            and device["sharing"] == "time-slicing"
-            and device["replicas"] == {"free": REPLICAS},
-            memory=device["memory"],
-            sharing=device["sharing"],
-            replicas=device["replicas"],
-        )
-        free_gib = (total_bytes - device["reserved"]) // GIB
-        self._place(device["uuid"], free_gib)
-        self._delete_all()
-        self._leak(free_gib)
-        self._delete_all()
-        self._start_engines(free_gib)
-
-    def _place(self, uuid: str, free_gib: int) -> None:
-        """Three pods whose requests fit, of which the second uses more than its request."""
-        first_gib = free_gib * 2 // 5
-        self._create("first", first_gib, uses_gib=first_gib - 2)
-        self._create("second", 8, uses_gib=12)
-        self._check_attributed({"first": first_gib - 2, "second": 12}, uuid)
-        third_gib = free_gib - first_gib - 10
-        self._create("third", third_gib, uses_gib=third_gib - 2)
-        self._until(lambda: scheduling_message(self._cluster.pod("third")), "an answer")
-        message = scheduling_message(self._cluster.pod("third"))
-        self.checks.check(
-            "memory beyond a request counts",
-            "insufficient GPU memory" in message,
-            requests_gib=[first_gib, 8, third_gib],
-            free_gib=free_gib,
-            message=message,
-        )
-        began_s = time.monotonic()
-        self._plane.call("DELETE", f"{PODS}/second", {"gracePeriodSeconds": 1})
-        self._until(lambda: bool(self._cluster.node_of("third")), "the third pod is bound")
-        took_s = time.monotonic() - began_s
-        self.checks.check(
-            "a deleted pod frees its memory",
-            self._cluster.node_of("third") == NODE,
-            bound_after_s=round(took_s, 1),
-        )
-        self._check_attributed({"first": first_gib - 2, "third": third_gib - 2}, uuid)
-
-    def _leak(self, free_gib: int) -> None:
-        """A pod that takes memory that the other one reserved, and does not use yet."""
-        calm_gib = free_gib * 3 // 5
-        self._create("calm", calm_gib, uses_gib=4)
-        self._until(lambda: self._is_ready("calm"), "the pod calm has its memory")
-        leaks_gib = free_gib - calm_gib + 4
-        evict = {"headroom.gpu/on-overuse": "evict"}
-        self._create("leaks", 8, uses_gib=leaks_gib, **evict)
-        self._until(lambda: self._is_ready("leaks"), "the pod leaks has its memory")
-        began_s = time.monotonic()
-        self._until(lambda: "leaks" not in self._names(), "the pod leaks is evicted")
-        took_s = time.monotonic() - began_s
-        events = self._plane.call("GET", EVENTS)["items"]
-        notes = {each["reason"]: each.get("note") or each.get("message") for each in events}
-        message = notes.get("GPUMemoryOveruseEviction", "")
-        self.checks.check(
-            "a pod that leaks is evicted",
-            self._is_ready("calm") and f"has reserved {8.0:.1f} GiB" in message,
-            calm_gib=calm_gib,
-            leaks_gib=leaks_gib,
-            after_s=round(took_s, 1),
-            message=message,
-        )
-
-    def _start_engines(self, free_gib: int) -> None:
-        """Two pods that start alone: each measures the free memory, and fills its request."""
-        gib = free_gib * 2 // 5
-        fill = {"do": "fill", "bytes": (gib - 2) * GIB, "piece": GIB}
-        spin = {"do": "spin", "seconds": 5, "blocks": 1}
-        names = "engine-1", "engine-2"
-        for name in names:
-            alone = {"headroom.gpu/startup": "alone"}
-            self._create_pod(name, gib, [{"do": "profile"}, fill, spin], 5, alone)
-        waited: set[str] = set()
-
-        def both_ready() -> bool:
-            waited.update(scheduling_message(self._cluster.pod(name)) for name in names)
-            return all(self._is_ready(name) for name in names)
-
-        self._until(both_ready, "both engines are ready")
-        free_bytes = sorted(self._profiled(name) for name in names)
-        wait = "another pod that starts alone is starting"
-        self.checks.check(
-            "engines start one after the other",
-            any(wait in message for message in waited)
-            and free_bytes[1] - free_bytes[0] >= (gib - 2) * GIB,
-            request_gib=gib,
-            free_bytes_at_start=free_bytes,
-            waited=sorted(filter(None, waited)),
-        )
-
-    def _profiled(self, name: str) -> int:
-        """Return the free memory that the pod's process measured."""
-        found = (json.loads(line) for line in self.node.output(name))
-        return next(int(each["free"]) for each in found if "free" in each)
-
-    def _is_ready(self, name: str) -> bool:
-        conditions = self._cluster.pod(name)["status"].get("conditions", [])
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-    def _names(self) -> set[str]:
-        return {each["metadata"]["name"] for each in self._cluster.pods()}
-
-    def _delete_all(self) -> None:
-        self._plane.call("DELETE", PODS)
-        self._until(lambda: not self._names(), "all pods are gone")
-        self._until_reported(lambda status: not status.get("pods"))
-
-    def _create(self, name: str, gib: int, uses_gib: int, **annotations: str) -> None:
-        """Create a pod that requests ``gib``. It is ready when its process has ``uses_gib``."""
-        allocate = {"do": "allocate", "bytes": uses_gib * GIB}
-        self._create_pod(name, gib, [allocate], 2, annotations)
-
-    def _create_pod(
-        self,
-        name: str,
-        gib: int,
-        commands: Sequence[Mapping[str, Any]],
-        answers: int,
-        annotations: Mapping[str, str],
-    ) -> None:
-        """Its process executes the commands in a CUDA context, and is ready after the answers."""
-        lines = " ".join(shlex.quote(json.dumps(each)) for each in ({"do": "open"}, *commands))
-        device = 'export CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES"'
-        send = f"(printf '%s\\n' {lines}; exec sleep infinity)"
-        worker = f"{shlex.quote(sys.executable)} -m benchmarks.gpu.worker"
-        count = f"(head -n {answers}; touch /tmp/ready; exec cat)"
-        script = f"{device}; {send} | {worker} | {count}"
-        environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **self._driver}
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "imagePullPolicy": "Never",
-            "command": ["sh", "-c", script],
-            "env": [{"name": key, "value": value} for key, value in environment.items()],
-            "resources": {"limits": {RESOURCE: "1"}},
-            "readinessProbe": {
-                "exec": {"command": ["test", "-e", "/tmp/ready"]},
-                "periodSeconds": 1,
-            },
-        }
-        spec = {
-            "schedulerName": SCHEDULER_NAME,
-            "containers": [container],
-            "hostNetwork": True,
-            "hostPID": bool(self._driver),
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-        }
-        metadata = {
-            "name": name,
-            "annotations": {"headroom.gpu/vram": f"{gib}Gi", **annotations},
-        }
-        self._plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
-
-    def _check_attributed(self, uses_gib: Mapping[str, int], uuid: str) -> None:
-        """Each pod has what its process allocated and a context, on the device that it sees."""
-        least = {name: gib * GIB for name, gib in uses_gib.items()}
-
-        def attributed(status: Any) -> bool:
-            used = {each["name"]: each.get("used") or 0 for each in status.get("pods", [])}
-            return used.keys() == least.keys() and all(used[name] >= n for name, n in least.items())
-
-        (device,) = self._until_reported(attributed)
-        pods = self._status()["pods"]
-        used = {each["name"]: each["used"] for each in pods}
-        self.checks.check(
-            f"memory of {' and '.join(sorted(least))}",
-            all(used[name] <= n + CONTEXT_BYTES for name, n in least.items())
-            and {each["device"] for each in pods} == {uuid}
-            and device["unattributed"] <= STRAY_BYTES
-            and device["replicas"] == {"free": REPLICAS - len(pods), "allocated": len(pods)},
-            allocated=least,
-            used=used,
-            unattributed=device["unattributed"],
-            device_used=device["used"],
-        )
-
-    def _status(self) -> Any:
-        return self._plane.call("GET", f"{GPUNODES}/{NODE}").get("status") or {}
-
-    def _until_reported(self, true: Callable[[Any], object]) -> list[Any]:
-        def reported() -> object:
-            status = self._status()
-            return status.get("devices") and true(status)
-
-        self._until(reported, "the report of the agent")
-        devices: list[Any] = self._status()["devices"]
-        return devices
-
-    def _until(self, true: Callable[[], object], what: str) -> None:
-        def is_true() -> object:
-            self.node.raise_if_ended()
-            self._plane.raise_if_ended()
-            return true()
-
-        until(is_true, what, _PATIENCE_S, 0.2, self.trouble)
-
-    def trouble(self) -> str:
-        pods = json.dumps([each["status"] for each in self._cluster.pods()], indent=1)
-        logs = self.node.pod_logs(), self.node.logs(), self._plane.logs()
-        return "\n".join((pods, json.dumps(self._status()), *logs))
 
 
 def _total_bytes() -> int:
@@ -304,9 +52,13 @@ def _total_bytes() -> int:
 def _pretended() -> dict[str, str]:
     """Return variables by which processes find a simulated driver, in a new folder."""
     folder = tempfile.mkdtemp(prefix="headroom-pretended-")
-    table = Path(folder, "table")
+    table, control = Path(folder, "table"), Path(folder, MPS_CONTROL)
     Driver(table, [h100("GPU-9b07c1d2-3e4f-5a6b-7c8d-9e0f1a2b3c4d")])
+    script = (ROOT / "tests/benchmarks/gpu/mps_control.py").read_text()
+    control.write_text(f"#!{sys.executable}\n{script}")
+    control.chmod(0o755)
     return {
+        "PATH": f"{folder}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": f"{library_folder()}:{cuda_folder()}",
         "FAKE_NVML_TABLE": str(table),
         "FAKE_CUDA_FOLDER": folder,
@@ -314,10 +66,10 @@ def _pretended() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _cluster(driver: Mapping[str, str]) -> Iterator[GpuCluster]:
+def _cluster(driver: Mapping[str, str], total_bytes: int, mps: bool) -> Iterator[GpuCluster]:
     """Yield a cluster that is not started yet. Print the state of all parts after an exception."""
     with control_plane() as plane:
-        cluster = GpuCluster(plane, driver)
+        cluster = GpuCluster(plane, driver, total_bytes, mps)
         try:
             yield cluster
         except Exception:
@@ -328,6 +80,7 @@ def _cluster(driver: Mapping[str, str]) -> Iterator[GpuCluster]:
 
 
 def main(
+    mps: Annotated[bool, typer.Option(help="Share the GPU by MPS.")] = False,
     pretend: Annotated[bool, typer.Option(help="Simulate the driver.")] = False,
     out: Annotated[Path | None, typer.Option(help="File for what was observed.")] = None,
 ) -> None:
@@ -347,8 +100,8 @@ def main(
         built(*BINARIES)
         if shutil.which("containerd") is None:
             subprocess.run(["sh", "-c", containers()], check=True)
-        with _cluster(driver) as cluster:
-            cluster.run(total_bytes)
+        with _cluster(driver, total_bytes, mps) as cluster:
+            cluster.run()
     finally:
         if folder := driver.get("FAKE_CUDA_FOLDER"):
             shutil.rmtree(folder)

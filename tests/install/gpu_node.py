@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from tests.kubelet.node_objects import (
     KERNEL,
     RESOURCE,
     kubelet_configuration,
-    plugin_configuration,
     write_mounts,
 )
 from tests.processes import Processes, free_ports
@@ -79,6 +79,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 """
 #: No pod uses it: without any configuration a kubelet is not ready.
 _NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
+#: The plugin expects MPS here, and the daemon under this name.
+MPS_ROOT, MPS_CONTROL = Path("/mps"), "nvidia-cuda-mps-control"
 _PATIENCE_S = 60.0
 #: PYTHONPATH of the agent: the repository, and that of this process.
 _PATH = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
@@ -87,7 +89,8 @@ _PATH = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
 class GpuNode(Processes):
     """``driver``: variables by which plugin and agent find the driver's library.
 
-    Containers can write to the folders ``writable``. Start it in a mount namespace of its own, as
+    Containers can write to the folders ``writable``. ``mps_limit_mib``: share the GPU by MPS with
+    this limit for each process, not by time-slicing. Start it in a mount namespace of its own, as
     root: it hides /run, /var/lib and /var/log.
     """
 
@@ -98,9 +101,11 @@ class GpuNode(Processes):
         replicas: int,
         driver: Mapping[str, str],
         writable: Sequence[str] = (),
+        mps_limit_mib: int | None = None,
     ) -> None:
         super().__init__(cgroups.KIND)
         self.plane, self.name, self.replicas, self._driver = plane, name, replicas, driver
+        self._mps_limit_mib = mps_limit_mib
         self._binaries = built("kubelet", "nvidia-device-plugin")
         for each in ("kubelet", "cdi", "cni"):
             (self.folder / each).mkdir()
@@ -113,7 +118,7 @@ class GpuNode(Processes):
         socket = self.folder / "containerd.sock"
         self._write("kubelet.yaml", self._kubelet_configuration(socket))
         self._write("kubeconfig", self._kubeconfig())
-        self._write("plugin.yaml", {"version": "v1", **plugin_configuration(replicas)})
+        self._write("plugin.yaml", {"version": "v1", "sharing": self._sharing()})
         self._write("cni/none.conflist", _NETWORK)
         configuration = CONTAINERD.format(folder=self.folder, image=IMAGE)
         (self.folder / "containerd.toml").write_text(configuration)
@@ -124,6 +129,10 @@ class GpuNode(Processes):
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         (self.folder / name).write_text(json.dumps(content))
+
+    def _sharing(self) -> dict[str, Any]:
+        shared = {"resources": [{"name": RESOURCE, "replicas": self.replicas}]}
+        return {"timeSlicing" if self._mps_limit_mib is None else "mps": shared}
 
     def _kubelet_configuration(self, socket: Path) -> dict[str, Any]:
         return kubelet_configuration(socket, self.plane.certificate) | {
@@ -159,17 +168,43 @@ class GpuNode(Processes):
             "--v=2",
         )
         self.wait(self._is_ready, "a node that is ready")
+        if self._mps_limit_mib is not None:
+            self._start_mps(self._mps_limit_mib)
         self.spawn(
             "nvidia-device-plugin",
             str(self._binaries["nvidia-device-plugin"]),
             f"--config-file={self.folder}/plugin.yaml",
             "--device-discovery-strategy=nvml",
+            f"--mps-root={MPS_ROOT}",
             env=self._driver,
         )
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
         # Admission taints every new node. What would untaint it is a controller.
         path, body = f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}}
         self.plane.call("PATCH", path, body, "application/merge-patch+json")
+
+    def _start_mps(self, limit_mib: int) -> None:
+        """Do what NVIDIA's DaemonSet for MPS does, except that the compute mode stays."""
+        pipe, shared = MPS_ROOT / RESOURCE / "pipe", MPS_ROOT / "shm"
+        for folder in (pipe, shared):
+            folder.mkdir(parents=True)
+        subprocess.run(["mount", "--bind", "/dev/shm", str(shared)], check=True)
+        places = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.folder)}
+        self._mps = {**self._driver, **places}
+        self.spawn(MPS_CONTROL, MPS_CONTROL, "-f", env=self._mps)
+        self.wait((pipe / "control").exists, "the MPS daemon listens")
+        self._tell_mps(f"set_default_device_pinned_mem_limit 0 {limit_mib}M")
+
+    def _tell_mps(self, command: str) -> None:
+        environment = {**os.environ, **self._mps}
+        subprocess.run([MPS_CONTROL], input=command, env=environment, text=True, check=True)
+
+    def _end_mps(self) -> None:
+        if self.runs(MPS_CONTROL):
+            self._tell_mps("quit")
+            self._processes[MPS_CONTROL].wait(_PATIENCE_S)
+            subprocess.run(["umount", str(MPS_ROOT / "shm")], check=True)
+            shutil.rmtree(MPS_ROOT)
 
     def start_agent(self) -> None:
         """Start the agent as the DaemonSet does, but as a process of the machine."""
@@ -187,6 +222,7 @@ class GpuNode(Processes):
                 self.kill(name)
         self._end_shims()
         cgroups.remove(self.folder.name)
+        self._end_mps()
         super().stop()
 
     def _end_shims(self) -> None:
