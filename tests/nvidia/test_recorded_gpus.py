@@ -114,20 +114,24 @@ def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_
 
 
 def test_a_cluster_on_an_h200_observed_what_the_docs_state() -> None:
-    checks = read(ROOT / "tests/recorded/gpu/580.159.04-h200", "cluster.json")
-    assert all(check["ok"] for check in checks.values())
-    for pods in ("first and second", "first and third"):
-        check = checks[f"memory of {pods}"]
+    folder = ROOT / "tests/recorded/gpu/580.159.04-h200"
+    checks, by_mps = read(folder, "cluster.json"), read(folder, "cluster-mps.json")
+    assert all(check["ok"] for check in (*checks.values(), *by_mps.values()))
+    both, later = "memory of first and second", "memory of first and third"
+    for check in (checks[both], checks[later], by_mps[both]):
         contexts = {check["used"][pod] - n for pod, n in check["allocated"].items()}
-        assert all(512 * MIB < each < 528 * MIB for each in contexts), contexts
+        assert all(515 * MIB < each < 519 * MIB for each in contexts), contexts
         sum_bytes = sum(check["used"].values()) + check["unattributed"]
-        assert abs(check["device_used"] - sum_bytes) < MIB
+        assert abs(check["device_used"] - sum_bytes) < 4 * MIB
     rejection = checks["memory beyond a request counts"]
     assert sum(rejection["requests_gib"]) <= rejection["free_gib"]
     assert "insufficient GPU memory" in rejection["message"]
     assert "has reserved 8.0 GiB" in checks["a pod that leaks is evicted"]["message"]
     second, first = checks["engines start one after the other"]["free_bytes_at_start"]
     assert first - second > 53 << 30
+    above = by_mps["a request above the limit of MPS"]
+    assert above["limit_mib"] == 143771 // 4
+    assert "above the MPS limit" in above["message"]
 
 
 def life(load: str, sm_activity: float, utilization: float) -> Life:
