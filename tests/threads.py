@@ -1,16 +1,43 @@
-"""Finds threads that were started since a point in time, by the prefix of their names.
-
-The total number of threads is not reliable: the test runner and servers start threads at any time.
-"""
+"""Threads of tests: one that repeats a step, and those that were started since a point in time."""
 
 import threading
 from collections.abc import Callable
 
 
+class Repeated(threading.Thread):
+    """Calls ``step`` until ``stop``. It returns the seconds until the next call."""
+
+    def __init__(self, first_s: float = 0.0) -> None:
+        """``first_s``: seconds until the first call."""
+        super().__init__(daemon=True)
+        self._first_s = first_s
+        self._stopping = threading.Event()
+        #: The exception of a step: no other step follows.
+        self.failure: Exception | None = None
+
+    def step(self) -> float:
+        raise NotImplementedError
+
+    def run(self) -> None:
+        wait_s = self._first_s
+        try:
+            while not self._stopping.wait(wait_s):
+                wait_s = self.step()
+        except Exception as err:  # noqa: BLE001 - for the thread of the test
+            self.failure = err
+
+    def stop(self) -> None:
+        """Return when the last step has ended."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+
+
 def begun_since(prefix: str) -> Callable[[], list[str]]:
     """Return a function that returns the sorted names of running threads with this prefix.
 
-    Threads that run now are not included.
+    Threads that run now are not included. The total number of threads is not reliable: the test
+    runner and servers start threads at any time.
     """
     before = set(threading.enumerate())
 

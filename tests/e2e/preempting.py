@@ -6,9 +6,8 @@ described. Evicted pods keep their memory until their grace period is over; only
 reports that it is free, a moment after the pod is gone.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from contract.annotations import MIRROR
 from tests.controlplane import ApiRefused
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import GIB, RESOURCE
+from tests.threads import Repeated
 
 MERGE = "application/merge-patch+json"
 CLASSES = {"batch": 0, "middle": 500, "prod": 1000}
@@ -141,38 +141,29 @@ SCENARIOS = (
 )
 
 
-class Kubelets:
-    """A thread that ends deleted pods, each after ``grace_s``."""
+class Kubelets(Repeated):
+    """Ends deleted pods, each after ``grace_s``."""
 
     def __init__(self, cluster: PlayedCluster, grace_s: float, reports: bool) -> None:
+        super().__init__(first_s=0.05)
         self._cluster = cluster
         self._reports = reports
         self._grace_s = grace_s
-        self._stop = threading.Event()
         #: Name -> since when it is leaving, and from which node.
         self.leaving: dict[str, tuple[float, str]] = {}
         self.bound_at_s: dict[str, float] = {}
         self._ended: set[str] = set()
-        self.errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._play)
 
     def __enter__(self) -> "Kubelets":
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        assert not self.errors, self.errors
+        self.stop()
+        assert self.failure is None, self.failure
 
-    def _play(self) -> None:
-        try:
-            while not self._stop.wait(0.05):
-                self._once(self._cluster.pods())
-        except Exception as err:  # noqa: BLE001 - shown where the test ends
-            self.errors.append(err)
-
-    def _once(self, pods: Sequence[Mapping[str, Any]]) -> None:
+    def step(self) -> float:
+        pods = self._cluster.pods()
         now_s, ended = time.monotonic(), list[str]()
         for pod in pods:
             name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
@@ -196,6 +187,7 @@ class Kubelets:
                 {p["metadata"]["uid"] for p in pods if p["metadata"]["name"] not in ended}
             )
             self._cluster.nodes.report(sorted(left))
+        return 0.05
 
 
 class Stage:

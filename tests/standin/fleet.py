@@ -9,7 +9,6 @@ many seconds.
 
 import contextlib
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tests.controlplane import ApiRefused, ControlPlane
 from tests.follow import Follower
 from tests.standin.allocations import RESOURCE, Pod
 from tests.standin.node import Held, StandIn, pod_of
+from tests.threads import Repeated
 
 NODES = "/api/v1/nodes"
 MERGE = "application/merge-patch+json"
@@ -44,7 +44,7 @@ class _Followed:
         return float(spec.get("terminationGracePeriodSeconds", 30)) if stubborn else 0.0
 
 
-class Fleet:
+class Fleet(Repeated):
     """``nodes`` by name. ``start`` creates their objects, ``stop`` deletes them.
 
     ``follower`` has all pods; without one, each step lists them. ``tolerated`` are exceptions of an
@@ -63,18 +63,15 @@ class Fleet:
         tolerated: tuple[type[Exception], ...] = (),
         changed: Callable[[str], None] = lambda name: None,
     ) -> None:
+        super().__init__(first_s=EVERY_S)
         self.plane = plane
         self.nodes = nodes
         self.admission_s = admission_s
-        #: Exception of the fleet's thread; ``stop`` raises it.
-        self.failure: Exception | None = None
         self._follower, self._tolerated, self._changed = follower, tolerated, changed
         self._random = random.Random(seed)
         self._pods: dict[str, _Followed] = {}
         self._told: dict[str, str] = {}
         self._capacity: dict[str, tuple[int, int]] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleet")
 
     def start(self) -> None:
         for name in self.nodes:
@@ -82,13 +79,11 @@ class Fleet:
             # Admission taints every new node; what would untaint it is a controller.
             self.plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}}, MERGE)
             self._tell_capacity(name)
-        self._thread.start()
+        super().start()
 
     def stop(self) -> None:
         """Also when ``start`` did not get far; raises what went wrong meanwhile."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().stop()
         with contextlib.suppress(*self._tolerated):
             for name in self.nodes:
                 with contextlib.suppress(ApiRefused):
@@ -96,15 +91,10 @@ class Fleet:
         if self.failure is not None:
             raise self.failure
 
-    def _run(self) -> None:
-        while not self._stopped.wait(EVERY_S):
-            try:
-                self._step(time.monotonic())
-            except self._tolerated:
-                continue
-            except Exception as err:  # noqa: BLE001 - raised by ``stop``, on the test's thread
-                self.failure = err
-                return
+    def step(self) -> float:
+        with contextlib.suppress(*self._tolerated):
+            self._step(time.monotonic())
+        return EVERY_S
 
     def _step(self, now_s: float) -> None:
         here = {
