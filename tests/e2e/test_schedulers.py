@@ -20,9 +20,9 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.e2e.cluster import EVENTS, RBAC, Cluster
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE, Shape
-from tests.e2e.wire import Wire, wire_to
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports
+from tests.tunnel import Tunnel
 
 MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
 DEFAULT = "default-scheduler"
@@ -90,10 +90,12 @@ def default_scheduler(plane: ControlPlane, port: int, host: Path) -> dict[str, A
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def tunnel() -> Iterator[Tunnel]:
     (port,) = free_ports(1)
-    with wire_to(port) as between:
-        yield between
+    between = Tunnel(port)
+    between.open()
+    yield between
+    between.close()
 
 
 def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) -> float:
@@ -105,12 +107,12 @@ def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) ->
 
 
 def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
-    new_cluster: NewCluster, mounted: Mounted, wire: Wire, tell: Tell
+    new_cluster: NewCluster, mounted: Mounted, tunnel: Tunnel, tell: Tell
 ) -> None:
     cluster = new_cluster(1, MANY_REPLICAS)
-    cluster.start_extender(port=wire.upstream_port, tls=mounted.tls)
+    cluster.start_extender(port=tunnel.to_port, tls=mounted.tls)
     cluster.settle()
-    content = default_scheduler(cluster.plane, wire.port, mounted.host)
+    content = default_scheduler(cluster.plane, tunnel.port, mounted.host)
     for minor in MINORS:
         cluster.start_scheduler_as(minor, content, minor)
         bound(cluster, f"gpu-{minor}")
@@ -122,8 +124,7 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     assert cluster.metric('headroom_binds_total{outcome="bound"}') == len(MINORS)
 
     def cut_and_bind(name: str) -> None:
-        wire.reject()  # a connection that is open is asked for no certificate again
-        wire.heal()
+        tunnel.cut()  # a connection that is open is asked for no certificate again
         bound(cluster, name)
 
     serving, client = mounted.wanted
@@ -136,8 +137,7 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cut_and_bind("client-replaced")
     # kube-scheduler reads the authority that it trusts when it starts, and never again.
     mounted.run(serving, replace=True)
-    wire.reject()
-    wire.heal()
+    tunnel.cut()
     cluster.create_pod("waits", "1Gi", schedulerName=DEFAULT)
     says = "certificate signed by unknown authority"
     cluster.until(lambda: says in cluster.rejection("waits"), "the authority is not read again")

@@ -22,7 +22,6 @@ import yaml
 
 from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
 from tests.driver import Driver, Gpu, library_folder, mig_minors
-from tests.kubelet.door import Door
 from tests.kubelet.node_objects import (
     INSIDE,
     KERNEL,
@@ -39,6 +38,7 @@ from tests.kubelet.node_objects import (
 from tests.kubelet.pod_resources import Held, answer, podresources
 from tests.kubelet.runtime import Runtime
 from tests.processes import Processes, free_ports
+from tests.tunnel import Tunnel
 from tests.waiting import until
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -80,7 +80,7 @@ class Node(Processes):
         self._uid = 100_000 + int.from_bytes(os.urandom(2))
         self.driver = Driver(self.folder / "devices", gpus)
         self.device_lists = device_lists
-        self._doors: list[Door] = []
+        self._tunnels: list[Tunnel] = []
         cdi = self.folder / "cdi"
         cdi.mkdir()
         self.runtime = self._new_runtime(cdi)
@@ -129,8 +129,8 @@ class Node(Processes):
         self.runtime.end_commands()
         super().stop()
         self.runtime.stop()
-        for door in self._doors:
-            door.close()
+        for tunnel in self._tunnels:
+            tunnel.close()
 
     def start_kubelet(self) -> None:
         """Again after ``kill("kubelet")``: it finds its checkpoint and its containers."""
@@ -157,16 +157,16 @@ class Node(Processes):
         sees the pods that were bound meanwhile: it admits them in the order of creation."""
         self.kill("kubelet")
         yield
-        door = Door(self.plane.port)
-        self._doors.append(door)
-        (self.folder / "door").write_text(yaml.safe_dump(self._kubeconfig(door.port)))
+        tunnel = Tunnel(self.plane.port)
+        self._tunnels.append(tunnel)
+        (self.folder / "tunnel").write_text(yaml.safe_dump(self._kubeconfig(tunnel.port)))
         received = self.log("kubelet").count(PLUGIN_HEARD)
-        self.spawn_kubelet("door")
+        self.spawn_kubelet("tunnel")
         self._show("kubelet")
         self.wait(
             lambda: self.log("kubelet").count(PLUGIN_HEARD) > received, "a kubelet with a plugin"
         )
-        door.open()
+        tunnel.open()
         self.until_ready()
 
     def until_ready(self) -> None:

@@ -1,6 +1,7 @@
-"""A way to the API server that is closed until a test opens it.
+"""TCP connections to a server through a port that is closed until a test opens it.
 
-Behind it a kubelet starts, and the plugin finds it, before it receives any pod.
+TLS passes through, client certificates too. A kubelet behind a closed port starts, and the plugin
+finds it, before it receives any pod.
 """
 
 import contextlib
@@ -9,25 +10,27 @@ import threading
 from collections.abc import Callable
 
 
-class Door:
-    """``port`` rejects connections until ``open``; ``close`` breaks the existing ones."""
+class Tunnel:
+    """``port`` rejects connections until ``open``; ``cut`` and ``close`` end the existing ones."""
 
     def __init__(self, to_port: int) -> None:
-        self._to = ("127.0.0.1", to_port)
+        self.to_port = to_port
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._open: list[socket.socket] = []
+        self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
     def open(self) -> None:
         self._listener.listen()
         self._start(self._serve)
 
+    def cut(self) -> None:
+        _shut(*self._ends)
+
     def close(self) -> None:
-        for each in (self._listener, *self._open):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        _shut(self._listener, *self._ends)
+        for each in (self._listener, *self._ends):
             each.close()
         for thread in self._threads:
             thread.join()
@@ -40,9 +43,11 @@ class Door:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                inner, _ = self._listener.accept()
-                outer = socket.create_connection(self._to)
-                self._open += [inner, outer]
+                inner, outer = self._listener.accept()[0], socket.socket()
+                self._ends += [inner, outer]
+                # If no server listens, the client's connection ends too.
+                with contextlib.suppress(ConnectionRefusedError):
+                    outer.connect(("127.0.0.1", self.to_port))
                 self._start(_pump, inner, outer)
                 self._start(_pump, outer, inner)
 
@@ -51,6 +56,10 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)
-    for each in (source, sink):
+    _shut(source, sink)
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for each in sockets:
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
