@@ -34,7 +34,7 @@ from contract.gpunode import GPUNodeSpec
 from tests.controlplane import built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import GIB, Shape
-from tests.e2e.roundrobin import round_robin
+from tests.reverse_proxy import round_robin
 
 MIB = 1 << 20
 RATES_MIB_PER_S = (4, 8, 16, 32, 64, 128, 256)

@@ -41,9 +41,9 @@ from benchmarks.overuse_runs import AGENT, GRACE_S, INTERVAL_S, Outcome, Run
 from tests.controlplane import built, control_plane
 from tests.e2e.cluster import GPUNODES, PODS
 from tests.e2e.real import RealCluster
-from tests.e2e.roundrobin import round_robin
 from tests.e2e.test_evictions import REPLICAS, granted
 from tests.e2e.watching import Watch
+from tests.reverse_proxy import round_robin
 
 STEP_S = 0.2
 LEDGER_S = 0.5

@@ -13,9 +13,8 @@ import urllib3
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, scheduling_message
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
-from tests.e2e.roundrobin import round_robin
-from tests.e2e.wire import wire_to
 from tests.processes import free_ports
+from tests.reverse_proxy import proxy_to, round_robin
 
 http = urllib3.PoolManager(retries=False, timeout=60.0).request
 
@@ -123,9 +122,10 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
     cluster = new_cluster(1, ONE_GPU)
     (node,) = cluster.names
     port, other_port = free_ports(2)
-    with wire_to(cluster.plane.port) as wire:
+    plane = cluster.plane
+    with proxy_to(plane.url, certificate=plane.certificate) as (proxy, wire):
         cut_off = cluster.start_extender(
-            "extender-a", port, module="tests.e2e.hasty", api_port=wire.port
+            "extender-a", port, module="tests.e2e.hasty", api_port=proxy.port
         )
         cluster.start_scheduler(cluster.start_extender("extender-b", other_port))
         cluster.settle()
@@ -157,9 +157,14 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
 
         cluster.until(works, "it lets the node pass")
         assert bind_error("first") == ""
-        wire.stall()
+        wire.faults = {"stalled": 1.0}
         cluster.until(lambda: ready() == (503, blind), "it reports that it is blind")
-        for cut in (lambda: None, wire.reject):
+
+        def break_off() -> None:
+            wire.faults = {"cut off": 1.0}
+            wire.cut()
+
+        for cut in (lambda: None, break_off):
             cut()
             assert ready() == (503, blind)
             assert (filtered("second")["Error"], bind_error("second")) == (blind, blind)
@@ -168,7 +173,7 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
         cluster.create_pod("meanwhile", "2Gi")
         cluster.until(lambda: cluster.node_of("meanwhile") == node, "the other replica binds")
         assert ready() == (503, blind)
-        wire.heal()
+        wire.faults = {}
         cluster.until(works, "it lets the node pass again")
         assert bind_error("second") == ""
         assert cluster.node_of("second") == node

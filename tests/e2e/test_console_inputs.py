@@ -12,8 +12,8 @@ import httpx
 from tests.controllers.test_promql import body
 from tests.e2e.conftest import NewCluster
 from tests.e2e.test_console import Apart
-from tests.e2e.wire import wire_to
 from tests.loopback import LOOPBACK
+from tests.reverse_proxy import proxy_to
 from tests.serving import offer, pod
 
 
@@ -28,8 +28,8 @@ def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
     apart = Apart(new_cluster(1))
     cluster, plane = apart.cluster, apart.plane
     apart.start_extender()
-    with wire_to(apart.journal) as wire:
-        apart.start_console(follows=wire.port)
+    with proxy_to(f"http://127.0.0.1:{apart.journal}") as (proxy, wire):
+        apart.start_console(follows=proxy.port)
         cluster.settle()
 
         def extender() -> dict[str, Any]:
@@ -53,15 +53,16 @@ def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
         assert silent["age_s"] >= 15.0
         cluster.until(lambda: extender()["age_s"] > silent["age_s"], "its age grows")
         assert [each["peer"] for each in apart.get("/v1/decisions")["unanswered"]] == [
-            f"127.0.0.1:{wire.port}"
+            f"127.0.0.1:{proxy.port}"
         ]
         plane.resume("extender")
         cluster.until(is_heard, "it is followed again")
 
-        wire.reject()
+        wire.faults = {"cut off": 1.0}
+        wire.cut()
         cluster.until(lambda: not is_heard(), "the console shows that it is cut off")
         assert inputs(apart)["api_server"]["message"] is None
-        wire.heal()
+        wire.faults = {}
         cluster.until(is_heard, "the wire is whole again")
         before = extender()["replica"]
 

@@ -8,8 +8,8 @@ import pytest
 from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN
 from tests.e2e.cluster import RBAC, Cluster, pod_manifest
 from tests.e2e.conftest import NewCluster
-from tests.e2e.wire import wire_to
 from tests.loopback import LOOPBACK
+from tests.reverse_proxy import proxy_to
 
 VIEWER_TOKEN = "viewer-of-the-tests"
 NAMESPACE = f"{RBAC}/namespaces/e2e"
@@ -54,8 +54,9 @@ def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
 
 def test_a_view_is_for_readers_that_the_api_server_allows(may_get_pods: Cluster) -> None:
     cluster = may_get_pods
-    with wire_to(cluster.plane.port) as wire:
-        cluster.start_extender(guarded=True, api_port=wire.port)
+    plane = cluster.plane
+    with proxy_to(plane.url, certificate=plane.certificate) as (proxy, wire):
+        cluster.start_extender(guarded=True, api_port=proxy.port)
         cluster.until(lambda: is_ready(cluster), "the extender is ready")
         for path in (*OF_ALL, *OF_A_POD):
             assert status(cluster, path, None) == 401, path
@@ -66,7 +67,7 @@ def test_a_view_is_for_readers_that_the_api_server_allows(may_get_pods: Cluster)
             assert status(cluster, path, STRANGER_TOKEN) == 403, path
         for path in OF_A_POD:
             assert status(cluster, path, STRANGER_TOKEN) in (200, 404), path
-        wire.stall()
+        wire.faults = {"stalled": 1.0}
         assert status(cluster, "/v1/nodes", "agent-of-the-tests") == 503
         assert status(cluster, "/healthz", None) == 200
 

@@ -26,8 +26,8 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
-from tests.e2e.roundrobin import round_robin
 from tests.loopback import LOOPBACK
+from tests.reverse_proxy import round_robin
 
 FIRST_S = 10.0
 

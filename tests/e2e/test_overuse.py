@@ -13,7 +13,6 @@ from typing import Any
 from tests.e2e.cluster import PODS, PlayedCluster
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
-from tests.e2e.roundrobin import round_robin
 from tests.e2e.test_evictions import (
     BUDGETS,
     HOSTNAME,
@@ -24,6 +23,7 @@ from tests.e2e.test_evictions import (
     told_of,
     uid_of,
 )
+from tests.reverse_proxy import round_robin
 
 MIB = 1 << 20
 SEED = 28

@@ -1,7 +1,7 @@
 """SM activity from a real Prometheus: what decides, and whatever becomes of it.
 
 Two exporters serve GPUs as dcgm-exporter 4.5, 4.6, 4.9.0 and 4.2 with MIG did; Prometheus
-remembers a quarter of an hour. Headroom asks it through a wire that can be stalled or be led
+remembers a quarter of an hour. Headroom asks it through a proxy that can be stalled or be led
 elsewhere, and every agent's own sample is the opposite of the history.
 """
 
@@ -15,9 +15,9 @@ import pytest
 
 from tests.agent.exporter import EXPOSITIONS, StandIn
 from tests.debian import Unavailable
-from tests.e2e.wire import Wire, wire_to
 from tests.history.server import Prometheus, past, prometheus, recorded_lines, saying
 from tests.processes import starts_processes
+from tests.reverse_proxy import Service, Wire, proxy_to
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
 
@@ -96,6 +96,8 @@ def remembered(one: StandIn) -> list[str]:
 @dataclass
 class World:
     prometheus: Prometheus
+    #: The proxy in front of it.
+    proxy: Service
     wire: Wire
     server: Server
 
@@ -189,8 +191,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             real.configure([one, other])
             real.remember(remembered(one))
             real.run()
-            with wire_to(real.port) as wire:
-                config.write_text(CONFIG.format(port=wire.port))
+            with proxy_to(f"http://127.0.0.1:{real.port}") as (proxy, wire):
+                config.write_text(CONFIG.format(port=proxy.port))
                 with serving(FLEET, "--config", str(config)) as server:
                     report(server)
                     for name, node in (("l", "left"), ("r", "right"), ("s", "steered")):
@@ -198,7 +200,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                     report(server)
                     bind(server, "t", "steered")
                     report(server)
-                    yield World(real, wire, server)
+                    yield World(real, proxy, wire, server)
     except Unavailable as err:
         pytest.skip(f"needs a real Prometheus: {err}")
 
@@ -309,13 +311,13 @@ def test_placement_goes_on_whatever_becomes_of_prometheus(shown: World) -> None:
 
     real.run()
     by_history("Prometheus is back")
-    wire.stall()
+    wire.faults = {"stalled": 1.0}
     by_agents("Prometheus does not answer")
     fails("no whole answer within 2 s")
 
     with StandIn().serving() as broken:
-        wire.upstream_port = int(broken.url.split(":")[2].split("/")[0])
-        wire.heal()
+        world.proxy.wires = {broken.url.removesuffix("/metrics"): wire}
+        wire.faults = {}
         for status, text, says in (
             (500, "", "it answers 500"),
             (200, '{"status":"success","data":{', "its answer is not in the format of Prometheus"),
@@ -324,5 +326,5 @@ def test_placement_goes_on_whatever_becomes_of_prometheus(shown: World) -> None:
         ):
             broken.status, broken.text = status, text
             fails(says)
-        wire.upstream_port = real.port
+        world.proxy.wires = {f"http://127.0.0.1:{real.port}": wire}
     by_history("Prometheus answers again")
