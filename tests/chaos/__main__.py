@@ -16,35 +16,36 @@ from pathlib import Path
 
 import structlog
 
+from tests.chaos.altered import MUTANTS
 from tests.chaos.audit import Finding
 from tests.chaos.calls import noticed
-from tests.chaos.faults import Weather, say, schedule
-from tests.chaos.mutants import MUTANTS, mutated
+from tests.chaos.faults import Injector, report, schedule
 from tests.chaos.site import SCHEDULERS, TIMEOUT_S, Plan, Site
-from tests.controlplane import ROOT, built, control_plane
+from tests.controlplane import built, control_plane
+from tests.forks import without_main
 
 Counts = dict[str, Counter[str]]
 
 
-def storm(plan: Plan, code: Path = ROOT, logs: Path | None = None) -> tuple[list[Finding], Counts]:
+def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
     """Run one storm in an empty cluster. Return findings, and counts by kind and name."""
     with control_plane() as plane:
-        site = Site(plane, plan, code)
+        site = Site(plane, plan)
         try:
             site.start()
-            weather = Weather(site, schedule(plan, [*site.nodes]))
-            before = site.proxies.taken_calls()
-            weather.pass_until(plan.alone_s)
-            during = site.proxies.taken_calls()
-            weather.pass_until(plan.lasts_s)
-            weather.end()
+            injector = Injector(site, schedule(plan, [*site.nodes]))
+            before = site.verbs.taken_calls()
+            injector.run_until(plan.alone_s)
+            during = site.verbs.taken_calls()
+            injector.run_until(plan.lasts_s)
+            injector.end()
             for client in site.clients:
                 client.stop()
-            say("the storm is over")
+            report("the storm is over")
             findings = _settle(site, plan)
-            findings += noticed(before, during, TIMEOUT_S, site.auditor.fates)
+            findings += noticed(before, during, TIMEOUT_S, site.auditor.states)
             return findings, {
-                "faults": weather.happened,
+                "faults": injector.counts,
                 "requests": sum((wire.done for wire in site.wires.values()), Counter()),
                 # While only consoles and webhooks had faults.
                 "calls": Counter(call.verb for call in during),
@@ -66,13 +67,13 @@ def _settle(site: Site, plan: Plan) -> list[Finding]:
     began_s = better_s = wrong_s = time.monotonic()
     fewest = sys.maxsize
     while True:
-        site.keep_up()
+        site.supervise()
         findings, now_s = site.wrong(in_the_end=True), time.monotonic()
         if findings:
             wrong_s = now_s
         if len(findings) < fewest:
             fewest, better_s = len(findings), now_s
-            say(f"findings now: {dict(Counter(finding.rule for finding in findings))}")
+            report(f"findings now: {dict(Counter(finding.rule for finding in findings))}")
         over = now_s > min(better_s + plan.settle_s, began_s + 3 * plan.settle_s)
         if now_s > wrong_s + plan.quiet_s or over or site.wrong():
             return findings
@@ -87,12 +88,12 @@ def main() -> int:
         "--alone", type=float, help="minutes with faults of consoles and webhooks only; a third"
     )
     parser.add_argument("--nodes", type=int, default=20)
-    parser.add_argument("--rate", type=float, default=4.0, help="pods created per second")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults")
     parser.add_argument("--logs", type=Path, help="copy the logs of all processes to this folder")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the product this way")
     given = parser.parse_args()
     built("etcd", "kube-apiserver", *SCHEDULERS)
+    without_main()
     # Agents log only errors.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     plan = Plan(
@@ -101,13 +102,12 @@ def main() -> int:
         alone_s=60.0 * (given.minutes / 3 if given.alone is None else given.alone),
         every_s=given.every,
         nodes=given.nodes,
-        rate=given.rate,
+        mutant=given.mutant,
     )
-    with mutated(given.mutant) as code:
-        findings, counts = storm(plan, code, given.logs)
+    findings, counts = storm(plan, given.logs)
     for name, count in counts.items():
-        say(f"{name}: {dict(count)}")
-    say("\n".join(map(str, findings)) or "verdict: sound")
+        report(f"{name}: {dict(count)}")
+    report("\n".join(map(str, findings)) or "verdict: sound")
     return bool(findings)
 
 

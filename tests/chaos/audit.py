@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
+
 PREFIX = "headroom.gpu/"
 RESOURCE = "nvidia.com/gpu"
 ENDED = ("Succeeded", "Failed")
-_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "M": 10**6, "G": 10**9, "": 1}
 
 Object = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ class _Pod:
         self.replicas = sum(self.gpus.values())
 
     @property
-    def sits(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it is bound and has not ended."""
         return bool(self.node) and not self.gone and self.phase not in ENDED
 
@@ -76,8 +77,7 @@ class _Pod:
             return machine.size_bytes // machine.replicas
         if text.endswith("%"):
             return machine.size_bytes * int(text[:-1]) // 100
-        digits = text.rstrip("KMGi")
-        return int(digits) * _UNITS[text[len(digits) :]]
+        return int(parse_quantity(text))
 
     def total_bytes(self, machine: Machine) -> int:
         """Return the request of all containers, on any device."""
@@ -147,10 +147,10 @@ class Auditor:
         """
         self._given[node], self._used[node] = given, used
         for device, wants in self._wants(node).items():
-            known = [uid for uid in wants if uid in self._pods and self._pods[uid].ours]
-            if len(known) < len(wants):
+            known = {uid: self._pods[uid] for uid in wants if uid in self._pods}
+            ours = {uid: wants[uid] for uid, pod in known.items() if pod.ours}
+            if len(ours) < len(wants):
                 self._shared.add(device)
-            ours = {uid: wants[uid] for uid in known}
             self._check("overcommitted", f"{node} {device}", ours, self.machines[node].size_bytes)
         for device in overdrawn:
             if device not in self._shared:
@@ -161,7 +161,7 @@ class Auditor:
     def findings(self) -> list[Finding]:
         return [*self._found.values()]
 
-    def fates(self, uid: str) -> list[str]:
+    def states(self, uid: str) -> list[str]:
         """Return what an extender may report of the pod if it cannot bind it."""
         pod = self._pods.get(uid)
         bound = [f"is bound to node {pod.node}"] if pod and pod.node else []
@@ -177,7 +177,7 @@ class Auditor:
         for name, reserved in self._reserved.items():
             for uid, held in reserved.items():
                 pod = self._pods.get(uid)
-                if pod is None or not pod.sits or pod.node != name:
+                if pod is None or not pod.is_active or pod.node != name:
                     state = "unknown" if pod is None else f"{pod.phase} on {pod.node or 'no node'}"
                     what = f"reservation for {held.get('name')} ({uid}), which is {state}"
                     yield Finding("orphan", name, what)
@@ -241,4 +241,6 @@ class Auditor:
 
     def _on(self, node: str) -> list[_Pod]:
         """Return the GPU pods that are bound to the node and have not ended."""
-        return [pod for pod in self._pods.values() if pod.node == node and pod.sits and pod.gpus]
+        return [
+            pod for pod in self._pods.values() if pod.node == node and pod.is_active and pod.gpus
+        ]

@@ -38,12 +38,12 @@ def noticed(
     before: Sequence[Call],
     during: Sequence[Call],
     timeout_s: float,
-    fates: Callable[[str], Sequence[str]],
+    states: Callable[[str], Sequence[str]],
 ) -> Iterator[Finding]:
     """Yield calls ``during`` the faults that failed without another cause.
 
     A bind may fail for a reason that filter gives as well, because another pod came first. It may
-    also fail because of the state of the pod: ``fates`` returns the words for a uid.
+    also fail because of the state of the pod: ``states`` returns the words for a uid.
     """
     reasons = {
         why
@@ -59,7 +59,7 @@ def noticed(
             continue
         if call.ended and call.answer is None:
             yield Finding("unanswered", call.verb, f"aborted after {call.took_s:.2f} s")
-        elif call.error and not _is_expected(call, reasons, fates):
+        elif call.error and not _is_expected(call, reasons, states):
             yield Finding("error", call.verb, call.error)
     for verb in {call.verb for call in during}:
         usual_s, found_s = _mean_s(before, verb), _mean_s(during, verb)
@@ -73,9 +73,9 @@ def _mean_s(calls: Sequence[Call], verb: str) -> float:
     return sum(took_s) / max(1, len(took_s))
 
 
-def _is_expected(call: Call, reasons: set[str], fates: Callable[[str], Sequence[str]]) -> bool:
+def _is_expected(call: Call, reasons: set[str], states: Callable[[str], Sequence[str]]) -> bool:
     if call.verb != "bind":
         return MANY_WAIT in call.error
     pod = f"pod {call.asked['PodNamespace']}/{call.asked['PodName']} "
-    words = tuple(pod + fate for fate in fates(call.asked["PodUID"]))
+    words = tuple(pod + state for state in states(call.asked["PodUID"]))
     return call.error in reasons or call.error.startswith(words)

@@ -7,7 +7,6 @@ at once, and a few are bound without Headroom.
 import contextlib
 import itertools
 import random
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,55 +15,51 @@ import urllib3
 from tests.controlplane import SCHEDULER_NAME, ApiRefused, ControlPlane
 from tests.driver import GIB
 from tests.standin.allocations import RESOURCE
+from tests.threads import Repeated
 
 NAMESPACE = "chaos"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 SIZES_GIB = (1, 2, 3, 4, 6, 8, 8, 12, 16, 20)
+#: Pods created per second by all clients.
+RATE, CLIENTS = 4.0, 3
 AT_ONCE = {"gracePeriodSeconds": 0}
 #: Exceptions while the API server is down.
 AWAY = (ApiRefused, urllib3.exceptions.HTTPError, OSError)
 
 
-class Client(threading.Thread):
-    """Creates ``rate`` pods per second and keeps at most ``most``."""
+class Client(Repeated):
+    """Creates ``RATE / CLIENTS`` pods per second and keeps at most ``most``."""
 
     def __init__(
         self,
         plane: ControlPlane,
         nodes: Sequence[str],
         name: str,
-        rate: float,
         most: int,
-        lots: random.Random,
+        rng: random.Random,
     ) -> None:
-        super().__init__(name=name, daemon=True)
-        self._plane, self._nodes, self._lots = plane, nodes, lots
-        self._rate, self._most = rate, most
+        super().__init__()
+        self._plane, self._nodes, self._rng = plane, nodes, rng
+        self._most = most
         self._names = (f"{name}-{i}" for i in itertools.count(1))
         #: Pods that were created and probably exist.
         self._mine: list[str] = []
-        self._stopping = threading.Event()
 
-    def stop(self) -> None:
-        self._stopping.set()
-        if self.is_alive():
-            self.join(60.0)
-
-    def run(self) -> None:
+    def step(self) -> float:
         """Half of the actions create a pod."""
-        while not self._stopping.wait(self._lots.expovariate(2 * self._rate)):
-            may_create = len(self._mine) < self._most
-            with contextlib.suppress(*AWAY):
-                if may_create and (not self._mine or self._lots.random() < 0.5):
-                    bypass = self._lots.random() < 0.08
-                    bound = {"nodeName": self._lots.choice(self._nodes)} if bypass else {}
-                    self._create(next(self._names), **bound)
-                else:
-                    self._remove(self._lots.choices(("delete", "force", "replace"), (6, 2, 2))[0])
+        may_create = len(self._mine) < self._most
+        with contextlib.suppress(*AWAY):
+            if may_create and (not self._mine or self._rng.random() < 0.5):
+                bypass = self._rng.random() < 0.08
+                bound = {"nodeName": self._rng.choice(self._nodes)} if bypass else {}
+                self._create(next(self._names), **bound)
+            else:
+                self._remove(self._rng.choices(("delete", "force", "replace"), (6, 2, 2))[0])
+        return self._rng.expovariate(2 * RATE / CLIENTS)
 
     def _remove(self, how: str) -> None:
         # Mostly one of the oldest.
-        name = self._mine.pop(int(len(self._mine) * self._lots.random() ** 2))
+        name = self._mine.pop(int(len(self._mine) * self._rng.random() ** 2))
         try:
             self._plane.call("DELETE", f"{PODS}/{name}", {} if how == "delete" else AT_ONCE)
         except AWAY as err:
@@ -76,21 +71,21 @@ class Client(threading.Thread):
 
     def _create(self, name: str, **spec: Any) -> None:
         self._mine.append(name)
-        self._plane.call("POST", PODS, manifest(name, self._lots, **spec))
+        self._plane.call("POST", PODS, manifest(name, self._rng, **spec))
 
 
-def manifest(name: str, lots: random.Random, **spec: Any) -> dict[str, Any]:
+def manifest(name: str, rng: random.Random, **spec: Any) -> dict[str, Any]:
     """Return a pod that uses all the memory that it requests as soon as it runs."""
-    gib, small = lots.choice(SIZES_GIB), [lots.choice((1, 2, 3)) for _ in range(2)]
+    gib, small = rng.choice(SIZES_GIB), [rng.choice((1, 2, 3)) for _ in range(2)]
     kinds: tuple[tuple[str | None, list[int]], ...] = (
         (f"{gib}Gi", [gib]),
         (f"c0={small[0]}Gi,c1={small[1] << 10}Mi", small),
         ("25%", [6]),  # of 24 GiB
         (None, [0]),  # the share of one replica
     )
-    ((vram, sizes),) = lots.choices(kinds, (82, 10, 5, 3))
-    commands = ["serve"], ["run", str(lots.randint(5, 60))], ["stubborn"]
-    (command,) = lots.choices(commands, (5, 3, 2))
+    ((vram, sizes),) = rng.choices(kinds, (82, 10, 5, 3))
+    commands = ["serve"], ["run", str(rng.randint(5, 60))], ["stubborn"]
+    (command,) = rng.choices(commands, (5, 3, 2))
     containers = [
         {
             "name": f"c{index}",
@@ -102,6 +97,6 @@ def manifest(name: str, lots: random.Random, **spec: Any) -> dict[str, Any]:
         for index, gib in enumerate(sizes)
     ]
     spec |= {"schedulerName": SCHEDULER_NAME, "containers": containers}
-    spec |= {"terminationGracePeriodSeconds": lots.randint(1, 8)}
+    spec |= {"terminationGracePeriodSeconds": rng.randint(1, 8)}
     annotations = {} if vram is None else {"headroom.gpu/vram": vram}
     return {"metadata": {"name": name, "annotations": annotations}, "spec": spec}

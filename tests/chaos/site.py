@@ -7,31 +7,30 @@ predicted, and every rule of the auditor is exact.
 import json
 import os
 import random
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
-from agent.kube_publisher import KubernetesPublisher
 from tests.admission.site import ADMISSION, webhooks
 from tests.chaos.agents import Agent
+from tests.chaos.altered import alter
 from tests.chaos.audit import Auditor, Finding, Machine
-from tests.chaos.load import AWAY, NAMESPACE, Client
-from tests.chaos.proxy import Proxies, Service, Wire
-from tests.controlplane import ROOT, ControlPlane, scheduler_configuration
+from tests.chaos.load import AWAY, CLIENTS, NAMESPACE, Client
+from tests.chaos.proxy import Recorded, ToApiServer
+from tests.controlplane import ControlPlane, scheduler_configuration
 from tests.driver import GIB, Driver, Gpu
 from tests.e2e.cluster import GPUNODES, Cluster
-from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.follow import Follower, Listen
 from tests.processes import free_ports
+from tests.reverse_proxy import Proxies, Service, Wire
 from tests.standin.fleet import MERGE, NODES, Fleet
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
@@ -42,8 +41,6 @@ SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.35")
 EXTENDERS = ("extender-a", "extender-b", "extender-c")
 CONSOLES = ("console-a", "console-b")
 WEBHOOKS = ("webhook-a", "webhook-b")
-#: The ports of kube-scheduler's calls.
-VERBS = tuple(f"{name} verbs" for name in EXTENDERS)
 #: Processes with a wire of their own.
 WIRED = (*EXTENDERS, *CONSOLES, *WEBHOOKS)
 #: kube-scheduler's limit for a call. Also of prioritize, which has 0.5 s as shipped: too little for
@@ -66,9 +63,7 @@ class Plan:
     settle_s: float = 240.0
     quiet_s: float = 5.0
     nodes: int = 20
-    clients: int = 3
-    #: Pods created per second by all clients, and how many each keeps at most.
-    rate: float = 4.0
+    #: Pods that each client keeps at most.
     most_pods: int = 60
     #: Pods that are bound before the first fault.
     warm_pods: int = 20
@@ -76,22 +71,23 @@ class Plan:
     agent_interval_s: float = 2.0
     heartbeat_s: float = 30.0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: A key of ``MUTANTS``.
+    mutant: str | None = None
 
 
 class Site:
-    def __init__(self, plane: ControlPlane, plan: Plan, code: Path = ROOT) -> None:
-        """``code``: the folder that the extenders import their packages from."""
-        self.plane, self._plan, self._code = plane, plan, code
+    def __init__(self, plane: ControlPlane, plan: Plan) -> None:
+        self.plane, self._plan = plane, plan
         self._folder = plane.folder / "chaos"
         self._folder.mkdir()
         names = [f"gpu-{i + 1:02}" for i in range(plan.nodes)]
         self._cluster = Cluster(plane, names)
         #: Nodes with two GPUs.
         self._double = names[2::3]
-        lots = random.Random(plan.seed)
-        self.nodes = {name: self._stand_in(name, lots.getrandbits(32)) for name in names}
+        rng = random.Random(plan.seed)
+        self.nodes = {name: self._stand_in(name, rng.getrandbits(32)) for name in names}
         #: Held during all calls of the auditor. A node's lock is taken before it.
-        self._books = threading.RLock()
+        self._auditing = threading.RLock()
         machines = {
             name: Machine([gpu.uuid for gpu in node.gpus], GPU_BYTES, 16 // len(node.gpus))
             for name, node in self.nodes.items()
@@ -100,7 +96,6 @@ class Site:
         self._events = (plane.folder / "events.log").open("w")
         pods = Follower(plane, "/api/v1/pods", self._audited(self.auditor.pods_changed))
         gpunodes = Follower(plane, GPUNODES, self._audited(self.auditor.gpunodes_changed))
-        self._followers = pods, gpunodes
         self._fleet = Fleet(
             plane,
             self.nodes,
@@ -111,28 +106,37 @@ class Site:
             changed=self._look,
         )
         self._api = ApiClient(plane.configuration("agent-of-the-tests"))
-        self.agents = {name: self._agent(name, random.Random(lots.random())) for name in names}
-        rate, most = plan.rate / plan.clients, plan.most_pods
+        pace_s = plan.agent_interval_s, plan.heartbeat_s
+        self.agents = {
+            name: Agent(self._api, name, node, *pace_s, random.Random(rng.random()))
+            for name, node in self.nodes.items()
+        }
         self.clients = [
-            Client(plane, names, f"c{i}", rate, most, random.Random(lots.random()))
-            for i in range(plan.clients)
+            Client(plane, names, f"c{i}", plan.most_pods, random.Random(rng.random()))
+            for i in range(CLIENTS)
         ]
-        names = (*WIRED, *VERBS)
+        self._cluster_threads = pods, gpunodes, self._fleet
+        self._threads = *self.clients, *self.agents.values(), *self._cluster_threads
+        self.wires = {name: Wire() for name in WIRED}
+        names = [*WIRED, *(f"{name} verbs" for name in EXTENDERS)]
         self._ports = dict(zip(names, free_ports(len(names)), strict=True))
+        #: In front of the ports for kube-scheduler of all extenders.
+        self.verbs = Recorded({self._url(f"{name} verbs"): self.wires[name] for name in EXTENDERS})
         self.proxies = Proxies(plane.certificate)
-        self.wires = wires = {name: Wire() for name in WIRED}
-        verbs = {
-            self._url(verbs): wires[name] for verbs, name in zip(VERBS, EXTENDERS, strict=True)
+        self.proxies.serve(self.verbs)
+        self._webhooks = Service({self._url(name): self.wires[name] for name in WEBHOOKS})
+        self.proxies.serve(self._webhooks, tls=True)
+        self._api_ports = {
+            name: self.proxies.serve(ToApiServer({plane.url: wire}), tls=True)
+            for name, wire in self.wires.items()
         }
-        self._to_verbs = Service(verbs, records=True)
-        self._to_webhooks = Service({self._url(name): wires[name] for name in WEBHOOKS}, tls=True)
-        self._to_api = {
-            name: Service({plane.url: wire}, tls=True, meddles=True) for name, wire in wires.items()
-        }
-        #: Console -> services in front of the journals of all extenders.
-        self._to_journals = {
-            console: [Service({self._url(each): wires[console]}) for each in EXTENDERS]
-            for console in CONSOLES
+        #: Console -> ports in front of the journals of all extenders.
+        self._journal_ports = {
+            name: [
+                self.proxies.serve(Service({self._url(each): self.wires[name]}))
+                for each in EXTENDERS
+            ]
+            for name in CONSOLES
         }
 
     def _stand_in(self, name: str, seed: int) -> StandIn:
@@ -140,12 +144,6 @@ class Site:
         gpus = [Gpu(f"GPU-{name}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(count)]
         driver = Driver(self._folder / f"{name}.table", gpus)
         return StandIn(gpus, Settings(16 // count), seed=seed, driver=driver)
-
-    def _agent(self, name: str, lots: random.Random) -> Agent:
-        pace_s = self._plan.agent_interval_s, self._plan.heartbeat_s
-        api = of_client(self._api)
-        publisher = KubernetesPublisher(api, name, SYSTEM_NAMESPACE, self._plan.heartbeat_s)
-        return Agent(publisher, self.nodes[name], *pace_s, lots)
 
     def _url(self, name: str) -> str:
         scheme = "https" if name in WEBHOOKS else "http"
@@ -155,20 +153,16 @@ class Site:
         """Return when the first pods are bound."""
         self._cluster.create()
         self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        for follower in self._followers:
-            follower.start()
-        self._fleet.start()
+        for each in self._cluster_threads:
+            each.start()
         for name in self._double:
             body = {"metadata": {"annotations": {"headroom.gpu/device-choice": "any"}}}
             self.plane.call("PATCH", f"{NODES}/{name}", body, MERGE)
         for agent in self.agents.values():
             agent.start()
-        journals = [each for services in self._to_journals.values() for each in services]
-        self.proxies.start([self._to_verbs, self._to_webhooks, *self._to_api.values(), *journals])
         for name in (*WIRED, *SCHEDULERS):
             self.start_process(name)
-        url = f"https://127.0.0.1:{self._to_webhooks.port}"
-        for each in webhooks(url, self.plane.certificate):
+        for each in webhooks(self._webhooks.url, self.plane.certificate):
             self.plane.call("POST", f"{ADMISSION}/{each['kind'].lower()}s", each)
         self._until(self._cluster.initialised, "all GPUNodes are initialised")
         for client in self.clients:
@@ -177,14 +171,14 @@ class Site:
         self._until(lambda: self.auditor.tally["bound"] >= enough, f"{enough} pods are bound")
 
     def stop(self) -> None:
-        for each in (*self.clients, *self.agents.values(), *self._followers, self._fleet):
+        for each in self._threads:
             each.stop()
         self.proxies.stop()
         self._api.close()
         self._events.close()
 
     def start_process(self, name: str) -> None:
-        """Start it as deployed, except for its way to the API server and an extender's clock."""
+        """Start a process as deployed, with proxies around it. Extenders are altered."""
         plane, (part, _, rest) = self.plane, name.partition("-")
         port = self._ports.get(name)
         match part:
@@ -195,8 +189,7 @@ class Site:
             case "kube":
                 # Several schedule the same pods: there is no leader election.
                 kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
-                url = f"http://127.0.0.1:{self._to_verbs.port}"
-                content = scheduler_configuration(url, kubeconfig)
+                content = scheduler_configuration(self.verbs.url, kubeconfig)
                 for each in content["extenders"]:
                     each["httpTimeout"] = f"{TIMEOUT_S}s"
                 plane.spawn_scheduler(name, content, name)
@@ -206,7 +199,7 @@ class Site:
                 verbs_port = self._ports[f"{name} verbs"]
                 self._start(name, part, verbs_port=verbs_port, debug_port=port)
             case "console":
-                places = [f"127.0.0.1:{each.port}" for each in self._to_journals[name]]
+                places = [f"127.0.0.1:{each}" for each in self._journal_ports[name]]
                 self._start(name, part, extenders=places, debug_port=port, debug_open=True)
             case "webhook":
                 cert, key = str(plane.certificate.cert), str(plane.certificate.key)
@@ -219,30 +212,28 @@ class Site:
     def _start(self, name: str, part: str, **settings: Any) -> None:
         file = self._folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump({**self._plan.settings, **settings}))
-        command = ("extender", part, "--config", str(file))
         token = f"{part}-of-the-tests"
-        env = {"KUBECONFIG": str(self.plane.kubeconfig(token, port=self._to_api[name].port))}
-        if part != "extender":
-            self.plane.fork(name, *command, env=env)
-            return
-        clock = self.clock(name)
-        clock.touch()
-        env["PYTHONPATH"] = f"{self._code}{os.pathsep}{ROOT}"
-        # For the mutants that wait for them.
-        env["CHAOS_CONSOLE"] = str(self._ports[CONSOLES[0]])
-        env["CHAOS_WEBHOOK"] = str(self._ports[WEBHOOKS[0]])
-        python = (sys.executable, "-m", "tests.chaos.clock", str(clock))
-        self.plane.spawn(name, *python, *command, env=env)
+        env = {
+            "KUBECONFIG": str(self.plane.kubeconfig(token, port=self._api_ports[name])),
+            # For the mutants that wait for them.
+            "CHAOS_CONSOLE": str(self._ports[CONSOLES[0]]),
+            "CHAOS_WEBHOOK": str(self._ports[WEBHOOKS[0]]),
+        }
+        inside = None
+        if part == "extender":
+            self.clock(name).touch()
+            inside = partial(alter, self.clock(name), self._plan.mutant)
+        self.plane.fork(name, "extender", part, "--config", str(file), env=env, inside=inside)
 
     def clock(self, extender: str) -> Path:
-        """Return the file of its clock (see ``clock``)."""
+        """Return the file of its clock (see ``alter``)."""
         return self._folder / f"{extender}.clock"
 
     def _audited(self, listen: Listen) -> Listen:
         """Record all events, and pass them to the auditor, one at a time."""
 
         def audited(what: str, objects: Sequence[Any]) -> None:
-            with self._books:
+            with self._auditing:
                 self._events.write(f"{time.time():.3f} {what} {json.dumps(objects)}\n")
                 listen(what, objects)
 
@@ -261,7 +252,7 @@ class Site:
             used.update({(process.uid, each): n for each, n in process.used_bytes.items()})
         assert stand_in.driver is not None
         overdrawn = [gpu for gpu, least in stand_in.driver.least_free_bytes.items() if least < 0]
-        with self._books:
+        with self._auditing:
             self._events.write(f"{time.time():.3f} {node} {given} {used}\n")
             self.auditor.look(node, given, used, overdrawn)
 
@@ -270,10 +261,10 @@ class Site:
         for name, node in self.nodes.items() if in_the_end else ():
             with node.lock:
                 self._look(name)
-        with self._books:
+        with self._auditing:
             return [*self.auditor.findings, *(self.auditor.settled() if in_the_end else ())]
 
-    def keep_up(self) -> None:
+    def supervise(self) -> None:
         """Restart what ended because of another fault: an API server without etcd, for example.
 
         Raises ``AssertionError`` if a process of Headroom ended by itself, and what failed in a
@@ -285,13 +276,13 @@ class Site:
                 self.start_process(name)
         for name in WIRED:
             assert not self.plane.ended(name), f"{name} ended by itself:\n{self.plane.log(name)}"
-        for each in (*self._followers, self._fleet):
+        for each in self._threads:
             if each.failure is not None:
                 raise each.failure
 
     def _until(self, true: Callable[[], object], what: str) -> None:
         def is_true() -> object:
-            self.keep_up()
+            self.supervise()
             try:
                 return true()
             except AWAY:

@@ -20,8 +20,8 @@ USUAL = [REFUSING, *(call() for _ in range(100))]
 
 
 def rules(*during: Call) -> set[str]:
-    fates = ["does not exist"]
-    found = noticed(USUAL, [*USUAL, *during], 5.0, lambda uid: fates if uid == "uid-p" else [])
+    states = ["does not exist"]
+    found = noticed(USUAL, [*USUAL, *during], 5.0, lambda uid: states if uid == "uid-p" else [])
     return {finding.rule for finding in found}
 
 

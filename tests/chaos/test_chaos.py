@@ -1,12 +1,18 @@
 """A short storm with a fixed seed on the real API server. ``make chaos`` runs a long one."""
 
+import asyncio
+import contextlib
+import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from contract.gpunode import GPUNodeSpec
+from extender.ledger.kube_store import KubernetesStore
 from tests.chaos.__main__ import storm
+from tests.chaos.altered import MUTANTS
 from tests.chaos.faults import KINDS
-from tests.chaos.mutants import MUTANTS, mutated
 from tests.chaos.site import SCHEDULERS, Plan
 from tests.controlplane import built
 
@@ -22,8 +28,7 @@ SMALL = Plan(
     settle_s=120.0,
     quiet_s=2.0,
     nodes=6,
-    clients=2,
-    most_pods=30,
+    most_pods=20,
     warm_pods=15,
     admission_s=0.5,
     agent_interval_s=1.0,
@@ -51,6 +56,32 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_still_of_this_product(name: str) -> None:
-    with mutated(name) as code:
-        module = code / MUTANTS[name][0]
-        compile(module.read_text(), str(module), "exec")
+    product = MUTANTS[name].getter()
+    before = getattr(product, MUTANTS[name].attribute)
+    with MUTANTS[name]:
+        assert getattr(product, MUTANTS[name].attribute) is not before
+    assert getattr(product, MUTANTS[name].attribute) is before
+
+
+@pytest.mark.parametrize("name", [None, "no compare-and-swap"])
+def test_without_compare_and_swap_a_write_has_no_version(name: str | None) -> None:
+    sent: list[dict[str, Any]] = []
+
+    class Api:
+        async def call(self, method: str, path: str, *, body: bytes | None, **_: str) -> bytes:
+            if body is not None:
+                sent.append(json.loads(body))
+            return b'{"metadata": {"name": "n", "resourceVersion": "1"}}'
+
+    store = KubernetesStore(cast("Any", Api()), cast("Any", None))
+
+    async def initialise() -> None:
+        before = await store.read_gpunode("n")
+        assert before is not None
+        await store.write_spec(before, GPUNodeSpec(initialised=True))
+
+    with MUTANTS[name] if name else contextlib.nullcontext():
+        asyncio.run(initialise())
+    (write,) = sent
+    assert ("resourceVersion" in write["metadata"]) == (name is None)
+    assert write["spec"] == {"initialised": True}

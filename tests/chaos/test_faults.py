@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.chaos.faults import BYSTANDERS, KINDS, TARGETS, Fault, Kinds, schedule
+from tests.chaos.faults import CONSOLES_AND_WEBHOOKS, KINDS, TARGETS, Fault, Kinds, schedule
 from tests.chaos.site import Plan
 
 NODES = [f"n{n}" for n in range(9)]
@@ -38,9 +38,9 @@ def test_each_kind_has_its_targets() -> None:
         assert fault.target in TARGETS.get(fault.of, NODES)
 
 
-def test_at_first_only_bystanders_have_faults() -> None:
+def test_at_first_only_consoles_and_webhooks_have_faults() -> None:
     faults = drawn(7, every_s=2.0, alone_s=100.0)
     alone = [fault for fault in faults if fault.at_s < 100.0]
-    assert {fault.kind for fault in alone} == kinds(BYSTANDERS)
+    assert {fault.kind for fault in alone} == kinds(CONSOLES_AND_WEBHOOKS)
     assert all(fault.at_s + fault.for_s <= 100.0 for fault in alone)
     assert {fault.kind for fault in faults[len(alone) :]} == kinds(KINDS)

@@ -4,14 +4,14 @@ import http.server
 import random
 import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import urllib3
 
-from tests.certificates import Certificate, make_api_certificate
 from tests.chaos.faults import KINDS
-from tests.chaos.proxy import Proxies, Service, Wire
+from tests.chaos.proxy import ToApiServer
+from tests.reverse_proxy import Proxies, Wire
 from tests.waiting import PATIENCE_S
 
 #: Fault -> number of requests, the statuses that the client sees (None: no answer),
@@ -39,9 +39,11 @@ def test_every_fault_of_a_wire_has_a_known_effect() -> None:
 
 
 @pytest.mark.parametrize("fault", EFFECTS)
-def test_a_fault_changes_the_answers(fault: str, tmp_path: Path) -> None:
+def test_a_fault_changes_the_answers(fault: str) -> None:
     count, statuses, all_served = EFFECTS[fault]
-    timeout_s = 0.5 if fault in ("stalled", "passed on late") else PATIENCE_S
+    # Clients that give up do so at the same time, so that the test waits only once.
+    gives_up = fault in ("stalled", "passed on late")
+    timeout_s, clients = (0.5, count) if gives_up else (PATIENCE_S, 1)
     random.seed(1)  # the same requests have the fault in each run
     served: list[str] = []
 
@@ -53,17 +55,15 @@ def test_a_fault_changes_the_answers(fault: str, tmp_path: Path) -> None:
 
         def log_message(self, *_: object) -> None: ...
 
-    certificate = Certificate(tmp_path / "certs/tls.crt", tmp_path / "certs/tls.key")
-    make_api_certificate(certificate.cert, "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        wire = Wire({fault: 0.4 if fault == "slow" else 1.0})
-        service = Service({f"http://127.0.0.1:{server.server_port}": wire}, meddles=True)
-        proxies = Proxies(certificate)
-        proxies.start([service])
-        seen, began_s = set[int | None](), time.monotonic()
-        for _ in range(count):
-            seen.add(_status(f"http://127.0.0.1:{service.port}", timeout_s))
+        wire, proxies = Wire(), Proxies()
+        wire.faults = {fault: 0.4 if fault == "slow" else 1.0}
+        url = f"http://127.0.0.1:{server.server_port}"
+        proxy = f"http://127.0.0.1:{proxies.serve(ToApiServer({url: wire}))}"
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(clients) as pool:
+            seen = set(pool.map(lambda _: _status(proxy, timeout_s), range(count)))
         proxies.stop()
         server.shutdown()
     assert seen == statuses
