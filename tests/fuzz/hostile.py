@@ -4,16 +4,11 @@ A tree is a value of ``json.loads``. Content that JSON cannot express, or can ex
 ways, is inserted as raw text. The same seed produces the same inputs on every machine.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-#: In a tree, this character and an index stand for an item of ``RAW``.
-_RAW = "\ue000"
-#: A key that ends with this character is written without it, and so comes twice.
-_TWICE = "\ue001"
+import msgspec
 
 #: Written as they stand. Some are no JSON at all, some are JSON that decoders disagree about.
 RAW = [
@@ -87,7 +82,7 @@ def _replacement(old: Any, random: Random, others: Sequence[Any]) -> Any:
         return _variation(old, random)
     number = random.getrandbits(random.randrange(1, 90)) * random.choice((1, -1))
     wrapped = random.choice(([old], {"x": old}, [[old]], {"metadata": old}, [old] * 40))
-    raw = f"{_RAW}{random.randrange(len(RAW))}"
+    raw = msgspec.Raw(random.choice(RAW))
     value, text = random.choice(VALUES), random.choice(TEXTS)
     grafted = _part(random.choice(others), random)
     return random.choice((value, value, text, text, raw, raw, number, wrapped, grafted))
@@ -99,10 +94,12 @@ def _variation(old: Any, random: Random) -> Any:
         key, value = random.choice(keys), random.choice(VALUES)
         rest = {each: old[each] for each in keys if each != key}
         more = {f"extra-{index}": value for index in range(random.choice((2, 10, 300)))}
-        twice = random.choice(({**old, key + _TWICE: value}, {key + _TWICE: value, **old}))
+        whole, second = msgspec.json.encode(old), msgspec.json.encode({key: value})
+        twice = [whole[:-1] + b"," + second[1:], second[:-1] + b"," + whole[1:]]
         # Go reads keys in any case.
         cased = {random.choice((each, each.upper(), each.lower())): old[each] for each in keys}
-        return random.choice((rest, {**old, **more}, twice, cased))
+        repeated = msgspec.Raw(random.choice(twice))
+        return random.choice((rest, {**old, **more}, repeated, cased))
     if isinstance(old, list) and keys:
         at = random.randrange(len(old))
         return random.choice((old[:at] + old[at + 1 :], old * random.choice((2, 3, 10, 40, 300))))
@@ -113,12 +110,6 @@ def _variation(old: Any, random: Random) -> Any:
     if isinstance(old, int):
         return random.choice((-old, old + 1, old - 1, old << random.randrange(70), old * 10**25))
     return random.choice(TEXTS)
-
-
-def written(tree: Any) -> bytes:
-    """Return a mutated tree as JSON, with the raw text in it."""
-    data = json.dumps(tree, ensure_ascii=False).replace(_TWICE, "").encode()
-    return re.sub(b'"%b(\\d+)"' % _RAW.encode(), lambda raw: RAW[int(raw[1]) % len(RAW)], data)
 
 
 def garbled(data: bytes, random: Random) -> bytes:
@@ -139,5 +130,5 @@ def attack(seeds: Sequence[Any], random: Random) -> bytes:
     if isinstance(seed, bytes):
         times = random.choice((0, 2, 10, 1000)) if random.random() < 0.1 else 1
         return garbled(seed * times, random)
-    data = written(mutated(seed, random, seeds))
+    data = msgspec.json.encode(mutated(seed, random, seeds))
     return garbled(data, random) if random.random() < 0.15 else data

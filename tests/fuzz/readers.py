@@ -6,6 +6,7 @@ of a report is a report that the CRD accepts.
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,42 +21,33 @@ from agent.api_server import ApiServer
 from agent.gate_decision import Limits, judge
 from agent.http_endpoints import LatestSample, Server
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
+from agent.probes import readings
 from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint
 from agent.probes.kubelet import join
 from agent.probes.node_probe import NodeApi
 from agent.probes.nvml import Memory
 from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.protobuf import BadMessage, field
-from agent.probes.readings import (
-    DeviceReading,
-    DriverReading,
-    Reading,
-    RegisteredReading,
-    SharingReading,
-)
 from agent.status_builder import summarise
+from agent.steering import messages
 from agent.steering.choice import choose
-from agent.steering.messages import (
-    ContainerRequest,
-    allocated,
-    asks_for_preference,
-    container_requests,
-)
 from contract.errors import BadReport
 from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation
 from tests.builders import GIB, STAMP
 from tests.controlplane import crd_manifest
-from tests.fuzz.watch import NODE, OBJECTS
+from tests.fuzz.samples import OBJECTS
 from tests.fuzz.watchdog import Harm, Target
+from tests.fuzz.world import sound_nodes
+from tests.standin.allocations import Checkpoint, Entry
+from tests.standin.checkpoint import render
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 _SCHEMA = crd_manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 _STATUS = jsonschema_rs.Draft7Validator(_SCHEMA["properties"]["status"])
-_GPUNODES = OBJECTS["gpunodes"]
-_GPUNODE = decode_gpunode(msgspec.json.encode(_GPUNODES[0]))
+_GPUNODE = sound_nodes()[0]
 assert _GPUNODE.status is not None
-_SAMPLE, _SPEC = _GPUNODE.status, _GPUNODE.spec
+_SAMPLE = _GPUNODE.status
 
 
 @dataclass(frozen=True)
@@ -74,55 +66,43 @@ class Reader(Target):
             return False
 
 
-def _entry(uid: str, replicas: Any) -> dict[str, Any]:
-    answer = "CioKFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSEEdQVS0wMDAwMDAwMDAwMDA="
-    return {
-        "PodUID": uid, "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
-        "DeviceIDs": replicas, "AllocResp": answer,
-    }  # fmt: skip
+def _entry(uid: str, *replicas: str) -> Entry:
+    return Entry(uid, "main", ((0, frozenset(replicas)),), (("NVIDIA_VISIBLE_DEVICES", "GPU-a"),))
 
 
-_ENTRIES = [
-    _entry("u1", {"0": ["GPU-x::0"]}),
-    _entry("u2", {"0": ["GPU-x::1", "GPU-y"]}),
-    _entry("u3", ["GPU-x"]),  # before Kubernetes 1.20
-]
-_REGISTERED = {"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1", "GPU-y"]}
-_DATA = {"PodDeviceEntries": _ENTRIES, "RegisteredDevices": _REGISTERED}
-_CHECKPOINT = {"Data": _DATA, "Checksum": 1234567}
-_DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-x::0") + field(2, "GPU-y")
+_ENTRIES = _entry("u1", "GPU-a::0"), _entry("u2", "GPU-a::1", "GPU-b"), _entry("u3")
+_REPLICAS = frozenset({"GPU-a::0", "GPU-a::1", "GPU-b"})
+_CHECKPOINT = json.loads(render(Checkpoint(_ENTRIES, _REPLICAS)))
+# As before Kubernetes 1.20.
+_CHECKPOINT["Data"]["PodDeviceEntries"][2]["DeviceIDs"] = ["GPU-a"]
+_DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-a::0") + field(2, "GPU-b")
 _CONTAINER = field(1, "main") + field(2, _DEVICES) + field(9, b"x") + field(4, 7)
 _LISTED = field(1, field(1, "p") + field(2, "default") + field(3, _CONTAINER)) * 2
-_ALLOCATABLE = field(1, field(1, "nvidia.com/gpu") + field(2, "GPU-x::0") + field(4, b"\x08\x01"))
+_ALLOCATABLE = field(1, field(1, "nvidia.com/gpu") + field(2, "GPU-a::0") + field(4, b"\x08\x01"))
 
 
-def _report(*readings: Reading) -> None:
+def _report(*read: readings.Reading) -> None:
     """Build a report, which the CRD accepts."""
     memory = Memory(24 * GIB, 20 * GIB, 0)
     devices = [
-        DeviceReading("nvml", uuid, index, memory=memory, processes={7: GIB})
-        for index, uuid in enumerate(("GPU-x", "GPU-y"))
+        readings.DeviceReading("nvml", uuid, index, memory=memory, processes={7: GIB})
+        for index, uuid in enumerate(("GPU-a", "GPU-b"))
     ]
-    status = summarise([DriverReading("nvml", "570.1"), *readings, *devices], NOW, "1")
+    status = summarise([readings.DriverReading("nvml", "570.1"), *read, *devices], NOW, "1")
     body = msgspec.json.encode(status)
     decode_gpunode(b'{"metadata":{},"status":%b}' % body)
     _STATUS.validate(msgspec.json.decode(body))
 
 
-class _Service(PodResources):
-    def __init__(self, answer: bytes) -> None:
-        super().__init__("/nowhere")
-        self._answer = answer
-
-    def _call(self, method: str) -> bytes:
-        return self._answer
-
-
 def _kubelet(checkpoint: bytes, listed: bytes) -> None:
-    service = _Service(listed)
+    """Read both records of a kubelet whose service gives the same answer to every call."""
+    service = PodResources("/nowhere")
+    service._channel = SimpleNamespace(unary_unary=lambda path: lambda *_, **__: listed)
     joined = join(parse_checkpoint(checkpoint).entries, service.containers(), {})
-    sharing = SharingReading("stated", "nvidia.com/gpu", 4, "time-slicing")
-    healthy = RegisteredReading("podresources", "nvidia.com/gpu", frozenset({"GPU-x::0"}))
+    service.healthy()
+    sharing = readings.SharingReading("stated", "nvidia.com/gpu", 4, "time-slicing")
+    ids = frozenset({"GPU-a::0"})
+    healthy = readings.RegisteredReading("podresources", "nvidia.com/gpu", ids)
     _report(sharing, healthy, *joined.holdings)
 
 
@@ -132,17 +112,19 @@ def _checkpoint(data: bytes) -> None:
 
 def _podresources(data: bytes) -> None:
     _kubelet(msgspec.json.encode(_CHECKPOINT), data)
-    _Service(data).healthy()
 
 
-_WISH = field(1, "GPU-x::0") + field(1, "GPU-x::1") + field(2, "GPU-x::0") + field(3, 1)
+_WISH = field(1, "GPU-a::0") + field(1, "GPU-a::1") + field(2, "GPU-a::0") + field(3, 1)
 
 
 def _plugin(data: bytes) -> None:
-    for wanted in [*container_requests(data), ContainerRequest(("GPU-x", "GPU-y"), (), 1 << 62)]:
-        choose(wanted, "nvidia.com/gpu", _SPEC, _SAMPLE, (), Limits(0, 0))
-    allocated(data)
-    asks_for_preference(data)
+    for wanted in [
+        *messages.container_requests(data),
+        messages.ContainerRequest(("GPU-a", "GPU-b"), (), 1 << 62),
+    ]:
+        choose(wanted, "nvidia.com/gpu", _GPUNODE.spec, _SAMPLE, (), Limits(0, 0))
+    messages.allocated(data)
+    messages.asks_for_preference(data)
 
 
 def _apiserver(data: bytes) -> bool:
@@ -170,7 +152,7 @@ def _apiserver(data: bytes) -> bool:
     return taken
 
 
-_CONFIGURED = {**NODE, "kubeletconfig": {"topologyManagerPolicy": "restricted"}}
+_CONFIGURED = {**OBJECTS["nodes"][-1], "kubeletconfig": {"topologyManagerPolicy": "restricted"}}
 _ERROR = {"kind": "Status", "message": "rejected", "reason": "Forbidden", "code": 403}
 
 
@@ -224,8 +206,8 @@ READERS: dict[str, tuple[Any, ...]] = {
     "checkpoint": (120, [_CHECKPOINT], _checkpoint, (BadCheckpoint,)),
     "podresources": (60, [_LISTED, _ALLOCATABLE], _podresources, (Unanswered,)),
     "plugin": (80, [field(1, _WISH), _WISH], _plugin, (BadMessage,)),
-    "apiserver": (40, [_CONFIGURED, _ERROR, *_GPUNODES], _apiserver),
-    "gate": (160, _GPUNODES, _gate, (BadReport,)),
+    "apiserver": (40, [_CONFIGURED, _ERROR, *OBJECTS["gpunodes"]], _apiserver),
+    "gate": (160, OBJECTS["gpunodes"], _gate, (BadReport,)),
     "gate-call": (20, _CALLS, _gate_service),
     "gate-answer": (120, _ANSWERS, _gate_answer),
 }

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.fuzz.readers import READERS, Reader
+from tests.fuzz.samples import OBJECTS
 from tests.fuzz.verbs import ForgedTarget, VerbTarget
-from tests.fuzz.watch import OBJECTS, WatchTarget
+from tests.fuzz.watch import WatchTarget
 from tests.fuzz.watchdog import Target
 
 TARGETS: dict[str, tuple[int, Callable[[], Target]]] = {

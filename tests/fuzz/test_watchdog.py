@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -13,8 +14,9 @@ from contract.gpunode_json import decode_gpunode
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from tests.builders import GIB, kube_node, reservation
 from tests.fuzz import watchdog
+from tests.fuzz.samples import BAD, OBJECTS
 from tests.fuzz.verbs import VerbTarget
-from tests.fuzz.watch import BAD, WatchTarget, hostile_gpunodes
+from tests.fuzz.watch import WatchTarget
 from tests.fuzz.watchdog import Tally, Target, attacked
 from tests.fuzz.world import NODES, World
 
@@ -97,7 +99,7 @@ def test_harmless_settings_have_no_findings() -> None:
 
 
 def report_of(name: str) -> Event:
-    tree = hostile_gpunodes()[0]
+    tree = deepcopy(OBJECTS["gpunodes"][0])
     tree["metadata"]["name"] = name
     return GPUNodeSeen(decode_gpunode(msgspec.json.encode(tree)), 1000.0)
 
@@ -123,7 +125,7 @@ def test_a_pod_that_passes_a_full_node_is_reported() -> None:
     world = target.world
     world.deliver([NodeSeen(kube_node(BAD)), report_of(BAD)])
     target.offer_beside()
-    tree: dict[str, Any] = hostile_gpunodes()[0]
+    tree = deepcopy(OBJECTS["gpunodes"][0])
     for device in tree["status"]["devices"]:
         device["memory"] = 1 << 30
     # Planted: what is judged is another object than the one that decided.

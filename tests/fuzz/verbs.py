@@ -3,81 +3,83 @@
 import json
 from typing import Any
 
+from contract.kube import Pod
+from tests.fuzz.samples import recorded, rich_pod
 from tests.fuzz.watchdog import Harm, Target
-from tests.fuzz.world import NODES, World, recorded, rich_pod, waiting
-from tests.serving import binding, offer
+from tests.fuzz.world import NODES, RESERVED_BYTES, World, waiting
+from tests.serving import Reply, binding, offer
 from tests.serving import pod as sent_pod
 
 #: Longer answers to a rejected body could fill logs and events.
 _MOST_ERROR_BYTES = 1200
-#: Sound calls are repeated after so many hostile ones that left the snapshot as it was.
-_EVERY = 100
 
 
 class VerbTarget(Target):
-    """One verb. A call of its own judges each answer; that nothing else changed the world does."""
+    """One verb. Each answer is judged by itself, and by what the call has changed in the world."""
 
     def __init__(self, verb: str) -> None:
-        self.name = verb
+        self.name = self._verb = verb
         recorded_seeds = recorded(verb)
         # Whole nodes are large: those calls come seldom.
         small = [body for body in recorded_seeds if not body.get("Nodes")]
         self.seeds = [*recorded_seeds, *(small + _own(verb)) * 9]
         self.world = World()
-        self._calls = 0
+
+    def check(self) -> None:
+        self.world.unharmed()
 
     def take(self, data: bytes) -> bool:
-        world = self.world
-        generation = world.cluster.snapshot().generation
+        world, before = self.world, self.world.cluster.snapshot().generation
         cut = len(data) // 2
-        pieces = (data,) if self._calls % 4 else (data[:cut], data[cut:])
-        reply = world.call(self.name, *pieces)
-        self._calls += 1
-        taken = self._judge(reply.status, reply.body, data)
-        changed = world.cluster.snapshot().generation != generation
-        if world.bound:
-            self._check_bound(data)
+        pieces = (data,) if len(data) % 4 else (data[:cut], data[cut:])
+        reply = world.call(self._verb, *pieces)
+        taken, bound = self._judge(reply, data), world.bound()
+        if bound and not taken:
+            raise Harm(f"bound all the same: {reply.body!r:.200}")
+        for pod in bound:
+            self._check_bound(pod, data)
+        if world.cluster.snapshot().generation != before:
             world.restore()
-        elif changed or self._calls % _EVERY == 0:
-            world.unharmed()
         return taken
 
-    def _judge(self, status: int, body: bytes, data: bytes) -> bool:
-        """Whether it was taken; raises ``Harm`` where it is not a proper answer."""
-        if status in (400, 413):
-            if self.name in ("filter", "bind") or not body or len(body) > _MOST_ERROR_BYTES:
-                raise Harm(f"{status}: {body!r:.200}")
+    def _judge(self, reply: Reply, data: bytes) -> bool:
+        """Return whether the call was accepted; raise ``Harm`` if it is not answered properly."""
+        if reply.status in (400, 413) and self._verb in ("prioritize", "preempt"):
+            if not 0 < len(reply.body) <= _MOST_ERROR_BYTES:
+                raise Harm(f"{reply.status}: {reply.body!r:.200}")
             return False
-        if status != 200:
-            raise Harm(f"status {status}: {body!r:.200}")
-        if (answer := _read(body)) is None:
-            raise Harm(f"no JSON: {body!r:.200}")
+        answer = _read(reply.body)
+        if reply.status != 200 or answer is None:
+            raise Harm(f"status {reply.status}: {reply.body!r:.200}")
         if error := isinstance(answer, dict) and answer.get("Error"):
             if "%" in error or len(error) > _MOST_ERROR_BYTES:
                 raise Harm(f"error that cannot be shown: {error!r:.200}")
             return False
-        if self.name == "filter":
-            _check_partition(answer, data)
-        if self.name == "prioritize" and not all(0 <= int(each["Score"]) <= 10 for each in answer):
+        if self._verb == "filter" and (asked := _read(data)) is not None:
+            _check_partition(asked, answer)
+        if self._verb == "prioritize" and not all(0 <= int(each["Score"]) <= 10 for each in answer):
             raise Harm(f"scores: {answer!r:.200}")
         return True
 
-    def _check_bound(self, data: bytes) -> None:
-        """Only a pending pod, by its exact names, is bound, to a node on which it fits."""
+    def _check_bound(self, pod: Pod, data: bytes) -> None:
+        """A pod is bound by its exact names only, to a node on which it fits, for what it asks."""
         asked = _read(data)
-        for args in self.world.bound:
-            bound = {
-                "PodNamespace": args.namespace,
-                "PodName": args.name,
-                "PodUID": args.uid,
-                "Node": args.node,
-            }
-            if asked is not None and not bound.items() <= asked.items():
-                raise Harm(f"bound {args} for {asked}")
-            if (args.namespace, args.uid) != ("default", f"uid-{args.name}"):
-                raise Harm(f"bound {args}, which does not wait")
-            if args.name not in {"small", "half", "none"} or args.node not in NODES[:4]:
-                raise Harm(f"bound {args}, which does not fit")
+        bound = {
+            "PodNamespace": pod.metadata.namespace,
+            "PodName": pod.metadata.name,
+            "PodUID": pod.metadata.uid,
+            "Node": pod.node,
+        }
+        if asked is not None and not bound.items() <= asked.items():
+            raise Harm(f"bound {bound} for {asked}")
+        if pod.metadata.name not in RESERVED_BYTES or pod.node not in NODES[:4]:
+            raise Harm(f"bound {bound}, which does not fit")
+        held = self.world.store.read_gpunode(pod.node)
+        assert held is not None
+        charges = held.spec.reservations[pod.metadata.uid].charges
+        sizes = {size for charge in charges for size in charge.candidates.values()}
+        if sizes != {RESERVED_BYTES[pod.metadata.name]}:
+            raise Harm(f"reserved for {pod.metadata.name}: {charges}")
 
 
 def _read(data: bytes) -> Any:
@@ -91,11 +93,8 @@ def _read(data: bytes) -> Any:
         return None
 
 
-def _check_partition(answer: dict[str, Any], data: bytes) -> None:
+def _check_partition(asked: dict[str, Any], answer: dict[str, Any]) -> None:
     """Every offered node passes or is rejected, and no other is named. Their order is free."""
-    asked = _read(data)
-    if asked is None:
-        return
     if asked.get("NodeNames") is None:
         offered = [node["metadata"]["name"] for node in asked["Nodes"]["items"]]
         passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
@@ -121,29 +120,17 @@ def _own(verb: str) -> list[Any]:
     return [{"Pod": each, **body} for each in pods]
 
 
-class ForgedTarget(Target):
+class ForgedTarget(VerbTarget):
     """A filter call that shows pods as they are not, and then a sound bind of one of them."""
 
-    name = "forged"
+    _BIND = json.dumps(binding(sent_pod("half"), NODES[1])).encode()
 
     def __init__(self) -> None:
-        self.world = World()
-        self.seeds = [
-            offer(sent_pod("half", vram), *NODES[:4]) for vram in ("1Mi", "12Gi", "0.1%", None)
-        ]
+        super().__init__("bind")
+        self.name = "forged"
+        shown = ("1Mi", "12Gi", "0.1%", None)
+        self.seeds = [offer(sent_pod("half", vram), *NODES[:4]) for vram in shown]
 
     def take(self, data: bytes) -> bool:
-        world = self.world
-        world.call("filter", data)
-        reply = world.call("bind", json.dumps(binding(sent_pod("half"), NODES[1])).encode())
-        if json.loads(reply.body)["Error"]:
-            if world.bound:
-                raise Harm(f"bound all the same: {reply.body!r}")
-            return False
-        held = world.store.read_gpunode(NODES[1])
-        reservation = held and held.spec.reservations.get("uid-half")
-        charges = reservation.charges if reservation else []
-        if [set(charge.candidates.values()) for charge in charges] != [{12 << 30}]:
-            raise Harm(f"12Gi are reserved as {charges}")
-        world.restore()
-        return True
+        self.world.call("filter", data)
+        return super().take(self._BIND)

@@ -11,7 +11,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -30,6 +30,8 @@ PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
 KEPT_BYTES = 64 << 20
 #: Failures at one place that are reported.
 _REPORTED = 3
+#: Inputs between two calls of ``Target.check``.
+_CHECKED_EVERY = 100
 
 
 class Harm(Exception):
@@ -52,6 +54,10 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def take(self, data: bytes) -> bool:
         """Return whether the input was accepted; raises what must not happen."""
+
+    def check(self) -> None:
+        """Raise ``Harm`` if an earlier input has changed what it must not."""
+        return
 
 
 @dataclass(slots=True)
@@ -79,7 +85,10 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
             logs.clear()
             try:
                 _feed(target, data, tally)
-                _check_logs(logs)
+                if log := next((log for log in logs if "exception" in log), None):
+                    raise Harm(f"only logged: {log['event']}\n{log['exception'][-1500:]}")
+                if tally.inputs % _CHECKED_EVERY == 0:
+                    target.check()
             except (Exception, Hang) as err:  # noqa: BLE001 - any exception is a failure
                 place = type(err), *traceback.extract_tb(err.__traceback__)[-1][:2]
                 places[place] += 1
@@ -114,12 +123,6 @@ def _feed(target: Target, data: bytes, tally: Tally) -> None:
         raise Harm(f"{rise >> 20} MiB for {len(data)} bytes")
     if took_s > CPU_S:  # the product caught the first one
         raise Hang(f"{took_s:.1f} s of CPU time for {len(data)} bytes")
-
-
-def _check_logs(logs: Iterable[MutableMapping[str, Any]]) -> None:
-    for log in logs:
-        if "exception" in log:
-            raise Harm(f"only logged: {log['event']}\n{log['exception'][-1500:]}")
 
 
 def _hang(*_: object) -> None:

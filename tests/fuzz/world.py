@@ -6,106 +6,59 @@ that a few sound calls got before the first hostile input.
 """
 
 import functools
-import gzip
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode
+from contract.kube import Pod
 from extender.config.settings import Settings
-from extender.ledger.bind import BindRequest, Bound, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.scheduler.server import VerbsApp
-from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
+from extender.state.changes import Event, NamespaceSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
+from tests import builders as make
 from tests.blocking import ledger_over, now
-from tests.builders import (
-    DISTRIBUTED,
-    GIB,
-    gpunode,
-    kube_node,
-    mig,
-    namespace,
-    pod,
-    reservation,
-    shared,
-    use,
-)
+from tests.builders import GIB, NOW_S
 from tests.fuzz.watchdog import Harm
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import Reply, offer
 from tests.serving import pod as sent_pod
+from tests.state.states import EPOCH_S
 
-RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
 #: As in the recorded calls.
 NODES = [f"gpu-a100-{index:04d}" for index in range(1, 6)]
 #: Pods that wait, by name: what they ask for.
 WAITING = {"small": "2Gi", "half": "12Gi", "large": "30Gi", "none": None}
-#: 2026-11-21T00:00:00Z, the moment of the reports.
-WALL_S = 1_795_219_200.0
-
-
-def recorded(verb: str) -> list[Any]:
-    """Bodies of real calls, of five nodes each."""
-    return [
-        json.loads(gzip.decompress(path.read_bytes()))["body"]
-        for path in sorted(RECORDED.glob(f"{verb}-5nodes-*.json.gz"))
-    ]
+#: Bytes that are reserved for those that fit. A pod that asks for none gets the share of a replica.
+RESERVED_BYTES = {"small": 2 * GIB, "half": 12 * GIB, "none": 6 * GIB}
+#: For all worlds: its series take longer to make than the rest of a world.
+_TELEMETRY = Telemetry(CollectorRegistry())
 
 
 def waiting() -> list[dict[str, Any]]:
     return [sent_pod(name, vram) for name, vram in WAITING.items()]
 
 
-def rich_pod() -> dict[str, Any]:
-    """Return a pod with parts that the recorded pods lack."""
-    rich = sent_pod("rich", "main=8Gi,side=1Gi")
-    rich["metadata"]["annotations"] |= {
-        "headroom.gpu/policy": "spread",
-        "headroom.gpu/max-sm": "70%",
-        "headroom.gpu/processes": "2",
-        "headroom.gpu/retry": "x",
-        "headroom.gpu/placement": '{"node": "n", "asked": "8Gi"}',
-        "hami.io/vgpu-node": "n",
-        "runai-gpu": "0",
-        "ALIYUN_COM_GPU_MEM_IDX": "0",
-    }
-    gpu = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": 1}}
-    rich["spec"] |= {
-        "containers": [
-            {"name": "main", "resources": gpu},
-            {"name": "side", "resources": gpu, "envFrom": [{"prefix": "A_"}]},
-            {"name": "plain", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
-        ],
-        "initContainers": [{"name": "first", "restartPolicy": "Always", "resources": gpu}],
-        "priority": 7,
-        "nodeSelector": {"a": "b"},
-    }
-    return rich
-
-
 def sound_nodes() -> list[GPUNode]:
-    """Two nodes of shared GPUs, one of whole ones, one cut up; the first with a pod on it."""
-    a, b = shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB), shared("GPU-b")
-    slices = [mig(f"MIG-{index}", index, resource="nvidia.com/mig-1g.10gb") for index in range(3)]
-    occupied = {
-        "reservations": {"uid-sits": reservation({"GPU-a": 8 * GIB}, name="sits")},
-        "pods": [use("uid-sits", "GPU-a", 6 * GIB, replica="GPU-a::0", name="sits")],
-    }
+    """Two nodes of shared GPUs, one of them with a pod; a GPU with other processes; one cut up."""
+    node = functools.partial(make.gpunode, plugin=make.DISTRIBUTED)
+    a = make.shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB)
+    sits = make.reservation({"GPU-a": 8 * GIB, "GPU-b": GIB}, name="sits", choice="GPU-a")
+    held = make.use("uid-sits", "GPU-a", 6 * GIB, replica="GPU-a::0", name="sits")
+    others = {"used_bytes": 3 * GIB, "unattributed_bytes": GIB, "sharing": "mps"}
+    e = make.shared("GPU-e", free=1, allocated=3, **others)
+    slices = [make.mig(f"MIG-{n}", n, resource="nvidia.com/mig-1g.10gb") for n in range(3)]
     return [
-        gpunode(*devices, name=name, uid=f"gn-{name}", version="10", plugin=DISTRIBUTED, **more)
-        for name, devices, more in (
-            (NODES[0], [a, b], occupied),
-            (NODES[1], [shared("GPU-c"), shared("GPU-d")], {}),
-            (NODES[2], [shared("GPU-e", free=1)], {}),
-            (NODES[3], slices, {}),
-        )
+        node(a, make.shared("GPU-b"), name=NODES[0], reservations={"uid-sits": sits}, pods=[held]),
+        node(make.shared("GPU-c"), make.shared("GPU-d"), name=NODES[1]),
+        node(e, name=NODES[2]),
+        node(*slices, name=NODES[3]),
     ]
 
 
@@ -124,46 +77,34 @@ def _sound_calls() -> list[tuple[str, str, bytes]]:
 
 class World:
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        self.now_s = NOW_S
         settings = Settings()
         # No report becomes stale here.
-        epoch_s = WALL_S - self.now_s
-        self.cluster = ClusterWriter(settings.rules, 1e9, epoch_s)
-        self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
-        self.telemetry = Telemetry(CollectorRegistry())
-        self.journal = Journal(Bounds(decisions=64))
-        self.bound: list[BindRequest] = []
-        self.ledger = ledger_over(
-            self.cluster,
-            self.store,
-            lambda: self.now_s,
-            epoch_s=epoch_s,
-            written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, self.now_s)]),
-        )
-        self.verbs = verbs_on(
-            self.cluster, lambda: self.now_s, self, self.journal, self.telemetry, epoch_s
-        )
-        self._routes = VerbsApp(self.verbs, self.telemetry, settings.max_body).endpoints
-        self.deliver([NamespaceSeen(namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
+        self.cluster = ClusterWriter(settings.rules, 1e9, EPOCH_S)
+        self.store = EmbeddedStore(self.deliver, self._clock_s)
+        self.ledger = ledger_over(self.cluster, self.store, self._clock_s, epoch_s=EPOCH_S)
+        binder, journal = self.ledger.awaited.binder, Journal(Bounds(decisions=64))
+        verbs = verbs_on(self.cluster, self._clock_s, binder, journal, _TELEMETRY, EPOCH_S)
+        self._endpoints = VerbsApp(verbs, _TELEMETRY, settings.max_body).endpoints
+        self.deliver([NamespaceSeen(make.namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
         for each in sound_nodes():
-            self.deliver([NodeSeen(kube_node(each.name))])
-            made = self.store.create_gpunode(each)
             assert each.status is not None
-            self.store.write_spec(made, each.spec)
+            self.deliver([NodeSeen(make.kube_node(each.name))])
+            self.store.create_gpunode(each)
             self.store.report([(each.name, each.status)])
-        self.store.admit(pod("8Gi", uid="uid-sits", name="sits", node=NODES[0], phase="Running"))
+        self._admit("sits", "8Gi", node=NODES[0], phase="Running")
         for name, vram in WAITING.items():
-            self.store.admit(pod(vram, uid=f"uid-{name}", name=name))
+            self._admit(name, vram)
         self._before = self._state()
+
+    def _clock_s(self) -> float:
+        return self.now_s
+
+    def _admit(self, name: str, vram: str | None, **how: Any) -> None:
+        self.store.admit(make.pod(vram, uid=f"uid-{name}", name=name, **how))
 
     def deliver(self, events: Sequence[Event]) -> None:
         self.cluster.apply(events)
-
-    async def bind(self, ask: BindRequest) -> Outcome:
-        outcome: Outcome = self.ledger.bind(ask)
-        if isinstance(outcome, Bound):
-            self.bound.append(ask)
-        return outcome
 
     def call(self, verb: str, *chunks: bytes) -> Reply:
         """Call the application of a verb with the body in these pieces."""
@@ -180,16 +121,20 @@ class World:
             sent.update(message)
 
         scope = {"type": "http", "method": "POST", "path": f"/{verb}", "headers": []}
-        now(self._routes[f"/{verb}"](scope, receive, send))
+        now(self._endpoints[f"/{verb}"](scope, receive, send))
         return Reply(sent["status"], sent["body"])
+
+    def bound(self) -> list[Pod]:
+        """Return the pods that were bound by a call."""
+        return [pod for pod in self.store.list_pods() if pod.node and pod.metadata.name in WAITING]
 
     def restore(self) -> None:
         """Remove bound pods, as if they had never been bound."""
-        for ask in self.bound:
-            self.store.delete_pod(ask.namespace, ask.name)
-            self.ledger.remove(ask.node, ask.uid, left=True)
-            self.store.admit(pod(WAITING[ask.name], uid=ask.uid, name=ask.name))
-        self.bound.clear()
+        for each in self.bound():
+            name = each.metadata.name
+            self.store.delete_pod(each.metadata.namespace, name)
+            self.ledger.remove(each.node, each.metadata.uid, left=True)
+            self._admit(name, WAITING[name])
         self.unharmed()
 
     def unharmed(self) -> None:

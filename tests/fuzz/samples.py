@@ -1,0 +1,120 @@
+"""Sound objects from which hostile inputs are made: recorded ones, and parts that those lack."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contract.annotations import OBSERVED_AT
+from contract.gate import gate_container
+from contract.heartbeat import Confirmation, encode_confirmation
+from tests.builders import GATE_IMAGE, STAMP
+from tests.fuzz.world import sound_nodes
+from tests.serving import pod as sent_pod
+from tests.state.labels import aks, eks, gfd, gke, karpenter
+
+RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
+#: Name of the hostile node.
+BAD = "hostile"
+#: Text that names the sound part of the world, and what hostile objects have instead.
+_RENAMED = {"gpu-a100-": "other-", '"default"': '"bad"', '"uid-sits"': '"u1"', '"sits"': '"s"'}
+
+
+def recorded(verb: str) -> list[Any]:
+    """Return the bodies of real calls, of five nodes each."""
+    return [
+        json.loads(gzip.decompress(path.read_bytes()))["body"]
+        for path in sorted(RECORDED.glob(f"{verb}-5nodes-*.json.gz"))
+    ]
+
+
+def rich_pod() -> dict[str, Any]:
+    """Return a pod with parts that the recorded pods lack."""
+    gpu = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": 1}}
+    sidecar = {"name": "first", "restartPolicy": "Always", "resources": gpu}
+    rich = sent_pod("rich", "main=8Gi,side=1Gi")
+    rich["metadata"]["annotations"] |= {
+        "headroom.gpu/policy": "spread",
+        "headroom.gpu/max-sm": "70%",
+        "headroom.gpu/processes": "2",
+        "headroom.gpu/retry": "x",
+        "headroom.gpu/placement": '{"node": "n", "asked": "8Gi"}',
+        "hami.io/vgpu-node": "n",
+        "runai-gpu": "0",
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+    }
+    rich["spec"] |= {
+        "containers": [
+            {"name": "main", "resources": gpu},
+            {"name": "side", "resources": gpu, "envFrom": [{"prefix": "A_"}]},
+            {"name": "plain", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+        ],
+        "initContainers": [gate_container(GATE_IMAGE), sidecar],
+        "priority": 7,
+        "nodeSelector": {"a": "b"},
+    }
+    rich["status"] |= {
+        "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}],
+        "containerStatuses": [{"name": "main", "state": {"running": {}}}],
+    }
+    return rich
+
+
+def _pods() -> list[Any]:
+    waiting = [body["Pod"] for body in recorded("filter")[:3]]
+    rich, bound = rich_pod(), rich_pod()
+    bound["spec"]["nodeName"], bound["status"]["phase"] = BAD, "Running"
+    return [*waiting, sent_pod("bad", "8Gi"), rich, bound]
+
+
+def _nodes() -> list[Any]:
+    """Return recorded nodes, and one with the labels of all clouds."""
+    whole = next(body["Nodes"]["items"] for body in recorded("filter") if body["Nodes"])
+    labels = {
+        **gfd(replicas="4", sharing_strategy="time-slicing"),
+        **gke(accelerator="nvidia-tesla-a100-80gb", gpu_sharing_strategy="time-sharing"),
+        **gke(max_shared_clients_per_gpu="4"),
+        **karpenter("8", "81920"),
+        **aks("Standard_NC24ads_A100_v4"),
+        **eks("p4d.24xlarge"),
+    }
+    notes = {
+        "headroom.gpu/reserve": "512Mi",
+        "headroom.gpu/device-choice": "any",
+        "hami.io/node-nvidia-register": "x",
+    }
+    labelled = {
+        "metadata": {"resourceVersion": "3", "labels": labels, "annotations": notes},
+        "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "1"}},
+    }
+    return [*whole[:2], labelled]
+
+
+def _renamed(tree: Any) -> Any:
+    """Return the object with a name of its own, and without names of sound objects."""
+    metadata = {**tree["metadata"], "name": BAD, "uid": "bad", "namespace": "bad"}
+    text = json.dumps({**tree, "metadata": metadata})
+    for sound, other in _RENAMED.items():
+        text = text.replace(sound, other)
+    return json.loads(text)
+
+
+_CONFIRMED = encode_confirmation(Confirmation("2026-11-21T00:00:01Z", "bad", STAMP, after="1"))
+_SLICE = {
+    "driver": "gpu.nvidia.com",
+    "nodeName": BAD,
+    "pool": {"name": BAD},
+    "devices": [{"name": "gpu-0", "basic": {}}],
+}
+_SOUND: dict[str, list[Any]] = {
+    "gpunodes": [msgspec.to_builtins(node) for node in sound_nodes()],
+    "nodes": _nodes(),
+    "pods": _pods(),
+    "leases": [{"metadata": {"annotations": {OBSERVED_AT: _CONFIRMED}}}],
+    "resourceslices": [{"metadata": {"resourceVersion": "4"}, "spec": _SLICE}],
+    "namespaces": [{"metadata": {"annotations": {"headroom.gpu/default-vram": "4Gi"}}}],
+}
+#: Kind -> sound objects of the hostile node and its neighbours.
+OBJECTS = {kind: [_renamed(tree) for tree in trees] for kind, trees in _SOUND.items()}
