@@ -31,18 +31,15 @@ def main() -> int:
         tally = attacked(make, numbers, args.seed)
         failures += len(tally.failures)
         memory = f"{tally.peak_bytes >> 20}, {tally.kept_bytes >> 20}"
-        say(
-            f"{name:<20}{tally.inputs:>10,}{tally.taken:>10,}{tally.cpu_s:>8.1f}"
-            f"{tally.slowest_s * 1e3:>12.1f}{memory:>16}"
-        )
-        for failure in tally.failures:
-            say(failure)
+        counts = f"{tally.inputs:>10,}{tally.taken:>10,}"
+        times = f"{tally.cpu_s:>8.1f}{tally.slowest_s * 1e3:>12.1f}"
+        say(f"{name:<20}{counts}{times}{memory:>16}", *tally.failures)
     say(f"{failures} failures")
     return 1 if failures else 0
 
 
-def say(line: object) -> None:
-    sys.stdout.write(f"{line}\n")
+def say(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
 
 

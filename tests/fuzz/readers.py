@@ -5,6 +5,7 @@ of a report is a report that the CRD accepts.
 """
 
 import asyncio
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -75,6 +76,7 @@ _REPLICAS = frozenset({"GPU-a::0", "GPU-a::1", "GPU-b"})
 _CHECKPOINT = json.loads(render(Checkpoint(_ENTRIES, _REPLICAS)))
 # As before Kubernetes 1.20.
 _CHECKPOINT["Data"]["PodDeviceEntries"][2]["DeviceIDs"] = ["GPU-a"]
+_RECORD = msgspec.json.encode(_CHECKPOINT)
 _DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-a::0") + field(2, "GPU-b")
 _CONTAINER = field(1, "main") + field(2, _DEVICES) + field(9, b"x") + field(4, 7)
 _LISTED = field(1, field(1, "p") + field(2, "default") + field(3, _CONTAINER)) * 2
@@ -94,7 +96,7 @@ def _report(*read: readings.Reading) -> None:
     _STATUS.validate(msgspec.json.decode(body))
 
 
-def _kubelet(checkpoint: bytes, listed: bytes) -> None:
+def _kubelet(checkpoint: bytes = _RECORD, listed: bytes = _LISTED) -> None:
     """Read both records of a kubelet whose service gives the same answer to every call."""
     service = PodResources("/nowhere")
     service._channel = SimpleNamespace(unary_unary=lambda path: lambda *_, **__: listed)
@@ -106,22 +108,12 @@ def _kubelet(checkpoint: bytes, listed: bytes) -> None:
     _report(sharing, healthy, *joined.holdings)
 
 
-def _checkpoint(data: bytes) -> None:
-    _kubelet(data, _LISTED)
-
-
-def _podresources(data: bytes) -> None:
-    _kubelet(msgspec.json.encode(_CHECKPOINT), data)
-
-
 _WISH = field(1, "GPU-a::0") + field(1, "GPU-a::1") + field(2, "GPU-a::0") + field(3, 1)
 
 
 def _plugin(data: bytes) -> None:
-    for wanted in [
-        *messages.container_requests(data),
-        messages.ContainerRequest(("GPU-a", "GPU-b"), (), 1 << 62),
-    ]:
+    too_many = messages.ContainerRequest(("GPU-a", "GPU-b"), (), 1 << 62)
+    for wanted in [*messages.container_requests(data), too_many]:
         choose(wanted, "nvidia.com/gpu", _GPUNODE.spec, _SAMPLE, (), Limits(0, 0))
     messages.allocated(data)
     messages.asks_for_preference(data)
@@ -143,11 +135,9 @@ def _apiserver(data: bytes) -> bool:
         lambda: publisher.report(_SAMPLE),
         lambda: publisher.heartbeat(NOW, confirmation),
     ):
-        try:
+        with contextlib.suppress(NotDelivered, BadReport):
             action()
             taken = True
-        except (NotDelivered, BadReport):
-            pass
     _report(*NodeApi(server, "n").read())
     return taken
 
@@ -203,8 +193,13 @@ def _gate_answer(data: bytes) -> bool:
 
 #: Name -> share of the inputs, sound inputs, reader, and the exceptions that reject an input.
 READERS: dict[str, tuple[Any, ...]] = {
-    "checkpoint": (120, [_CHECKPOINT], _checkpoint, (BadCheckpoint,)),
-    "podresources": (60, [_LISTED, _ALLOCATABLE], _podresources, (Unanswered,)),
+    "checkpoint": (120, [_CHECKPOINT], _kubelet, (BadCheckpoint,)),
+    "podresources": (
+        60,
+        [_LISTED, _ALLOCATABLE],
+        lambda data: _kubelet(listed=data),
+        (Unanswered,),
+    ),
     "plugin": (80, [field(1, _WISH), _WISH], _plugin, (BadMessage,)),
     "apiserver": (40, [_CONFIGURED, _ERROR, *OBJECTS["gpunodes"]], _apiserver),
     "gate": (160, OBJECTS["gpunodes"], _gate, (BadReport,)),

@@ -80,16 +80,14 @@ def _nodes() -> list[Any]:
         **aks("Standard_NC24ads_A100_v4"),
         **eks("p4d.24xlarge"),
     }
-    notes = {
-        "headroom.gpu/reserve": "512Mi",
-        "headroom.gpu/device-choice": "any",
-        "hami.io/node-nvidia-register": "x",
+    notes = {"headroom.gpu/reserve": "512Mi", "headroom.gpu/device-choice": "any"}
+    metadata = {
+        "resourceVersion": "3",
+        "labels": labels,
+        "annotations": {**notes, "hami.io/node-nvidia-register": "x"},
     }
-    labelled = {
-        "metadata": {"resourceVersion": "3", "labels": labels, "annotations": notes},
-        "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "1"}},
-    }
-    return [*whole[:2], labelled]
+    allocatable = {"nvidia.com/gpu": "8", "cpu": "1"}
+    return [*whole[:2], {"metadata": metadata, "status": {"allocatable": allocatable}}]
 
 
 def _renamed(tree: Any) -> Any:

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import msgspec
+
 from contract.kube import Pod
 from tests.fuzz.samples import recorded, rich_pod
 from tests.fuzz.watchdog import Harm, Target
@@ -64,12 +66,7 @@ class VerbTarget(Target):
     def _check_bound(self, pod: Pod, data: bytes) -> None:
         """A pod is bound by its exact names only, to a node on which it fits, for what it asks."""
         asked = _read(data)
-        bound = {
-            "PodNamespace": pod.metadata.namespace,
-            "PodName": pod.metadata.name,
-            "PodUID": pod.metadata.uid,
-            "Node": pod.node,
-        }
+        bound = binding(msgspec.to_builtins(pod), pod.node)
         if asked is not None and not bound.items() <= asked.items():
             raise Harm(f"bound {bound} for {asked}")
         if pod.metadata.name not in RESERVED_BYTES or pod.node not in NODES[:4]:
