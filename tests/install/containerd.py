@@ -5,9 +5,7 @@ container runtime mounts the fake driver library into containers that name visib
 """
 
 import contextlib
-import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import yaml
 from tests.controlplane import ControlPlane
 from tests.debian import containers
 from tests.driver import Gpu, library_folder
-from tests.install import cgroups, network
+from tests.install import cgroups, network, runtime_files
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import INSIDE
 
@@ -25,43 +23,14 @@ from tests.kubelet.node_objects import INSIDE
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 TABLE = "/run/fake-nvml"
 
-#: NVIDIA's container runtime in small: edits the container's configuration, then calls runc.
-RUNTIME = """#!{python} -IS
-import json, os, sys
-arguments = sys.argv[1:]
-if "create" in arguments:
-    path = arguments[arguments.index("--bundle") + 1] + "/config.json"
-    with open(path) as file:
-        config = json.load(file)
-    if any(each.startswith("NVIDIA_VISIBLE_DEVICES=") for each in config["process"]["env"]):
-        for source, target in {mounts}.items():
-            options = ["rbind", "ro", "nosuid", "nodev"]
-            mount = dict(type="bind", source=source, destination=target, options=options)
-            config["mounts"].append(mount)
-        config["process"]["env"].append("FAKE_NVML_TABLE={table}")
-        with open(path, "w") as file:
-            json.dump(config, file)
-os.execvp("runc", ["runc", *arguments])
-"""
-
-CONTAINERD = """
-version = 2
-root = "{folder}/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper"]
-[grpc]
-  address = "{folder}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
-  # Without CAP_SYS_RESOURCE, no process may lower its score.
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      BinaryName = "{folder}/nvidia-container-runtime"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-    conf_dir = "{folder}/cni"
+#: Mounts the fake driver library.
+_EDIT = """
+if sees_devices:
+    for source, target in {mounts}.items():
+        options = ["rbind", "ro", "nosuid", "nodev"]
+        mount = dict(type="bind", source=source, destination=target, options=options)
+        config["mounts"].append(mount)
+    environment.append("FAKE_NVML_TABLE={table}")
 """
 
 
@@ -97,29 +66,15 @@ class ContainerdNode(Node):
         self._archives = archives
         self.cgroup = self.folder.name
         settings = self.folder / "kubelet.yaml"
-        settings.write_text(
-            yaml.safe_dump(
-                yaml.safe_load(settings.read_text())
-                | {
-                    "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
-                    "cgroupsPerQOS": True,
-                    "cgroupRoot": f"/{self.cgroup}",
-                    "enforceNodeAllocatable": ["none"],
-                }
-            )
-        )
-        configuration = CONTAINERD.format(folder=self.folder, pause=pause)
-        (self.folder / "containerd.toml").write_text(configuration)
-        (self.folder / "cni").mkdir()
-        (self.folder / "cni/pods.conflist").write_text(json.dumps(_network(self.folder)))
-        runtime = self.folder / "nvidia-container-runtime"
-        table = f"{TABLE}/{self.driver.table.name}"
+        configuration = yaml.safe_load(settings.read_text())
+        configuration |= runtime_files.kubelet_settings(self.folder)
+        settings.write_text(yaml.safe_dump(configuration))
         mounts = {
             str(library_folder() / "libnvidia-ml.so.1"): LIBRARY,
             str(self.driver.table.parent): TABLE,
         }
-        runtime.write_text(RUNTIME.format(python=sys.executable, mounts=mounts, table=table))
-        runtime.chmod(0o755)
+        edit = _EDIT.format(mounts=mounts, table=f"{TABLE}/{self.driver.table.name}")
+        self._command = runtime_files.write(self.folder, pause, edit, _network(self.folder))
         network.run("sh", "-c", containers())
         network.run("sh", "-c", INSIDE, "sh", str(self.folder), "true")
         cgroups.create(self.cgroup)
@@ -141,8 +96,7 @@ class ContainerdNode(Node):
         """Nothing to do: the agent sees all processes of the node."""
 
     def start_containerd(self) -> None:
-        command = "containerd", f"--config={self.folder}/containerd.toml"
-        self.spawn("containerd", *command)
+        self.spawn("containerd", *self._command)
         self.wait(lambda: (self.folder / "containerd.sock").exists(), "containerd listens")
         for archive in self._archives.values():
             self.ctr("images", "import", str(archive))

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
-from tests.install import cgroups
+from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
+from tests.install import cgroups, runtime_files
 from tests.kubelet.node_objects import (
     INSIDE,
     KERNEL,
@@ -32,50 +32,20 @@ from tests.processes import Processes, free_ports
 from tests.waiting import until
 
 IMAGE = "headroom.test/machine:1"
-#: In small what NVIDIA's container runtime does: edits the container's configuration, calls runc.
-RUNTIME = """#!{python} -IS
-import glob, json, os, stat, sys
-arguments = sys.argv[1:]
-if "create" in arguments:
-    path = arguments[arguments.index("--bundle") + 1] + "/config.json"
-    with open(path) as file:
-        config = json.load(file)
-    for source, how in {folders}:
-        options = ["rbind", how, "nosuid"]
-        mount = dict(type="bind", source=source, destination=source, options=options)
-        config["mounts"].append(mount)
-    if any(each.startswith("NVIDIA_VISIBLE_DEVICES=GPU-") for each in config["process"]["env"]):
-        linux = config["linux"]
-        for name in glob.glob("/dev/nvidia*"):
-            found = os.stat(name)
-            major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
-            if stat.S_ISCHR(found.st_mode):
-                device = dict(type="c", major=major, minor=minor)
-                linux.setdefault("devices", []).append(dict(device, path=name, fileMode=0o666))
-                allowed = dict(device, allow=True, access="rwm")
-                linux.setdefault("resources", {{}}).setdefault("devices", []).append(allowed)
-    with open(path, "w") as file:
-        json.dump(config, file)
-os.execvp("runc", ["runc", *arguments])
-"""
-CONTAINERD = """
-version = 2
-root = "{folder}/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper"]
-[grpc]
-  address = "{folder}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{image}"
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      BinaryName = "{folder}/nvidia-container-runtime"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    conf_dir = "{folder}/cni"
+#: Shows folders of the machine, and allows the device files of the driver.
+_EDIT = """
+for source, how in {folders}:
+    options = ["rbind", how, "nosuid"]
+    mount = dict(type="bind", source=source, destination=source, options=options)
+    config["mounts"].append(mount)
+for name in glob.glob("/dev/nvidia*") if sees_devices else ():
+    found = os.stat(name)
+    if stat.S_ISCHR(found.st_mode):
+        major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
+        device, linux = dict(type="c", major=major, minor=minor), config["linux"]
+        linux.setdefault("devices", []).append(dict(device, path=name, fileMode=0o666))
+        allowed = dict(device, allow=True, access="rwm")
+        linux.setdefault("resources", {{}}).setdefault("devices", []).append(allowed)
 """
 #: No pod uses it: without any configuration a kubelet is not ready.
 _NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
@@ -107,7 +77,7 @@ class GpuNode(Processes):
         self.plane, self.name, self.replicas, self._driver = plane, name, replicas, driver
         self._mps_limit_mib = mps_limit_mib
         self._binaries = built("kubelet", "nvidia-device-plugin")
-        for each in ("kubelet", "cdi", "cni"):
+        for each in ("kubelet", "cdi"):
             (self.folder / each).mkdir()
         kernel = {f"/proc/sys/{setting}": f"{value}\n" for setting, value in KERNEL.items()}
         for path, text in kernel.items():
@@ -115,17 +85,13 @@ class GpuNode(Processes):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         write_mounts(self.folder, kernel)
-        socket = self.folder / "containerd.sock"
-        self._write("kubelet.yaml", self._kubelet_configuration(socket))
-        self._write("kubeconfig", self._kubeconfig())
+        settings = kubelet_configuration(self.folder, plane.certificate)
+        settings |= runtime_files.kubelet_settings(self.folder)
+        self._write("kubelet.yaml", settings)
         self._write("plugin.yaml", {"version": "v1", "sharing": self._sharing()})
-        self._write("cni/none.conflist", _NETWORK)
-        configuration = CONTAINERD.format(folder=self.folder, image=IMAGE)
-        (self.folder / "containerd.toml").write_text(configuration)
-        runtime = self.folder / "nvidia-container-runtime"
         folders = [(str(each), "ro") for each in _folders()] + [(each, "rw") for each in writable]
-        runtime.write_text(RUNTIME.format(python=sys.executable, folders=folders))
-        runtime.chmod(0o755)
+        edit = _EDIT.format(folders=folders)
+        self._containerd = runtime_files.write(self.folder, IMAGE, edit, _NETWORK)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         (self.folder / name).write_text(json.dumps(content))
@@ -134,36 +100,18 @@ class GpuNode(Processes):
         shared = {"resources": [{"name": RESOURCE, "replicas": self.replicas}]}
         return {"timeSlicing" if self._mps_limit_mib is None else "mps": shared}
 
-    def _kubelet_configuration(self, socket: Path) -> dict[str, Any]:
-        return kubelet_configuration(socket, self.plane.certificate) | {
-            "cgroupsPerQOS": True,
-            "cgroupRoot": f"/{self.folder.name}",
-            "enforceNodeAllocatable": ["none"],
-        }
-
-    def _kubeconfig(self) -> dict[str, Any]:
-        server = {"server": self.plane.url, "certificate-authority": str(self.plane.ca_file)}
-        return {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": server}],
-            "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-
     def start(self) -> None:
         """Return when the node's status has all replicas of the plugin."""
         subprocess.run(["sh", "-c", INSIDE, "sh", str(self.folder), "true"], check=True)
         cgroups.create(self.folder.name)
-        self.spawn("containerd", "containerd", f"--config={self.folder}/containerd.toml")
+        self.spawn("containerd", *self._containerd)
         self.wait((self.folder / "containerd.sock").exists, "containerd listens")
         self._import_image()
         self.spawn(
             "kubelet",
             str(self._binaries["kubelet"]),
             f"--config={self.folder}/kubelet.yaml",
-            f"--kubeconfig={self.folder}/kubeconfig",
+            f"--kubeconfig={self.plane.kubeconfig()}",
             f"--hostname-override={self.name}",
             "--v=2",
         )
@@ -269,7 +217,7 @@ class GpuNode(Processes):
         archive = self.folder / "machine.tar"
         archive.write_bytes(_archive())
         command = ["ctr", f"--address={self.folder}/containerd.sock", "--namespace=k8s.io"]
-        command += ["images", "import", "--snapshotter=native", str(archive)]
+        command += ["images", "import", str(archive)]
         subprocess.run(command, check=True, capture_output=True)
 
 
