@@ -1,5 +1,6 @@
 """Serves a port as a replica does, in a thread of the test."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -12,12 +13,19 @@ from extender.server.ports import Port, PortServer
 from extender.server.tls import ServerTls
 
 
+class QuickToEnd(PortServer):
+    async def main_loop(self) -> None:
+        """Check more often than uvicorn whether to end."""
+        while not await self.on_tick(0):  # noqa: ASYNC110 - as uvicorn
+            await asyncio.sleep(0.005)
+
+
 @contextlib.contextmanager
 def listening(
     app: FastAPI, tls: ServerTls | None = None, protocol: type[LimitedProtocol] = LimitedProtocol
 ) -> Iterator[int]:
     """Serve ``app`` on a free loopback port and yield the port. Stops and waits at the end."""
-    server = PortServer(Port("tests", "127.0.0.1", 0, app, protocol, tls))
+    server = QuickToEnd(Port("tests", "127.0.0.1", 0, app, protocol, tls))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

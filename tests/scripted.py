@@ -102,7 +102,7 @@ def scripted_server(*script: Answer) -> Iterator[ScriptedServer]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         served.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.002,))
         thread.start()
         try:
             yield served

@@ -63,7 +63,7 @@ class StandIn:
 
             def _drip(self, first: bytes) -> None:
                 self.wfile.write(first)
-                while not stand_in._ended.wait(0.05):
+                while not stand_in._ended.wait(0.02):
                     self.wfile.write(b"x")
 
             def log_message(self, format: str, *args: object) -> None:
@@ -71,7 +71,7 @@ class StandIn:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.002,))
 
     @property
     def url(self) -> str:

@@ -60,7 +60,7 @@ def answering(socket: Path, service: str, method: str) -> Iterator[list[bytes]]:
 def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answers(
     healthy: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
+    monkeypatch.setattr(keeping, "NOTICE_S", 0.02)
     monkeypatch.setattr(keeping, "STAYS_S", 0.0)
     monkeypatch.setattr(keeping, "_BACK_TRIES", 1)
     plugin = plugin_socket(RESOURCE)

@@ -146,9 +146,9 @@ def test_an_error_keeps_fresh_values_and_is_logged_once(
 @pytest.mark.parametrize(
     ("manner", "timeout_s", "says"),
     [
-        ("silent", 0.2, "no whole answer within 0.2 s"),
-        ("drip headers", 0.2, "no whole answer within 0.2 s"),
-        ("drip body", 0.2, "no whole answer within 0.2 s"),
+        ("silent", 0.1, "no whole answer within 0.1 s"),
+        ("drip headers", 0.1, "no whole answer within 0.1 s"),
+        ("drip body", 0.1, "no whole answer within 0.1 s"),
         ("not http", 20.0, "cannot be asked: BadStatusLine: SSH-2.0-OpenSSH_9.2"),
     ],
 )
@@ -300,7 +300,7 @@ class TestSecrets:
         file.write_text(SECRET)
         with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
             server.socket = context.wrap_socket(server.socket, server_side=True)
-            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
             try:
                 url = f"https://127.0.0.1:{server.server_address[1]}"

@@ -80,9 +80,10 @@ class TestOutcome:
         self, loop: Loop, verb: str, answer: Any, error: type[StoreError]
     ) -> None:
         node = GPUNode(metadata=ObjectMeta(name="n", resource_version="7"))
+        timeout_s = 0.1 if answer is Exchange.hang else 30.0
         with (
             scripted_server(answer) as server,
-            over(server.configuration(), loop, read_timeout_s=0.2) as store,
+            over(server.configuration(), loop, read_timeout_s=timeout_s) as store,
         ):
             writes: dict[str, Callable[[], object]] = {
                 "bind": lambda: store.bind(binding(POD)),
