@@ -28,11 +28,14 @@ from extender.state.decision_records import (
 )
 from extender.state.journal import Decision, Journal, pod_bytes
 from extender.state.kept_fields import kept_pod
-from tests.builders import pod
-from tests.fuzz.world import NODES, WALL_S, World
+from tests.builders import NOW_S, pod
+from tests.fuzz.world import NODES, World
 from tests.serving import binding, offer
 from tests.serving import pod as sent
+from tests.state.states import EPOCH_S
 
+#: When the world begins.
+WALL_S = EPOCH_S + NOW_S
 ASKED = (Asked("main", "nvidia.com/gpu", 1, "8Gi", "annotation"),)
 
 

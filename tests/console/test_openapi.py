@@ -12,7 +12,8 @@ from extender.console.app import _VIEWS, _probes, console_app
 from extender.console.view_context import Context
 from extender.observability.journals import Journals
 from tests.examples import examples
-from tests.fuzz.world import WALL_S, World
+from tests.fuzz.world import World
+from tests.state.states import EPOCH_S
 
 _world = World()
 _app = console_app(
@@ -22,7 +23,7 @@ _app = console_app(
         _world.telemetry,
         lambda: "",
         lambda: _world.now_s,
-        lambda: WALL_S,
+        lambda: EPOCH_S + _world.now_s,
     ),
     with_journal=True,
 )

@@ -83,9 +83,10 @@ class World:
         self.cluster = ClusterWriter(settings.rules, 1e9, EPOCH_S)
         self.store = EmbeddedStore(self.deliver, self._clock_s)
         self.ledger = ledger_over(self.cluster, self.store, self._clock_s, epoch_s=EPOCH_S)
-        binder, journal = self.ledger.awaited.binder, Journal(Bounds(decisions=64))
-        verbs = verbs_on(self.cluster, self._clock_s, binder, journal, _TELEMETRY, EPOCH_S)
-        self._endpoints = VerbsApp(verbs, _TELEMETRY, settings.max_body).endpoints
+        self.journal, self.telemetry = Journal(Bounds(decisions=64)), _TELEMETRY
+        binder, clock_s = self.ledger.awaited.binder, self._clock_s
+        self.verbs = verbs_on(self.cluster, clock_s, binder, self.journal, _TELEMETRY, EPOCH_S)
+        self._endpoints = VerbsApp(self.verbs, _TELEMETRY, settings.max_body).endpoints
         self.deliver([NamespaceSeen(make.namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
         for each in sound_nodes():
             assert each.status is not None
