@@ -1,10 +1,11 @@
 """Threads of tests: one that repeats a step, and those that were started since a point in time."""
 
+import abc
 import threading
 from collections.abc import Callable
 
 
-class Repeated(threading.Thread):
+class Repeated(threading.Thread, abc.ABC):
     """Calls ``step`` until ``stop``. It returns the seconds until the next call."""
 
     def __init__(self, first_s: float = 0.0) -> None:
@@ -15,8 +16,8 @@ class Repeated(threading.Thread):
         #: The exception of a step: no other step follows.
         self.failure: Exception | None = None
 
-    def step(self) -> float:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def step(self) -> float: ...
 
     def run(self) -> None:
         wait_s = self._first_s
