@@ -110,11 +110,12 @@ class Machine(RuleBasedStateMachine):
         self._end(data)
         self.world.report("n")
 
-    def _end(self, data: DataObject) -> None:
+    def _end(self, data: DataObject) -> str:
         uid = data.draw(st.sampled_from(self.sitting), label="ends")
         self.world.finish(uid, "n")
         if self.world.state.pod(uid) is not None:
             self.ended.append(uid)
+        return uid
 
     @rule()
     def make_the_object_anew(self) -> None:
@@ -172,13 +173,25 @@ class Surprised(Machine):
     @rule(data=st.data())
     def end_at_any_time(self, data: DataObject) -> None:
         self.provoked.add(Surprise.RELEASED)
-        self._end(data)
+        uid = self._end(data)
+        if uid in self.strangers and uid not in {use.uid for use in self.reported.pods}:
+            self.provoked.add(Surprise.UNKNOWN)
 
     @rule(packed=st.booleans())
     def restart_the_plugin(self, packed: bool) -> None:
         # It forgets what was unhealthy, too.
         self.provoked |= {Surprise.CONFIGURATION, Surprise.HEALTH}
+        if _plugin(self.reported) != _plugin(report(self.node)):
+            self.provoked.add(Surprise.UNKNOWN)
         self._restart(packed)
+
+    @property
+    def reported(self) -> GPUNodeStatus:
+        """The last report. A change that is undone before the next one stays unknown."""
+        held = self.world.state.gpunode("n")
+        assert held is not None
+        assert held.status is not None
+        return held.status
 
     @precondition(lambda self: self.node.devices.available)
     @rule(data=st.data())
@@ -251,6 +264,11 @@ class Surprised(Machine):
         named = {outcome.surprise for outcome in self.world.misses}
         several = {Surprise.SEVERAL} if len(self.provoked) > 1 else set()
         assert named <= self.provoked | several, (named, self.provoked)
+
+
+def _plugin(status: GPUNodeStatus) -> tuple[object, ...]:
+    """Return what a restart of the plugin can change in a report."""
+    return status.plugin.allocation_policy, [each.replicas.unhealthy for each in status.devices]
 
 
 for machine in (Quiet, QuietOnAny, Surprised):

@@ -140,6 +140,17 @@ def test_replicas_that_are_healthy_again_are_a_surprise() -> None:
     assert world.excess_bytes("n") == {"GPU-1": 4 * GIB}
 
 
+def test_a_change_that_is_undone_before_the_next_report_remains_unknown() -> None:
+    world = node_with_a_large_pod()
+    assert world.bind("p", 8, node="n") == "n"
+    unhealthy(world)
+    world.admit("p", towards="GPU-1")
+    world.nodes["n"].register_plugin()  # restarted, it has forgotten
+    outcome = world.report("n")["p"]
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.UNKNOWN)
+    assert world.excess_bytes("n") == {"GPU-1": 4 * GIB}
+
+
 def test_a_pod_deleted_before_admission_turns_nothing() -> None:
     """Any of the remaining pods may never be admitted."""
     for choice in ("GPU-0", "GPU-1"):
