@@ -246,7 +246,7 @@ def _answer(
 
 
 def _position(key: Callable[[GpuPod], str]) -> Callable[[GpuPod], str]:
-    return lambda pod: f"{key(pod)}{pod.namespace}/{pod.name}/{pod.uid}"
+    return lambda pod: f"{key(pod)}{pod.namespace}/{pod.name}/{pod.uid}/{pod.node}"
 
 
 def _most_first(field: str) -> Callable[[GpuPod], str]:

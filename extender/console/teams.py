@@ -17,7 +17,7 @@ from extender.console.view_context import Context, InContext, Newest, shared
 from extender.placement.snapshot import Snapshot
 from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
-from extender.state.gpu_pods import GpuPod, GpuPods, without_node
+from extender.state.gpu_pods import GpuPod, GpuPods
 
 Limit = Annotated[
     int, Query(ge=1, le=10_000, description="Maximum number of owners.", examples=[200])
@@ -174,7 +174,6 @@ class TeamSums:
 
     def update(self, cluster: ClusterState, snap: Snapshot, rows: GpuPods) -> None:
         """Make the sums those of this snapshot."""
-        self._replace("", without_node(cluster, snap))
         for row in self._updated.since_last(snap):
             node = snap.nodes[row]
             self._replace(node.name, rows.on_node(cluster, node))
@@ -183,6 +182,7 @@ class TeamSums:
                 self._replace(name, ())
                 del self._nodes[name]
         rows.forget_others(snap)
+        self._replace("", rows.without_node(cluster, snap))
 
     def of(self, namespace: str) -> Mapping[_Key, _Sums]:
         """Return the sums of the owners in a namespace; for "", those of all owners."""

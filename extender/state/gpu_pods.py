@@ -1,7 +1,7 @@
 """All pods that request, reserve or use GPU memory, one row each: for lists and sums by owner."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -74,13 +74,15 @@ _Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...]]
 class GpuPods:
     """The rows of all pods. May be used by several threads.
 
+    A pod that has a reservation and is not bound yet has one row, that of the node.
+
     The rows of a node are kept until the node changes, because a large fleet has 100,000 pods, of
     which few change between two calls.
     """
 
     def __init__(self) -> None:
-        #: Node -> the sources of its rows, and the rows.
-        self._nodes: dict[str, tuple[_Sources, list[GpuPod]]] = {}
+        #: Node -> the sources of its rows, the rows, and the uids of pods that are not bound to it.
+        self._nodes: dict[str, tuple[_Sources, list[GpuPod], Set[str]]] = {}
 
     def of(self, cluster: ClusterState, snap: Snapshot) -> Iterator[GpuPod]:
         """Yield the rows of all pods."""
@@ -95,10 +97,10 @@ class GpuPods:
         The rows of pods that are pending, or on a node that is not in the snapshot, come first,
         with an empty name.
         """
-        yield "", without_node(cluster, snap)
-        for node in snap.nodes:
-            yield node.name, self.on_node(cluster, node)
+        on_nodes = [(node.name, self.on_node(cluster, node)) for node in snap.nodes]
         self.forget_others(snap)
+        yield "", self.without_node(cluster, snap)
+        yield from on_nodes
 
     def forget_others(self, snap: Snapshot) -> None:
         """Drop the rows of nodes that are not in the snapshot."""
@@ -111,21 +113,27 @@ class GpuPods:
         known = self._nodes.get(node.name)
         if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
             rows = list(_on_node(cluster, node.name, *sources))
-            known = self._nodes[node.name] = sources, rows
+            unbound = {row.uid for row in rows} - {pod.metadata.uid for pod in sources[2]}
+            known = self._nodes[node.name] = sources, rows, unbound
         return known[1]
 
+    def without_node(self, cluster: ClusterState, snap: Snapshot) -> list[GpuPod]:
+        """Return the rows of pods that are pending, or on a node that is not in the snapshot.
 
-def without_node(cluster: ClusterState, snap: Snapshot) -> list[GpuPod]:
-    """Return the rows of pods that are pending, or on a node that is not in the snapshot."""
-    pending = [
-        _without_devices(pod, requested_bytes(cluster.understand(pod))) for pod in cluster.unbound()
-    ]
-    elsewhere = [
-        _without_devices(pod)
-        for pod in cluster.bound_elsewhere(snap.row_of.keys())
-        if _is_listed(cluster, pod)
-    ]
-    return pending + elsewhere
+        Call it after ``on_node`` was called for all nodes.
+        """
+        reserved = {uid for _, _, unbound in list(self._nodes.values()) for uid in unbound}
+        pending = [
+            _without_devices(pod, requested_bytes(cluster.understand(pod)))
+            for pod in cluster.unbound()
+            if pod.metadata.uid not in reserved
+        ]
+        elsewhere = [
+            _without_devices(pod)
+            for pod in cluster.bound_elsewhere(snap.row_of.keys())
+            if _is_listed(cluster, pod)
+        ]
+        return pending + elsewhere
 
 
 def bytes_of(charges: Iterable[Charge]) -> int:

@@ -80,17 +80,20 @@ class Asked:
     def get(
         self, path: str, headers: Mapping[str, str] = {}, method: str = "GET"
     ) -> httpx.Response:
-        return self._ask(method, path, headers, None)
+        return answer(self.app, method, path, headers)
 
     def post(self, path: str, body: object) -> httpx.Response:
-        return self._ask("POST", path, {}, body)
+        return answer(self.app, "POST", path, body=body)
 
-    def _ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: object
-    ) -> httpx.Response:
-        async def asking() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
-                return await client.request(method, path, headers=dict(headers), json=body)
 
-        return asyncio.run(asking())
+def answer(
+    app: FastAPI, method: str, path: str, headers: Mapping[str, str] = {}, body: object = None
+) -> httpx.Response:
+    """Return the application's answer. Raises its exceptions."""
+
+    async def asking() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
+            return await client.request(method, path, headers=dict(headers), json=body)
+
+    return asyncio.run(asking())

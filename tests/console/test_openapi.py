@@ -8,25 +8,12 @@ from fastapi.routing import APIRoute
 from hypothesis import HealthCheck
 
 from extender.console import journal
-from extender.console.app import _VIEWS, _probes, console_app
-from extender.console.view_context import Context
-from extender.observability.journals import Journals
+from extender.console.app import _VIEWS, _probes
 from tests.examples import examples
 from tests.fuzz.world import World
-from tests.state.states import EPOCH_S
 
 _world = World()
-_app = console_app(
-    Context(
-        _world.cluster,
-        Journals("one", _world.journal),
-        _world.telemetry,
-        lambda: "",
-        lambda: _world.now_s,
-        lambda: EPOCH_S + _world.now_s,
-    ),
-    with_journal=True,
-)
+_app = _world.console
 #: Not from the description itself, because each worker would make it: 1 s of CPU.
 OPERATIONS = [
     (method.lower(), route.path)

@@ -153,6 +153,31 @@ def test_pages_show_each_pod_once_in_every_order(order: str) -> None:
     assert sorted(found) == ["half", "idle", "late", "new", "over", "stray"]
 
 
+def test_a_pod_with_a_reservation_that_is_not_bound_yet_is_listed_once() -> None:
+    asked = fleet()
+    before = read("", asked)["sums"]
+    late = msgspec.structs.replace(reservation({"GPU-c": 20 * GIB}, name="late"), namespace="web")
+    node = gpunode(shared("GPU-c"), name="c", reservations={"u-late": late})
+    asked.cluster.apply([NodeSeen(kube_node("c")), GPUNodeSeen(node, 0.0)])
+    (row,) = read("?search=late", asked)["pods"]
+    assert (row["node"], row["states"], row["reserved_bytes"]) == ("c", ["waiting"], 20 * GIB)
+    teams = {each["namespace"]: each for each in asked.get("/v1/teams").json()["teams"]}
+    assert (teams["web"]["pods"], teams["web"]["waiting_pods"]) == (2, 0)
+    sums = read("", asked)["sums"]
+    assert (before["waiting_pods"], sums["waiting_pods"]) == (1, 0)
+    assert sums["reserved_bytes"] - before["reserved_bytes"] == 20 * GIB
+
+
+def test_a_pod_with_reservations_on_two_nodes_is_listed_on_both() -> None:
+    asked = fleet()
+    held = {"u-half": reservation({"GPU-c": 8 * GIB}, name="half")}
+    node = gpunode(shared("GPU-c"), name="c", reservations=held)
+    asked.cluster.apply([NodeSeen(kube_node("c")), GPUNodeSeen(node, 0.0)])
+    first = read("?search=half&limit=1", asked)
+    second = read(f"?search=half&continue={first['continue']}", asked)
+    assert [each["node"] for body in (first, second) for each in body["pods"]] == ["a", "c"]
+
+
 def test_a_pod_that_is_bound_later_is_listed_too() -> None:
     asked = fleet()
     assert read("?node=a", asked)["matching"] == 2

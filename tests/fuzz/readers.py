@@ -148,7 +148,7 @@ _ERROR = {"kind": "Status", "message": "rejected", "reason": "Forbidden", "code"
 
 def _gate(data: bytes) -> None:
     node = decode_gpunode(data)
-    for uid in ("u1", "u2", "u3"):
+    for uid in ("bad", "u2", "u3"):
         judge(node, node.status or _SAMPLE, uid, Limits(0, 64 << 20))
         answer = judge(node, _SAMPLE, uid, Limits(0, 64 << 20)).answer
         if answer == "yes" and not node.spec.initialised:

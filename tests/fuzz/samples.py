@@ -10,7 +10,7 @@ import msgspec
 from contract.annotations import OBSERVED_AT
 from contract.gate import gate_container
 from contract.heartbeat import Confirmation, encode_confirmation
-from tests.builders import GATE_IMAGE, STAMP
+from tests.builders import GATE_IMAGE, GIB, STAMP
 from tests.fuzz.world import sound_nodes
 from tests.serving import pod as sent_pod
 from tests.state.labels import aks, eks, gfd, gke, karpenter
@@ -19,7 +19,14 @@ RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
 #: Name of the hostile node.
 BAD = "hostile"
 #: Text that names the sound part of the world, and what hostile objects have instead.
-_RENAMED = {"gpu-a100-": "other-", '"default"': '"bad"', '"uid-sits"': '"u1"', '"sits"': '"s"'}
+_RENAMED = {
+    "gpu-a100-": "other-",
+    '"default"': '"bad"',
+    '"uid-sits"': '"bad"',
+    '"sits"': f'"{BAD}"',
+}
+#: Annotations of other allocators.
+_FOREIGN = "hami.io/vgpu-node", "runai-gpu", "ALIYUN_COM_GPU_MEM_IDX"
 
 
 def recorded(verb: str) -> list[Any]:
@@ -41,9 +48,7 @@ def rich_pod() -> dict[str, Any]:
         "headroom.gpu/processes": "2",
         "headroom.gpu/retry": "x",
         "headroom.gpu/placement": '{"node": "n", "asked": "8Gi"}',
-        "hami.io/vgpu-node": "n",
-        "runai-gpu": "0",
-        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        **dict.fromkeys(_FOREIGN, "0"),
     }
     rich["spec"] |= {
         "containers": [
@@ -66,7 +71,12 @@ def _pods() -> list[Any]:
     waiting = [body["Pod"] for body in recorded("filter")[:3]]
     rich, bound = rich_pod(), rich_pod()
     bound["spec"]["nodeName"], bound["status"]["phase"] = BAD, "Running"
-    return [*waiting, sent_pod("bad", "8Gi"), rich, bound]
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "a-5d4f", "controller": True}
+    labels = {"app": "a", "pod-template-hash": "5d4f"}
+    bound["metadata"] |= {"labels": labels, "ownerReferences": [owner]}
+    for key in _FOREIGN:  # nodes with pods of others take none
+        del bound["metadata"]["annotations"][key]
+    return [bound, *waiting, sent_pod("bad", "8Gi"), rich]
 
 
 def _nodes() -> list[Any]:
@@ -104,7 +114,42 @@ _SLICE = {
     "driver": "gpu.nvidia.com",
     "nodeName": BAD,
     "pool": {"name": BAD},
-    "devices": [{"name": "gpu-0", "basic": {}}],
+    "devices": [
+        {"name": "gpu-0", "attributes": {"uuid": {"string": "GPU-a"}}},
+        {"name": "gpu-1", "basic": {"attributes": {"uuid": {"string": "GPU-b"}}}},
+    ],
+}
+_BUDGET = {
+    "selector": {
+        "matchLabels": {"app": "a"},
+        "matchExpressions": [{"key": "app", "operator": "In", "values": ["a", "b"]}],
+    }
+}
+_DISRUPTIONS = {"disruptionsAllowed": 1, "disruptedPods": {"other": STAMP}}
+_HELD = {
+    "driver": "gpu.nvidia.com",
+    "pool": BAD,
+    "device": "gpu-0",
+    "consumedCapacity": {"memory": "8Gi"},
+}
+_CLAIM = {
+    "allocation": {"devices": {"results": [_HELD]}},
+    "reservedFor": [{"resource": "pods", "name": BAD, "uid": "bad"}],
+}
+_TRACK = {
+    "program": "p",
+    "asOf": STAMP,
+    **{lives: {"41": 3000, "42": 1000} for lives in ("complete", "censored", "running")},
+    **{"ended": 4, "flat": 2, "first": STAMP, "last": STAMP, "tested": 3, "missed": 1},
+}
+_PROFILE = {
+    "observedAt": STAMP,
+    "owner": {"kind": "Deployment", "name": "a", "apiVersion": "apps/v1"},
+    "controllers": [{"kind": "ReplicaSet", "name": "a"}],
+    "containers": [
+        {"container": "main", "model": "A", "memory": 80 * GIB, "tracks": [_TRACK, _TRACK]}
+    ],
+    "lives": 8,
 }
 _SOUND: dict[str, list[Any]] = {
     "gpunodes": [msgspec.to_builtins(node) for node in sound_nodes()],
@@ -113,6 +158,9 @@ _SOUND: dict[str, list[Any]] = {
     "leases": [{"metadata": {"annotations": {OBSERVED_AT: _CONFIRMED}}}],
     "resourceslices": [{"metadata": {"resourceVersion": "4"}, "spec": _SLICE}],
     "namespaces": [{"metadata": {"annotations": {"headroom.gpu/default-vram": "4Gi"}}}],
+    "poddisruptionbudgets": [{"metadata": {}, "spec": _BUDGET, "status": _DISRUPTIONS}],
+    "resourceclaims": [{"metadata": {}, "status": _CLAIM}],
+    "vramprofiles": [{"metadata": {}, "status": _PROFILE}],
 }
 #: Kind -> sound objects of the hostile node and its neighbours.
 OBJECTS = {kind: [_renamed(tree) for tree in trees] for kind, trees in _SOUND.items()}

@@ -12,6 +12,7 @@ import structlog
 from contract.gpunode import GPUNodeSpec
 from contract.gpunode_json import decode_gpunode
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
+from extender.state.gpu_pods import GpuPods
 from tests.builders import GIB, kube_node, reservation
 from tests.fuzz import watchdog
 from tests.fuzz.samples import BAD, OBJECTS
@@ -115,8 +116,12 @@ def test_a_node_that_changes_the_answers_about_another_node_is_reported(
         if any(isinstance(e, GPUNodeSeen) and e.gpunode.name == BAD for e in events):
             deliver(world, [report_of(NODES[1])])
 
-    monkeypatch.setattr(World, "deliver", leak)
-    failures = attacked(lambda: WatchTarget("gpunodes", listed=False), range(60), 1).failures
+    def planted() -> WatchTarget:
+        target = WatchTarget("gpunodes", listed=False)
+        monkeypatch.setattr(World, "deliver", leak)
+        return target
+
+    failures = attacked(planted, range(60), 1).failures
     assert any("a sound node is not what it was" in failure for failure in failures)
 
 
@@ -132,6 +137,17 @@ def test_a_pod_that_passes_a_full_node_is_reported() -> None:
     world.cluster._objects.gpunodes[BAD] = decode_gpunode(msgspec.json.encode(tree))
     with pytest.raises(Exception, match="2Gi are found to fit"):
         target.offer_beside()
+
+
+def test_a_view_that_one_object_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: rows of pods cannot be made."""
+
+    def broken(*args: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(GpuPods, "of", broken)
+    failures = attacked(lambda: WatchTarget("pods", listed=True), range(60), 1).failures
+    assert any("pods: 500" in failure for failure in failures)
 
 
 def test_a_verb_that_reserves_by_itself_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

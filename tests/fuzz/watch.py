@@ -1,8 +1,9 @@
 """Events of the API server, under hostile objects, lines and lists, into the cluster state.
 
-Hostile are one node, its GPUNode and Lease, and pods, slices and namespaces that name none of the
-sound ones. Whatever they contain, the sound nodes stay as they were, term by term, and sound calls
-are answered as before, whether the hostile node is offered beside them or not.
+Hostile are one node, its GPUNode and Lease, and objects of all other kinds that name none of the
+sound ones. Whatever they contain, the sound nodes stay as they were, term by term, sound calls are
+answered as before, whether the hostile node is offered beside them or not, and the console shows
+each of its views.
 """
 
 import json
@@ -10,10 +11,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import msgspec
+
 from contract.gpunode import GPUNode
 from extender.kube.reflector import Reflector
+from extender.kube.resources import claim_kind, profile_kind
 from extender.state.changes import Event
 from tests.builders import GIB, MIB, NOW_S
+from tests.console.asking import answer
 from tests.fuzz.hostile import RAW
 from tests.fuzz.samples import BAD, OBJECTS
 from tests.fuzz.watchdog import Harm, Target
@@ -23,11 +28,23 @@ from tests.kube.following import KINDS
 from tests.serving import offer
 from tests.serving import pod as sent_pod
 
+_KINDS = {**KINDS, "resourceclaims": claim_kind(), "vramprofiles": profile_kind()}
+_VIEWS = (
+    *("overview", "fleet", "map", "nodes", f"nodes/{BAD}", "pods", "pending", "pools", "teams"),
+    *("drift", "recommendations?accepted=true", "capacity?vram=2Gi", "idle", "status", "snapshot"),
+    *("decisions", "defrag", f"explain/pods/bad/{BAD}", "explain/pods/default/large"),
+    *(f"timeline/pods/bad/{BAD}", f"score?pod=bad/{BAD}&node={BAD}"),
+)
 #: A world lasts so long by its own clock (2000 inputs), so that no input meets too many others.
 _LIFE_S = 300.0
 #: A document that names one of these may change the sound part.
 _SOUND = [word.encode() for word in (*NODES, "uid-", '"sits"', '"default"', '"team"')]
 _CALL = json.dumps(offer(sent_pod("small", "2Gi"), *NODES[:3], BAD)).encode()
+
+_URGENT = sent_pod("urgent", "20Gi", gpus=2)
+_URGENT["spec"]["priority"] = 100
+_VICTIMS = {BAD: {"Pods": [{"UID": "bad"}], "NumPDBViolations": 0}}
+_PREEMPT = json.dumps({"Pod": _URGENT, "NodeNameToMetaVictims": _VICTIMS}).encode()
 
 
 class WatchTarget(Target):
@@ -35,7 +52,7 @@ class WatchTarget(Target):
 
     def __init__(self, kind: str, *, listed: bool) -> None:
         self.name = f"{'list' if listed else 'watch'}-{kind}"
-        self.seeds, self._kind, self._listed = OBJECTS[kind], KINDS[kind], listed
+        self.seeds, self._kind, self._listed = OBJECTS[kind], _KINDS[kind], listed
         self._api = CannedApi()
         self._renew()
 
@@ -54,7 +71,13 @@ class WatchTarget(Target):
         return between.join(lines) + random.choice(ends)
 
     def _renew(self) -> None:
+        """Begin a world in which the objects of the hostile node are sound."""
         self.world = World()
+        for name, kind in _KINDS.items():
+            if name == "resourceslices" and self._kind.name != "resourceclaims":
+                continue  # DRA would manage the node, which takes no pods then
+            read = kind.decode(msgspec.Raw(msgspec.json.encode(OBJECTS[name][0])))
+            self._take(name, [kind.seen(read, self.world.now_s)])
         self._terms = self._sound_terms()
 
     def _sound_terms(self) -> dict[str, Any]:
@@ -71,12 +94,19 @@ class WatchTarget(Target):
         if (self._listed and delivered) or any(word in data for word in _SOUND):
             # It may have concerned the sound nodes: then only survival counts.
             self.world.call("filter", _CALL)
+            self.show(data)
             self._renew()
         elif self._sound_terms() != self._terms:
             raise Harm("a sound node is not what it was")
         elif len(data) % 8 == 0:
             self.offer_beside()
+        elif len(data) % 8 == 1:
+            self.show(data)
         return delivered
+
+    def _take(self, kind: str, events: Sequence[Event]) -> None:
+        world = self.world
+        (world.deliver if kind in KINDS else world.deliver_for_people)(events)
 
     def _deliver(self, data: bytes) -> bool:
         """Return whether anything was delivered. The reflector logs exceptions of the receiver."""
@@ -85,7 +115,7 @@ class WatchTarget(Target):
         def deliver(events: Sequence[Event]) -> None:
             nonlocal delivered
             delivered += len(events)
-            self.world.deliver(events)
+            self._take(self._kind.name, events)
 
         cut = Random(data).randrange(len(data))
         self._api.bodies = [[data[:cut], data[cut:]]]
@@ -101,6 +131,14 @@ class WatchTarget(Target):
         reflector.run()
         return delivered > 0
 
+    def show(self, data: bytes) -> None:
+        """Get one view of the console."""
+        path = Random(data).choice(_VIEWS)
+        reply = answer(self.world.console, "GET", f"/v1/{path}")
+        if reply.status_code not in (200, 404, 422):
+            raise Harm(f"{path}: {reply.status_code}: {reply.text!r:.300}")
+        json.loads(reply.content, parse_constant=_fail)
+
     def offer_beside(self) -> None:
         """Offer the hostile node beside the sound ones."""
         world = self.world
@@ -111,9 +149,13 @@ class WatchTarget(Target):
         held = world.cluster.gpunode(BAD)
         if BAD in passed and (held is None or not _has_room(held)):
             raise Harm(f"2Gi are found to fit on {held}")
-        prioritized = world.call("prioritize", _CALL)
-        if prioritized.status != 200:
-            raise Harm(f"prioritize: {prioritized.status}")
+        for verb, body in (("prioritize", _CALL), ("preempt", _PREEMPT)):
+            if (reply := world.call(verb, body)).status != 200:
+                raise Harm(f"{verb}: {reply.status}: {reply.body!r:.300}")
+
+
+def _fail(constant: str) -> None:
+    raise Harm(f"{constant} is no JSON")
 
 
 def _has_room(held: GPUNode) -> bool:

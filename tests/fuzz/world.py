@@ -1,8 +1,8 @@
 """A small cluster that hostile inputs are sent to, and the answers that it must go on giving.
 
-One replica in this process: the cluster state, a ledger over the store in memory, and the verbs'
-application, called without a network. It is not judged by its own code: ``answers`` are the bytes
-that a few sound calls got before the first hostile input.
+One replica in this process: the cluster state, a ledger over the store in memory, and the
+applications of verbs and console, called without a network. It is not judged by its own code:
+``answers`` are the bytes that a few sound calls got before the first hostile input.
 """
 
 import functools
@@ -15,7 +15,13 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from extender.config.settings import Settings
+from extender.console.app import console_app
+from extender.console.shared_answers import SharedAnswers
+from extender.console.view_context import Context
+from extender.kube.claims import Claims
+from extender.kube.profiles import Profiles
 from extender.ledger.memory_store import EmbeddedStore
+from extender.observability.journals import Journals
 from extender.observability.metrics import Telemetry
 from extender.scheduler.server import VerbsApp
 from extender.state.changes import Event, NamespaceSeen, NodeSeen
@@ -83,10 +89,23 @@ class World:
         self.cluster = ClusterWriter(settings.rules, 1e9, EPOCH_S)
         self.store = EmbeddedStore(self.deliver, self._clock_s)
         self.ledger = ledger_over(self.cluster, self.store, self._clock_s, epoch_s=EPOCH_S)
+        self.profiles, self.claims = Profiles(), Claims(self._clock_s)
         self.journal, self.telemetry = Journal(Bounds(decisions=64)), _TELEMETRY
         binder, clock_s = self.ledger.awaited.binder, self._clock_s
         self.verbs = verbs_on(self.cluster, clock_s, binder, self.journal, _TELEMETRY, EPOCH_S)
         self._endpoints = VerbsApp(self.verbs, _TELEMETRY, settings.max_body).endpoints
+        context = Context(
+            self.cluster,
+            Journals("one", self.journal),
+            _TELEMETRY,
+            str,
+            self._clock_s,
+            lambda: EPOCH_S + self.now_s,
+            profiles=self.profiles,
+            claims=self.claims,
+            answers=SharedAnswers(0.0),
+        )
+        self.console = console_app(context, with_journal=True)
         self.deliver([NamespaceSeen(make.namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
         for each in sound_nodes():
             assert each.status is not None
@@ -106,6 +125,12 @@ class World:
 
     def deliver(self, events: Sequence[Event]) -> None:
         self.cluster.apply(events)
+        self.claims.apply(events)
+
+    def deliver_for_people(self, events: Sequence[Event]) -> None:
+        """Deliver claims and profiles, which only views show."""
+        self.profiles.apply(events)
+        self.claims.apply(events)
 
     def call(self, verb: str, *chunks: bytes) -> Reply:
         """Call the application of a verb with the body in these pieces."""
