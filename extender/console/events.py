@@ -130,8 +130,9 @@ async def events(
     """Stream or list the changes on this replica: reservations made and removed, decisions,
     lost reports, unhealthy devices, missed predictions. The last 4,096 are kept."""
     feed, replica = context.feed, context.replica
-    from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
     after = _number(last_event_id, replica)
+    # The id is exact; the clock may have been set back since.
+    from_s = float("-inf") if since is None or after else moment_s(since, context.wall_s())
     if not follow:
         body = EventsBody(**context.head(snap), events=[])
         past = feed.past(after, from_s)
@@ -145,17 +146,23 @@ async def events(
         ) from None
     # No event is lost between the two calls: both run on the event loop without a pause.
     past = feed.past(after, from_s)
-    pieces = _stream(follower, past, replica, lambda: context.cluster.generation)
+    pieces = _stream(follower, past, replica, node, lambda: context.cluster.generation)
     return TimedStream(pieces, lambda: feed.leave(follower))
 
 
 async def _stream(
-    follower: Follower, past: list[FeedEvent], replica: str, generation: Callable[[], int]
+    follower: Follower,
+    past: list[FeedEvent],
+    replica: str,
+    node: str | None,
+    generation: Callable[[], int],
 ) -> AsyncGenerator[bytes]:
-    """Yield the past events, then new ones until the feed closes or drops the follower."""
+    """Yield the past events, then new ones until the feed closes or drops the follower; only
+    those of ``node`` if it is set."""
     yield b"retry: 2000\n\n"  # milliseconds before the browser reconnects
     for feed_event in past:
-        yield _as_sse(_view(feed_event, replica))
+        if node is None or feed_event.node == node:
+            yield _as_sse(_view(feed_event, replica))
     known, idle_s = generation(), 0.0
     while not follower.dropped:
         try:
@@ -172,7 +179,8 @@ async def _stream(
         if newest is None:
             return
         idle_s = 0.0
-        yield _as_sse(_view(newest, replica))
+        of_node = node is None or newest.node == node
+        yield _as_sse(_view(newest, replica)) if of_node else b": another node\n\n"
 
 
 def _view(feed_event: FeedEvent, replica: str) -> EventView:

@@ -19,6 +19,7 @@ from headroom.kubectl.costs import costs
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
 from headroom.kubectl.defaults import lines as default_lines
 from headroom.kubectl.defrag import defrag
+from headroom.kubectl.follow import Changes
 from headroom.kubectl.help import (
     EXPLAIN,
     FOLLOW,
@@ -260,11 +261,10 @@ def log(
         table = tables.feed_events(body, wide=output is Output.WIDE)
         show_table(body, table, output, "no events are kept")
         return
+    changes = Changes(options.api, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
     with contextlib.suppress(KeyboardInterrupt):
-        for line in options.api().lines("events", since=since):
-            if line.startswith("data:"):
-                event = json.loads(line.removeprefix("data:"))
-                print("  ".join(tables.feed_event(event)), flush=True)  # noqa: T201
+        for event in changes.since(since):
+            print("  ".join(tables.feed_event(event)), flush=True)  # noqa: T201
 
 
 @app.command(rich_help_panel=FOLLOW)

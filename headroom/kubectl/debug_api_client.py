@@ -67,10 +67,13 @@ class DebugApi:
         """Return the body of a POST to the path under /v1/. Raises ``CommandError``."""
         return self._call("POST", _target(path, {}), json.dumps(body).encode())
 
-    def lines(self, *path: str, **query: str | int | bool | None) -> Iterator[str]:
-        """Yield the lines of a stream of server-sent events. Raises ``CommandError``."""
-        target = _target(path, query)
+    def lines(self, path: str, last_event_id: str = "", *, since: str | None) -> Iterator[str]:
+        """Yield the lines of a stream of server-sent events, after the event of this id if it is
+        not empty. Raises ``CommandError``."""
+        target = _target((path,), {"since": since})
         headers = {"Accept": "text/event-stream", **self._transport.headers}
+        if last_event_id:
+            headers["Last-Event-ID"] = last_event_id
         try:
             with closing(self._transport.connect()) as connection:
                 connection.request("GET", target, None, headers)

@@ -122,6 +122,19 @@ def test_the_latest_changes_are_listed() -> None:
     assert asked.get("/v1/events?follow=false&since=2026-11-22T00:00:00Z").json()["events"] == []
 
 
+def test_the_stream_of_a_node_has_no_changes_of_others_and_ignores_since_after_an_id() -> None:
+    feed = open_feed()
+    for node in "abab":
+        feed.publish("report_lost", node=node)
+    feed.close()
+    asked = Asked(feed=feed)
+    first, third = (f"{asked.context.replica}.{number}" for number in (1, 3))
+    path = "/v1/events?node=a&since=2027-01-01T00:00:00Z"
+    streamed = asked.get(path, {"Last-Event-ID": first}).text.splitlines()
+    data = [line for line in streamed if line.startswith("data: ")]
+    assert [json.loads(line[6:])["id"] for line in data] == [third]
+
+
 class Stream:
     """A client that reads one event after the other."""
 
