@@ -5,13 +5,14 @@ there. Workloads (Deployment, Job, ...) only get warnings: their users see the e
 ``kubectl apply``, and the pods are rejected when they are created.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
 from contract.annotations import (
     CORDON,
+    CORDON_EXAMPLE,
     DEFAULT_VRAM,
     DEVICE_CHOICE,
     GATED,
@@ -24,7 +25,10 @@ from contract.annotations import (
     USER_ANNOTATIONS,
     VRAM,
     VRAM_FROM,
+    Bytes,
+    is_auto,
     is_extender_annotation,
+    parse_auto,
     parse_cordon,
     parse_device_choice,
     parse_gated,
@@ -59,6 +63,11 @@ _NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
 MAX_WARNINGS = 12
 #: Maximum number of characters of an annotation's name that are compared to suggest another name.
 MAX_NAME_CHARS = 80
+
+#: Beginnings of the UUIDs of GPUs and of MIG devices.
+UUID_PREFIXES = ("GPU-", "MIG-")
+#: A smaller amount is probably a number without its unit: a CUDA context alone needs more.
+MIN_PLAUSIBLE_BYTES = 1 << 20
 
 WOULD = "in mode enforce, this pod would be rejected"
 
@@ -132,6 +141,10 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
                 parsers[key](text)
             except BadAnnotation as err:
                 warnings.append(str(err))
+            else:
+                warnings.extend(_implausible(key, text))
+    labels = (SCHEDULER,) if kind == "Namespace" else ()
+    warnings.extend(_without_effect(metadata, parsers, f" on a {kind}", labels))
     return Validated(warnings=tuple(warnings))
 
 
@@ -182,11 +195,11 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
         for key in sorted(_headroom_annotations(pod.metadata))
         if not is_extender_annotation(key)
     ]
-    # An answer takes no more warnings, and the search for similar names is slow.
-    for key in islice((key for key in user_keys if key not in USER_ANNOTATIONS), MAX_WARNINGS):
-        near = get_close_matches(key[:MAX_NAME_CHARS], USER_ANNOTATIONS, 1, 0.8)
-        suggestion = f"; did you mean {near[0]}?" if near else ""
-        yield f"annotation {shortened(key)} has no effect: Headroom does not read it{suggestion}"
+    yield from _without_effect(pod.metadata, USER_ANNOTATIONS)
+    if (text := pod.annotation(VRAM)) is not None:
+        origin = pod.annotation(VRAM_FROM)
+        source = "" if origin is None else f"{origin:.80}: "
+        yield from (f"{source}{warning}" for warning in _implausible(VRAM, text))
     if VRAM in user_keys and not asks_for_gpu(pod, context.rules):
         named = ", ".join(context.rules.resources)
         yield (
@@ -195,6 +208,65 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
         )
     if VRAM in (pod.metadata.labels or {}):
         yield f"label {VRAM} has no effect; set an annotation of that name"
+
+
+def _without_effect(
+    metadata: ObjectMeta, known: Collection[str], where: str = "", labels: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield a warning for each annotation that has another name than the ``known`` ones.
+
+    A name with another prefix is reported only if it is similar to a known one. ``labels`` are
+    names that count only as labels.
+    """
+    keys = (
+        key
+        for key in sorted(metadata.annotations or {})
+        if key.startswith("headroom") and key not in known and not is_extender_annotation(key)
+    )
+    # An answer takes no more warnings, and the search for similar names is slow.
+    for key in islice(keys, MAX_WARNINGS):
+        if key in labels:
+            yield f"annotation {key} has no effect; set a label of that name"
+            continue
+        near = get_close_matches(key[:MAX_NAME_CHARS].lower(), known, 1, 0.8)
+        suggestion = f"; did you mean {near[0]}?" if near else ""
+        if near or key.startswith(PREFIX):
+            reads = f"Headroom does not read it{where}{suggestion}"
+            yield f"annotation {shortened(key)} has no effect: {reads}"
+
+
+def _implausible(key: str, text: str) -> Iterator[str]:
+    """Yield a warning if a valid value is probably a mistake: an index, or a missing unit."""
+    if key == CORDON:
+        wrong = sorted(each for each in parse_cordon(text) if not each.startswith(UUID_PREFIXES))
+        if wrong:
+            error = f"names {shortened(wrong[0])}, which is no UUID of a GPU"
+            yield str(BadAnnotation(key, text, error, CORDON_EXAMPLE))
+        return
+    for count_bytes in filter(None, _amounts(key, text)):
+        if count_bytes < MIN_PLAUSIBLE_BYTES:
+            amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
+            why = f"is only {amount}; probably its unit is missing"
+            yield str(BadAnnotation(key, text, why, "512Mi" if key == RESERVE else "8Gi"))
+            return
+
+
+def _amounts(key: str, text: str) -> list[int]:
+    """Return the amounts in bytes that an annotation contains; none if it is not valid."""
+    try:
+        if key == RESERVE:
+            return [parse_reserve(text)]
+        if key not in (VRAM, DEFAULT_VRAM):
+            return []
+        if is_auto(text):
+            auto = parse_auto(text)
+            amounts = [Bytes(auto.max_bytes), auto.default]
+        else:
+            vram = parse_vram(text, key)
+            amounts = [vram.everywhere, *vram.by_container.values()]
+    except BadAnnotation:
+        return []
+    return [amount.count_bytes for amount in amounts if isinstance(amount, Bytes)]
 
 
 def _headroom_annotations(metadata: ObjectMeta) -> dict[str, str]:

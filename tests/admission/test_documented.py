@@ -17,6 +17,7 @@ from contract.annotations import (
     PREFIX,
     SCHEDULER,
     USER_ANNOTATIONS,
+    VRAM,
 )
 from contract.gate import GATE, gate_container
 from extender.admission import mutation
@@ -92,6 +93,8 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
         around(annotations={DEFAULT_VRAM: "4GB"}),
     ),
     ("`headroom.gpu/vrm: 8Gi`", "Pod", annotated(vrm="8Gi"), NOTHING),
+    ("`headroom/vram: 8Gi`", "Pod", manifest(annotations={"headroom/vram": "8Gi"}), NOTHING),
+    ('`headroom.gpu/vram: "8"`', "Pod", annotated(vram="8"), NOTHING),
     ("`headroom.gpu/vram`, no GPU", "Pod", manifest("8Gi", container(gpus=0)), NOTHING),
     ("label `headroom.gpu/vram`", "Pod", labelled(), NOTHING),
     ("`headroom.gpu/placement: {}`", "Pod", annotated(vram="8Gi", placement="{}"), NOTHING),
@@ -108,6 +111,24 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
         "`headroom.gpu/default-vram: 4GB`",
         "Namespace",
         {"metadata": {"annotations": {DEFAULT_VRAM: "4GB"}}},
+        NOTHING,
+    ),
+    (
+        "`headroom.gpu/vram: 4Gi`",
+        "Namespace",
+        {"metadata": {"annotations": {VRAM: "4Gi"}}},
+        NOTHING,
+    ),
+    (
+        "annotation `headroom.gpu/scheduler: none`",
+        "Namespace",
+        {"metadata": {"annotations": {SCHEDULER: "none"}}},
+        NOTHING,
+    ),
+    (
+        "`headroom.gpu/cordon: 0`",
+        "Node",
+        {"metadata": {"annotations": {"headroom.gpu/cordon": "0"}}},
         NOTHING,
     ),
     (

@@ -234,6 +234,18 @@ class TestTemplates:
             id="a slip of the pen",
         ),
         pytest.param(
+            manifest(annotations={"headroom.gpu/VRAM": "8Gi"}),
+            "Headroom: annotation 'headroom.gpu/VRAM' has no effect: Headroom does not read "
+            "it; did you mean headroom.gpu/vram?",
+            id="capital letters",
+        ),
+        pytest.param(
+            manifest(annotations={"headroom.io/vram": "8Gi"}),
+            "Headroom: annotation 'headroom.io/vram' has no effect: Headroom does not read "
+            "it; did you mean headroom.gpu/vram?",
+            id="another prefix",
+        ),
+        pytest.param(
             manifest("8Gi", container(gpus=0)),
             "Headroom: annotation headroom.gpu/vram has no effect: no container requests a GPU. "
             "Example: resources.limits nvidia.com/gpu: 1 "
@@ -244,6 +256,45 @@ class TestTemplates:
 )
 def test_a_pod_that_is_let_in_with_a_warning(obj: dict[str, Any], told: str) -> None:
     assert warnings(obj) == [told]
+
+
+@pytest.mark.parametrize("prefix", ["headroom-labs.example/owner", "headroomed"])
+def test_annotations_of_others_are_not_reported(prefix: str) -> None:
+    assert warnings(manifest("8Gi", annotations={prefix: "x"})) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("8", "8 bytes"),
+        ("8m", "1 byte"),
+        ("8000", "8,000 bytes"),
+        ("main=8", "8 bytes"),
+        ("auto,default=8", None),
+        ("auto,default=8Gi,max=20", None),
+        ("1Mi", ""),
+        ("25%", ""),
+    ],
+)
+def test_an_amount_without_its_unit_is_admitted_with_a_warning(
+    text: str, count: str | None
+) -> None:
+    obj = annotated(vram=text)
+    if count is None:  # the webhook has replaced auto in a pod; in a template it is still there
+        found = warnings(workload("Deployment", obj), kind="Deployment")
+        count = "20 bytes" if "max" in text else "8 bytes"
+    else:
+        found = warnings(obj)
+    why = f"is only {count}; probably its unit is missing. Example: headroom.gpu/vram: 8Gi"
+    assert found == ([f"Headroom: annotation headroom.gpu/vram: {text!r} {why}"] if count else [])
+
+
+def test_a_default_without_its_unit_is_reported_to_the_author_of_the_pod() -> None:
+    created, _ = mutated(manifest(None), around(annotations={"headroom.gpu/default-vram": "4"}))
+    assert warnings(created) == [
+        "Headroom: namespace team-a: annotation headroom.gpu/vram: '4' is only 4 bytes; probably "
+        "its unit is missing. Example: headroom.gpu/vram: 8Gi"
+    ]
 
 
 def test_a_label_is_no_annotation() -> None:
@@ -264,6 +315,17 @@ def test_a_label_is_no_annotation() -> None:
         ("Node", "headroom.gpu/device-choice", "best", True),
         ("Node", "headroom.gpu/device-choice", "gated", False),
         ("Node", "headroom.gpu/reserve", "-1Gi", True),
+        ("Namespace", "headroom.gpu/default-vrma", "4Gi", True),
+        ("Namespace", "headroom.gpu/vram", "4Gi", True),
+        ("Namespace", "headroom.gpu/scheduler", "none", True),
+        ("Namespace", "headroom.gpu/default-vram", "4", True),
+        ("Node", "headroom.gpu/cordno", "GPU-1", True),
+        ("Node", "headroom.gpu/vram", "4Gi", True),
+        ("Node", "headroom.gpu/cordon", "0", True),
+        ("Node", "headroom.gpu/cordon", "GPU-1,MIG-2", False),
+        ("Node", "headroom.gpu/reserve", "1", True),
+        ("Node", "headroom.gpu/reserve", "0", False),
+        ("Node", "headroom.example/note", "x", False),
     ],
 )
 def test_namespaces_and_nodes_are_warned_of(kind: str, key: str, text: str, warned: bool) -> None:
