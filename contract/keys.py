@@ -204,7 +204,7 @@ VRAM_FROM = _key(
     "vram-from",
     on="Pod",
     writer="webhook",
-    values="`namespace NAME` or `VRAMProfile NAME`",
+    values="`namespace NAME`, `VRAMProfile NAME`, or `default= of the request`",
     example="namespace team-a",
     reader="webhook",
     meaning="Source of the `headroom.gpu/vram` that the webhook wrote.",

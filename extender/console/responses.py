@@ -71,7 +71,7 @@ class AskView(BaseModel):
     count: int
     #: As written: 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an annotation.
     amount: str
-    #: "annotation", "namespace" or "replica".
+    #: "annotation", "namespace", "recommendation" or "replica".
     source: str
 
 

@@ -34,8 +34,19 @@ PartialFinding = tuple[Weight, str, str]
 
 
 def with_nodes(nodes_of: Mapping[PartialFinding, Sequence[str]]) -> list[Finding]:
-    """Return one finding for each key of ``nodes_of``, with the names of its nodes."""
-    return [Finding(weight, tuple(names), *rest) for (weight, *rest), names in nodes_of.items()]
+    """Return one finding for each key of ``nodes_of``, with the names of its nodes.
+
+    The word ``NAME`` in a command becomes the name of the node if there is only one.
+    """
+    return [
+        Finding(
+            weight,
+            tuple(names),
+            found,
+            do.replace(" NAME", f" {names[0]}") if len(names) == 1 else do,
+        )
+        for (weight, found, do), names in nodes_of.items()
+    ]
 
 
 def warnings_first(findings: Iterable[Finding]) -> list[Finding]:

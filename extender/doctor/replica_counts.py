@@ -22,6 +22,8 @@ TOO_FEW_RATIO = 0.75
 #: Requests are similar if median pods, as many as largest pods would fit on a device, use at least
 #: this share of it.
 ALIKE_RATIO = 0.8
+#: By default the kubelet runs at most this many pods, so more replicas of a device are never used.
+MAX_REPLICAS = 110
 #: Suffix that the device plugin adds to a shared resource if ``renameByDefault`` is set.
 SHARED = ".shared"
 #: Maximum length of a label's value.
@@ -67,9 +69,9 @@ def advise(facts: NodeFacts) -> Iterator[Advice]:
                     count,
                     f"{found}: a full device stays the next choice while it has free replicas",
                 )
-            elif replicas < TOO_FEW_RATIO * count:
+            elif replicas < TOO_FEW_RATIO * (count := min(MAX_REPLICAS, count)):
                 yield Advice(resource, count, f"{found}: replicas run out before memory does")
-        elif replicas < TOO_FEW_RATIO * (count := fitting(typical.small)):
+        elif replicas < TOO_FEW_RATIO * (count := min(MAX_REPLICAS, fitting(typical.small))):
             yield Advice(
                 resource,
                 count,

@@ -58,7 +58,7 @@ class ContainerAsk:
     resource: str
     count: int
     amount: Amount
-    #: The source of the amount: "annotation", "namespace" or "replica".
+    #: The source of the amount: "annotation", "namespace", "recommendation" or "replica".
     source: str
 
     @property
@@ -340,8 +340,7 @@ def _container_asks(
     own, vram, origin = annotations.get(VRAM), None, "namespace"
     if own is not None:
         vram = parse_vram(own)
-        # The webhook writes a namespace's default onto the pod.
-        origin = "namespace" if VRAM_FROM in annotations else "annotation"
+        origin = _origin(annotations.get(VRAM_FROM, ""))
         names = {container.name for container in found}
         if unknown := [name for name in vram.by_container if name not in names]:
             raise BadAnnotation(
@@ -361,6 +360,13 @@ def _container_asks(
             amount, source = ReplicaShare(processes), "replica"
         asks.append(ContainerAsk(each.index, each.name, each.resource, each.count, amount, source))
     return tuple(asks)
+
+
+def _origin(written_from: str) -> str:
+    """Return the source of an amount that the webhook may have written onto the pod."""
+    if written_from.startswith("namespace "):
+        return "namespace"
+    return "recommendation" if written_from.startswith("VRAMProfile ") else "annotation"
 
 
 def _asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:

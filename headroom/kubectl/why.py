@@ -95,6 +95,7 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
     source = {
         "annotation": "its annotation",
         "namespace": "its namespace's default",
+        "recommendation": "its recommendation",
         "replica": "no annotation: the share of one replica",
     }
     return [

@@ -124,7 +124,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {CORDON: "GPU-x"}},
             Weight.WARNING,
             f"annotation {CORDON} names GPU-x, which is no GPU of the node",
-            "kubectl headroom uncordon NAME GPU-x; kubectl headroom top gpu",
+            "kubectl headroom uncordon n GPU-x; kubectl headroom top gpu",
             id="a cordoned GPU that the node does not have",
         ),
         pytest.param(
@@ -132,7 +132,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {CORDON: "a"}},
             Weight.ADVICE,
             "GPU a is cordoned and the device plugin's next choice",
-            f"{DEVICE_CHOICE}=steered, or uncordon it: kubectl headroom uncordon NAME a",
+            f"{DEVICE_CHOICE}=steered, or uncordon it: kubectl headroom uncordon n a",
             id="a cordoned GPU that closes the others",
         ),
         pytest.param(
@@ -300,7 +300,7 @@ def test_a_node_that_asks_to_be_steered_and_is_not_is_named(
         f"annotation {DEVICE_CHOICE}: steered has no effect: {why}; "
         "pods are placed there as on any other node"
     )
-    assert f"kubectl annotate node NAME {DEVICE_CHOICE}-" in found.do
+    assert f"kubectl annotate node n {DEVICE_CHOICE}-" in found.do
 
 
 def test_a_steered_node_has_no_findings() -> None:

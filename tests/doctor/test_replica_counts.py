@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 import yaml
 
 from contract.gpunode import GPUNode
@@ -41,6 +42,14 @@ def test_small_pods_decide_how_many_replicas_are_enough() -> None:
     )
     assert found.do.startswith("set replicas: 6 in the device plugin's configuration")
     assert findings(sliced(5), pods=mixed) == []
+
+
+@pytest.mark.parametrize("policy", ["distributed", "packed"])
+def test_no_more_replicas_are_advised_than_pods_can_run_on_a_node(policy: str) -> None:
+    """The author of these pods has left out the unit: 25 bytes."""
+    found = findings(sliced(4, allocation_policy=policy), pods=asking(*["25"] * 6))
+    advised = [each.do for each in found if "replicas run out" in each.found]
+    assert [do.partition(" in ")[0] for do in advised] == ["set replicas: 110"]
 
 
 def test_the_configmap_has_one_configuration_for_each_advice() -> None:

@@ -41,6 +41,19 @@ def test_the_namespace_default_applies_to_unannotated_pods() -> None:
     assert amounts(request("8Gi", "4Gi")) == [("main", Bytes(8 * GIB), "annotation")]
 
 
+@pytest.mark.parametrize(
+    ("written_from", "source"),
+    [
+        ("namespace team-a", "namespace"),
+        ("VRAMProfile llm, other programs", "recommendation"),
+        ("default= of the request", "annotation"),
+    ],
+)
+def test_an_amount_that_the_webhook_wrote_keeps_its_source(written_from: str, source: str) -> None:
+    created = pod("8Gi", annotations={"headroom.gpu/vram-from": written_from})
+    assert amounts(request(created)) == [("main", Bytes(8 * GIB), source)]
+
+
 def test_an_invalid_default_does_not_affect_annotated_pods() -> None:
     assert amounts(request("8Gi", "lots")) == [("main", Bytes(8 * GIB), "annotation")]
     understood = understand(pod(None), "lots", Rules())

@@ -36,8 +36,10 @@ export function pending(view) {
   return {refresh: load, leastMs: 4500};
 }
 
+const ORIGIN = {namespace: " (the namespace's default)", recommendation: " (its recommendation)", replica: " (the share of a replica)"};
+
 /** Return the request of one container, with the source of its amount unless it is an annotation. */
-export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${a.source === "annotation" ? "" : a.source === "namespace" ? " (the namespace's default)" : " (the share of a replica)"}`;
+export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${ORIGIN[a.source] ?? ""}`;
 
 export function drift(view) {
   const status = el("p", {role: "status"}), rows = el("div");
