@@ -27,6 +27,7 @@ _COMMANDS = {
     Reason.MIG_INVALID: _DESCRIBE,
 }
 _USUAL = "kubectl headroom doctor"
+_LOG = "kubectl -n headroom-system logs -l app.kubernetes.io/component=console --tail 20"
 #: Reasons that end by themselves within minutes.
 _PASSING = {Reason.NOT_INITIALISED, Reason.EVICTED_RECENTLY, Reason.MIG_CHANGING}
 
@@ -55,6 +56,8 @@ def _inputs(context: Context) -> Iterator[BrokenView]:
             message=f"the settings file is not valid; the previous settings stay in use: {line}",
             fix="headroom config check FILE",
         )
+    if reason := context.unready():
+        yield BrokenView(kind="input", message=reason, fix=_LOG)
     for source in context.process().sources:
         if source.unreadable:
             objects = f"{source.unreadable} {source.kind} cannot be read"

@@ -22,8 +22,9 @@ from extender.state.idle_pods import owner_of
 
 #: Minimum seconds for which explanations are used while the pods stay the same.
 SHARED_S = 5.0
-#: Explanations are used at least this many times as long as they took to compute.
-SHARED_TIMES = 50
+#: Explanations are used this many times as long as they took to compute, up to ``MOST_SHARED_S``:
+#: most of the time may be a wait for quotas, if the API server does not answer.
+SHARED_TIMES, MOST_SHARED_S = 50, 30.0
 #: Number of groups that are explained; the others are counted only.
 MOST_EXPLAINED = 10
 
@@ -68,7 +69,7 @@ class WaitingGroups:
             found = [_view(each, context, snap) for each in grouped[:MOST_EXPLAINED]]
             self.key, self.groups, self.total = key, found, len(grouped)
             took_s = context.monotonic_s() - now_s
-            self.until_s = now_s + max(SHARED_S, SHARED_TIMES * took_s)
+            self.until_s = now_s + min(max(SHARED_S, SHARED_TIMES * took_s), MOST_SHARED_S)
         return self.groups, self.total
 
 

@@ -102,7 +102,8 @@ class Reader:
         reading = Reading(
             now_s, fleet, overview, self._history, self._fleet.gpus(), self._fleet.nodes()
         )
-        return replace(reading, detail=self._detail(), observes=self.observes)
+        inputs = api.get("inputs")["inputs"]
+        return replace(reading, detail=self._detail(), observes=self.observes, inputs=inputs)
 
     def _detail(self) -> Detail | None:
         if self.wanted is None:

@@ -67,6 +67,8 @@ class Reading:
     nodes: list[Row]
     detail: Detail | None = None
     observes: bool = False
+    #: The inputs of the console, from /v1/inputs.
+    inputs: Sequence[Body] = ()
 
 
 @dataclass(slots=True)
@@ -188,15 +190,18 @@ def _head(reading: Reading, now_s: float, problem: str, width: int) -> Iterator[
     left = f"{counted(reading.fleet['nodes'], 'node')}, {gpus}, {gib(whole)} allocatable"
     if reading.observes:
         left += "; mode observe"
-    old, at = age(now_s - reading.at_s), clock(reading.at_s)
-    if not problem and now_s - reading.at_s > _LIVE_S:
+    at_s = reading.at_s
+    if not problem and now_s - at_s > _LIVE_S:
         problem = "the console does not answer"
+    for each in reading.inputs:
+        if not problem and each["kind"] == "api_server" and each["message"]:
+            problem, at_s = each["message"], at_s - (each["age_s"] or 0.0)
     if not problem:
-        right = f"As of {at}, live"
+        right = f"As of {clock(at_s)}, live"
         yield "bold", f"{left}{right:>{max(len(right) + 2, width - len(left))}}"
         return
     yield "bold", left
-    yield "red", f"Not up to date since {at} ({old}): {problem}"
+    yield "red", f"Not up to date since {clock(at_s)} ({age(now_s - at_s)}): {problem}"
 
 
 def _memory(reading: Reading, width: int, levels: str) -> Iterator[Line]:

@@ -161,6 +161,18 @@ def test_explanations_are_shared_until_a_pod_comes_or_some_seconds_have_passed()
     assert len(read(asked)["waiting"]) == 2
 
 
+def test_explanations_that_waited_for_the_api_server_are_shared_for_at_most_30_s() -> None:
+    def slow_quotas(namespace: str) -> None:
+        asked.now_s += 3.0
+
+    asked = Asked(quotas=slow_quotas)
+    asked.add_node("a")
+    asked.cluster.apply([PodSeen(of_job(pod("30Gi", uid="u", name="p")))])
+    first = read(asked)["waiting"][0]
+    asked.now_s += 31.0
+    assert read(asked)["waiting"][0]["oldest_s"] > first["oldest_s"]
+
+
 def test_broken_nodes_devices_and_settings_have_a_fix() -> None:
     asked = Asked()
     for name in ("a", "b"):
@@ -169,7 +181,10 @@ def test_broken_nodes_devices_and_settings_have_a_fix() -> None:
     add(asked, "c", shared("C", healthy=False, health_reason="XID 79"))
     rejected = SettingsView(mode="enforce", file="f", rejected=["f:3: polcy"], after_restart=[])
     object.__setattr__(asked.context, "settings", lambda: rejected)
-    settings, nodes, device = read(asked)["broken"]
+    object.__setattr__(asked.context, "unready", lambda: "no contact with the API server")
+    settings, contact, nodes, device = read(asked)["broken"]
+    assert (contact["kind"], contact["message"]) == ("input", "no contact with the API server")
+    assert contact["fix"].startswith("kubectl -n headroom-system logs ")
     assert settings["message"].endswith("the previous settings stay in use: f:3: polcy")
     assert nodes["message"] == "3 nodes: GPU report of the node is stale (a, b, c)"
     assert nodes["fix"].endswith("--field-selector spec.nodeName=a")

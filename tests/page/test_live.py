@@ -118,6 +118,18 @@ def test_a_console_that_hangs_is_shown_and_the_page_goes_on_when_it_answers(
     expect(live).to_have_text(re.compile(r"As of [\d:]+ \S+, live"))
 
 
+def test_a_console_that_lost_the_api_server_shows_since_when(readings: Looked) -> None:
+    page = readings.open("/overview")
+    live = page.locator("#live")
+    expect(live).to_contain_text("live")
+    gone = {"kind": "api_server", "place": None, "replica": None, "age_s": 120.0, "message": "gone"}
+    page.route("**/v1/inputs", lambda route: route.fulfill(json={"inputs": [gone]}))
+    expect(live).to_have_text(re.compile(r"Not up to date since [\d:]+ \S+: gone"))
+    expect(live).to_have_class("bad")
+    page.unroute("**/v1/inputs")
+    expect(live).to_have_text(re.compile(r"As of [\d:]+ \S+, live"))
+
+
 def test_a_lost_console_leaves_what_the_reader_has_open(readings: Looked) -> None:
     readings.expected = "Failed to load resource"
     for where, content, read in (

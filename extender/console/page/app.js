@@ -34,6 +34,7 @@ let refreshTimer = null, isRefreshing = false, isWanted = false, refreshBeganAt 
 let isLive = false, wasLive = false, burstTimer = null;
 let shownAt = 0;           // when the view was read last: views that cost more are read less often (leastMs)
 let totalsAt = 0, inputsAt = 0, totalsTimer = null, upToDateAt = null, problem = "";
+let lost = null;           // {since, message} while the console has lost the API server
 
 function route() {
   const [name = "", ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -89,14 +90,17 @@ async function refreshTotals() {
   if (inputs) {
     inputsAt = totalsAt;
     ages(inputs.inputs);
+    const api = inputs.inputs.find(each => each.kind === "api_server" && each.message);
+    lost = api ? {since: api.age_s === null ? null : new Date(Date.now() - 1000 * api.age_s), message: api.message} : null;
   }
 }
 
 /** Show whether the page is up to date; if not, since when and why. */
 function showLive() {
-  const at = upToDateAt ? moment(upToDateAt) : "";
-  live.textContent = problem ? `Not up to date${at ? ` since ${at}` : ""}: ${problem}` : `As of ${at}${isLive ? ", live" : wasLive ? ", connection lost: read again every 5 s" : ""}`;
-  live.className = problem || wasLive && !isLive ? "bad" : "";
+  const {since, message} = problem || !lost ? {since: upToDateAt, message: problem} : lost;
+  const at = since ? moment(since) : "";
+  live.textContent = message ? `Not up to date${at ? ` since ${at}` : ""}: ${message}` : `As of ${at}${isLive ? ", live" : wasLive ? ", connection lost: read again every 5 s" : ""}`;
+  live.className = message || wasLive && !isLive ? "bad" : "";
 }
 
 /** Shows the totals of the fleet and the number of pending pods. */
