@@ -45,6 +45,7 @@ from headroom.kubectl.output import (
     Output,
     not_checked,
     note_more,
+    note_unread,
     print_data,
     show_details,
     show_lines,
@@ -197,6 +198,7 @@ def decisions(
     table = tables.decisions(body, wide=output is Output.WIDE)
     where = "" if chosen is None else f" in namespace {chosen}; -A shows all namespaces"
     show_table(body, table, output, f"no such decision is on record{where}")
+    note_unread(body)
     note_more(body)
 
 

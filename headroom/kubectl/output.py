@@ -92,6 +92,19 @@ def not_checked(body: Mapping[str, Any]) -> str:
     return f"not checked: {', '.join(body['not_checked'])}"
 
 
+def unread(body: Mapping[str, Any]) -> list[str]:
+    """Return a line for each extender whose newest decisions can be missing."""
+    return [
+        f"no journal from extender {each['peer']}: {each['message']}" for each in body["unanswered"]
+    ]
+
+
+def note_unread(body: Mapping[str, Any]) -> None:
+    """Print on stderr which extenders' decisions can be missing."""
+    for line in unread(body):
+        print(line, file=sys.stderr)  # noqa: T201
+
+
 def note_more(body: Mapping[str, Any]) -> None:
     """Print a note on stderr if the answer is only the first page."""
     if body["continue"]:

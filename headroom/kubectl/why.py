@@ -6,7 +6,7 @@ from typing import Any
 
 from contract.device_names import nouns
 from contract.quantity import gib
-from headroom.kubectl.output import not_checked
+from headroom.kubectl.output import not_checked, unread
 from headroom.kubectl.tables import reason_lines
 from headroom.kubectl.top import counted
 
@@ -21,10 +21,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if body["changed"]:
         lines.append(f"  {body['changed']}")
     lines += _request(body["request"])
-    lines += [
-        f"  no journal from extender {each['peer']}: {each['message']}"
-        for each in body["unanswered"]
-    ]
+    lines += [f"  {line}" for line in unread(body)]
     if body["bound_to"]:
         lines += [f"  on {nouns(body['devices'])}"] if body["devices"] else []
         lines += [f"  {line}" for line in _placed(body["annotations"])]
@@ -167,6 +164,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
     if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
     lines.append(f"  {not_checked(live)}")
+    lines += [f"  {line}" for line in unread(body)]
     return lines + _stored(body["stored"], live["node"]["node"])
 
 

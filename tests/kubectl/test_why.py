@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from headroom.kubectl.commands import app
+from headroom.kubectl.debug_api_client import DebugApi
 from headroom.kubectl.why import phases, score, why
 
 FILTER = {"fits": 0, "offered": 2, "took_ms": 0.5}
@@ -60,16 +62,20 @@ BODY: dict[str, Any] = {
 
 
 def test_a_score_shows_the_rank_of_the_node_in_the_last_decision() -> None:
-    lines = score({"snapshot_generation": 9, "live": LIVE, "stored": DECIDED})
+    found = {"snapshot_generation": 9, "live": LIVE, "stored": DECIDED}
+    lines = score(found | {"unanswered": BODY["unanswered"]})
     at = lines.index("Decided at 2026-11-22T03:00:00Z (decision uid-p.7, source: decision)")
-    assert lines[at - 3 : at] == [
+    assert lines[at - 4 : at] == [
         "  rank 1 of 2 nodes that fit",
         "  not checked: CPU, volumes",
+        "  no journal from extender 10.0.0.9:8889: connection refused",
         "",
     ]
     assert "prioritize: a of 2 nodes" in lines[at + 2]
     assert lines[-1] == "  b had rank 2, with score 0.500"
-    tied = score({"snapshot_generation": 9, "live": {**LIVE, "tied": 1}, "stored": DECIDED})
+    tied = score(
+        {"snapshot_generation": 9, "unanswered": [], "live": {**LIVE, "tied": 1}, "stored": DECIDED}
+    )
     assert "  rank 1 of 2 nodes that fit, tied with 1" in tied
 
 
@@ -169,7 +175,9 @@ def test_the_number_of_hidden_nodes_is_shown() -> None:
 
 def test_the_score_of_a_pod_that_no_scheduler_tries_has_a_note() -> None:
     gated = {"not_tried": "the pod has 1 scheduling gate (queue)", "wins": False}
-    lines = score({"snapshot_generation": 9, "live": LIVE | gated, "stored": None})
+    lines = score(
+        {"snapshot_generation": 9, "unanswered": [], "live": LIVE | gated, "stored": None}
+    )
     assert lines[:3] == [
         "b: fits",
         "  source: recomputed, generation 9",
@@ -180,7 +188,7 @@ def test_the_score_of_a_pod_that_no_scheduler_tries_has_a_note() -> None:
 
 def test_of_a_node_that_was_not_among_the_best_nothing_is_claimed() -> None:
     for decided in (DECIDED | {"prioritize": None}, None):
-        lines = score({"snapshot_generation": 9, "live": LIVE, "stored": decided})
+        lines = score({"snapshot_generation": 9, "unanswered": [], "live": LIVE, "stored": decided})
         assert not [line for line in lines if "came" in line]
 
 
@@ -202,4 +210,16 @@ def test_a_ranking_by_filter_is_not_shown_as_a_call_of_prioritize() -> None:
     assert phases(NOTHING | {"filter": filtered, "prioritize": ranked}) == [
         "filter: 1 of 1 node fits, in 1.0 ms",
         "filter returned only the best: a of 2 nodes",
+    ]
+
+
+def test_decisions_name_the_extenders_whose_decisions_can_be_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"decisions": [], "continue": None, "unanswered": BODY["unanswered"]}
+    monkeypatch.setattr(DebugApi, "get", lambda self, *path, **query: body)
+    app(["--server", "http://console", "decisions", "-A"], standalone_mode=False)
+    assert capsys.readouterr().err.splitlines() == [
+        "no such decision is on record",
+        "no journal from extender 10.0.0.9:8889: connection refused",
     ]
