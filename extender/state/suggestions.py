@@ -1,6 +1,6 @@
 """Suggestions for a pod that fits on no node: request less, wait for a pod, limit pods that use
-more than they reserved, make more nodes eligible, steer or repair a node, raise the replicas. With
-each, the pod fits on the snapshot."""
+more than they reserved, make more nodes eligible, steer or repair a node, raise the replicas, raise
+the limit of SM activity. With each, the pod fits on the snapshot."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from contract.annotations import VRAM
+from contract.annotations import MAX_SM, VRAM
 from contract.kube import Pod
 from contract.quantity import gib, parse_bytes, quantity_up_to
 from contract.reasons import Reason
@@ -29,7 +29,16 @@ from extender.state.steering_whatif import helped_by_steering, nodes_text
 
 #: The console adds "recommended".
 Kind = Literal[
-    "lower", "recommended", "wait", "overuse", "eligible", "steer", "repair", "replicas", "quota"
+    "lower",
+    "recommended",
+    "wait",
+    "overuse",
+    "eligible",
+    "steer",
+    "repair",
+    "replicas",
+    "activity",
+    "quota",
 ]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
@@ -82,6 +91,7 @@ def suggest(
         *_steer(cluster, verdicts, where),
         *_repair(cluster, verdicts, where),
         *_more_replicas(cluster, verdicts, where.not_modeled),
+        *_without_max_sm(verdicts, explanation, where.not_modeled),
     ]
 
 
@@ -321,6 +331,27 @@ def _more_replicas(
             f"enough memory is free there, but no replica{but_not_checked(not_checked)}"
         )
         yield Suggestion("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
+
+
+def _without_max_sm(
+    verdicts: Verdicts, explanation: Explanation, not_checked: Sequence[str]
+) -> Iterator[Suggestion]:
+    """Suggest another limit of SM activity if it alone rejects the pod on some node."""
+    if verdicts.request.max_sm_ppm is None:
+        return
+    request = replace(verdicts.request, max_sm_ppm=None)
+    fitting = fit(request, verdicts.snap, verdicts.rows, verdicts.now_s).fits
+    if not (nodes := int(fitting.sum())):
+        return
+    first = _name(verdicts, int(np.flatnonzero(fitting)[0]))
+    activities = [each.terms.activity for node in explanation.nearest for each in node.candidates]
+    do = f"raise or remove {MAX_SM}"
+    if not any(activities):
+        do = f"let a source measure SM activity (docs/how-to/sm-activity.md), or remove {MAX_SM}"
+    sentence = f"{do}: without this limit the pod fits on {_nodes(nodes, first)}"
+    node = first if nodes == 1 else ""
+    sentence += but_not_checked(not_checked)
+    yield Suggestion("activity", sentence, node, nodes=nodes, recreates=True)
 
 
 def _name(verdicts: Verdicts, i: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from contract.annotations import DEVICE_CHOICE
 from contract.device_choice import STEERING_NOT_PERMITTED
-from contract.gpunode import Reservation
+from contract.gpunode import Reservation, SmActivity
 from contract.kube import Node, NodeStatus, ObjectMeta, PodStatus
 from contract.reasons import Reason
 from extender.state.changes import (
@@ -129,6 +129,33 @@ def test_memory_without_replicas_wants_more_replicas() -> None:
         "fix": None,
         "wait_for": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("activity", "do"),
+    [
+        (
+            None,
+            "let a source measure SM activity (docs/how-to/sm-activity.md), or remove "
+            "headroom.gpu/max-sm",
+        ),
+        (SmActivity(0.9, "gpm"), "raise or remove headroom.gpu/max-sm"),
+    ],
+)
+def test_a_limit_of_sm_activity_that_alone_rejects_the_pod_is_named(
+    activity: SmActivity | None, do: str
+) -> None:
+    busy = gpunode(shared("GPU-a", sm_activity=activity), name="a", plugin=DISTRIBUTED)
+    events = NodeSeen(kube_node("a")), GPUNodeSeen(busy, 0.0)
+    waits = pod("8Gi", uid="uw", name="waits", annotations={"headroom.gpu/max-sm": "70%"})
+    body = explained(asked(*events, waits=waits))
+    assert kinds(body) == ["activity"]
+    assert body["suggestions"] == [
+        f"{do}: without this limit the pod fits on node a (not checked: CPU, memory and other "
+        "resources)"
+    ]
+    larger = pod("30Gi", uid="uw", name="waits", annotations={"headroom.gpu/max-sm": "70%"})
+    assert "activity" not in kinds(explained(asked(*events, waits=larger)))
 
 
 def test_a_suggestion_has_the_yaml_that_does_it() -> None:
