@@ -76,15 +76,19 @@ def load_configuration(
     """
     configuration = Configuration()
     load: Any = kubernetes.config  # only some releases have type hints
+    in_cluster = kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
     try:
-        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        if in_cluster:
             load.load_incluster_config(client_configuration=configuration)
         else:
             load.load_kube_config(
                 config_file=kubeconfig, context=context, client_configuration=configuration
             )
-    except kubernetes.config.ConfigException as err:
-        raise BadSettings(f"no cluster is configured: {err}; {hint}") from err
+    except Exception as err:  # the package raises many kinds for a file that is no kubeconfig
+        path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        where = "" if in_cluster else f"{path}: "
+        why = " ".join(str(err).split()).removesuffix(".")
+        raise BadSettings(f"no cluster is configured: {where}{why}; {hint}") from err
     return configuration
 
 

@@ -1,5 +1,7 @@
 """The help of ``kubectl headroom``, with its commands in groups, as kubectl prints its own."""
 
+import contextlib
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -16,8 +18,63 @@ MAINTAIN = "Maintain GPUs"
 FOLLOW = "Follow and report"
 
 
+#: Command -> a correct command line, for errors that have no example.
+_EXAMPLES = {
+    "capacity": "capacity --vram 20Gi",
+    "cordon": "cordon gpu-2 0",
+    "score": "score trainer --node gpu-2",
+    "top": "top pod --search trainer",
+    "uncordon": "uncordon gpu-2 0",
+    "why": "why trainer -n team-a",
+}
+
+
 class GroupedHelp(TyperGroup):
-    """Lists the commands by their ``rich_help_panel``, without frames and colours."""
+    """Lists the commands by their ``rich_help_panel``, without frames and colours.
+
+    Errors on the command line show where a misplaced option belongs, or a correct command line.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command."""
+        with self._examples(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the options of the command, and run it."""
+        with self._examples(ctx):
+            return super().invoke(ctx)
+
+    @contextlib.contextmanager
+    def _examples(self, ctx: Any) -> Iterator[None]:
+        """Complete the message of an error on the command line."""
+        try:
+            yield
+        except Exception as err:
+            if hasattr(err, "format_message"):  # Typer does not export its base class
+                message = self._completed(err, ctx.command_path)
+                err.format_message = lambda: message
+            raise
+
+    def _completed(self, error: Any, program: str) -> str:
+        """Return the message of an error, if possible with where to write an option, or an example.
+
+        ``program``: the name of the program, as the user typed it.
+        """
+        text = str(error.format_message()).replace("Value error, ", "")
+        command = error.ctx.command if error.ctx else self
+        if text.startswith("No such option"):
+            first, option = text.partition(" (")[0], error.option_name
+            if command is self and option in _options(*self.commands.values()):
+                where = "the options of a command come after its name"
+                return f"{first}; {where}. Example: {program} top pod -n team-a"
+            if command is not self and option in _options(self):
+                where = "it comes before the name of the command"
+                return f"{first}; {where}. Example: {program} --context prod top pod"
+        example = _EXAMPLES.get(command.name)
+        if example and text.startswith(("Missing ", "Got unexpected extra ")):
+            return f"{text.removesuffix('.')}. Example: {program} {example}"
+        return text
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -29,6 +86,11 @@ class GroupedHelp(TyperGroup):
         for heading, rows in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+def _options(*commands: Any) -> set[str]:
+    """Return the names of all options of the commands."""
+    return {name for command in commands for param in command.params for name in param.opts}
 
 
 class Subject(Enum):

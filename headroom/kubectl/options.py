@@ -53,8 +53,12 @@ class Options:
         return given or default_namespace(self.kubeconfig, self.context)
 
     def pod(self, pod: str, namespace: str | None) -> tuple[str, str]:
-        """Return namespace and name; the namespace in ``pod`` overrides ``namespace``."""
+        """Return namespace and name; the namespace in ``pod`` overrides ``namespace``.
+
+        As in kubectl, ``pod/NAME`` is the pod NAME.
+        """
         written, _, name = pod.rpartition("/")
+        written = "" if written in ("po", "pod", "pods") else written
         return written or self.namespace(namespace) or "", name
 
 

@@ -7,6 +7,7 @@ named ``debug-tls``.
 """
 
 import http.client
+import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -214,11 +215,20 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
             raise CommandError(
                 f"--context: the kubeconfig has no context {context!r}. It has: {known}", 2
             ) from err
-        raise CommandError(
-            f"no cluster is configured: {err}; set --kubeconfig or KUBECONFIG, or without a "
-            f"cluster --server. Example: --server {_EXAMPLE}",
-            UNREACHABLE,
-        ) from err
+        raise _not_configured(kubeconfig, err) from err
+    except Exception as err:  # the package raises many kinds for a file that is no kubeconfig
+        raise _not_configured(kubeconfig, err) from err
+
+
+def _not_configured(kubeconfig: str | None, err: Exception) -> CommandError:
+    """Return an error that names the kubeconfig that cannot be used."""
+    path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    why = " ".join(str(err).split()).removesuffix(".")
+    return CommandError(
+        f"no cluster is configured: {path}: {why}; set --kubeconfig or KUBECONFIG, or without a "
+        f"cluster --server. Example: --server {_EXAMPLE}",
+        UNREACHABLE,
+    )
 
 
 def _contexts(kubeconfig: str | None) -> list[str]:

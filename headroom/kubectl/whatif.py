@@ -35,7 +35,7 @@ def whatif(
         typer.Option(help=f"NODE=MODE: how GPUs of NODE are chosen: {', '.join(_MODES)}."),
     ] = None,
     release: Annotated[
-        list[str] | None, typer.Option(help="NAMESPACE/POD: a pod that ends.")
+        list[str] | None, typer.Option(help="A pod that ends: name, or namespace/name.")
     ] = None,
     output: DataFormat = None,
 ) -> None:
@@ -45,13 +45,19 @@ def whatif(
     may be repeated.
     """
     options: Options = context.obj
+    if not pods and (vram or gpus != 1):
+        raise CommandError(
+            "--vram and --gpus describe new pods: set their number with --pods too. "
+            "Example: --pods 4 --vram 20Gi",
+            BAD_INPUT,
+        )
     asked = {
         "pods": [{"count": pods, "vram": vram, "gpus": gpus}] if pods else [],
         "drain": drain or [],
         "add": [{"like": node, "count": count} for node, count in _counts("--add", add)],
         "replicas": dict(_counts("--replicas", replicas)),
         "modes": dict(_modes(mode)),
-        "release": release or [],
+        "release": ["/".join(options.pod(each, None)) for each in release or ()],
     }
     body = options.api().post("whatif", body=asked)
     if not print_data(body, output):

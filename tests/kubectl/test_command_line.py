@@ -99,6 +99,54 @@ def test_a_missing_kubeconfig_has_its_own_message() -> None:
     assert "--server http://127.0.0.1:8889" in line
 
 
+@pytest.mark.parametrize("content", ["broken: [", "- a list", "\xff"])
+@pytest.mark.parametrize("command", ["top", "doctor"])
+def test_a_file_that_is_no_kubeconfig_is_named(content: str, command: str, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(content, "latin-1")
+    rejected = run("", "--kubeconfig", str(kubeconfig), command)
+    assert rejected.returncode in (2, 3)
+    (line,) = rejected.stderr.splitlines()
+    assert f"no cluster is configured: {kubeconfig}: " in line
+    assert ".;" not in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["-n", "team-a", "why", "llm"],
+            "No such option: -n; the options of a command come after its name. "
+            "Example: kubectl headroom top pod -n team-a",
+        ),
+        (
+            ["why", "llm", "--context", "prod"],
+            "No such option: --context; it comes before the name of the command. "
+            "Example: kubectl headroom --context prod top pod",
+        ),
+        (["top", "-n"], "Option '-n' requires an argument."),
+        (["top", "--serch", "x"], "No such option: --serch (Possible options: --search)"),
+        (
+            ["capacity", "20Gi"],
+            "Missing option '--vram'. Example: kubectl headroom capacity --vram 20Gi",
+        ),
+        (
+            ["top", "pod", "llm"],
+            "Got unexpected extra argument(s) (llm). "
+            "Example: kubectl headroom top pod --search trainer",
+        ),
+        (
+            ["idle", "--by", "team"],
+            "Invalid value for '--by': 'team' is not one of 'pod', 'owner', 'namespace'.",
+        ),
+    ],
+)
+def test_errors_of_the_command_line_show_what_to_write(arguments: list[str], text: str) -> None:
+    rejected = run("", *arguments)
+    assert rejected.returncode == 2
+    assert rejected.stderr.splitlines()[-1] == f"Error: {text}"
+
+
 def test_an_unknown_context_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     contexts = [{"name": name, "context": {"cluster": "c", "user": "u"}} for name in ("b", "a")]

@@ -71,6 +71,7 @@ def test_why_shows_the_request_what_the_pod_lacks_and_suggestions(server: Server
     assert "headroom.gpu/vram" in shown.partition("Suggestions")[2]
     assert "kube-scheduler offered 3 nodes, of which none could take the pod" in shown
     assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
+    assert run(server.debug, "why", "pod/large", "-n", "team-a").stdout == shown
     bound = run(server.debug, "why", "team-a/fits").stdout
     assert bound.startswith("Pod team-a/fits: bound to node shared-0000\n")
     assert "  reserved 7.0 GiB on each of 2 GPUs that it could get, such as GPU-shared" in bound

@@ -28,6 +28,22 @@ def test_whatif_shows_placements_and_changes_nothing(server: Server) -> None:
     assert before == after
 
 
+def test_the_size_of_new_pods_needs_their_number(server: Server) -> None:
+    rejected = run(server.debug, "whatif", "--vram", "20Gi")
+    assert rejected.returncode == 2
+    assert rejected.stderr == (
+        "kubectl headroom: --vram and --gpus describe new pods: set their number with --pods too. "
+        "Example: --pods 4 --vram 20Gi\n"
+    )
+
+
+def test_a_released_pod_without_a_namespace_is_in_that_of_the_context(server: Server) -> None:
+    rejected = run(server.debug, "whatif", "--release", "fits")
+    assert rejected.returncode == 2
+    assert "pod default/fits holds no GPU" in rejected.stderr
+    assert run(server.debug, "whatif", "--release", "team-a/fits").returncode == 0
+
+
 def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     small = ("whatif", "--pods", "20", "--vram", "1Gi")
     # 15 replicas of the shared nodes are free, and the GPU of the third node.
