@@ -20,6 +20,8 @@ MAX_LENGTH = 64
 MAX_INT64 = (1 << 63) - 1
 #: More than any device has. A larger value is a mistake; the limit keeps sums in int64.
 MAX_DEVICE_BYTES = 1 << 44
+#: A smaller amount of GPU memory is probably a number without its unit: a CUDA context needs more.
+MIN_PLAUSIBLE_BYTES = 1 << 20
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([a-zA-Z]*|[eE][+-]?[0-9]+)")
 #: Suffix -> power of ten. ``E`` alone is exa, ``E`` with digits after it an exponent.
@@ -90,6 +92,14 @@ def quantity_up_to(most_bytes: int) -> str:
     if not tenths:
         return f"{most_bytes >> 20}Mi"
     return f"{tenths // 10}.{tenths % 10}Gi" if tenths % 10 else f"{tenths // 10}Gi"
+
+
+def implausible(count_bytes: int) -> str:
+    """Return why an amount of GPU memory is probably a mistake; empty if it is plausible, or 0."""
+    if not 0 < count_bytes < MIN_PLAUSIBLE_BYTES:
+        return ""
+    amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
+    return f"is only {amount}; probably its unit is missing"
 
 
 def gib(count_bytes: int, up: bool = False) -> str:

@@ -40,6 +40,7 @@ from contract.annotations import (
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
+from contract.quantity import implausible
 from extender.admission.automatic import problem, requests_auto
 from extender.admission.context import AdmissionContext
 from extender.admission.counted_vram import miscounted
@@ -66,8 +67,6 @@ MAX_NAME_CHARS = 80
 
 #: Beginnings of the UUIDs of GPUs and of MIG devices.
 UUID_PREFIXES = ("GPU-", "MIG-")
-#: A smaller amount is probably a number without its unit: a CUDA context alone needs more.
-MIN_PLAUSIBLE_BYTES = 1 << 20
 
 WOULD = "in mode enforce, this pod would be rejected"
 
@@ -243,12 +242,9 @@ def _implausible(key: str, text: str) -> Iterator[str]:
             error = f"names {shortened(wrong[0])}, which is no UUID of a GPU"
             yield str(BadAnnotation(key, text, error, CORDON_EXAMPLE))
         return
-    for count_bytes in filter(None, _amounts(key, text)):
-        if count_bytes < MIN_PLAUSIBLE_BYTES:
-            amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
-            why = f"is only {amount}; probably its unit is missing"
-            yield str(BadAnnotation(key, text, why, "512Mi" if key == RESERVE else "8Gi"))
-            return
+    why = next(filter(None, map(implausible, _amounts(key, text))), "")
+    if why:
+        yield str(BadAnnotation(key, text, why, "512Mi" if key == RESERVE else "8Gi"))
 
 
 def _amounts(key: str, text: str) -> list[int]:

@@ -160,7 +160,7 @@ def capacity(
     pod = made_up(
         "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
     )
-    request = of_size(understood(cluster, pod, "query"))
+    request = of_size(understood(cluster, pod, "query resource"))
     eligible = eligible_nodes(pod, snap, cluster.node)
     verdicts = fit(request, snap, eligible.rows, context.monotonic_s())
     free_space = space(verdicts)

@@ -217,7 +217,7 @@ def _bytes(held: str) -> int:
     try:
         return parse_bytes(held)
     except BadQuantity as err:
-        raise HTTPException(422, f"held: {err}. Example: held=4Gi") from err
+        raise HTTPException(422, f"query held: {err}. Example: held=4Gi") from err
 
 
 def _sums(pods: Iterable[IdlePod], price: float | None) -> dict[str, Any]:

@@ -45,6 +45,10 @@ _TYPES = {
     500: "internal",
     503: "unavailable",
 }
+_NO_JSON = (
+    "header Content-Type does not name JSON. Example: "
+    "curl -H 'Content-Type: application/json' -d '{...}'"
+)
 #: Maximum length of a quoted value.
 _MOST_CHARS = 80
 #: Maximum size of a request body. ``/embedded/`` has no limit: agents report whole fleets there.
@@ -94,6 +98,8 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
     async def malformed(request: Request, err: Exception) -> Response:
         assert isinstance(err, RequestValidationError)
         examples = _examples(request.scope.get("route"))
+        if "json" not in request.headers.get("content-type", "json").lower():
+            return problem(422, _NO_JSON)
         return problem(422, "; ".join(_detail(finding, examples) for finding in err.errors()))
 
     app.add_exception_handler(HTTPException, rejected)

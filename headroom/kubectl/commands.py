@@ -39,6 +39,7 @@ from headroom.kubectl.options import (
     Options,
     PodName,
     Since,
+    note_implausible,
     set_options,
 )
 from headroom.kubectl.output import (
@@ -101,6 +102,7 @@ def capacity(
 ) -> None:
     """Count the pods of a size that fit now, and show whether the fleet is full or fragmented."""
     options: Options = context.obj
+    note_implausible(vram)
     asked = {"resource": resource, "tolerate": tolerate, "by_node": by_node or None}
     body = options.api().get("capacity", vram=vram, count=gpus, **asked)
     if print_data(body, output):

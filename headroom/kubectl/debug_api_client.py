@@ -8,6 +8,8 @@ from contextlib import closing
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
+from contract.annotations import VRAM
+
 TIMEOUT_S = 30.0
 #: Maximum size of an answer; Headroom's own answers are far smaller.
 _MAX_BYTES = 256 << 20
@@ -29,6 +31,9 @@ class CommandError(Exception):
 NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
 #: Query parameters whose option on the command line has another name.
 _OPTIONS = {"count": "gpus"}
+#: Fields of the body of a what-if whose option on the command line has another name.
+_BODY_OPTIONS = {"pods": "pods", "pods.0": "vram", "add.like": "add", "modes": "mode"}
+_FIELD = re.compile(r"body (pods|pods\.0|drain|add\.like|release|(?:replicas|modes)(?:\.\S+)?): ")
 
 
 class Transport(Protocol):
@@ -136,7 +141,13 @@ def _detail(answer: Any, target: str, status: int) -> str:
 
 
 def _with_options(detail: str) -> str:
-    """Return a message about query parameters with the options of the command line instead."""
+    """Return a message about parameters with the options of the command line instead."""
+    if found := _FIELD.match(detail):
+        field, _, node = found[1].partition(".") if found[1][0] in "rm" else (found[1], "", "")
+        option = f"--{_BODY_OPTIONS.get(field, field)} {node}".rstrip()
+        rest = detail[found.end() :].replace(f"annotation {VRAM}: ", "")
+        detail = f"{option}: {rest}".replace(f"Example: {VRAM}: ", f"Example: {option} ")
+    detail = detail.replace("; GET /v1/nodes lists", "; kubectl headroom top lists")
     for name in re.findall(r"\bquery (\w+): ", detail):
         option = "--" + _OPTIONS.get(name, name).replace("_", "-")
         detail = detail.replace(f"query {name}: ", f"{option}: ").replace(f"{name}=", f"{option} ")

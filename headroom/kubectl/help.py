@@ -71,7 +71,7 @@ class GroupedHelp(TyperGroup):
             if command is not self and option in _options(self):
                 where = "it comes before the name of the command"
                 return f"{first}; {where}. Example: {program} --context prod top pod"
-        example = _EXAMPLES.get(command.name)
+        example = _EXAMPLES.get(command.name or "")
         if example and text.startswith(("Missing ", "Got unexpected extra ")):
             return f"{text.removesuffix('.')}. Example: {program} {example}"
         return text

@@ -1,5 +1,6 @@
 """The options of ``kubectl headroom`` that come before a command, and those that commands share."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from contract.errors import BadQuantity, shortened
+from contract.quantity import implausible, parse_bytes
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi, Transport
 from headroom.kubectl.output import Data, Output
 from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
@@ -108,6 +111,13 @@ def set_options(
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     files = Files(certificate_authority, client_certificate, client_key)
     context.obj = Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
+
+
+def note_implausible(vram: str) -> None:
+    """Print a note on stderr if the amount of option ``--vram`` is too small to be meant."""
+    with contextlib.suppress(BadQuantity):
+        if why := implausible(parse_bytes(vram)):
+            print(f"--vram: {shortened(vram)} {why}. Example: --vram 8Gi", file=sys.stderr)  # noqa: T201
 
 
 Namespace = Annotated[

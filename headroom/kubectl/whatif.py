@@ -9,7 +9,7 @@ from contract.annotations import DeviceChoice
 from contract.quantity import gib
 from headroom.kubectl import tables
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
-from headroom.kubectl.options import DataFormat, Options
+from headroom.kubectl.options import DataFormat, Options, note_implausible
 from headroom.kubectl.output import not_checked, print_data, show_details, show_lines, show_table
 
 Body = Mapping[str, Any]
@@ -20,9 +20,9 @@ _MODES = tuple(choice.value for choice in DeviceChoice)
 
 def whatif(
     context: typer.Context,
-    pods: Annotated[int, typer.Option(help="Number of new pods.")] = 0,
+    pods: Annotated[int, typer.Option(min=0, help="Number of new pods.")] = 0,
     vram: Annotated[str, typer.Option(help="Memory of each new pod: 20Gi.")] = "",
-    gpus: Annotated[int, typer.Option(help="GPUs of each new pod.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each new pod.")] = 1,
     drain: Annotated[list[str] | None, typer.Option(help="A node to drain.")] = None,
     add: Annotated[
         list[str] | None, typer.Option(help="NODE=COUNT: add this many nodes like NODE.")
@@ -51,6 +51,7 @@ def whatif(
             "Example: --pods 4 --vram 20Gi",
             BAD_INPUT,
         )
+    note_implausible(vram)
     asked = {
         "pods": [{"count": pods, "vram": vram, "gpus": gpus}] if pods else [],
         "drain": drain or [],

@@ -125,7 +125,7 @@ def test_the_list_has_limits(team: Asked, query: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("held=much", "held: 'much' is not a quantity"),
+        ("held=much", "query held: 'much' is not a quantity"),
         ("hours=-1", "greater than or equal to 0"),
     ],
 )

@@ -284,6 +284,20 @@ def test_a_body_that_is_too_large_is_rejected(asked: Asked) -> None:
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:headroom:problem:too-large")
 
 
+def test_a_body_that_is_not_sent_as_json_is_rejected_with_the_header() -> None:
+    """curl -d sends another type unless the header is given."""
+    transport = httpx.ASGITransport(Asked().app)
+
+    async def sent() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
+            form = {"Content-Type": "application/x-www-form-urlencoded"}
+            return await client.post("/v1/whatif", content='{"pods": []}', headers=form)
+
+    answer = asyncio.run(sent())
+    assert answer.status_code == 422
+    assert "-H 'Content-Type: application/json'" in answer.json()["detail"]
+
+
 def test_a_body_without_content_length_is_rejected(asked: Asked) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{}"

@@ -37,6 +37,16 @@ def test_the_size_of_new_pods_needs_their_number(server: Server) -> None:
     )
 
 
+@pytest.mark.parametrize("command", [("capacity",), ("whatif", "--pods", "1")])
+def test_an_amount_without_its_unit_is_noted(server: Server, command: tuple[str, ...]) -> None:
+    shown = run(server.debug, *command, "--vram", "20")
+    assert shown.returncode == 0
+    assert shown.stderr == (
+        "--vram: '20' is only 20 bytes; probably its unit is missing. Example: --vram 8Gi\n"
+    )
+    assert run(server.debug, *command, "--vram", "20Gi").stderr == ""
+
+
 def test_a_released_pod_without_a_namespace_is_in_that_of_the_context(server: Server) -> None:
     rejected = run(server.debug, "whatif", "--release", "fits")
     assert rejected.returncode == 2
@@ -81,7 +91,19 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     [
         (("--replicas", "shared-0000"), "Example: --replicas gpu-a=4"),
         (("--mode", "shared-0000=magic"), "is not NODE=MODE with one of predicted, any, gated"),
-        (("--mode", "whole=steered"), "body modes.whole: steered, but no device of whole is share"),
+        (("--mode", "whole=steered"), "--mode whole: steered, but no device of whole is share"),
+        (
+            ("--drain", "nowhere"),
+            "--drain: node nowhere has no known GPUs; kubectl headroom top lists the known nodes",
+        ),
+        (("--add", "nowhere=1"), "--add: node nowhere has no known GPUs"),
+        (("--release", "a/b"), "--release: pod a/b holds no GPU"),
+        (
+            ("--pods", "1", "--vram", "20GB"),
+            "--vram: '20GB' is not valid: 'GB' is not a unit; units are like Mi, Gi, M and G. "
+            "Example: --vram 8Gi",
+        ),
+        (("--pods", "-1"), "Invalid value for '--pods': "),
     ],
 )
 def test_invalid_changes_are_rejected_with_an_example(
