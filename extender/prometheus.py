@@ -74,7 +74,11 @@ class _Envelope(msgspec.Struct):
 
 @contextmanager
 def connected(
-    url: str, within_s: float, token_file: Path | None = None, ca: Path | None = None
+    url: str,
+    within_s: float,
+    token_file: Path | None = None,
+    ca: Path | None = None,
+    most_bytes: int | None = None,
 ) -> Iterator[Connection]:
     """Yield a connection whose answers must all be complete within this time.
 
@@ -105,7 +109,7 @@ def connected(
         client = PrometheusConnect(
             public, headers=headers, auth=auth, session=session, timeout=within_s
         )
-        bounded = _Bounded(time.monotonic() + within_s)
+        bounded = _Bounded(time.monotonic() + within_s, most_bytes or MAX_BYTES)
         for prefix in ("http://", "https://", public):  # the last replaces one that retries
             session.mount(prefix, bounded)
         yield Connection(client, warnings)
@@ -122,11 +126,11 @@ def _token(path: Path) -> str:
 
 
 class _Bounded(HTTPAdapter):
-    """Sends a request once and reads the whole answer: at most ``MAX_BYTES``, until ``until_s``."""
+    """Sends a request once, and reads at most ``most_bytes`` of the answer until ``until_s``."""
 
-    def __init__(self, until_s: float) -> None:
+    def __init__(self, until_s: float, most_bytes: int) -> None:
         super().__init__(max_retries=0)
-        self._until_s = until_s
+        self._until_s, self._most_bytes = until_s, most_bytes
 
     def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
         response = super().build_response(req, resp)
@@ -143,8 +147,9 @@ class _Bounded(HTTPAdapter):
         body = bytearray()
         while chunk := resp.read1(_CHUNK_BYTES, decode_content=True):
             body += chunk
-            if len(body) > MAX_BYTES:
-                raise PrometheusUnreadable(f"its answer is larger than {MAX_BYTES >> 20} MiB")
+            if len(body) > self._most_bytes:
+                most = f"{self._most_bytes >> 20} MiB"
+                raise PrometheusUnreadable(f"its answer is larger than {most}")
             if time.monotonic() > self._until_s:
                 raise PrometheusUnreadable("the answer came too late")
         return body
@@ -180,6 +185,16 @@ def series(result: object) -> list[Series]:
         return msgspec.convert(result, list[Series])
     except ValueError as err:
         raise PrometheusUnreadable(BAD_FORMAT) from err
+
+
+def read_moment(connection: Connection, promql: str, params: dict[str, str]) -> list[Series]:
+    """Return the series of a query of one moment; raise ``PrometheusUnreadable``."""
+    try:
+        return series(connection.client.custom_query(promql, params=params))
+    except ValueError as err:
+        raise PrometheusUnreadable(BAD_FORMAT) from err
+    except (PrometheusApiClientException, requests.RequestException, HTTPError) as err:
+        raise PrometheusUnreadable(f"{type(err).__name__}: {err}"[:_MAX_QUOTED]) from err
 
 
 def read_range(

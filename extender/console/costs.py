@@ -140,10 +140,12 @@ def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Hol
         # Each value is the sum over the step before it, so the first one is of an earlier time.
         seconds = sum(value for value in each.values[1:] if value is not None)
         if each.kind == covered(within).kind:
-            covered_s += seconds
+            covered_s = max(covered_s, seconds)
         else:
-            state, unit = each.labels["state"], each.kind
-            fields[each.labels.get("namespace", "")][f"{state}_{unit}"] += seconds
+            # Several servers behind one address can repeat a series with further labels.
+            of = fields[each.labels.get("namespace", "")]
+            name = f"{each.labels.get('state', '')}_{each.kind}"
+            of[name] = max(of[name], seconds)
     return covered_s, {
         name: Holdings(*(sums.get(field, 0.0) for field in Holdings._fields))
         for name, sums in fields.items()

@@ -6,8 +6,9 @@ reservations (setting ``device_series`` limits those of devices) and the sums ov
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import NamedTuple
 
 from extender.errors import PrometheusUnreadable
@@ -22,6 +23,10 @@ SUMMED_EVERY_S = 15
 SUMMED_IN_STEP = 5
 #: Seconds in which all queries must be answered.
 WITHIN_S = 10.0
+#: Maximum number of readers at a time. Each has a thread of those that answer all views and probes.
+MOST_READERS = 16
+#: Limit of a value, so that sums are finite. No metric of the queries is negative.
+MOST_VALUE = 1e24
 #: Fields of ``/v1/history/fleet`` -> unit and metric.
 FLEET = {
     "allocatable": ("bytes", "headroom_fleet_allocatable_bytes"),
@@ -73,9 +78,21 @@ class PrometheusRanges:
     url: str
     token_file: Path | None = None
     ca: Path | None = None
+    _readers: BoundedSemaphore = field(
+        default_factory=lambda: BoundedSemaphore(MOST_READERS), repr=False, compare=False
+    )
 
     def read(self, queries: Sequence[Query], within: Range) -> list[Found]:
-        """Return the series of all queries. Blocks; raises ``PrometheusUnreadable``."""
+        """Return the series of all queries. Blocks; raises ``PrometheusUnreadable``, at once if
+        too many readers wait already."""
+        if not self._readers.acquire(blocking=False):
+            raise PrometheusUnreadable(f"{MOST_READERS} readers wait for it already; try again")
+        try:
+            return self._read(queries, within)
+        finally:
+            self._readers.release()
+
+    def _read(self, queries: Sequence[Query], within: Range) -> list[Found]:
         # The client of Prometheus is slow to import, and few readers ask for long ranges.
         from extender.prometheus import connected, read_range
 
@@ -101,7 +118,7 @@ def _at_times(
             figure = float(text)
         except ValueError as err:
             raise PrometheusUnreadable(f"{text[:40]!r} is not a number") from err
-        if math.isfinite(figure):
+        if 0.0 <= figure <= MOST_VALUE:
             known[round((at_s - times[0]) / step_s)] = figure
     for number in range(len(times)):
         yield known.get(number)

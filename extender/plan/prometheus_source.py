@@ -1,20 +1,23 @@
 """Reads metrics of a history from Prometheus, one day at a time, so that no answer is too large."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from urllib.parse import unquote, urlsplit
+from collections.abc import Mapping
+from urllib.parse import urlsplit
 
-import requests
-from prometheus_api_client import PrometheusConnect
-from prometheus_api_client.exceptions import PrometheusApiClientException
-
-from extender.errors import BadSettings
+from extender.errors import BadSettings, PrometheusUnreadable
 from extender.plan.metrics_history import AT_END, EACH_DAY, Answers, Sample, history_of
 from extender.plan.workload import DAY_S, History
+from extender.prometheus import connected, read_moment
 
 #: Limit of one query; a day of a large cluster takes seconds.
 _TIMEOUT_S = 120.0
-#: Length limit of a quoted answer.
+#: Limit of one answer, which has a series for each pod of a day.
+_MOST_BYTES = 256 << 20
+#: Pauses before further attempts of a query that failed within ``_EARLY_S``.
+_PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
+#: Limit of a value: other values, NaN, infinities and negative ones are no measurements.
+_MOST_VALUE = float(1 << 60)
+#: Length limit of a quoted error.
 _MOST_QUOTED = 200
 
 
@@ -28,23 +31,14 @@ def read_prometheus(
     """
     parts = urlsplit(url)
     public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
-    auth = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
     end_s = time.time() if end_s is None else end_s
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy or .netrc must not decide where metrics come from
-        connection = PrometheusConnect(public, auth=auth, session=session, timeout=_TIMEOUT_S)
-        try:
-            answers = _read(connection, days, end_s)
-        except (PrometheusApiClientException, requests.RequestException) as err:
-            raise BadSettings(
-                f"--prometheus {public}: {_reason(err)}. To check the address: curl "
-                f"{public}/api/v1/query?query=up"
-            ) from err
-        except (KeyError, TypeError, ValueError) as err:
-            raise BadSettings(
-                f"--prometheus {public}: its answer is not in the format of Prometheus. Example: "
-                "--prometheus http://prometheus.monitoring:9090"
-            ) from err
+    try:
+        answers = _read(url, days, end_s)
+    except PrometheusUnreadable as err:
+        raise BadSettings(
+            f"--prometheus {public}: {_reason(err)}. To check the address: curl "
+            f"{public}/api/v1/query?query=up"
+        ) from err
     return history_of(answers, end_s - days * DAY_S, end_s, nodes)
 
 
@@ -54,27 +48,39 @@ def _reason(err: Exception) -> str:
     while (cause := root.__cause__ or root.__context__) is not None:
         root = cause
     strerror = root.strerror if isinstance(root, OSError) else None
-    # A page of HTML explains nothing.
-    return strerror or str(err).partition(" (b'<")[0][:_MOST_QUOTED]
+    return (strerror or str(err))[:_MOST_QUOTED]
 
 
-def _read(connection: PrometheusConnect, days: int, end_s: float) -> Answers:
+def _read(url: str, days: int, end_s: float) -> Answers:
     found: Answers = {name: [] for name in (*EACH_DAY, *AT_END)}
     for day in range(days):
         at_s = end_s - (days - 1 - day) * DAY_S
         for name, promql in EACH_DAY.items():
-            found[name] += _samples(connection, promql, at_s)
+            found[name] += _samples(url, promql, at_s)
     for name, promql in AT_END.items():
-        found[name] += _samples(connection, promql, end_s)
+        found[name] += _samples(url, promql, end_s)
     return found
 
 
-def _samples(connection: PrometheusConnect, promql: str, at_s: float) -> Iterator[Sample]:
-    result: Sequence[Mapping[str, object]] = connection.custom_query(
-        promql, params={"time": f"{at_s:.3f}", "timeout": f"{_TIMEOUT_S:g}s"}
-    )
-    for series in result:
-        labels, value = series["metric"], series["value"]
-        if not isinstance(labels, dict) or not isinstance(value, list):
-            raise TypeError(promql)
-        yield Sample(labels, float(value[1]))
+def _samples(url: str, promql: str, at_s: float) -> list[Sample]:
+    """Return the samples of one query, which is repeated if it fails early."""
+    params = {"time": f"{at_s:.3f}", "timeout": f"{_TIMEOUT_S:g}s"}
+    began_s, pauses_s = time.monotonic(), list(_PAUSES_S)
+    while True:
+        try:
+            with connected(url, _TIMEOUT_S, most_bytes=_MOST_BYTES) as connection:
+                found = read_moment(connection, promql, params)
+            break
+        except PrometheusUnreadable:
+            if not pauses_s or time.monotonic() - began_s > _EARLY_S:
+                raise
+            time.sleep(pauses_s.pop(0))
+    values = ((each.metric, _number(each.value[1])) for each in found)
+    return [Sample(labels, value) for labels, value in values if 0 <= value <= _MOST_VALUE]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as err:
+        raise PrometheusUnreadable(f"{text[:40]!r} is not a number") from err

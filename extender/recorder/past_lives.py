@@ -32,6 +32,8 @@ _GONE_AFTER_S = 15 * 60.0
 STEP = "5m"
 _STEP_S = 300.0
 _MIB = 1 << 20
+#: Limit of a value; NaN, infinities and larger values are no measurements.
+_MOST_VALUE = float(1 << 60)
 
 _REQUESTS = 'kube_pod_container_resource_requests{resource=~"nvidia_com_.*"}'
 #: The pods whose other metrics matter: those that requested a GPU on that day.
@@ -189,7 +191,7 @@ def _by_device(answers: Answers, units: Mapping[str, int]) -> dict[tuple[_Contai
     for (name, unit_bytes), figure in product(units.items(), ("most", "first", "last")):
         for sample in answers[f"{name} {figure}"]:
             namespace, pod = _pod(sample)
-            if not namespace or not pod or not math.isfinite(sample.value) or sample.value < 0:
+            if not namespace or not pod or not 0 <= sample.value <= _MOST_VALUE:
                 continue
             container = namespace, pod, _label(sample, "container"), _label(sample, "pod_uid")
             device = _label(sample, "UUID") + _label(sample, "GPU_I_ID")

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from contract.gpunode import Replicas
 from extender.console.auth import GetPod, ReadPath
-from extender.console.costs import _view
+from extender.console.costs import _read, _view
+from extender.console.history_ranges import Found, PrometheusRanges, Range
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.history_handover import HistoryHandover, head_line
 from extender.observability.history_recorder import HistoryRecorder
@@ -167,6 +168,16 @@ def test_a_longer_range_needs_prometheus(team: Asked) -> None:
     answer = team.get("/v1/costs?since=30d")
     assert answer.status_code == 503
     assert "set prometheus_url" in answer.json()["detail"]
+
+
+def test_series_that_repeat_or_lack_labels_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = {"namespace": "ml", "state": "idle"}
+    found = [Found("gpus", "s", labels, [9.0, 1.0, None, 2.0]) for labels in (idle, idle, {})] + [
+        Found("covered", "s", {}, [9.0, 60.0])
+    ] * 2
+    monkeypatch.setattr(PrometheusRanges, "read", lambda *asked: found)
+    covered_s, sums = _read(PrometheusRanges("http://127.0.0.1:9"), Range(0.0, 60.0))
+    assert (covered_s, sums["ml"].idle_gpus, sums[""].gpus) == (60.0, 3.0, 0.0)
 
 
 @pytest.mark.parametrize("since", ["2027-01-01T00:00:00Z", "yesterday"])

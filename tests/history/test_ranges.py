@@ -1,18 +1,29 @@
 """Ranges of more than an hour come from a real Prometheus, in the form of the last hour."""
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from extender.console.history_ranges import PrometheusRanges, Range, covered, of_device
+from extender.console.history_ranges import (
+    Found,
+    PrometheusRanges,
+    Range,
+    _at_times,
+    covered,
+    of_device,
+)
+from extender.errors import PrometheusUnreadable
 from tests.console.asking import Asked
 from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.processes import free_ports, starts_processes
 
 HOUR_S = 3600.0
+MOST_READERS = 16
 DEVICE = '{gpu="0",UUID="GPU-\\"0",Hostname="n"}'
 POD = '{gpu="0",UUID="GPU-\\"0",Hostname="n",namespace="ml",pod="a",container="main",pod_uid="u"}'
 
@@ -143,6 +154,36 @@ def test_without_an_answer_the_reason_is_given() -> None:
     assert answer.status_code == 503
     assert "Prometheus cannot be read" in answer.json()["detail"]
     assert asked.get("/v1/history/fleet?since=30m").json()["source"] == "console"
+
+
+def test_values_that_are_no_measurements_are_left_out() -> None:
+    texts = ["1", "NaN", "+Inf", "-Inf", "1e308", "-5", "0"]
+    values = [(60.0 * number, text) for number, text in enumerate(texts)]
+    times = [at_s for at_s, _ in values]
+    assert list(_at_times(times, 60.0, values)) == [1.0, *[None] * 5, 0.0]
+
+
+def test_readers_beyond_the_limit_do_not_wait_for_prometheus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, reading = threading.Event(), threading.Semaphore(0)
+
+    def hang(self: PrometheusRanges, *asked: object) -> list[Found]:
+        reading.release()
+        assert answers.wait(30.0)
+        return []
+
+    monkeypatch.setattr(PrometheusRanges, "_read", hang)
+    ranges, within = PrometheusRanges("http://127.0.0.1:9"), Range(0.0, 60.0)
+    with ThreadPoolExecutor(MOST_READERS) as threads:
+        waiting = [threads.submit(ranges.read, (), within) for _ in range(MOST_READERS)]
+        for _ in waiting:
+            assert reading.acquire(timeout=30.0)
+        with pytest.raises(PrometheusUnreadable, match="16 readers wait for it already"):
+            ranges.read((), within)
+        answers.set()
+        assert [each.result() for each in waiting] == [[]] * MOST_READERS
+    assert ranges.read((), within) == []
 
 
 def test_labels_are_quoted_in_queries() -> None:

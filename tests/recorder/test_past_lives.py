@@ -1,5 +1,6 @@
 """Lives of the time before the recorder, from metrics: which count, and whose they are."""
 
+import math
 from typing import Any
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_life_has_the_peak_of_the_agent_and_the_owner_of_kube_state_metrics() 
     assert (found.container, found.image, found.model) == ("main", "vllm:1", "NVIDIA L4")
     began_s, ended_s = NOW_S - 5 * HOUR_S, NOW_S - 2 * HOUR_S
     assert found.life == Life(8 * GIB, began_s, ended_s, Ending.COMPLETED)
+
+
+@pytest.mark.parametrize("amount", [math.nan, math.inf, 1e308, -1.0])
+def test_a_value_that_is_no_measurement_is_left_out(amount: float) -> None:
+    bad = peaks("used", amount, pod="other")
+    owner = {"owner": [({**LLM, "pod": "other"} | REPLICA_SET, 1.0)]}
+    (found,) = past_lives(answers(**both(peaks(), OWNED, bad, owner)), NOW_S)
+    assert found.life.peak_bytes == 8 * GIB
 
 
 def test_the_largest_peak_of_all_days_and_devices_counts() -> None:

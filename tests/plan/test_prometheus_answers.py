@@ -1,0 +1,74 @@
+"""Answers of Prometheus that are no measurements, or that come only at another attempt."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from extender.errors import BadSettings, PrometheusUnreadable
+from extender.plan import prometheus_source
+from extender.plan.metrics_history import AT_END, EACH_DAY
+from extender.plan.prometheus_source import read_prometheus
+from extender.prometheus import Series
+from tests.plan.test_metrics_history import OLD, answers
+
+URL = "http://127.0.0.1:9"
+BAD = pytest.mark.parametrize("bad", ["NaN", "+Inf", "-Inf", "1e308", "-5"])
+
+
+class Prometheus:
+    """Answers each query of a plan; ``values`` replace the values of some of them."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.names = {promql: name for name, promql in (EACH_DAY | AT_END).items()}
+        self.values = values
+        self.found = answers("Hostname", OLD)
+        #: Errors of the next queries.
+        self.errors: list[str] = []
+
+    def __call__(self, connection: object, promql: str, params: object) -> list[Series]:
+        if self.errors:
+            raise PrometheusUnreadable(self.errors.pop())
+        name = self.names[promql]
+        return [
+            Series({**each.labels}, (1.0, self.values.get(name, str(each.value))))
+            for each in self.found[name]
+        ]
+
+
+@BAD
+@pytest.mark.parametrize(
+    "name", [name for name, found in answers("Hostname", OLD).items() if found]
+)
+def test_values_that_are_no_measurements_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, name: str, bad: str
+) -> None:
+    monkeypatch.setattr(prometheus_source, "read_moment", Prometheus({name: bad}))
+    if name in ("gpus", "node", "fb_total"):
+        with pytest.raises(BadSettings, match="Prometheus has no "):
+            read_prometheus(URL, 1, {}, 90_000.0)
+        return
+    (life,) = read_prometheus(URL, 1, {}, 90_000.0).lives
+    assert life.peak_bytes == (None if name == "fb_used" else 6000 << 20)
+    assert 0 < life.run_s <= 90_000
+
+
+def test_a_value_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_source, "read_moment", Prometheus({"gpus": "abc"}))
+    monkeypatch.setattr(prometheus_source, "_PAUSES_S", ())
+    with pytest.raises(BadSettings, match=f"--prometheus {URL}: 'abc' is not a number. To check"):
+        read_prometheus(URL, 1, {}, 90_000.0)
+
+
+def test_a_query_that_fails_early_is_repeated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Prometheus({})
+    monkeypatch.setattr(prometheus_source, "read_moment", busy)
+    monkeypatch.setattr(prometheus_source, "_PAUSES_S", (0.0, 0.0))
+    busy.errors = ["it answers 503"] * 2
+    assert len(read_prometheus(URL, 1, {}, 90_000.0).lives) == 1
+    busy.errors = ["it answers 503"] * 3
+    with pytest.raises(BadSettings, match="it answers 503"):
+        read_prometheus(URL, 1, {}, 90_000.0)
+    monkeypatch.setattr(prometheus_source, "_EARLY_S", -1.0)
+    busy.errors = ["the answer came too late"]
+    with pytest.raises(BadSettings, match="the answer came too late"):
+        read_prometheus(URL, 1, {}, 90_000.0)
