@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from contract.reasons import Reason
 from extender.placement.request import ContainerAsk
 from extender.state.eligible_nodes import Obstacle
+from extender.state.heartbeats import age
 
 JSON = "application/json"
 #: Minimum size of a chunk, except for the last.
@@ -112,6 +113,15 @@ def counted(count: int, noun: str) -> str:
 
 def stamp(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+
+
+def stamp_again(text: str) -> str | None:
+    """Return an RFC 3339 time in the form of ``stamp``; None if it is not one."""
+    at_s = age(text, 0.0)
+    try:
+        return None if at_s is None else stamp(-at_s)
+    except (ValueError, OverflowError):  # before year 1 or after year 9999 in UTC
+        return None
 
 
 class Page(BaseModel):

@@ -1,7 +1,6 @@
 """The life of a pod as far as it is on record: created, tried, bound, confirmed, evicted."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException
@@ -13,7 +12,7 @@ from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.explain import Namespace, PodName
 from extender.console.history import SeriesView, pod_series
-from extender.console.responses import UNKNOWN, Body, counted, encoded, stamp
+from extender.console.responses import UNKNOWN, Body, counted, encoded, stamp, stamp_again
 from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.observability.feed import FeedEvent
 
@@ -92,8 +91,7 @@ def timeline(
     entries += [entry for each in changes[-MOST_CHANGES:] for entry in _of_change(each)]
     if pod is None and not entries:
         raise HTTPException(404, f"pod {namespace}/{name} is not known, and nothing is on record")
-    if pod is not None and (created_at := pod.metadata.creation_timestamp):
-        at = stamp(datetime.fromisoformat(created_at).timestamp())
+    if pod is not None and (at := stamp_again(pod.metadata.creation_timestamp or "")):
         entries.append(EntryView(at=at, kind="created", message="the pod was created"))
     entries += _reserved(context, entries, pod.metadata.uid, pod.node) if pod else ()
     entries.sort(key=lambda each: each.at)
@@ -165,7 +163,7 @@ def _reserved(
     """Yield the reservation in the ledger, unless the entries have its bind already."""
     gpunode = context.cluster.gpunode(node) if node else None
     reservation = gpunode.spec.reservations.get(uid) if gpunode else None
-    if reservation and reservation.since and not {"bound", "reserved"} & {e.kind for e in entries}:
+    at = stamp_again(reservation.since) if reservation else None
+    if at and not {"bound", "reserved"} & {e.kind for e in entries}:
         message = f"memory is reserved on node {node}"
-        at = stamp(datetime.fromisoformat(reservation.since).timestamp())
         yield EntryView(at=at, kind="reserved", message=message)

@@ -242,7 +242,7 @@ def _starts(gpunode: GPUNode) -> Iterator[datetime]:
     """Yield ``since`` of each starting pod; a time that cannot be read is left out."""
     for reservation in gpunode.spec.reservations.values():
         if reservation.is_starting:
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 yield datetime.fromisoformat(reservation.since).astimezone(UTC)
 
 

@@ -174,10 +174,11 @@ class _Copy:
     def _start(self, uid: str, at: Placed) -> None:
         """Let the node report the pod on devices that the plugin could choose.
 
-        A pod whose devices are not clear stays unconfirmed, and is charged on each candidate.
+        A pod whose devices are not clear stays unconfirmed, and is charged on each candidate, and
+        so does a pod on a node whose devices are known from its labels alone.
         """
         found = [_devices(charge) for charge in at.placement.charges]
-        if all(found):
+        if all(found) and self._simulation.has_report(at.node):
             count_of = {uuid: count for part in found for uuid, count in part.items()}
             self._simulation.observe(uid, at.node, count_of)
 

@@ -320,6 +320,11 @@ class Simulation:
         ]
         self._put(name, held.reporting(msgspec.structs.replace(status, devices=devices)))
 
+    def has_report(self, name: str) -> bool:
+        """Return whether the node reports its devices."""
+        held = self._of(name)
+        return held is not None and held.gpunode.status is not None
+
     def _of(self, name: str) -> _SimulatedNode | None:
         if name in self._held:
             return self._held[name]

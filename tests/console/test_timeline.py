@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from contract.reasons import Reason
 from extender.console.history import SeriesView
 from extender.console.responses import stamp
 from extender.console.timeline import growth
 from extender.observability.feed import Feed
 from extender.placement.snapshot import CODE_OF
-from extender.state.changes import PodSeen
+from extender.state.changes import GPUNodeSeen, PodSeen
 from extender.state.decision_records import BindTried, Filtered
-from tests.builders import GIB, pod
+from tests.builders import GIB, gpunode, pod, reservation, shared
 from tests.console.asking import WALL_S, Asked
 
 CREATED = "2026-11-20T23:00:00Z"
@@ -53,6 +56,17 @@ def test_growth_has_an_entry_for_each_new_highest_use() -> None:
 def test_an_unreserved_pod_grows_by_half_a_gib() -> None:
     found = growth([WALL_S, WALL_S + 1, WALL_S + 2], series(1, 1.4, 1.5, requested=None))
     assert [each.at for each in found] == [stamp(WALL_S + 2)]
+
+
+@pytest.mark.parametrize("text", ["2026-1-21T00:40:41Z", "8", "0001-01-01T00:00:00+23:59"])
+def test_a_time_that_cannot_be_read_is_left_out(text: str) -> None:
+    asked = Asked()
+    held = msgspec.structs.replace(reservation({"GPU-1": GIB}), since=text)
+    asked.add_node("n")
+    node = gpunode(shared("GPU-1"), reservations={"uid-p": held})
+    waiting = pod(created=text, node="n", uid="uid-p", name="p")
+    asked.cluster.apply([PodSeen(waiting), GPUNodeSeen(node, 0.0)])
+    assert entries(asked) == []
 
 
 def test_a_pod_of_which_nothing_is_on_record_was_created() -> None:

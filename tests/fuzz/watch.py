@@ -147,7 +147,7 @@ class WatchTarget(Target):
         if [name for name in passed if name != BAD] != NODES[:3]:
             raise Harm(f"passed {passed}")
         held = world.cluster.gpunode(BAD)
-        if BAD in passed and (held is None or not _has_room(held)):
+        if BAD in passed and (held is None or not (held.status is None or _has_room(held))):
             raise Harm(f"2Gi are found to fit on {held}")
         for verb, body in (("prioritize", _CALL), ("preempt", _PREEMPT)):
             if (reply := world.call(verb, body)).status != 200:

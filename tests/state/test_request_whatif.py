@@ -19,6 +19,8 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.state.labels import LABELS_DO, gfd
+from tests.state.labels import node as labelled_node
 from tests.state.states import seen, state_of
 
 
@@ -87,6 +89,14 @@ def test_the_effect_of_new_places_alone_is_shown_apart() -> None:
     amounts = [Amounts(each, {"main": 6 * GIB}, 2 * GIB) for each in state.pods()]
     found = outcome(state, amounts)
     assert (found.empty_devices, found.empty_devices_again, found.empty_devices_after) == (0, 2, 2)
+
+
+def test_a_node_without_a_report_takes_pods_by_its_labels() -> None:
+    waiting = pod("60Gi", uid="w", name="w")
+    labelled = labelled_node(gfd())
+    events = seen(labelled, gpunode(name=labelled.metadata.name), waiting)
+    state = state_of(*events, rules=LABELS_DO)
+    assert outcome(state, []).pending_fit == 1
 
 
 def test_larger_requests_that_fit_nowhere_are_reported() -> None:
