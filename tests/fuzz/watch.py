@@ -29,12 +29,19 @@ from tests.serving import offer
 from tests.serving import pod as sent_pod
 
 _KINDS = {**KINDS, "resourceclaims": claim_kind(), "vramprofiles": profile_kind()}
-_VIEWS = (
+_PATHS = (
     *("overview", "fleet", "map", "nodes", f"nodes/{BAD}", "pods", "pending", "pools", "teams"),
     *("drift", "recommendations?accepted=true", "capacity?vram=2Gi", "idle", "status", "snapshot"),
     *("decisions", "defrag", f"explain/pods/bad/{BAD}", "explain/pods/default/large"),
     *(f"timeline/pods/bad/{BAD}", f"score?pod=bad/{BAD}&node={BAD}"),
 )
+_WHATIFS: tuple[object, ...] = (
+    {"pods": [{"vram": "2Gi", "count": 9}, {"vram": "25%"}], "replicas": {BAD: 2}},
+    {"drain": [BAD]},
+    {"release": [f"bad/{BAD}"], "modes": {BAD: "any"}},
+    {"modes": {BAD: "steered"}, "add": [{"like": BAD}], "pods": [{"vram": "1Gi", "count": 20}]},
+)
+_VIEWS = *((path, None) for path in _PATHS), *(("whatif", asked) for asked in _WHATIFS)
 #: A world lasts so long by its own clock (2000 inputs), so that no input meets too many others.
 _LIFE_S = 300.0
 #: A document that names one of these may change the sound part.
@@ -133,8 +140,9 @@ class WatchTarget(Target):
 
     def show(self, data: bytes) -> None:
         """Get one view of the console."""
-        path = Random(data).choice(_VIEWS)
-        reply = answer(self.world.console, "GET", f"/v1/{path}")
+        path, asked = Random(data).choice(_VIEWS)
+        method = "GET" if asked is None else "POST"
+        reply = answer(self.world.console, method, f"/v1/{path}", body=asked)
         if reply.status_code not in (200, 404, 422):
             raise Harm(f"{path}: {reply.status_code}: {reply.text!r:.300}")
         json.loads(reply.content, parse_constant=_fail)
