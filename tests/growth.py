@@ -323,7 +323,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "OveruseController._unresolved": Per("node", 200),
     },
     # Three ports.
-    "extender/server/tls.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
+    "extender/server/tls.py": {
+        "Handshakes._open": Fixed(3 * 128 * (64 << 10)),
+        "Rejections._seen": Fixed(3 * 256 * 400),
+    },
     "extender/state/event_queue.py": {
         "EventQueue._again": Per("object", 200),
         "EventQueue._own": Per("bind under way", 2_000),

@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from extender.certs.pki import ends_at
 from extender.config.loading import load_settings
 from extender.errors import BadSettings
-from extender.server.tls import ServerTls, TlsFiles
+from extender.server.tls import Rejections, ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
 from tests.processes import starts_processes
 from tests.serving import Server, serving
@@ -123,9 +124,37 @@ def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
         old.call()
     assert logged(server, "tls_client_rejected") == [
         "PEER_DID_NOT_RETURN_A_CERTIFICATE",
-        "CERTIFICATE_VERIFY_FAILED",
+        "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
         "UNSUPPORTED_PROTOCOL",
     ]
+
+
+def test_a_reason_why_handshakes_fail_is_logged_once_a_minute_with_their_number() -> None:
+    now_s = 0.0
+    rejections = Rejections(lambda: now_s)
+    expired, unknown = (ssl.SSLCertVerificationError(1, "failed") for _ in range(2))
+    expired.reason = unknown.reason = "CERTIFICATE_VERIFY_FAILED"
+    expired.verify_message, unknown.verify_message = "certificate has expired", "no issuer"
+    with capture_logs() as logs:
+        for _ in range(1000):
+            rejections.log(expired)
+        rejections.log(unknown)
+        now_s = 61.0
+        rejections.log(expired)
+    assert [(each["message"], each["handshakes"]) for each in logs] == [
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired", 1),
+        ("CERTIFICATE_VERIFY_FAILED: no issuer", 1),
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired", 1000),
+    ]
+
+
+def test_a_client_that_is_rejected_again_and_again_does_not_fill_the_log(
+    server: Server, authority: Authority
+) -> None:
+    for _ in range(20):
+        with pytest.raises(OSError, match=REJECTED):
+            shown(server, authority, None)
+    assert logged(server, "tls_client_rejected") == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"]
 
 
 def test_the_expiry_of_the_certificate_in_the_last_call_is_a_metric(
@@ -173,9 +202,11 @@ def test_without_a_certificate_bind_is_unreachable_in_any_protocol(
     known = clients["known"]
     assert by_hand("-cert", str(known.cert), "-key", str(known.key)).startswith("HTTP/1.1 200 OK")
     rejected = logged(server, "tls_client_rejected")
-    assert rejected[:2] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"]
-    assert rejected[2] == "HTTP_REQUEST"
-    assert rejected[3:] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"]
+    assert rejected[:2] == [
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
+    ]
+    assert rejected[2:] == ["HTTP_REQUEST"]
     # Of all these one was answered: that its body names no pod.
     assert len(logged(server, "bind_error")) == 1
 

@@ -18,12 +18,14 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from extender.bounded import Bounded
 from extender.errors import BadSettings
 
 log = structlog.get_logger()
@@ -36,6 +38,11 @@ HANDSHAKE_S = 5.0
 
 #: Maximum number of open handshakes of one port.
 MAX_HANDSHAKES = 128
+
+#: Seconds between two logs of the same reason why handshakes fail. Any pod can cause thousands.
+REPEAT_S = 60.0
+#: Maximum number of reasons that are remembered; OpenSSL has about that many.
+MAX_REASONS = 256
 
 #: Seconds to wait after a failed accept, for example without free file descriptors.
 _RETRY_AFTER_S = 0.1
@@ -52,11 +59,34 @@ class TlsFiles:
     setting: str = "tls"
 
 
+class Rejections:
+    """Logs why handshakes failed: each reason at most once in ``REPEAT_S``, with their number."""
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        #: Reason -> when it was logged, and the number of handshakes since then.
+        self._seen: Bounded[str, tuple[float, int]] = Bounded(MAX_REASONS)
+
+    def log(self, err: ssl.SSLError) -> None:
+        reason = err.reason or str(err)
+        if isinstance(err, ssl.SSLCertVerificationError):
+            reason = f"{reason}: {err.verify_message}"
+        now_s = self._monotonic_s()
+        logged_s, since = self._seen.get(reason, (float("-inf"), 0))
+        if now_s - logged_s < REPEAT_S:
+            self._seen[reason] = logged_s, since + 1
+            return
+        self._seen[reason] = now_s, 0
+        log.warning("tls_client_rejected", message=reason, handshakes=since + 1)
+
+
 class _Connection(ssl.SSLObject):
     """Logs why a handshake failed.
 
     The event loop sends no TLS alert to the client, so kube-scheduler reports only "EOF".
     """
+
+    rejections: Rejections
 
     def do_handshake(self) -> None:
         try:
@@ -64,7 +94,7 @@ class _Connection(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as err:
-            log.warning("tls_client_rejected", message=err.reason or str(err))
+            self.rejections.log(err)
             raise
 
 
@@ -84,7 +114,8 @@ class ServerTls:
         # context in use were changed, a failed renewal could leave it without a certificate.
         self.context = _context(files, None)
         self.context.sni_callback = self._use_newest
-        self.context.sslobject_class = _Connection
+        rejections = {"rejections": Rejections()}
+        self.context.sslobject_class = type("_OwnConnection", (_Connection,), rejections)
 
     def request_client_certificates(self, ca: str | None) -> None:
         """Request client certificates of these CAs (PEM) on new connections; None: request none.
