@@ -25,16 +25,7 @@ from kubernetes.config import kube_config
 _PR_SET_PDEATHSIG = 1
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(
-    [
-        *("extender.app.cli", "extender.app.embedded", "extender.app.cluster"),
-        *("extender.app.webhook", "agent.sampler", "agent.once_report", "agent.http_endpoints"),
-        *("agent.gate_service", "agent.status_writer", "agent.kube_publisher", "pynvml"),
-        *("agent.steering.preferred_allocation", "anyio._backends._asyncio"),
-        "kubernetes.client.api.core_v1_api",
-        *("kubernetes.client.api.admissionregistration_v1_api", "tests.frozen"),
-    ]
-)
+_forks.set_forkserver_preload(["tests.frozen"])
 
 
 #: Held to start a process or to ask for its end, which multiprocessing lets only one thread do.
