@@ -79,13 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     #: Set to request a sample before it is due.
     requeue = threading.Event()
 
-    def end(*_: object) -> None:
+    def end() -> None:
         hurry()
         stop.set()
         requeue.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    after_signals(end)
     devices = device_probe_of(settings)
     sampler = Sampler(settings, devices)
     try:
@@ -95,6 +94,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         sampler.close()
         devices.close()
+
+
+def after_signals(end: Callable[[], None]) -> None:
+    """Call ``end`` in a thread after SIGTERM or SIGINT.
+
+    The main thread may hold the lock of an event that ``end`` sets, also because of an earlier
+    signal, and would wait for itself.
+    """
+
+    def handle(*_: object) -> None:
+        threading.Thread(target=end, daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
 
 
 def _print_once(settings: Settings, sampler: Sampler, stop: threading.Event) -> int:
