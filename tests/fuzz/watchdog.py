@@ -24,6 +24,8 @@ from tests.fuzz.hostile import attack
 
 #: CPU seconds for one input; the largest have a few MiB.
 CPU_S = 4.0
+#: The API server accepts no larger request; rare mutations of mutations are.
+MOST_BYTES = 3 << 20
 #: Memory that one input may need, in addition to a multiple of its size.
 PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
 #: Memory that all inputs together may leave: caches that fill, fragments of the heap.
@@ -80,7 +82,7 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
         for number in numbers:
             if tally.inputs == 200:  # caches are warm
                 resident = _resident()
-            data = target.make(Random(f"{target.name} {seed} {number}"))
+            data = target.make(Random(f"{target.name} {seed} {number}"))[:MOST_BYTES]
             tally.inputs += 1
             logs.clear()
             try:
