@@ -19,13 +19,16 @@ CONNECTIONS = 8
 _RETRY_S = 0.05
 _PADDING = "x" * 100_000
 VIEWS: tuple[tuple[str, str, Any], ...] = (
-    # What the page asks for, a scraper, a what-if, and the largest table.
+    # What the page asks for, a scraper, a what-if, and the largest tables.
     ("GET", "/v1/fleet", None),
     ("GET", "/v1/nodes?order=fullest&limit=50", None),
     ("GET", "/v1/pending?limit=1", None),
     ("GET", "/metrics", None),
     ("POST", "/v1/whatif", {"pods": [{"vram": "20Gi", "count": 50}]}),
     ("GET", "/v1/nodes", None),
+    ("GET", "/v1/pods?order=used", None),
+    ("GET", "/v1/teams", None),
+    ("GET", "/v1/drift", None),
 )
 
 

@@ -18,9 +18,9 @@ import structlog
 
 from tests.chaos.altered import MUTANTS
 from tests.chaos.audit import Finding
-from tests.chaos.calls import noticed
+from tests.chaos.calls import noticed, unexpected
 from tests.chaos.faults import Injector, report, schedule
-from tests.chaos.site import SCHEDULERS, TIMEOUT_S, Plan, Site
+from tests.chaos.site import SCHEDULERS, TIMEOUT_S, WIRED, Plan, Site
 from tests.controlplane import built, control_plane
 from tests.forks import without_main
 
@@ -44,6 +44,8 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
             report("the storm is over")
             findings = _settle(site, plan)
             findings += noticed(before, during, TIMEOUT_S, site.auditor.states)
+            for name in WIRED:
+                findings += unexpected(name, plane.log(name))
             return findings, {
                 "faults": injector.counts,
                 "requests": sum((wire.done for wire in site.wires.values()), Counter()),

@@ -1,8 +1,11 @@
 """Judges kube-scheduler's calls while only consoles and webhooks have faults: none may be affected.
+Also judges the logs of Headroom's processes.
 
 Imports nothing of the product, like ``audit``.
 """
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +69,16 @@ def noticed(
         if found_s > max(MIN_S, MAX_RATIO * usual_s):
             what = f"{found_s:.3f} s on average, {usual_s:.3f} s before the faults"
             yield Finding("slow", verb, what)
+
+
+def unexpected(process: str, log: str) -> Iterator[Finding]:
+    """Yield the exceptions in the log of a process: where it logs one, none may arrive."""
+    for line in log.splitlines():
+        with contextlib.suppress(ValueError):  # it was killed while it wrote
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "exception" in entry:
+                what = f"{entry['event']}: {entry['exception'][-1000:]}"
+                yield Finding("exception", process, what)
 
 
 def _mean_s(calls: Sequence[Call], verb: str) -> float:

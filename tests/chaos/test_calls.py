@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.calls import Call, noticed
+from tests.chaos.calls import Call, noticed, unexpected
 
 REASON = "insufficient GPU memory on any device"
 ASKED = {"PodNamespace": "chaos", "PodName": "p", "PodUID": "uid-p", "Node": "n"}
@@ -54,3 +54,14 @@ def test_errors_with_another_cause_are_expected(right: Call) -> None:
 )
 def test_an_error_without_another_cause_is_found(wrong: list[Call], rule: str) -> None:
     assert rule in rules(*wrong)
+
+
+def test_exceptions_in_logs_are_found() -> None:
+    lines = (
+        '{"event": "filtered", "level": "info"}',
+        '{"event": "view_failed", "path": "/v1/pods", "exception": "Traceback: TypeError"}',
+        "[1]",
+        '{"event": "cut o',
+    )
+    (finding,) = unexpected("console-a", "\n".join(lines))
+    assert str(finding) == "exception: console-a: view_failed: Traceback: TypeError"
