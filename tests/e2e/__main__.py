@@ -1,8 +1,9 @@
 """Keeps a small real cluster running for a person: three nodes, a placed and a rejected pod.
 
-The API server, kube-scheduler, ``headroom serve`` and the webhook are the real ones. The nodes are
-objects: their kubelets, device plugins and agents are simulated, until Ctrl-C. So there is no
-container, and nothing to which the API server could forward a port.
+The API server, kube-scheduler, the controllers of Deployments and Jobs, ``headroom serve`` and the
+webhook are the real ones. The nodes are objects: their kubelets, device plugins and agents are
+simulated, until Ctrl-C. So there is no container, and nothing to which the API server could forward
+a port.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ from tests.deploy.pages import tools
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import Shape
 
-HEARTBEAT_S = 30.0
+#: Shorter than that of agents: deleted pods then hold memory for at most 5 s.
+HEARTBEAT_S = 5.0
 VRAM, PLACEMENT = "headroom.gpu/vram", "headroom.gpu/placement"
 
 WHAT_NEXT = """
@@ -61,6 +63,7 @@ def main() -> None:
         cluster.create()
         try:
             cluster.bring_up()
+            plane.start_controller_manager()
             install_webhook(cluster)
             cluster.create_pod("placed", "20Gi")
             cluster.create_pod("too-large", "25Gi")
@@ -101,7 +104,7 @@ def play(cluster: PlayedCluster) -> None:
     beat_at_s = time.monotonic()
     while True:
         with contextlib.suppress(NotDelivered, ApiRefused, HTTPError):
-            pods = cluster.pods()
+            pods = cluster.plane.call("GET", "/api/v1/pods")["items"]
             for pod in pods:
                 act_as_kubelet(cluster, pod)
             cluster.nodes.observe(list(map(with_bytes, pods)))
@@ -113,11 +116,12 @@ def play(cluster: PlayedCluster) -> None:
 
 def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
     """Start the containers of a bound pod, and end those of a deleted pod."""
-    name = pod["metadata"]["name"]
     if not pod["spec"].get("nodeName"):
         return
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
     if pod["metadata"].get("deletionTimestamp"):
-        cluster.delete_pod(name)
+        patch_status(cluster, path, {"phase": "Succeeded"})
+        cluster.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
     elif pod["status"]["phase"] == "Pending":
         containers = [
             {
@@ -129,8 +133,13 @@ def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
         ready = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
         status = {"phase": "Running", "containerStatuses": containers}
         status["conditions"] = [*pod["status"].get("conditions", ()), *ready]
-        patch = "application/merge-patch+json"
-        cluster.plane.call("PATCH", f"{PODS}/{name}/status", {"status": status}, patch)
+        patch_status(cluster, path, status)
+
+
+def patch_status(cluster: PlayedCluster, path: str, status: Mapping[str, Any]) -> None:
+    """Write a part of the status of the pod at the path."""
+    patch = "application/merge-patch+json"
+    cluster.plane.call("PATCH", f"{path}/status", {"status": status}, patch)
 
 
 def with_bytes(pod: Mapping[str, Any]) -> dict[str, Any]:

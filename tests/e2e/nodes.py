@@ -110,15 +110,15 @@ class Nodes:
         time; then report."""
         left = self._end({pod["metadata"]["uid"] for pod in pods})
         new = {
-            pod["metadata"]["name"]: pod
+            pod["metadata"]["uid"]: pod
             for pod in pods
             if pod["spec"].get("nodeName") in self._uses
             and pod["metadata"]["uid"] not in self._known
             and "headroom.gpu/vram" in pod["metadata"].get("annotations", {})
         }
-        for name, pod in new.items():
-            self._known.add(pod["metadata"]["uid"])
-            self.referee.bound(name, pod["spec"]["nodeName"], 1, _request_bytes(pod))
+        for uid, pod in new.items():
+            self._known.add(uid)
+            self.referee.bound(uid, pod["spec"]["nodeName"], 1, _request_bytes(pod))
         landed = self.referee.admit()
         for place in landed:
             self._uses[place.node].append(self._use(place, new[place.pod]))
@@ -129,7 +129,7 @@ class Nodes:
         uses so much; the next report shows it."""
         node = pod["spec"]["nodeName"]
         self._known.add(pod["metadata"]["uid"])
-        place = Landed(pod["metadata"]["name"], node, (index,))
+        place = Landed(pod["metadata"]["uid"], node, (index,))
         self._uses[node].append(
             msgspec.structs.replace(self._use(place, pod), used_bytes=used_bytes)
         )
@@ -152,7 +152,7 @@ class Nodes:
         for node, uses in self._uses.items():
             for use in uses:
                 if use.uid not in remaining:
-                    self.referee.ended(use.name)
+                    self.referee.ended(use.uid)
                     left.add(node)
             self._uses[node] = [use for use in uses if use.uid in remaining]
         return left
@@ -163,7 +163,7 @@ class Nodes:
             uid=pod["metadata"]["uid"],
             device=_uuid(place.node, index),
             namespace=pod["metadata"]["namespace"],
-            name=place.pod,
+            name=pod["metadata"]["name"],
             container="main",
             # Unique, because the referee only counts replicas.
             replica=f"{_uuid(place.node, index)}::{pod['metadata']['uid']}",

@@ -19,6 +19,19 @@ from tests.waiting import until
 PATIENCE_S = 90.0
 #: The last line that it prints.
 UP = "Ctrl-C ends all of it"
+#: A Deployment in another namespace than that of the context.
+TEAM = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: mine, namespace: team-a}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: mine}}
+  template:
+    metadata: {labels: {app: mine}, annotations: {headroom.gpu/vram: 1Gi}}
+    spec:
+      containers: [{name: main, image: none, resources: {limits: {nvidia.com/gpu: 1}}}]
+"""
 
 
 def descendants(pid: int) -> list[int]:
@@ -165,6 +178,14 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         pods = shell(f"{exports}\nkubectl headroom top pod")
         assert re.search(r"^e2e +share +gpu-\d +0 +6\.0 GiB +6\.0 GiB  ok$", pods, re.MULTILINE)
         shell(f"{exports}\nkubectl delete pod first --timeout=30s")
+        shell(f"{exports}\nkubectl create namespace team-a\nkubectl create -f - <<'EOF'\n{TEAM}EOF")
+        shell(f"{exports}\nkubectl -n team-a rollout status deployment/mine --timeout=30s")
+        shell(f"{exports}\nkubectl -n team-a delete deployment/mine --timeout=30s")
+        until(
+            lambda: not shell(f"{exports}\nkubectl headroom top pod -n team-a 2>/dev/null"),
+            "the memory of the deleted pods is free",
+            every_s=1.0,
+        )
         play("get-started/local-cluster.md", "pod", run)
 
         page = re.search(r"^The page: (\S+)$", cluster.printed, re.MULTILINE)

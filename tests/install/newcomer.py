@@ -301,7 +301,7 @@ def written(transcript: Transcript, packages: list[str], commit: str) -> str:
 
 
 def main(page: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
-    built("etcd", "kube-apiserver", "kube-scheduler", "kubectl", "helm")
+    built("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"],
         capture_output=True,
