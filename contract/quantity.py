@@ -102,6 +102,15 @@ def implausible(count_bytes: int) -> str:
     return f"is only {amount}; probably its unit is missing"
 
 
+def for_people(amount: str) -> str:
+    """Return a requested amount with a unit: a plain number of bytes as GiB, other texts as they
+    are."""
+    if not amount.isdecimal():
+        return amount
+    count_bytes = int(amount)
+    return gib(count_bytes) if gib(count_bytes) != gib(0) else f"{count_bytes:,} bytes"
+
+
 def gib(count_bytes: int, up: bool = False) -> str:
     """Format bytes for people: ``7.5 GiB``, ``1,440.0 GiB``, ``-0.1 GiB``.
 

@@ -138,6 +138,8 @@ def patches(body: Body) -> Iterator[str]:
     for each in body["recommendations"]:
         key = each["namespace"], each["owner_kind"], each["owner_name"]
         by_owner.setdefault(key, []).append(each)
+    if not by_owner:
+        yield "# no memory peaks of containers are recorded: nothing to patch"
     for (namespace, kind, name), rows in by_owner.items():
         if missing := [each for each in rows if each["request_bytes"] is None]:
             yield f"# {namespace} {owner(rows[0])}: {missing[0]['message']}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from contract.quantity import gib
+from contract.quantity import for_people, gib
 from headroom.kubectl.table import STATE, Row, Table
 from headroom.kubectl.top import age, counted
 
@@ -70,8 +70,9 @@ def pending(body: Body, wide: bool = False) -> Table:
     for pod in body["pods"]:
         asks = pod["request"]
         amounts = [
-            f"{ask['count']} x {ask['amount']}" if ask["count"] > 1 else ask["amount"]
+            f"{ask['count']} x {amount}" if ask["count"] > 1 else amount
             for ask in asks
+            for amount in [for_people(ask["amount"])]
         ]
         resources = ", ".join(dict.fromkeys(ask["resource"] for ask in asks)) or "-"
         table.add(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from contract.annotations import DeviceChoice
-from contract.quantity import gib
+from contract.quantity import for_people, gib
 from headroom.kubectl import tables
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.options import DataFormat, Options, note_implausible
@@ -80,8 +80,8 @@ def lines(body: Body) -> Iterator[str]:
         largest = _largest(before), _largest(after)
         if headroom[0] != headroom[1] or largest[0] != largest[1]:
             yield (
-                f"for {request['count']} x {request['amount']}: {_change(headroom)} free; largest "
-                f"request that fits: {_change(largest)}"
+                f"for {request['count']} x {for_people(request['amount'])}: {_change(headroom)} "
+                f"free; largest request that fits: {_change(largest)}"
             )
     if any(len(each["devices"]) > 1 for each in body["placements"]):
         yield KEPT

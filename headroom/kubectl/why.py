@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contract.device_names import nouns
-from contract.quantity import gib
+from contract.quantity import for_people, gib
 from headroom.kubectl.output import not_checked, unread
 from headroom.kubectl.tables import reason_lines
 from headroom.kubectl.top import counted
@@ -96,7 +96,7 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
         "replica": "no annotation: the share of one replica",
     }
     return [
-        f"  requests {ask['count']} {ask['resource']} with {ask['amount']}"
+        f"  requests {ask['count']} {ask['resource']} with {for_people(ask['amount'])}"
         f"{' each' if ask['count'] > 1 else ''} "
         f"(container {ask['container']}; {source.get(ask['source'], ask['source'])})"
         for ask in asks

@@ -97,6 +97,12 @@ def test_patch_of_a_deployment_takes_the_largest_request_of_all_models() -> None
     assert [line.startswith("#") for line in lines] == [True, True, False]
 
 
+def test_patch_without_recommendations_is_a_comment() -> None:
+    assert list(patches(body())) == [
+        "# no memory peaks of containers are recorded: nothing to patch"
+    ]
+
+
 def test_patch_of_several_containers_names_them() -> None:
     (*_, last) = patches(body(row(), row(container="cache", request_bytes=3 << 29)))
     assert '"headroom.gpu/vram":"main=9Gi,cache=1536Mi"' in last

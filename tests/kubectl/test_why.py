@@ -167,6 +167,15 @@ def test_a_request_shows_its_source_and_all_its_gpus() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("amount", "shown"), [("7838315316", "7.3 GiB"), ("25", "25 bytes"), ("25%", "25%")]
+)
+def test_an_amount_in_bytes_has_a_unit(amount: str, shown: str) -> None:
+    ask = {"count": 1, "resource": "nvidia.com/gpu", "amount": amount, "container": "m"}
+    line = why(BODY | {"request": [ask | {"source": "annotation"}]})[1]
+    assert line == f"  requests 1 nvidia.com/gpu with {shown} (container m; its annotation)"
+
+
 def test_the_number_of_hidden_nodes_is_shown() -> None:
     nearest = [{"lines": [f"n{number}: full"]} for number in range(5)]
     assert "  2 more with -o wide" in why(BODY | {"nearest": nearest})
