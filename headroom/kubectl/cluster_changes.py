@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from headroom.kubectl.debug_api_client import BAD_INPUT, TIMEOUT_S, UNREACHABLE, CommandError
-from headroom.kubectl.transport import core_api
+from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
+from headroom.kubectl.transport import API_TIMEOUT_S, core_api
 
 #: Attempts to write a Node that other clients write too: its kubelet does up to every 10 s.
 _ATTEMPTS = 5
@@ -82,7 +82,7 @@ class Cluster:
 
         with _explained(f"node {name} cannot be read", _NODE_RULE):
             try:
-                node = self._api.read_node(name, _request_timeout=TIMEOUT_S)
+                node = self._api.read_node(name, _request_timeout=API_TIMEOUT_S)
             except ApiException as err:
                 if err.status != 404:
                     raise
@@ -94,7 +94,7 @@ class Cluster:
         from kubernetes.client.exceptions import ApiException
 
         try:
-            listed = self._api.list_node(_request_timeout=TIMEOUT_S).items
+            listed = self._api.list_node(_request_timeout=API_TIMEOUT_S).items
         except ApiException:
             return "To list all: kubectl get nodes"
         return nodes_listed(str(node.metadata.name) for node in listed)
@@ -104,7 +104,7 @@ class Cluster:
         patch = {"spec": {"unschedulable": cordoned or None}}
         to_do = "cordoned" if cordoned else "uncordoned"
         with _explained(f"node {name} cannot be {to_do}", _NODE_RULE):
-            self._api.patch_node(name, patch, _request_timeout=TIMEOUT_S)
+            self._api.patch_node(name, patch, _request_timeout=API_TIMEOUT_S)
 
     def annotate(self, name: str, read: NodeRead, key: str, value: str | None) -> None:
         """Set an annotation of the Node that was read; None removes it. Raises ``Conflict``."""
@@ -122,7 +122,7 @@ class Cluster:
             patch.append({"op": "add", "path": pointer, "value": value})
         with _explained(f"node {name} cannot be changed", _NODE_RULE):
             try:
-                self._api.patch_node(name, patch, _request_timeout=TIMEOUT_S)
+                self._api.patch_node(name, patch, _request_timeout=API_TIMEOUT_S)
             except ApiException as err:
                 if err.status != 409:
                     raise
@@ -134,7 +134,7 @@ class Cluster:
 
         with _explained(f"pod {namespace}/{name} cannot be read", _EVICTION_RULES):
             try:
-                pod = self._api.read_namespaced_pod(name, namespace, _request_timeout=TIMEOUT_S)
+                pod = self._api.read_namespaced_pod(name, namespace, _request_timeout=API_TIMEOUT_S)
             except ApiException as err:
                 if err.status != 404:
                     raise
@@ -152,7 +152,7 @@ class Cluster:
     def created_by(self, namespace: str, controller_uid: str) -> list[Created]:
         """Return the pods of a controller, the oldest first."""
         with _explained(f"pods of namespace {namespace} cannot be listed", _LIST_RULE):
-            listed = self._api.list_namespaced_pod(namespace, _request_timeout=TIMEOUT_S).items
+            listed = self._api.list_namespaced_pod(namespace, _request_timeout=API_TIMEOUT_S).items
         found = [
             pod
             for pod in listed
@@ -176,7 +176,7 @@ class Cluster:
         with _explained(f"pod {namespace}/{name} cannot be evicted", _EVICTION_RULES):
             try:
                 self._api.create_namespaced_pod_eviction(
-                    name, namespace, body, _request_timeout=TIMEOUT_S
+                    name, namespace, body, _request_timeout=API_TIMEOUT_S
                 )
             except ApiException as err:
                 match err.status:

@@ -20,6 +20,9 @@ from headroom.kubectl.debug_api_client import TIMEOUT_S, UNREACHABLE, CommandErr
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
 PORT = 8889
+#: Timeouts of a request to the API server, in seconds: for the connection with its TLS handshake
+#: (kubectl's, too), and for the answer.
+API_TIMEOUT_S = 10.0, TIMEOUT_S
 #: Names of the container port of the debug API. If no port has one of them, ``PORT`` without TLS is
 #: used.
 PLAIN_NAME, TLS_NAME = "debug", "debug-tls"
@@ -130,7 +133,9 @@ class PortForward:
         from urllib3.exceptions import HTTPError
 
         try:
-            pods = self._api.list_namespaced_pod(self._namespace, label_selector=SELECTOR).items
+            pods = self._api.list_namespaced_pod(
+                self._namespace, label_selector=SELECTOR, _request_timeout=API_TIMEOUT_S
+            ).items
         except ApiException as err:
             where = f"pods in namespace {self._namespace}"
             raise CommandError(
@@ -200,14 +205,19 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
 
 
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
-    """Return a ``CoreV1Api`` of the kubeconfig. Raises ``CommandError``."""
+    """Return a ``CoreV1Api`` of the kubeconfig. Raises ``CommandError``.
+
+    It repeats a request only if the connection failed. An API server that hangs would delay each
+    attempt by the whole timeout.
+    """
     try:
         from kubernetes import client, config
+        from urllib3 import Retry
     except ImportError as err:
         raise CommandError(f"{err}; install it: pip install headroom-gpu", 2) from err
     load: Any = config
     try:
-        return client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
+        api = client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
     except config.ConfigException as err:
         contexts = _contexts(kubeconfig) if context else []
         if contexts and context not in contexts:
@@ -218,6 +228,9 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
         raise _not_configured(kubeconfig, err) from err
     except Exception as err:  # the package raises many kinds for a file that is no kubeconfig
         raise _not_configured(kubeconfig, err) from err
+    # Else urllib3 repeats it three times, also after a timeout.
+    api.api_client.rest_client.pool_manager.connection_pool_kw["retries"] = Retry(2, read=0)
+    return api
 
 
 def _not_configured(kubeconfig: str | None, err: Exception) -> CommandError:
