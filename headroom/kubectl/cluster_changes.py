@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
-from headroom.kubectl.transport import API_TIMEOUT_S, core_api
+from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 
 #: Attempts to write a Node that other clients write too: its kubelet does up to every 10 s.
 _ATTEMPTS = 5
@@ -258,4 +258,4 @@ def _explained(what: str, rules: str) -> Iterator[None]:
         exit_code = BAD_INPUT if err.status in (400, 422) else UNREACHABLE
         raise CommandError(f"{what}: {why}", exit_code) from err
     except HTTPError as err:
-        raise CommandError(f"{what}: the API server does not answer: {err}", UNREACHABLE) from err
+        raise CommandError(f"{what}: {unanswered(err)}", UNREACHABLE) from err

@@ -142,7 +142,7 @@ class PortForward:
                 f"{where} cannot be listed: {self._reason(err)}", UNREACHABLE
             ) from err
         except HTTPError as err:
-            raise CommandError(f"the API server does not answer: {err}", UNREACHABLE) from err
+            raise CommandError(unanswered(err), UNREACHABLE) from err
         ready = [
             pod
             for pod in pods
@@ -242,6 +242,11 @@ def _not_configured(kubeconfig: str | None, err: Exception) -> CommandError:
         f"cluster --server. Example: --server {_EXAMPLE}",
         UNREACHABLE,
     )
+
+
+def unanswered(err: Any) -> str:
+    """Describe an ``HTTPError`` of urllib3 by its reason, without the long path."""
+    return f"the API server does not answer: {getattr(err, 'reason', None) or err}"
 
 
 def _contexts(kubeconfig: str | None) -> list[str]:

@@ -49,6 +49,8 @@ def test_the_console_is_looked_up_once(hanging: tuple[socket.socket, str]) -> No
     with pytest.raises(CommandError, match="the API server does not answer: ") as caught:
         PortForward(kubeconfig, None, "headroom-system")
     assert (caught.value.exit_code, connections(server)) == (UNREACHABLE, 1)
+    assert "Read timed out" in str(caught.value)
+    assert "/api/v1/" not in str(caught.value)
 
 
 def test_a_node_is_read_once(hanging: tuple[socket.socket, str]) -> None:
