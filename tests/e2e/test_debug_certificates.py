@@ -105,7 +105,10 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
             answer(cluster, tmp_path, forged)
     logged = [json.loads(line) for line in cluster.plane.log("extender").splitlines()]
     reasons = [line["message"] for line in logged if line["event"] == "tls_client_rejected"]
-    assert reasons[-2:] == ["CERTIFICATE_VERIFY_FAILED", "CERTIFICATE_VERIFY_FAILED"]
+    assert reasons[-2:] == [
+        "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
+        "CERTIFICATE_VERIFY_FAILED: unsuitable certificate purpose",
+    ]
 
 
 def test_tokens_are_accepted_if_the_ca_may_not_be_read(cluster: Cluster, tmp_path: Path) -> None:
