@@ -9,8 +9,9 @@ import http.client
 import secrets
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
 
 from headroom.kubectl.debug_api_client import CommandError, Transport
 
@@ -22,13 +23,21 @@ _NOT_PASSED = {"connection", "transfer-encoding", "content-length", "keep-alive"
 
 
 class Page(ThreadingHTTPServer):
-    """A local server that forwards requests below ``url`` to the debug API of ``transport``."""
+    """A local server that forwards requests below ``url`` to a debug API."""
 
     daemon_threads = True
 
-    def __init__(self, transport: Transport, port: int = 0) -> None:
-        """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use."""
-        prefix = f"/{secrets.token_urlsafe(18)}"
+    def __init__(self, select: Callable[[], Transport], port: int = 0) -> None:
+        """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use, and ``CommandError``.
+
+        ``select`` returns the transport to a console, and raises ``CommandError``. It is called
+        again after an error, because another console can be ready.
+        """
+        self._select, self.transport = select, select()
+        self._lock = Lock()
+        #: The error that was printed last; empty after an answer.
+        self._printed = ""
+        page, prefix = self, f"/{secrets.token_urlsafe(18)}"
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -50,16 +59,21 @@ class Page(ThreadingHTTPServer):
                     return
                 passed = ("Accept", "Content-Type", "If-None-Match", "Last-Event-ID")
                 headers = {name: self.headers[name] for name in passed if name in self.headers}
+                transport = page.transport
                 try:
                     with closing(transport.connect()) as connection:
                         target = self.path.removeprefix(prefix)
                         connection.request(
                             self.command, target, body, {**headers, **transport.headers}
                         )
-                        self._answer(connection.getresponse())
+                        response = connection.getresponse()
+                        page.answered()
+                        self._answer(response)
+                        return
                 except (OSError, http.client.HTTPException, CommandError) as err:
-                    sys.stderr.write(f"kubectl headroom: {transport.name}: {err}\n")
-                    self.close_connection = True
+                    error = f"{transport.name}: {err or type(err).__name__}"
+                self.close_connection = True
+                page.lost(transport, error)
 
             def _answer(self, response: http.client.HTTPResponse) -> None:
                 """Forward the answer in chunks as they arrive, so that events appear at once."""
@@ -69,15 +83,31 @@ class Page(ThreadingHTTPServer):
                         self.send_header(name, value)
                 self.send_header("Connection", "close")
                 self.end_headers()
-                while chunk := response.read1(_CHUNK_BYTES):
-                    self.wfile.write(chunk)
                 self.close_connection = True
+                while chunk := response.read1(_CHUNK_BYTES):
+                    try:
+                        self.wfile.write(chunk)
+                    except OSError:  # the browser has closed the connection
+                        return
 
             def log_message(self, format: str, *args: object) -> None:
                 """Log no requests."""
 
         super().__init__(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}{prefix}/"
+
+    def answered(self) -> None:
+        self._printed = ""
+
+    def lost(self, transport: Transport, error: str) -> None:
+        """Print the error, unless it was printed last, and select a console again."""
+        with self._lock:
+            if error != self._printed:
+                self._printed = error
+                sys.stderr.write(f"kubectl headroom: {error}\n")
+            if self.transport is transport:
+                with suppress(CommandError):
+                    self.transport = self._select()
 
 
 def show(page: Page, open_browser: Callable[[str], object]) -> None:

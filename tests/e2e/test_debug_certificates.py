@@ -257,7 +257,7 @@ def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_to_a_reason(
         assert "gpu-1" in answered.stdout
 
     plane.write_kubeconfig(file, by_certificate(watcher))
-    with Page(PortForward(str(file), None, SYSTEM_NAMESPACE)) as page:
+    with Page(lambda: PortForward(str(file), None, SYSTEM_NAMESPACE)) as page:
         thread = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         nodes = LOOPBACK.get(f"{page.url}v1/nodes")
