@@ -1,6 +1,7 @@
 """The scheduler's verbs under hostile bodies, in both forms, and in pieces."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -91,15 +92,21 @@ def _read(data: bytes) -> Any:
 
 
 def _check_partition(asked: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Every offered node passes or is rejected, and no other is named. Their order is free."""
+    """Every offered node passes or is rejected, and no other is named. Their order is free.
+
+    Of nodes that Headroom does not know, only the first 100 are judged by their labels. So a node
+    that is offered more often can pass and be rejected.
+    """
     if asked.get("NodeNames") is None:
         offered = [node["metadata"]["name"] for node in asked["Nodes"]["items"]]
         passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
     else:
         offered, passed = asked["NodeNames"], answer["NodeNames"]
     rejected = answer["FailedAndUnresolvableNodes"]
-    expected = [name for name in offered if name not in rejected]
-    if sorted(passed) != sorted(expected) or not set(rejected) <= set(offered):
+    both = set(passed) & set(rejected) and len(offered) <= 100
+    expected = Counter(name for name in offered if name in passed)
+    differs = Counter(passed) != expected if len(offered) <= 100 else Counter(passed) - expected
+    if both or differs or set(passed) | set(rejected) != set(offered):
         raise Harm(f"offered {offered!r:.200}, passed {passed!r:.200}, refused {rejected!r:.200}")
     if any("%" in sentence for sentence in rejected.values()):
         raise Harm(f"refused {rejected!r:.300}")

@@ -24,8 +24,8 @@ from tests.fuzz.hostile import attack
 
 #: CPU seconds for one input; the largest have a few MiB.
 CPU_S = 4.0
-#: The API server accepts no larger request; rare mutations of mutations are.
-MOST_BYTES = 3 << 20
+#: The largest body that a port accepts; rare mutations of mutations are larger.
+MOST_BYTES = 16 << 20
 #: Memory that one input may need, in addition to a multiple of its size.
 PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
 #: Memory that all inputs together may leave: caches that fill, fragments of the heap.
