@@ -43,6 +43,11 @@ def list_cluster(
         with closing(_api(kubeconfig, context)) as api:
             return [_list_kind(api, kind) for kind in kinds]
     except ApiError as err:
+        if isinstance(err, ApiStatus) and err.status == 404:
+            raise NotSynced(
+                f"Headroom is not installed in this cluster: {err}; install it "
+                "(docs/get-started/helm.md), or use the kubeconfig of another cluster"
+            ) from err
         raise NotSynced(
             f"the cluster cannot be listed: {err}; use a kubeconfig that may list nodes, "
             "namespaces, pods, leases, resourceslices and gpunodes.headroom.gpu"

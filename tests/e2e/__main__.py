@@ -76,8 +76,9 @@ def main() -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
             play(cluster)
-        finally:
-            cluster.close()
+        finally:  # its objects end with the API server; the user may have deleted the CRD
+            cluster.nodes.close()
+            cluster.kill_all()
 
 
 def install_webhook(cluster: PlayedCluster) -> None:

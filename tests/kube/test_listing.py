@@ -10,11 +10,12 @@ import pytest
 
 from extender.config.settings import Settings
 from extender.doctor.collect import list_cluster
+from extender.errors import NotSynced
 from extender.kube.api_errors import ApiStatus
 from extender.kube.client import KubeApi
 from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.forks import run
-from tests.scripted import Exchange, scripted_server
+from tests.scripted import Exchange, ScriptedServer, scripted_server
 from tests.waiting import until
 
 NODES = "/api/v1/nodes"
@@ -124,17 +125,32 @@ def test_missing_rights_are_named(plane: ControlPlane) -> None:
     assert "a kubeconfig that may list nodes" in line
 
 
+def kubeconfig_of(server: ScriptedServer, folder: Path) -> str:
+    """Write a kubeconfig for a scripted server."""
+    clusters = [{"name": "c", "cluster": {"server": server.configuration().host}}]
+    contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
+    file = folder / "kubeconfig"
+    users = [{"name": "u", "user": {}}]
+    shown = {"clusters": clusters, "contexts": contexts, "users": users, "current-context": "c"}
+    file.write_text(json.dumps({"kind": "Config", "apiVersion": "v1", **shown}))
+    return str(file)
+
+
+def test_a_cluster_without_headroom_is_named(tmp_path: Path) -> None:
+    def missing(exchange: Exchange) -> None:
+        exchange.reply(404, {"kind": "Status", "message": "not here"})
+
+    with scripted_server(*[missing] * 6) as server:
+        file = kubeconfig_of(server, tmp_path)
+        with pytest.raises(NotSynced, match="Headroom is not installed in this cluster: GET /"):
+            list_cluster(Settings(), file)
+
+
 def test_an_object_without_a_name_is_skipped(tmp_path: Path) -> None:
     def nameless(exchange: Exchange) -> None:
         items = [{"spec": 5}, {"metadata": 5}, "odd", {"metadata": {"name": "n", "uid": "u"}}]
         exchange.reply(200, {"metadata": {}, "items": items})
 
     with scripted_server(*[nameless] * 6) as server:
-        clusters = [{"name": "c", "cluster": {"server": server.configuration().host}}]
-        contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
-        file = tmp_path / "kubeconfig"
-        users = [{"name": "u", "user": {}}]
-        shown = {"clusters": clusters, "contexts": contexts, "users": users, "current-context": "c"}
-        file.write_text(json.dumps({"kind": "Config", "apiVersion": "v1", **shown}))
-        listed = list_cluster(Settings(), str(file))
+        listed = list_cluster(Settings(), kubeconfig_of(server, tmp_path))
     assert {obj.metadata.name for kind in listed for obj in kind.objects} == {"n"}
