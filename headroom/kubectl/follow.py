@@ -45,14 +45,15 @@ class Changes:
     def since(self, since: str | None) -> Iterator[Any]:
         """Yield each change once; never ends. Raises ``CommandError`` if the first connection
         fails, or if the request is wrong."""
-        api, answered, lost = self._connect(), False, False
+        # Why the connection is lost, as it was noted; empty while it is not.
+        api, answered, lost = self._connect(), False, ""
         while True:
             try:
                 lines = api.lines("events", self._last_id, since=self._asked(since))
                 for event in _events(lines):
                     answered = True
                     if lost:
-                        lost = False
+                        lost = ""
                         self._note("connected again")
                     if event is not None and self._is_new(event):
                         yield event
@@ -61,8 +62,8 @@ class Changes:
                 if not answered or err.exit_code != UNREACHABLE:
                     raise
                 problem = str(err)
-            if not lost:
-                lost = True
+            if problem != lost:
+                lost = problem
                 self._note(f"connection lost: {problem}; trying again every {RETRY_S:.0f} s")
             api = self._connected_again(api)
 

@@ -10,6 +10,7 @@ from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandErr
 from headroom.kubectl.follow import Changes
 
 LOST = CommandError("http://console does not answer: timed out; check --server", UNREACHABLE)
+EXPIRED = CommandError("the token is not accepted", UNREACHABLE)
 AGAIN = "; trying again every 2 s"
 
 
@@ -77,15 +78,17 @@ def test_a_new_snapshot_is_not_a_change() -> None:
 
 def test_after_a_lost_connection_the_same_console_continues_after_the_last_change() -> None:
     console = Console(
-        [*change("a.1", 10.0), LOST], [LOST], [LOST], ["retry: 2000", *change("a.2", 11.0)]
+        [*change("a.1", 10.0), LOST],
+        *[[LOST], [EXPIRED], [EXPIRED]],
+        ["retry: 2000", *change("a.2", 11.0)],
     )
-    ended = f"connection lost: the console ended the connection{AGAIN}"
-    assert follow(console, 4) == (
-        ["a.1", "a.2"],
-        [f"connection lost: {LOST}{AGAIN}", "connected again", ended],
+    lost, expired, ended = (
+        f"connection lost: {each}{AGAIN}"
+        for each in (LOST, EXPIRED, "the console ended the connection")
     )
+    assert follow(console, 5) == (["a.1", "a.2"], [lost, expired, "connected again", ended])
     since = "2026-11-27T12:00:05+00:00"
-    assert console.asked == [("", None), *[("a.1", since)] * 3]
+    assert console.asked == [("", None), *[("a.1", since)] * 4]
 
 
 def test_another_console_repeats_nothing_that_was_shown() -> None:
