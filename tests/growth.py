@@ -322,9 +322,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "OveruseController._seen_s": Fixed(4_096 * 400),
         "OveruseController._unresolved": Per("node", 200),
     },
-    # Three ports.
     "extender/server/tls.py": {
-        "Handshakes._open": Fixed(3 * 128 * (64 << 10)),
+        "Handshakes._open": Fixed(3 * 128 * (64 << 10)),  # three ports
         "Rejections._seen": Fixed(3 * 256 * 400),
     },
     "extender/state/event_queue.py": {

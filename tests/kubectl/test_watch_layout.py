@@ -28,6 +28,17 @@ def test_a_list_that_becomes_shorter_than_the_page_is_shown_from_its_first_row()
     assert (choice.first, choice.selected) == (0, 2)
 
 
+def test_data_of_a_console_without_the_api_server_show_since_when() -> None:
+    found = reading(fleet())
+    api_server = {"kind": "api_server", "age_s": 120.0, "message": "no contact"}
+    others = ({**api_server, "kind": "agents"}, {**api_server, "message": None})
+    cut_off = replace(found, inputs=(*others, api_server))
+    lines = [text for _, text in frame(cut_off, found.gpus, Choice(), 80, 24, AT_S + 1)]
+    assert re.fullmatch(r"Not up to date since [\d:]+ \S+ \(2m\): no contact", lines[1])
+    live = frame(replace(found, inputs=others), found.gpus, Choice(), 80, 24, AT_S + 1)
+    assert live[0][1].endswith(", live")
+
+
 def test_the_list_scrolls_no_further_than_to_the_selected_row() -> None:
     found = reading(large_fleet())
     names = [row.node for row in found.gpus]
