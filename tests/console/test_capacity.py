@@ -83,6 +83,7 @@ def test_a_cordoned_node_takes_no_pods(fleet: Asked) -> None:
     ("query", "shown"),
     [
         ("vram=lots", "query vram: 'lots' is not valid"),
+        ("resource=example.com/gpu", "query resource: requests no GPU that Headroom manages"),
         ("vram=1Gi&resource=cpu", "Example: nvidia.com/gpu"),
         ("vram=1Gi&count=0", "query count: "),
     ],
