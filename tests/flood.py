@@ -9,34 +9,36 @@ import contextlib
 import json
 import ssl
 import sys
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any
 
 import httpx
 
 from tests.admission.reviews import manifest, review
 
-CONNECTIONS = 8
+Request = tuple[str, str, Any]
 _RETRY_S = 0.05
 _PADDING = "x" * 100_000
-VIEWS: tuple[tuple[str, str, Any], ...] = (
-    # What the page asks for, a scraper, a what-if, and the largest tables.
-    ("GET", "/v1/fleet", None),
-    ("GET", "/v1/nodes?order=fullest&limit=50", None),
-    ("GET", "/v1/pending?limit=1", None),
-    ("GET", "/metrics", None),
-    ("POST", "/v1/whatif", {"pods": [{"vram": "20Gi", "count": 50}]}),
-    ("GET", "/v1/nodes", None),
-    ("GET", "/v1/pods?order=used", None),
-    ("GET", "/v1/teams", None),
-    ("GET", "/v1/drift", None),
+#: Number of connections to a webhook.
+CONNECTIONS = 8
+#: The requests of each connection to a console: those of the page and of a scraper, a what-if, and
+#: the largest tables.
+VIEWS: Sequence[Sequence[Request]] = (
+    [("GET", "/v1/fleet", None)],
+    [("GET", "/v1/nodes?order=fullest&limit=50", None)],
+    [("GET", "/v1/pods?order=used", None)],
+    [("GET", "/v1/pending?limit=1", None), ("GET", "/metrics", None), ("GET", "/v1/teams", None)],
+    [("POST", "/v1/whatif", {"pods": [{"vram": "20Gi", "count": 50}]})],
+    [("GET", "/v1/nodes", None), ("GET", "/v1/drift", None)],
 )
 
 
-async def _ask(url: str, method: str, path: str, body: Any) -> None:
+async def _ask(url: str, asked: Iterable[Request]) -> None:
     tls = ssl._create_unverified_context()
-    content = None if body is None else json.dumps(body).encode()
     async with httpx.AsyncClient(base_url=url, verify=tls, timeout=60, trust_env=False) as client:
-        while True:
+        for method, path, body in asked:
+            content = None if body is None else json.dumps(body).encode()
             with contextlib.suppress(httpx.TransportError):
                 await client.request(method, path, content=content)
                 continue
@@ -48,8 +50,8 @@ async def flood(url: str) -> None:
     asked = VIEWS
     if url.startswith("https:"):
         large = review(manifest(annotations={"team/notes": _PADDING}))
-        asked = (("POST", "/mutate", large),) * CONNECTIONS
-    await asyncio.gather(*(_ask(url, *each) for each in asked))
+        asked = [[("POST", "/mutate", large)]] * CONNECTIONS
+    await asyncio.gather(*(_ask(url, cycle(each)) for each in asked))
 
 
 if __name__ == "__main__":
