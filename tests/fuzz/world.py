@@ -90,7 +90,7 @@ class World:
         self.store = EmbeddedStore(self.deliver, self._clock_s)
         self.ledger = ledger_over(self.cluster, self.store, self._clock_s, epoch_s=EPOCH_S)
         self.profiles, self.claims = Profiles(), Claims(self._clock_s)
-        self.journal, self.telemetry = Journal(Bounds(decisions=64)), _TELEMETRY
+        self.journal = Journal(Bounds(decisions=64))
         binder, clock_s = self.ledger.awaited.binder, self._clock_s
         self.verbs = verbs_on(self.cluster, clock_s, binder, self.journal, _TELEMETRY, EPOCH_S)
         self._endpoints = VerbsApp(self.verbs, _TELEMETRY, settings.max_body).endpoints
