@@ -5,7 +5,8 @@ devices, until one of these holds:
 
 * It is ready, and each of its GPU containers has a readiness or startup probe. Without a probe, a
   container is ready as soon as it runs.
-* Its use has settled on every device that it uses, according to the agent.
+* The use of each of its GPU containers has settled on every device that the container uses,
+  according to the agent. Init containers that end do not count: the engine starts after them.
 * The kubelet cannot start its containers, for example because an image cannot be pulled, and
   ``STUCK_AFTER_S`` have passed since the bind.
 * Its start has timed out.
@@ -60,11 +61,17 @@ class Start:
     rows: Sequence[PodUse]
 
     @property
+    def _engines(self) -> list[str]:
+        """Names of the GPU containers that run on after the start; empty if unknown or none."""
+        of_app = () if self.pod is None else _app_containers(self.pod)
+        return [each.name for each in of_app if each.name in self.gpu_containers]
+
+    @property
     def end(self) -> StartEnd | None:
         """Why the start has ended; None if the pod is starting."""
         if self.pod is not None and _is_ready(self.pod, self.gpu_containers):
             return StartEnd.READY
-        if _has_settled(self.rows):
+        if _has_settled(self._engines, self.rows):
             return StartEnd.SETTLED
         # A bind in the far future is an error of a clock, and must not block the device for long.
         age_s = self.timeout_s if self.age_s is None else abs(self.age_s)
@@ -101,10 +108,20 @@ def _app_containers(pod: Pod) -> list[Container]:
     return [*sidecars, *(pod.spec.containers or ())]
 
 
-def _has_settled(rows: Iterable[PodUse]) -> bool:
-    """Return whether the use has settled in every row of a container that runs, and in some row."""
-    running = [row for row in rows if row.started_at]
-    return bool(running) and all(row.settled_at for row in running)
+def _has_settled(engines: Sequence[str], rows: Iterable[PodUse]) -> bool:
+    """Return whether the use of each of these containers has settled, in every row of it that
+    shows a start. Without ``engines``: in every such row of the pod.
+
+    A row without a container name can be of any container: the pod chose the device itself.
+    """
+    started = [row for row in rows if row.started_at]
+    if not engines:
+        return _all_settled(started)
+    return all(_all_settled([r for r in started if r.container in (name, "")]) for name in engines)
+
+
+def _all_settled(rows: Sequence[PodUse]) -> bool:
+    return bool(rows) and all(row.settled_at for row in rows)
 
 
 def stuck_reason(pod: Pod) -> str:

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from contract.annotations import STARTUP, STARTUP_TIMEOUT, DeviceChoice
-from contract.gpunode import RUNNING, STARTING, Plugin, Reservation
+from contract.gpunode import RUNNING, STARTING, Plugin, PodUse, Reservation
 from contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
+    InitContainer,
     Pod,
     PodCondition,
     PodStatus,
@@ -297,6 +298,51 @@ def test_a_start_ends_when_the_use_of_all_its_devices_has_settled() -> None:
     assert end_of(of_kubelet(running=True), SETTLED, ROW) is None
     assert end_of(of_kubelet(running=True), NOT_STARTED) is None
     assert end_of(None, SETTLED) is StartEnd.SETTLED  # deleted, and its containers may still run
+
+
+def row(container: str, device: str = "a", settled: bool = True) -> PodUse:
+    """Return a row of a container that has begun to use the device."""
+    settled_at = SETTLED.settled_at if settled else ""
+    return msgspec.structs.replace(ROW, container=container, device=device, settled_at=settled_at)
+
+
+def test_a_start_lasts_until_the_engine_has_settled_whatever_ran_before_it() -> None:
+    """The init container converts weights on the GPU."""
+    convert = InitContainer(name="convert", resources=container().resources)
+    of = of_kubelet(running=False)
+    of = msgspec.structs.replace(
+        of, spec=msgspec.structs.replace(of.spec, init_containers=[convert])
+    )
+    gpu = ("convert", "main")
+    assert end_of(of, row("convert"), gpu=gpu) is None
+    assert end_of(of, row("convert"), row("main", settled=False), gpu=gpu) is None
+    assert end_of(of, row("convert", settled=False), row("main"), gpu=gpu) is StartEnd.SETTLED
+    assert end_of(of, row("convert"), gpu=("convert",)) is StartEnd.SETTLED  # there is no engine
+
+
+def test_a_start_lasts_until_each_engine_of_the_pod_has_settled() -> None:
+    of = of_kubelet(container("one"), container("two"), running=True)
+    gpu = ("one", "two")
+    assert end_of(of, row("one"), gpu=gpu) is None  # the image of the other one is being pulled
+    assert end_of(of, row("one"), row("two", "b", settled=False), gpu=gpu) is None
+    assert end_of(of, row("one"), row("two", "b"), gpu=gpu) is StartEnd.SETTLED
+    sidecar = InitContainer(name="cache", resources=container().resources, restart_policy="Always")
+    beside = of_kubelet(running=True)
+    beside = msgspec.structs.replace(
+        beside, spec=msgspec.structs.replace(beside.spec, init_containers=[sidecar])
+    )
+    gpu = ("cache", "main")
+    assert end_of(beside, row("cache"), gpu=gpu) is None
+    assert end_of(beside, row("main"), gpu=gpu) is None
+    assert end_of(beside, row("main"), row("cache"), gpu=gpu) is StartEnd.SETTLED
+
+
+def test_the_use_of_a_device_that_the_pod_chose_itself_counts_for_each_container() -> None:
+    """Its replica is of device a, and shows no use."""
+    idle = msgspec.structs.replace(NOT_STARTED, device="a")
+    of = of_kubelet(running=True)
+    assert end_of(of, idle, row("", "b")) is StartEnd.SETTLED
+    assert end_of(of, idle, row("", "b", settled=False)) is None
 
 
 def test_a_start_that_never_settles_times_out() -> None:
