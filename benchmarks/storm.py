@@ -38,8 +38,8 @@ from benchmarks.real.stage import Bound, Stage, latencies, pending, quantile, st
 from benchmarks.real.start import start_nothing, start_scheduler
 from benchmarks.scale_objects import gpunode, node_name, pod
 from contract.annotations import RETRY
-from tests.controlplane import SCHEDULER_FLAGS
 from tests.e2e.cluster import GPUNODES, PODS, scheduling_message
+from tests.kubernetes_version import scheduler_flags
 from tests.processes import free_ports
 
 OF_HEADROOM = ("headroom", "with-pop", "sooner")
@@ -161,7 +161,9 @@ def play(
             stack.callback(on.kill, "nothing")
         bound = stack.enter_context(Bound(on.plane))
         config = SOONER if way == "sooner" else {}
-        start_scheduler(on.plane, url, config, flags=SCHEDULER_FLAGS if way in SHIPPED else ())
+        start_scheduler(
+            on.plane, url, config, flags=scheduler_flags("kube-scheduler") if way in SHIPPED else ()
+        )
         stack.callback(on.kill, "kube-scheduler")
         room = Room(on, url, way)
         room.script(reject=WAYS.get(way, way))

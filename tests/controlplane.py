@@ -22,6 +22,7 @@ import yaml
 from kubernetes.client import Configuration
 
 from tests.certificates import Authority, Certificate, make_api_certificate
+from tests.kubernetes_version import of_version, scheduler_flags
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
@@ -44,8 +45,6 @@ TOKENS = {
 }
 #: The only scheduler: pods that name another one stay pending.
 SCHEDULER_NAME = "headroom"
-#: Cannot be set in deploy/base/kube-scheduler.yaml; a comment there explains it.
-SCHEDULER_FLAGS = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
 #: The controllers that run. Without node-lifecycle: it would taint nodes without a kubelet.
 CONTROLLERS = (
     "deployment-controller",
@@ -60,11 +59,11 @@ START_TIMEOUT_S = 180.0
 def built(*names: str) -> dict[str, Path]:
     """Return the paths of pinned binaries by name. Builds missing ones; progress goes to stderr."""
     build = str(ROOT / "tests/gobin/build.py")
-    command = ["env", "-u", "GOMAXPROCS", sys.executable, build, *names]  # compile on all cores
+    targets = [of_version(name) for name in names]
+    command = ["env", "-u", "GOMAXPROCS", sys.executable, build, *targets]  # compile on all cores
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return {
-        name: Path(path) for name, path in (line.split("\t") for line in answer.stdout.splitlines())
-    }
+    paths = [Path(line.partition("\t")[2]) for line in answer.stdout.splitlines()]
+    return dict(zip(names, paths, strict=True))
 
 
 def crd_manifest() -> dict[str, Any]:
@@ -238,7 +237,7 @@ class ControlPlane(Processes):
         """Start a kube-scheduler with this KubeSchedulerConfiguration, as process ``name``."""
         config = self.folder / f"{name}.json"
         config.write_text(json.dumps(configuration))
-        flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
+        flags = f"--config={config}", "--secure-port=0", *scheduler_flags(binary)
         self.spawn(name, str(built(binary)[binary]), *flags)
 
     def start_controller_manager(self) -> None:

@@ -19,11 +19,12 @@ from typing import Annotated
 
 import typer
 
-from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built, control_plane
+from tests.controlplane import ControlPlane, built, control_plane
 from tests.controlplane import scheduler_configuration as shipped
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.preempting import SCENARIOS, Outcome, Scenario, Stage
+from tests.kubernetes_version import scheduler_flags
 
 PAIR = Shape(gpus=2, replicas=4)
 WAYS = ("stock", "asked", "headroom", "gates")
@@ -54,7 +55,7 @@ def start_scheduler(cluster: PlayedCluster, url: str, gates: bool) -> None:
         del content["extenders"]
     config = plane.folder / "of-the-benchmark.json"
     config.write_text(json.dumps(content))
-    flags = () if gates else SCHEDULER_FLAGS
+    flags = () if gates else scheduler_flags("kube-scheduler")
     binary = built("kube-scheduler")["kube-scheduler"]
     plane.spawn("kube-scheduler", str(binary), f"--config={config}", "--secure-port=0", *flags)
     cluster._started.append("kube-scheduler")

@@ -12,7 +12,8 @@ from contract.gpunode import GPUNodeStatus, Source
 from tests.admission.reviews import container, manifest
 from tests.admission.site import AGENT, EXTENDER, GPUNODES, MERGE, NODES, PODS, Site, installed
 from tests.builders import DISTRIBUTED, GIB, GPU, shared
-from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built, scheduler_configuration
+from tests.controlplane import ControlPlane, built, scheduler_configuration
+from tests.kubernetes_version import scheduler_flags
 from tests.waiting import until
 
 HERE, OTHER = NODES
@@ -70,7 +71,7 @@ def start_scheduler(site: Site) -> None:
     config = plane.folder / "admission-scheduler.json"
     config.write_bytes(msgspec.json.encode(content))
     binary = str(built("kube-scheduler")["kube-scheduler"])
-    flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
+    flags = f"--config={config}", "--secure-port=0", *scheduler_flags("kube-scheduler")
     plane.spawn("admission-scheduler", binary, *flags)
 
 

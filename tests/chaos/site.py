@@ -37,7 +37,7 @@ from tests.standin.plugin import Settings
 from tests.waiting import until
 
 GPU_BYTES = 24 * GIB
-SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.35")
+SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.36")
 EXTENDERS = ("extender-a", "extender-b", "extender-c")
 CONSOLES = ("console-a", "console-b")
 WEBHOOKS = ("webhook-a", "webhook-b")

@@ -1,4 +1,4 @@
-"""The API servers' own schemas (OpenAPI v3) of the minors whose kube-schedulers the tests run.
+"""The API servers' own schemas (OpenAPI v3) of the minors that the tests build.
 
 They are part of the Go module from which the binaries are built. Made strict: a field that a schema
 does not name is a mistake, where the API server would only warn.
@@ -13,9 +13,10 @@ import jsonschema
 
 from tests.deploy import go_modules
 from tests.gobin import build
+from tests.gobin.kubernetes import VERSIONS, minor_of
 
 #: Folders of tests/gobin, each of which pins a minor.
-MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
+MINORS = tuple(f"kubernetes-{minor_of(version)}" for version in VERSIONS if "-" not in version)
 _MODULE = "k8s.io/kubernetes"
 
 

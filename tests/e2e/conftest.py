@@ -8,15 +8,10 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
+from tests.kubernetes_version import SCHEDULERS
 from tests.processes import starts_processes
 
-BINARIES = (
-    "kube-scheduler",
-    "kube-scheduler-1.35",
-    "kube-scheduler-1.34",
-    "kube-controller-manager",
-    "kubectl",
-)
+BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 ONE_GPU = Shape()
 

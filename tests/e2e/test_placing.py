@@ -12,12 +12,11 @@ from tests.controlplane import SCHEDULER_NAME, scheduler_configuration
 from tests.e2e.cluster import Cluster, placement
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
+from tests.kubernetes_version import SCHEDULERS
 from tests.loopback import LOOPBACK
 
 
-@pytest.mark.parametrize(
-    "scheduler", ["kube-scheduler", "kube-scheduler-1.35", "kube-scheduler-1.34"]
-)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     new_cluster: NewCluster, scheduler: str
 ) -> None:

@@ -20,11 +20,11 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.e2e.cluster import EVENTS, RBAC, Cluster
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE, Shape
+from tests.kubernetes_version import SCHEDULERS
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 from tests.tunnel import Tunnel
 
-MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
 DEFAULT = "default-scheduler"
 TERMS = Terms()
 MANY_REPLICAS = Shape(replicas=16)
@@ -113,15 +113,15 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cluster.start_extender(port=tunnel.to_port, tls=mounted.tls)
     cluster.settle()
     content = default_scheduler(cluster.plane, tunnel.port, mounted.host)
-    for minor in MINORS:
-        cluster.start_scheduler_as(minor, content, minor)
-        bound(cluster, f"gpu-{minor}")
-        annotations = cluster.pod(f"gpu-{minor}")["metadata"]["annotations"]
+    for scheduler in SCHEDULERS:
+        cluster.start_scheduler_as(scheduler, content, scheduler)
+        bound(cluster, f"gpu-{scheduler}")
+        annotations = cluster.pod(f"gpu-{scheduler}")["metadata"]["annotations"]
         assert "headroom.gpu/placement" in annotations
-        bound(cluster, f"plain-{minor}", None)
-        if minor != MINORS[-1]:
-            cluster.kill(minor)
-    assert cluster.metric('headroom_binds_total{outcome="bound"}') == len(MINORS)
+        bound(cluster, f"plain-{scheduler}", None)
+        if scheduler != SCHEDULERS[-1]:
+            cluster.kill(scheduler)
+    assert cluster.metric('headroom_binds_total{outcome="bound"}') == len(SCHEDULERS)
 
     def cut_and_bind(name: str) -> None:
         tunnel.cut()  # a connection that is open is asked for no certificate again
@@ -142,7 +142,7 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     says = "certificate signed by unknown authority"
     cluster.until(lambda: says in cluster.rejection("waits"), "the authority is not read again")
     bound(cluster, "plain", None)
-    cluster.kill(MINORS[-1])
+    cluster.kill(SCHEDULERS[-1])
     cluster.start_scheduler_as("again", content)
     cluster.until(lambda: bool(cluster.node_of("waits")), "a restarted one has it")
     assert cluster.plane.log("extender").count("tls_renewed") > first

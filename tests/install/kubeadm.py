@@ -20,7 +20,7 @@ from typing import Any
 import typer
 import yaml
 
-from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built
+from tests.controlplane import ControlPlane, built
 from tests.debian import ip
 from tests.deploy.rendered import DEPLOY
 from tests.e2e.cluster import placement
@@ -36,6 +36,7 @@ from tests.install.cluster import (
 )
 from tests.install.load import names
 from tests.install.play import NAMESPACE, PLATFORM, Play
+from tests.kubernetes_version import scheduler_flags
 from tests.processes import free_ports
 
 KUBERNETES = Path("/etc/kubernetes")
@@ -109,7 +110,7 @@ class Variant(Play):
             KUBERNETES / "scheduler.conf", {"token": "scheduler-of-the-tests"}
         )
         self.plane.kill("default-scheduler")
-        start_default_scheduler(self.plane, config, *SCHEDULER_FLAGS)
+        start_default_scheduler(self.plane, config, *scheduler_flags("kube-scheduler"))
 
     def place(self) -> None:
         """Step 4, until the GPUs are full."""

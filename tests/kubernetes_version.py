@@ -1,0 +1,51 @@
+"""The minor of Kubernetes that the tests run on: the newest, or ``TEST_KUBERNETES=1.34``.
+
+Names of components without a version stand for this minor. A pre-release of which only some
+components can be built runs beside the newest minor.
+"""
+
+import os
+
+from tests.gobin.build import targets, version_tuple
+from tests.gobin.kubernetes import COMPONENTS, VERSIONS, minor_of
+
+NEWEST = next(minor_of(version) for version in VERSIONS if "-" not in version)
+UNDER_TEST = os.environ.get("TEST_KUBERNETES", NEWEST)
+
+#: The first minor whose kube-scheduler has the feature gate SchedulerPopFromBackoffQ.
+_FIRST_WITH_BACKOFF_GATE = (1, 33)
+
+
+def of_version(name: str, minor: str = UNDER_TEST) -> str:
+    """Return the build target of a component: ``kubelet-1.34`` for ``kubelet`` on 1.34."""
+    if name not in COMPONENTS or minor == NEWEST:
+        return name
+    versioned = f"{name}-{minor}"
+    return versioned if versioned in targets() else name
+
+
+def not_newer(*names: str) -> tuple[str, ...]:
+    """Return those of the components that are not newer than the minor under test.
+
+    A kube-scheduler that is newer than its API server can wait for ever for an API.
+    """
+    return tuple(name for name in names if _minor(name) <= version_tuple(UNDER_TEST))
+
+
+def scheduler_flags(name: str) -> tuple[str, ...]:
+    """Return the flags that cannot be set in deploy/base/kube-scheduler.yaml, as shipped.
+
+    ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
+    """
+    if _minor(name) < _FIRST_WITH_BACKOFF_GATE:
+        return ()
+    return ("--feature-gates=SchedulerPopFromBackoffQ=false",)
+
+
+def _minor(name: str) -> tuple[int, ...]:
+    name = of_version(name)
+    return version_tuple(NEWEST if name in COMPONENTS else name.rpartition("-")[2])
+
+
+#: The kube-schedulers that tests run on one API server, the oldest first.
+SCHEDULERS = (*not_newer("kube-scheduler-1.34", "kube-scheduler-1.36"), "kube-scheduler")
