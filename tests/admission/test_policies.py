@@ -223,6 +223,20 @@ class TestStolenToken:
         status = {"status": {"conditions": [condition], "nominatedNodeName": HERE}}
         assert site.send("PATCH", f"{path}/status", status, token).status == 200
 
+    def test_writes_what_a_dra_device_takes_of_the_node(self, site: Site, token: str) -> None:
+        """The API server drops it without the gate: TEST_GATES=DRANodeAllocatableResources=true."""
+        claiming = container("main", 0)
+        claiming["resources"]["claims"] = [{"name": "nic"}]
+        claims = [{"name": "nic", "resourceClaimName": "nic-1"}]
+        obj = manifest("8Gi", claiming, schedulerName="headroom", resourceClaims=claims)
+        obj["metadata"]["name"] = "claiming"
+        assert site.send("POST", PODS, obj).status == 201
+        mapping = [{"name": "memory", "quantity": "1Gi"}]
+        taken = {"resourceClaimName": "nic-1", "containers": ["main"], "mapping": mapping}
+        status = {"status": {"nodeAllocatableResourceClaimStatuses": [taken]}}
+        reply = site.send("PATCH", f"{PODS}/claiming/status", status, token)
+        assert reply.status == 200, reply.body
+
     @pytest.mark.parametrize(
         ("patch", "reported"),
         [

@@ -1,0 +1,113 @@
+"""The lists of fields and resources in the admission policies, against the API of each minor.
+
+A field that a new version of Kubernetes adds fails these tests until it is in one of the lists
+below. ``python -m tests.admission.api_fields`` writes the names of all fields.
+"""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.admission.api_fields import FILE
+from tests.controlplane import ROOT
+
+FIELDS: dict[str, dict[str, list[str]]] = json.loads(FILE.read_text())
+MINORS = sorted(FIELDS)
+
+#: Fields of a pod's status by the component that writes them. kube-scheduler runs with the account
+#: of the extender, whose writes policy headroom-extender-pods limits.
+OF_KUBE_SCHEDULER = {
+    "conditions",
+    "nominatedNodeName",
+    # Claims that it allocates for extended resources (DRAExtendedResource).
+    "extendedResourceClaimStatus",
+    # CPU and memory of DRA devices (DRANodeAllocatableResources).
+    "nodeAllocatableResourceClaimStatuses",
+}
+OF_OTHERS = {
+    # The kubelet.
+    *("observedGeneration", "phase", "message", "reason", "hostIP", "hostIPs", "podIP", "podIPs"),
+    *("startTime", "initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"),
+    *("resize", "allocatedResources", "resources", "volumeHealth"),
+    # The API server, when the pod is created.
+    "qosClass",
+    # The controller of ResourceClaims.
+    "resourceClaimStatuses",
+}
+#: Fields of metadata that the policy compares, and those that the API server does not let a client
+#: change, or that change with every write.
+COMPARED = {"labels", "annotations", "ownerReferences", "finalizers"}
+OF_THE_API_SERVER = {
+    *("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields"),
+}
+#: Resources of a pod that accept no metadata of the pod.
+WITHOUT_METADATA = {f"pods/{name}" for name in ("attach", "eviction", "exec", "log", "portforward")}
+WITHOUT_METADATA |= {"pods/proxy"}
+
+
+def policy(name: str) -> dict[str, Any]:
+    text = (ROOT / "deploy/base/admission.yaml").read_text()
+    documents = yaml.load_all(text, yaml.CSafeLoader)
+    (spec,) = (
+        each["spec"]
+        for each in documents
+        if each["kind"] == "ValidatingAdmissionPolicy" and each["metadata"]["name"] == name
+    )
+    found: dict[str, Any] = spec
+    return found
+
+
+def listed(name: str, variable: str) -> set[str]:
+    """Return the only list of keys in the variable of a policy, such as ``["a", "b"]``."""
+    (expression,) = (
+        each["expression"] for each in policy(name)["variables"] if each["name"] == variable
+    )
+    lists = {tuple(re.findall(r'"(\w+)"', each)) for each in re.findall(r"\[(\".+?)\]", expression)}
+    (only,) = {each for each in lists if len(each) > 1}
+    return set(only)
+
+
+@pytest.mark.parametrize("minor", MINORS)
+class TestMinors:
+    def test_every_field_of_a_pod_s_status_has_a_writer(self, minor: str) -> None:
+        unknown = set(FIELDS[minor]["PodStatus"]) - OF_KUBE_SCHEDULER - OF_OTHERS
+        assert not unknown, "who writes them? see pkg/scheduler of Kubernetes"
+
+    def test_every_field_of_metadata_is_compared_or_cannot_change(self, minor: str) -> None:
+        assert not set(FIELDS[minor]["ObjectMeta"]) - COMPARED - OF_THE_API_SERVER
+
+    def test_a_binding_has_only_a_target_beside_its_metadata(self, minor: str) -> None:
+        assert set(FIELDS[minor]["Binding"]) == {"metadata", "target"}
+
+    def test_a_node_reports_its_resources_in_two_fields(self, minor: str) -> None:
+        allows = listed("headroom-extender-nodes", "foreign")
+        assert allows == {"capacity", "allocatable"}
+        assert allows <= set(FIELDS[minor]["NodeStatus"])
+
+    @pytest.mark.parametrize("name", ["headroom-pod-annotations", "headroom-extender-pods"])
+    def test_the_policy_covers_all_resources_that_write_pods(self, minor: str, name: str) -> None:
+        (rule,) = policy(name)["matchConstraints"]["resourceRules"]
+        assert set(FIELDS[minor]["pods"]) - WITHOUT_METADATA <= set(rule["resources"])
+
+
+def test_the_account_of_the_extender_may_write_what_kube_scheduler_writes() -> None:
+    assert listed("headroom-extender-pods", "written") == OF_KUBE_SCHEDULER
+    newest = MINORS[-1]
+    assert set(FIELDS[newest]["PodStatus"]) >= OF_KUBE_SCHEDULER
+
+
+@pytest.mark.parametrize("name", ["headroom-pod-annotations", "headroom-extender-pods"])
+def test_the_policy_lists_no_resource_that_does_not_exist(name: str) -> None:
+    (rule,) = policy(name)["matchConstraints"]["resourceRules"]
+    assert set(rule["resources"]) <= {each for fields in FIELDS.values() for each in fields["pods"]}
+
+
+@pytest.mark.parametrize("field", sorted(COMPARED))
+def test_the_policy_of_the_extender_compares_metadata(field: str) -> None:
+    spec = policy("headroom-extender-pods")
+    expressions = [each["expression"] for each in (*spec["variables"], *spec["validations"])]
+    assert any(f"metadata.?{field}" in each for each in expressions)
