@@ -22,7 +22,7 @@ import yaml
 from kubernetes.client import Configuration
 
 from tests.certificates import Authority, Certificate, make_api_certificate
-from tests.kubernetes_version import of_version, scheduler_flags
+from tests.kubernetes_version import apiserver_flags, of_version, scheduler_flags
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
@@ -180,6 +180,7 @@ class ControlPlane(Processes):
             "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none",  # no pod uses the Service kubernetes
             f"--disable-admission-plugins={','.join(self.without_admission)}",
+            *apiserver_flags(),
             *flags,
         )
 

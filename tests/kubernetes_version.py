@@ -2,6 +2,9 @@
 
 Names of components without a version stand for this minor. A pre-release of which only some
 components can be built runs beside the newest minor.
+
+``TEST_GATES=AllBeta=true`` sets feature gates of the API server and of all kube-schedulers, and
+serves the APIs of that stage: docs/design/kube-scheduler.md has what gates change.
 """
 
 import os
@@ -11,6 +14,8 @@ from tests.gobin.kubernetes import COMPONENTS, VERSIONS, minor_of
 
 NEWEST = next(minor_of(version) for version in VERSIONS if "-" not in version)
 UNDER_TEST = os.environ.get("TEST_KUBERNETES", NEWEST)
+#: Feature gates, as in the flag --feature-gates.
+GATES = tuple(filter(None, os.environ.get("TEST_GATES", "").split(",")))
 
 #: The first minor whose kube-scheduler has the feature gate SchedulerPopFromBackoffQ.
 _FIRST_WITH_BACKOFF_GATE = (1, 33)
@@ -37,9 +42,17 @@ def scheduler_flags(name: str) -> tuple[str, ...]:
 
     ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
     """
-    if _minor(name) < _FIRST_WITH_BACKOFF_GATE:
+    backoff = _minor(name) >= _FIRST_WITH_BACKOFF_GATE
+    gates = (*GATES, *(["SchedulerPopFromBackoffQ=false"] if backoff else []))
+    return (f"--feature-gates={','.join(gates)}",) if gates else ()
+
+
+def apiserver_flags() -> tuple[str, ...]:
+    """Return the flags for ``GATES``."""
+    if not GATES:
         return ()
-    return ("--feature-gates=SchedulerPopFromBackoffQ=false",)
+    apis = "api/all=true" if "AllAlpha=true" in GATES else "api/beta=true"
+    return f"--feature-gates={','.join(GATES)}", f"--runtime-config={apis}"
 
 
 def _minor(name: str) -> tuple[int, ...]:
