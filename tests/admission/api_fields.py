@@ -23,7 +23,7 @@ TYPES = {
     "Binding": ("k8s.io/api", "core/v1/types.go"),
     "ObjectMeta": ("k8s.io/apimachinery", "pkg/apis/meta/v1/types.go"),
 }
-#: Where the API server registers resources and their subresources.
+#: File with the API server's table of resources and subresources.
 _STORAGE = "pkg/registry/core/rest/storage_core.go"
 
 

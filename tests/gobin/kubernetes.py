@@ -89,7 +89,7 @@ def pin(version: str, folder: Path) -> None:
     )
     upstream = Path(json.loads(answer.stdout)["GoMod"]).read_text()
     (folder / "go.mod").write_text(go_mod(version, upstream))
-    # Tests of Kubernetes can require modules that the proxy does not serve. -e continues without them.
+    # Kubernetes' tests can require modules that the proxy does not serve. -e ignores them.
     subprocess.run([go, "mod", "tidy", "-e"], cwd=folder, env=environment, check=True)
     packages = [f"k8s.io/kubernetes/cmd/{name}" for name in built_components(version)]
     complete = [go, "list", "-mod=readonly", "-deps", *packages]
