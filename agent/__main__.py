@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -67,6 +68,8 @@ _COLLECTED_AFTER = 20_000
 #: Maximum of seconds for which an agent that ends still steers, until no reservation of an
 #: unconfirmed pod depends on its choice.
 LEAVE_WITHIN_S = 6.0
+#: Seconds after its start in which a kubelet reports its version in the Node's status.
+_NEW_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,7 +167,8 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
     except NoCluster as err:
         raise _CannotStart(str(err)) from err
     publisher = KubernetesPublisher(server, settings.node, settings.namespace, settings.heartbeat_s)
-    node_api = NodeApi(server, settings.node)
+    kubelet = settings.checkpoint.parent / "kubelet.sock"
+    node_api = NodeApi(server, settings.node, changing=lambda: _is_new(kubelet))
     gpunode_watch = GPUNodeWatch(server, settings.node, requeue.set)
 
     def mode() -> DeviceChoice | None:
@@ -195,9 +199,18 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
             lambda: board.fresh,
             lambda: node_api.reserve_bytes,
             mode,
+            lambda: node_api.kubelet_version,
             requeue.set,
         ),
     )
+
+
+def _is_new(kubelet: Path) -> bool:
+    """Whether the kubelet has created its socket in the last ``_NEW_S`` seconds."""
+    try:
+        return time.time() - kubelet.stat().st_ctime < _NEW_S
+    except OSError:
+        return False
 
 
 def _run(

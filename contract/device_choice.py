@@ -1,6 +1,12 @@
 """Why a node's device choice has no effect, for its report and for messages to people."""
 
+import re
+
 from contract.gpunode import Plugin
+
+#: The first minor version whose kubelets are not steered. If an agent is killed there,
+#: the kubelet uses the device plugin's choice at once, also for pods whose GPU Headroom reserved.
+FIRST_UNSTEERED = (1, 37)
 
 #: Why an agent cannot steer, and which two settings permit it.
 STEERING_NOT_PERMITTED = (
@@ -9,6 +15,31 @@ STEERING_NOT_PERMITTED = (
 )
 #: The obstacle if an agent does not report whether it may steer.
 STEERING_UNKNOWN = "its agent has not reported whether it may steer"
+
+
+#: The obstacle if the version of the kubelet is not known.
+KUBELET_UNKNOWN = "the version of the kubelet cannot be read from the Node's status"
+
+
+def minor_version(version: str) -> tuple[int, int] | None:
+    """Return major and minor of a kubelet's version, such as v1.36.3; None if it has another form.
+
+    Suffixes of distributions and pre-releases are ignored: v1.36.3+k3s1, v1.37.0-beta.0.
+    """
+    found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?!\d)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def why_kubelet_not_steered(version: str) -> str:
+    """Return why a kubelet of this version is not steered; empty if it is, or if it is unknown."""
+    found = minor_version(version)
+    if found is None or found < FIRST_UNSTEERED:
+        return ""
+    return (
+        f"steering needs a kubelet older than {FIRST_UNSTEERED[0]}.{FIRST_UNSTEERED[1]}, and this"
+        f" node has {version}, which lets the device plugin choose as soon as an agent is killed;"
+        " use device choice predicted or gated"
+    )
 
 
 def why_not_pinned(plugin: Plugin) -> str:

@@ -200,6 +200,8 @@ class Plugin(KubeStruct, frozen=True):
     #: Whether the agent may write to the kubelet's device plugin directory, which steering needs;
     #: None if unknown.
     steering_permitted: bool | None = None
+    #: Version of the kubelet according to the Node's status, such as v1.36.3; empty if unknown.
+    kubelet_version: str = ""
     #: The sources of these fields, such as "plugin-config,configz".
     source: str = ""
 

@@ -22,6 +22,7 @@ from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,
     HoldingReading,
+    KubeletVersionReading,
     MirrorReading,
     ObstacleReading,
     PluginReading,
@@ -51,6 +52,8 @@ MIRRORS = "mirrors"
 _T = TypeVar("_T")
 
 _EVERY_S = 60.0
+#: Maximum length of the kubelet's version in a report.
+_MAX_VERSION = 64
 #: Seconds until a forbidden request is tried again.
 _FORBIDDEN_S = 3600.0
 #: Annotation in which k3s stores its arguments, as a JSON list.
@@ -67,6 +70,18 @@ _SHARING: dict[str, Sharing] = {
 
 class _Object(msgspec.Struct):
     metadata: ObjectMeta = ObjectMeta()
+
+
+class _NodeInfo(msgspec.Struct, rename="camel", frozen=True):
+    kubelet_version: str = ""
+
+
+class _NodeStatus(msgspec.Struct, rename="camel", frozen=True):
+    node_info: _NodeInfo = _NodeInfo()
+
+
+class _Node(_Object):
+    status: _NodeStatus = _NodeStatus()
 
 
 class _KubeletConfig(msgspec.Struct, rename="camel"):
@@ -88,8 +103,10 @@ class _Forbidden(_Failed):
 class NodeApi:
     """Reads the Node once a minute, and the mirror pods of static pods when they are needed.
 
-    The attributes without underscore are the newest values of the Node's annotations. They keep
-    their values while the API server is not reached.
+    The attributes without underscore are the newest values of the Node. They keep their values
+    while the API server is not reached.
+
+    ``changing`` returns whether the Node may change at any moment. Then it is read each time.
     """
 
     def __init__(
@@ -98,9 +115,11 @@ class NodeApi:
         node: str,
         monotonic_s: Callable[[], float] = time.monotonic,
         timeout_s: float = 3.0,
+        changing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server = server
         self._node = node
+        self._changing = changing
         self._monotonic_s = monotonic_s
         self._timeout_s = timeout_s
         self._due_s = self._configz_due_s = float("-inf")
@@ -116,10 +135,12 @@ class NodeApi:
         self.reserve_bytes: int | None = None
         #: The node's device-choice annotation, "" if it has none; None if unknown or invalid.
         self.device_choice: str | None = None
+        #: Version of the kubelet in the Node's status, such as v1.36.3; empty if unknown.
+        self.kubelet_version = ""
 
     def read(self) -> Iterable[Reading]:
         now_s = self._monotonic_s()
-        if now_s >= self._due_s:
+        if now_s >= self._due_s or self._changing():
             self._last = self._labels()
             # If the server was not reached, do not wait for a second timeout.
             if self._reached and now_s >= self._configz_due_s:
@@ -155,7 +176,7 @@ class NodeApi:
     def _labels(self) -> list[Reading]:
         """Read the Node: set the attributes from its annotations, and return its readings."""
         try:
-            node = self._get(f"/api/v1/nodes/{self._node}", _Object)
+            node = self._get(f"/api/v1/nodes/{self._node}", _Node)
         except _Failed as err:
             return [SourceReading(LABELS, "absent", str(err))]
         labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
@@ -170,7 +191,9 @@ class NodeApi:
             self.device_choice = None
             obstacle = ObstacleReading(f"the node takes no GPU pods: {err}")
         self.maintenance = of_maintenance(labels, annotations)
-        found = [of_labels(labels), of_k3s(annotations), obstacle]
+        self.kubelet_version = node.status.node_info.kubelet_version[:_MAX_VERSION]
+        version = KubeletVersionReading(self.kubelet_version)
+        found = [of_labels(labels), of_k3s(annotations), obstacle, version]
         return [SourceReading(LABELS), *(each for each in found if each is not None)]
 
     def _configz(self, now_s: float) -> list[Reading]:

@@ -241,6 +241,12 @@ class TopologyReading(Reading, frozen=True):
     policy: str
 
 
+class KubeletVersionReading(Reading, frozen=True):
+    """Version of the kubelet in the Node's status, such as v1.36.3."""
+
+    version: str
+
+
 class SteeredReading(Reading, frozen=True):
     """A steered resource: the kubelet allocates the device that the ledger chose."""
 

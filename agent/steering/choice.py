@@ -31,7 +31,12 @@ from agent.gate_decision import Limits, asked, certain, missing, reserved_for, r
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
 from agent.steering.messages import ContainerRequest
-from contract.device_choice import STEERING_NOT_PERMITTED
+from contract.device_choice import (
+    KUBELET_UNKNOWN,
+    STEERING_NOT_PERMITTED,
+    minor_version,
+    why_kubelet_not_steered,
+)
 from contract.gpunode import (
     ADOPTED,
     Charge,
@@ -272,13 +277,20 @@ class Eligibility:
     obstacles: tuple[str, ...] = ()
 
 
-def eligibility(sample: GPUNodeStatus, permitted: bool) -> Eligibility:
+def eligibility(sample: GPUNodeStatus, permitted: bool, kubelet_version: str) -> Eligibility:
     """Return which resources can be steered.
 
     ``permitted``: whether the agent may write to the kubelet's device plugin directory.
+    ``kubelet_version``: as in the Node's status; empty if unknown.
     """
     if not permitted:
         return Eligibility(obstacles=(STEERING_NOT_PERMITTED,))
+    if minor_version(kubelet_version) is None:
+        return Eligibility(obstacles=(KUBELET_UNKNOWN,))
+    if why := why_kubelet_not_steered(kubelet_version):
+        return Eligibility(
+            excluded=frozenset(device.resource for device in sample.devices), obstacles=(why,)
+        )
     numa_nodes: dict[str, set[int | None]] = {}
     for device in sample.devices:
         if device.sharing != "none" and device.resource:

@@ -102,7 +102,8 @@ class PluginRegistration:
     """Keeps the proxy of one resource registered, in its own thread.
 
     ``folder`` is the kubelet's device plugin directory. ``changed`` is called whenever ``steers``
-    has changed.
+    has changed. ``promotes`` returns whether the kubelet uses the plugin again by itself when the
+    proxy ends. Such a kubelet must not get a second registration of a socket.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class PluginRegistration:
         choose: Choose,
         healthy: Healthy,
         changed: Callable[[], object],
+        promotes: Callable[[], bool],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resource = resource
@@ -122,6 +124,7 @@ class PluginRegistration:
         self._choose = choose
         self._healthy = healthy
         self._changed = changed
+        self._promotes = promotes
         self._monotonic = monotonic
         self._proxy: PluginProxy | None = None
         #: Identities of the plugin's and the kubelet's socket at the last check; None: register
@@ -175,6 +178,8 @@ class PluginRegistration:
         if self._proxy is None:
             return
         self._proxy.stop()
+        if self._promotes():
+            return
         if bring_plugin_back:
             bring_back(self._folder, self._plugin, self._healthy)
         else:
@@ -268,12 +273,14 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(each.name.removeprefix(PREFIX) for each in folder.glob(f"{PREFIX}*.sock"))
 
 
-def restore(folder: Path, plugin: str, healthy: Healthy) -> None:
+def restore(folder: Path, plugin: str, healthy: Healthy, promotes: bool) -> None:
     """Register a plugin that a killed agent left unregistered, and remove the agent's socket.
 
-    The socket is removed even if the plugin does not answer.
+    The socket is removed even if the plugin does not answer. ``promotes``: whether the kubelet has
+    used the plugin again by itself; see ``PluginRegistration``.
     """
-    bring_back(folder, plugin, healthy)
+    if not promotes:
+        bring_back(folder, plugin, healthy)
     try:
         (folder / (PREFIX + plugin)).unlink(missing_ok=True)
     except OSError as err:

@@ -39,7 +39,7 @@ from agent.steering.plugin_registration import (
     restore,
 )
 from contract.annotations import DeviceChoice
-from contract.device_choice import why_not_pinned
+from contract.device_choice import minor_version, why_kubelet_not_steered, why_not_pinned
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import ObjectMeta
@@ -89,8 +89,9 @@ class PreferredAllocation:
 
     ``ledger`` reads the GPUNode. ``sample`` returns the newest sample, None if it is stale.
     ``reserve_bytes`` returns the memory that the node's annotation keeps free on every device, None
-    if unknown. ``mode`` returns the node's device choice, None if unknown. ``changed`` requests a
-    sample, because the set of steered resources has changed.
+    if unknown. ``mode`` returns the node's device choice, None if unknown. ``kubelet_version``
+    returns the version in the Node's status, empty if unknown. ``changed`` requests a sample,
+    because the set of steered resources has changed.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class PreferredAllocation:
         sample: Callable[[], GPUNodeStatus | None],
         reserve_bytes: Callable[[], int | None],
         mode: Callable[[], DeviceChoice | None],
+        kubelet_version: Callable[[], str],
         changed: Callable[[], object],
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -112,6 +114,7 @@ class PreferredAllocation:
         self._sample = sample
         self._reserve_bytes = reserve_bytes
         self._mode = mode
+        self._kubelet_version = kubelet_version
         self._changed = changed
         self._lock_on_node = NodeLock(self._folder)
         self._registrations: dict[str, PluginRegistration] = {}
@@ -207,7 +210,7 @@ class PreferredAllocation:
             return []
         found = Eligibility()
         if mode is DeviceChoice.STEERED and sample is not None:
-            found = eligibility(sample, self._permitted)
+            found = eligibility(sample, self._permitted, self._kubelet_version())
         elif mode is DeviceChoice.PINNED and sample and sample.plugin.pinning != "honoured":
             found = Eligibility(obstacles=(why_not_pinned(sample.plugin),))
         for resource, registration in self._registrations.items():
@@ -223,6 +226,7 @@ class PreferredAllocation:
                 partial(self._choose, resource),
                 self._healthy,
                 self._changed,
+                self._promotes,
             )
             self._registrations[resource].start()
             _log.info("steering_begins", resource=resource)
@@ -247,7 +251,12 @@ class PreferredAllocation:
             thread.start()
 
     def _restore(self) -> None:
-        """Register the plugins again that a killed agent has left unregistered."""
+        """Register the plugins again that a killed agent has left unregistered.
+
+        Not while the version of the kubelet is unknown: a second registration harms a new one.
+        """
+        if minor_version(self._kubelet_version()) is None:
+            return
         for plugin in leftovers(self._folder):
             resource = resource_of(plugin)
             socket = identity(self._folder / (PREFIX + plugin))
@@ -257,10 +266,16 @@ class PreferredAllocation:
             if not (may_choose_again(self._ledger, resource) and self._lock_on_node.acquire()):
                 continue
             thread = threading.Thread(
-                target=restore, args=(self._folder, plugin, self._healthy), daemon=True
+                target=restore,
+                args=(self._folder, plugin, self._healthy, self._promotes()),
+                daemon=True,
             )
             self._restored[plugin] = (socket, thread)
             thread.start()
+
+    def _promotes(self) -> bool:
+        """Whether the kubelet uses the plugin by itself when the proxy ends."""
+        return why_kubelet_not_steered(self._kubelet_version()) != ""
 
     def _choose(self, resource: str, request: ContainerRequest) -> Sequence[str] | None:
         """Return the replicas for a container; None if the plugin should choose.

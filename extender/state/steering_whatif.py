@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
-from contract.device_choice import STEERING_NOT_PERMITTED
+from contract.device_choice import STEERING_NOT_PERMITTED, why_kubelet_not_steered
 from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.fit import Verdicts, fit
@@ -54,6 +54,8 @@ class Steerable:
     obstacle: str
     #: Whether the agent has reported that it may steer, or what prevents it.
     known: bool
+    #: Whether the node's kubelet can be steered.
+    supported: bool = True
 
     @property
     def command(self) -> str:
@@ -109,6 +111,8 @@ def steerable(cluster: ClusterState, name: str) -> Steerable | None:
     if not shared_resources(gpunode.status):
         return None
     requested = choice is DeviceChoice.STEERED or plugin.choice_obstacle != ""
+    if not_supported := why_kubelet_not_steered(plugin.kubelet_version):
+        return Steerable(name, requested, not_supported, known=True, supported=False)
     obstacle = plugin.choice_obstacle
     if not obstacle and plugin.steering_permitted is False:
         obstacle = STEERING_NOT_PERMITTED
@@ -224,7 +228,8 @@ def _rejecting(cluster: ClusterState, verdicts: Verdicts) -> Iterator[tuple[int,
     by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in _BY_CHOICE])
     rows = verdicts.rows[by_choice]
     for row in rows[np.argsort(verdicts.snap.name_rank[rows])].tolist():
-        if (found := steerable(cluster, verdicts.snap.nodes[row].name)) is not None:
+        found = steerable(cluster, verdicts.snap.nodes[row].name)
+        if found is not None and found.supported:
             yield row, found
 
 

@@ -90,7 +90,12 @@ def steering_gives(unattributed_bytes: int, reserve_bytes: int | None, folder: P
     nowhere = folder / "checkpoint", folder / "no.sock"
     told: Any = (Ledger(node), lambda: node.status, lambda: reserve_bytes)
     allocation = PreferredAllocation(
-        *nowhere, *told, lambda: DeviceChoice.STEERED, lambda: None, patience_s=0.0
+        *nowhere,
+        *told,
+        lambda: DeviceChoice.STEERED,
+        lambda: "v1.36.3",
+        lambda: None,
+        patience_s=0.0,
     )
     try:
         return allocation._choose(GPU, ContainerRequest(("D::0", "D::1"), (), 1)) == ("D::0",)

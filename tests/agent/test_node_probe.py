@@ -10,6 +10,7 @@ from agent.api_server import of_client
 from agent.probes.node_probe import NodeApi, of_k3s
 from agent.probes.readings import (
     HoldingReading,
+    KubeletVersionReading,
     MirrorReading,
     ObstacleReading,
     PluginReading,
@@ -31,7 +32,10 @@ def server() -> Iterator[ApiServer]:
     with ApiServer.serving() as state:
         labels = {"nvidia.com/gpu.sharing-strategy": "none"}
         annotations = {"headroom.gpu/reserve": "1Gi"}
-        state.node = {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}}
+        state.node = {
+            "metadata": {"name": "n1", "labels": labels, "annotations": annotations},
+            "status": {"nodeInfo": {"kubeletVersion": "v1.36.3"}},
+        }
         yield state
 
 
@@ -72,9 +76,24 @@ def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
     assert [r.policy for r in readings if isinstance(r, TopologyReading)] == ["restricted"]
     assert [r.sharing for r in readings if isinstance(r, PluginReading)] == ["none"]
     assert asking.api.reserve_bytes == 1 << 30
+    assert asking.api.kubelet_version == "v1.36.3"
+    assert [r.version for r in readings if isinstance(r, KubeletVersionReading)] == ["v1.36.3"]
     for asking.now_s, requests in ((59.0, 2), (60.0, 4)):
         assert list(asking.api.read()) == readings
         assert len(server.requests) == requests
+
+
+def test_a_node_whose_kubelet_has_just_started_is_read_each_time(
+    server: ApiServer, asking: Asking
+) -> None:
+    """The new kubelet can have another version."""
+    list(asking.api.read())
+    server.node["status"]["nodeInfo"]["kubeletVersion"] = "v1.37.2"
+    list(asking.api.read())
+    assert asking.api.kubelet_version == "v1.36.3"
+    asking.api._changing = lambda: True
+    list(asking.api.read())
+    assert asking.api.kubelet_version == "v1.37.2"
 
 
 @pytest.mark.parametrize(

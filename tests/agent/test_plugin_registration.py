@@ -27,7 +27,13 @@ def test_a_socket_that_cannot_be_made_is_tried_again(
         (tmp_path / name).touch()
     (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()
     registration = PluginRegistration(
-        tmp_path, NodeLock(tmp_path), RESOURCE, lambda wanted: None, lambda _: None, lambda: None
+        tmp_path,
+        NodeLock(tmp_path),
+        RESOURCE,
+        lambda wanted: None,
+        lambda _: None,
+        lambda: None,
+        lambda: False,
     )
     with capture_logs() as logs:
         registration.start()
@@ -70,10 +76,23 @@ def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answer
         answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
         answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
     ):
-        restore(tmp_path, plugin, lambda _: healthy)
+        restore(tmp_path, plugin, lambda _: healthy, promotes=False)
     (request,) = registered
     assert plugin.encode() in request
     assert PREFIX.encode() not in request
+    assert not left.exists()
+
+
+def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registration(
+    tmp_path: Path,
+) -> None:
+    """Kubelet 1.37 rejects it, and no longer notices when the plugin ends."""
+    plugin = plugin_socket(RESOURCE)
+    left = tmp_path / f"{PREFIX}{plugin}"
+    left.touch()
+    with answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered:
+        restore(tmp_path, plugin, lambda _: True, promotes=True)
+    assert not registered
     assert not left.exists()
 
 
@@ -94,5 +113,5 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
         answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
         answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
     ):
-        restore(tmp_path, plugin, lambda _: True)
+        restore(tmp_path, plugin, lambda _: True, promotes=False)
     assert len(registered) == 1

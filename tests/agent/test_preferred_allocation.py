@@ -85,6 +85,7 @@ def allocation(
         lambda: sample,
         lambda: 0,
         lambda: DeviceChoice.STEERED,
+        lambda: "v1.36.3",
         lambda: None,
         patience_s,
     )
@@ -179,6 +180,7 @@ class Steering:
         self.ledger = Ledger(choice="")
         self.mode: DeviceChoice | None = DeviceChoice.STEERED
         self.sample: GPUNodeStatus | None = status()
+        self.kubelet_version = "v1.36.3"
         self.samples_wanted = 0
         self.folder = folder
         self.allocation = PreferredAllocation(
@@ -188,6 +190,7 @@ class Steering:
             lambda: self.sample,
             lambda: 0,
             lambda: self.mode,
+            lambda: self.kubelet_version,
             self.changed,
         )
 

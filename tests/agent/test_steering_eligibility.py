@@ -25,10 +25,14 @@ def device(uuid: str, **changes: Any) -> Device:
 
 
 def found(
-    *devices: Device, topology: str = "none", policy: Policy = "distributed", permitted: bool = True
+    *devices: Device,
+    topology: str = "none",
+    policy: Policy = "distributed",
+    permitted: bool = True,
+    kubelet: str = "v1.36.3",
 ) -> Eligibility:
     plugin = Plugin(allocation_policy=policy, topology_manager_policy=topology)
-    return eligibility(GPUNodeStatus(devices=list(devices), plugin=plugin), permitted)
+    return eligibility(GPUNodeStatus(devices=list(devices), plugin=plugin), permitted, kubelet)
 
 
 def test_every_shared_resource_is_steered() -> None:
@@ -40,6 +44,29 @@ def test_every_shared_resource_is_steered() -> None:
 
 def test_without_the_folder_nothing_is_steered() -> None:
     assert found(device("A"), permitted=False) == Eligibility(obstacles=(NOT_PERMITTED,))
+
+
+@pytest.mark.parametrize("version", ["v1.31.4+k3s1", "v1.36.3-gke.100", "1.36.0"])
+def test_kubelets_before_1_37_are_steered(version: str) -> None:
+    assert found(device("A"), kubelet=version) == Eligibility(frozenset({GPU}))
+
+
+@pytest.mark.parametrize("version", ["v1.37.0-beta.0", "v1.37.2", "v1.100.0", "v2.0.0"])
+def test_a_kubelet_from_1_37_on_is_not_steered_and_steering_ends_there(version: str) -> None:
+    seen = found(device("A"), device("C", resource=MIG), kubelet=version)
+    assert (seen.resources, seen.excluded) == (set(), {GPU, MIG})
+    assert seen.obstacles == (
+        f"steering needs a kubelet older than 1.37, and this node has {version}, which lets the "
+        "device plugin choose as soon as an agent is killed; use device choice predicted or gated",
+    )
+
+
+@pytest.mark.parametrize("version", ["", "v1", "latest"])
+def test_steering_waits_until_the_version_of_the_kubelet_is_known(version: str) -> None:
+    seen = found(device("A"), kubelet=version)
+    assert seen == Eligibility(
+        obstacles=("the version of the kubelet cannot be read from the Node's status",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from tests.kubelet.node import Node, node
 
 StartNode = Callable[..., Node]
 
+#: The newest version of the kubelet on which agents steer.
+STEERED_KUBELET = "kubelet-1.36"
+
 
 @pytest.fixture
 def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[StartNode]:
@@ -23,8 +26,6 @@ def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[
     if os.geteuid() != 0:
         pytest.skip("a kubelet needs root, in a mount namespace of its own")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
-        built("kubelet", "nvidia-device-plugin")
     with ExitStack() as stack:
 
         def start(
@@ -33,6 +34,8 @@ def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[
             numa: Sequence[int | None] = (),
             **settings: Any,
         ) -> Node:
+            with capture.global_and_fixture_disabled():  # the first build prints its progress
+                built(settings.get("kubelet", "kubelet"), "nvidia-device-plugin")
             name = f"kubelet-{os.urandom(4).hex()}"
             devices = gpus
             if isinstance(devices, int):

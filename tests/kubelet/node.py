@@ -57,7 +57,8 @@ class Node(Processes):
 
     ``device_lists`` is the plugin's device-list-strategy, ``plugin`` the rest of its configuration
     where it does more than to share ``RESOURCE``, and ``resource`` what it then offers, of
-    ``devices`` if that is not of all; ``settings`` replace those of the kubelet's configuration.
+    ``devices`` if that is not of all. ``kubelet`` is the name of its binary, such as kubelet-1.36.
+    ``settings`` replace those of the kubelet's configuration.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Node(Processes):
         plugin: Mapping[str, Any] | None = None,
         resource: str = RESOURCE,
         devices: int | None = None,
+        kubelet: str = "kubelet",
         **settings: Any,
     ) -> None:
         super().__init__("headroom-node-")
@@ -84,7 +86,8 @@ class Node(Processes):
         cdi = self.folder / "cdi"
         cdi.mkdir()
         self.runtime = self._new_runtime(cdi)
-        self._binaries = built("kubelet", "nvidia-device-plugin")
+        self._kubelet = kubelet
+        self._binaries = built(kubelet, "nvidia-device-plugin")
         self.root = self.folder / "kubelet"
         self.root.mkdir()
         files = {f"/proc/sys/{setting}": f"{value}\n" for setting, value in KERNEL.items()}
@@ -141,7 +144,7 @@ class Node(Processes):
         self._spawn_inside(
             "kubelet",
             *self._kubelet_user(),
-            str(self._binaries["kubelet"]),
+            str(self._binaries[self._kubelet]),
             f"--config={self.folder}/kubelet.yaml",
             f"--kubeconfig={self.folder}/{kubeconfig}",
             f"--hostname-override={self.name}",

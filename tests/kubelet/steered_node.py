@@ -11,7 +11,7 @@ from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.gpunode_json import decode_gpunode
 from tests.controlplane import ApiRefused
 from tests.driver import Gpu
-from tests.kubelet.conftest import StartNode
+from tests.kubelet.conftest import STEERED_KUBELET, StartNode
 from tests.kubelet.node import PODS, Node
 from tests.kubelet.node_objects import gpu_pod
 
@@ -132,8 +132,10 @@ def start_steered(start_node: StartNode) -> Iterator[StartSteered]:
             gpus: int | list[Gpu] = 2,
             replicas: int = 3,
             flags: Sequence[str] = (),
+            kubelet: str = STEERED_KUBELET,
             **settings: Any,
         ) -> SteeredNode:
+            settings["kubelet"] = kubelet
             steered = SteeredNode(start_node(gpus, replicas, **settings), flags)
             stack.callback(steered.stop)
             return steered

@@ -171,6 +171,18 @@ def test_pods_and_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (gain.waiting_pods, gain.waiting_bytes) == (2, 32 * GIB)
 
 
+def test_a_kubelet_that_is_not_steered_is_no_suggestion_and_shows_why() -> None:
+    names = ("a", "b")
+    pods = waiting("16Gi")
+    new = msgspec.structs.replace(PERMITTED, kubelet_version="v1.37.2")
+    assert gain_of(cluster(*pods, names=names, plugin=new)) is None
+    old = msgspec.structs.replace(PERMITTED, kubelet_version="v1.36.3")
+    assert gain_of(cluster(*pods, names=names, plugin=old)) is not None
+    found = steerable(cluster(plugin=new), "a")
+    assert found is not None
+    assert found.obstacle.startswith("steering needs a kubelet older than 1.37")
+
+
 @pytest.mark.parametrize(
     ("plugin", "choice", "to_do"),
     [

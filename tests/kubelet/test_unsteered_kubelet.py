@@ -1,0 +1,33 @@
+"""The newest kubelet is not steered: the agent leaves its device plugins alone, and reports why."""
+
+from tests.kubelet.node_objects import RESOURCE
+from tests.kubelet.steered_node import StartSteered, start_steered
+
+__all__ = ["start_steered"]
+
+NEWEST = "kubelet"
+
+
+def test_a_node_with_the_newest_kubelet_goes_on_without_steering_and_reports_why(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered(flags=("--device-choice=steered",), kubelet=NEWEST)
+    node = steered.node
+    node.wait(steered.obstacle, "an obstacle")
+    assert steered.obstacle().startswith("steering needs a kubelet older than 1.37")
+    assert not steered.steered()
+    assert {steered.device(f"p{number}") for number in range(2)} == {"GPU-0", "GPU-1"}
+    assert node.allocatable() == 6
+    assert node.log("kubelet").count("Got registration request") == 1  # the plugin's own
+    assert not list((node.root / "device-plugins").glob("headroom-*"))
+    # Ended or killed, the agent changes nothing for pods that come later.
+    node.end("agent")
+    assert steered.device("after-its-end") in ("GPU-0", "GPU-1")
+    steered.start_agent("--device-choice=steered")
+    node.kill("agent")
+    node.kill("nvidia-device-plugin")
+    node.start_plugin()
+    node.wait(lambda: node.log("kubelet").count("Got registration request") == 2, "the plugin")
+    node.wait(lambda: node.allocatable() == 6, "every replica")
+    assert steered.device("after-its-kill") in ("GPU-0", "GPU-1")
+    assert steered.resource == RESOURCE
