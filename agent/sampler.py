@@ -43,7 +43,7 @@ class Sampler:
         self.devices = devices
         self.probes: list[Probe] = [
             devices,
-            KubeletProbe(settings.checkpoint, settings.pod_resources),
+            KubeletProbe(settings.checkpoint, settings.pod_resources, cgroups=settings.cgroups),
             ConfigurationProbe(settings.proc, settings.checkpoint.parent),
         ]
         self.followers: list[Follower] = [devices, ProcessProbe(settings.proc)]

@@ -122,7 +122,14 @@ FLAGS = (
         Path,
     ),
     Flag("proc", "/proc", "path", "the host's /proc, to find the pod of each process", Path),
-    Flag("cgroups", "/sys/fs/cgroup", "path", "the host's cgroups, for memory limits", Path),
+    Flag(
+        "cgroups",
+        "/sys/fs/cgroup",
+        "path",
+        "the host's cgroups, for memory limits and to detect the end of pods that request GPUs in"
+        " init containers only",
+        Path,
+    ),
     Flag(
         "dcgm-url",
         "",

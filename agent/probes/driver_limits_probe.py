@@ -12,7 +12,6 @@ Limits are only reported. No decision depends on them, because the user who runs
 set them.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +20,10 @@ from pathlib import Path
 import structlog
 
 from agent.deadline import Hanging, Worker
-from agent.probes.cgroup import container_of, pod_of
+from agent.probes.cgroup import container_of
 from agent.probes.nvml import LIMITS_CALL, Gate
 from agent.probes.nvml_errors import DeviceFault, NvmlError, StaleHandle
+from agent.probes.pod_cgroups import folders, pod_cgroups
 from agent.probes.readings import (
     Degraded,
     DeviceReading,
@@ -45,10 +45,6 @@ SOURCE = "limits"
 #: Seconds between two reads. No decision depends on limits, and finding the cgroups of 768 pods
 #: takes a tenth of a sample's time.
 ASK_EVERY_S = 15.0
-
-#: Maximum depth of a pod's cgroup. Example:
-#: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/<pod>
-_MOST_LEVELS = 4
 
 _PEAK_FILE = "dmem.peak"
 _MOST_PEAK_BYTES = 1 << 16
@@ -134,7 +130,7 @@ class LimitsProbe:
             return [SourceReading(SOURCE, "absent", why)]
         if not (self._root / "cgroup.controllers").exists():
             return [SourceReading(SOURCE, "absent", f"{self._root} has no cgroups (v2)")]
-        seen = dict(_pods(str(self._root), 0))
+        seen = pod_cgroups(self._root)
         if not seen:  # not even the agent's own pod
             why = f"no pod's cgroup is in {self._root}: mount the host's /sys/fs/cgroup there"
             return _degraded(why)
@@ -142,7 +138,7 @@ class LimitsProbe:
             device: [
                 (uid, container_id, each.path)
                 for uid in sorted(uids & seen.keys())
-                for each in _folders(seen[uid])
+                for each in folders(seen[uid])
                 if (container_id := container_of(each.name))
             ]
             for device, uids in pods.items()
@@ -189,24 +185,6 @@ def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
         if device in healthy:
             found.setdefault(device, set()).add(holding.uid)
     return found
-
-
-def _pods(folder: str, level: int) -> Iterator[tuple[str, str]]:
-    """Yield uid and cgroup directory of every pod below the kubelet's top-level cgroups."""
-    for each in _folders(folder):
-        if uid := pod_of(each.name):
-            yield uid, each.path
-        elif level < _MOST_LEVELS and (level or "kube" in each.name):
-            yield from _pods(each.path, level + 1)
-
-
-def _folders(folder: str) -> list[os.DirEntry[str]]:
-    """Return the subdirectories of a directory; none if it was removed meanwhile."""
-    try:
-        with os.scandir(folder) as entries:
-            return [each for each in entries if each.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
 
 
 def _high_water(

@@ -5,19 +5,26 @@ resource and replicas are of the same pod, because no two running pods hold the 
 recreated pod of the same name is distinguished from its predecessor by its uid.
 
 The checkpoint is read first, so its entries are older than the list of PodResources. If that list
-lacks an entry, then its pod has ended, or the kubelet has just started and has not loaded its pods.
-After ``SETTLED_AFTER_S`` the pod counts as ended, until then the checkpoint counts. If PodResources
-lists replicas that the checkpoint does not have, the checkpoint is read again.
+lacks an entry that it had before, then the pod has ended, or the kubelet has just started and has
+not loaded its pods. After ``SETTLED_AFTER_S`` the pod counts as ended, until then the checkpoint
+counts. If PodResources lists replicas that the checkpoint does not have, the checkpoint is read
+again.
+
+PodResources never lists ordinary init containers. So a pod whose init containers alone request
+devices is never listed, although the kubelet keeps its devices until the pod ends. Such a pod
+counts as running while it has a cgroup. The kubelet creates the cgroup a moment after it wrote the
+checkpoint, so the pod also counts as running for ``SETTLED_AFTER_S`` without a cgroup.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.probes.checkpoint import BadCheckpoint, Checkpoint, Entry, read_checkpoint
+from agent.probes.checkpoint import Checkpoint, Entry
+from agent.probes.checkpoint_file import CHECKPOINT, CheckpointFile, why_not_read
+from agent.probes.pod_cgroups import pod_cgroups
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
 from agent.probes.readings import (
     AnswerReading,
@@ -27,11 +34,7 @@ from agent.probes.readings import (
     SourceReading,
 )
 
-CHECKPOINT = "checkpoint"
 PODRESOURCES = "podresources"
-
-#: Seconds between two computations of the checksum while the file changes with every sample.
-VERIFY_EVERY_S = 300.0
 
 #: Seconds after its start in which a kubelet may not have loaded its pods.
 SETTLED_AFTER_S = 10.0
@@ -60,6 +63,7 @@ class Joined:
 class KubeletProbe:
     """Reads device assignments from the file ``checkpoint`` and the service at ``socket``.
 
+    ``cgroups`` is the host's /sys/fs/cgroup; None: a pod that is not listed has ended.
     ``wall_s`` returns the Unix time, which is compared with the time of change of the kubelet's
     socket. ``monotonic_s`` measures how long a pod has been unlisted.
     """
@@ -72,16 +76,23 @@ class KubeletProbe:
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         settled_after_s: float = SETTLED_AFTER_S,
+        cgroups: Path | None = None,
     ) -> None:
-        self._checkpoint = _CheckpointFile(checkpoint, monotonic_s)
+        self._checkpoint = CheckpointFile(checkpoint, monotonic_s)
         self._socket = socket
         self._service = service or PodResources(str(socket))
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._settled_after_s = settled_after_s
+        self._cgroups = cgroups
         #: Uid -> since when every answer of PodResources has omitted it; -infinity: it has ended.
         self._unlisted_since_s: dict[str, float] = {}
+        #: Uid -> name of the pods of the checkpoint that PodResources lists, or listed before.
         self._names: dict[str, Name] = {}
+        #: Uids of the pods of the checkpoint that were never listed, and whose cgroup was seen.
+        self._had_cgroup: set[str] = set()
+        #: Why pods that were never listed cannot be checked; empty if they can, or there are none.
+        self._no_cgroups = ""
         #: Inode and time of change (ns) of the socket, which the kubelet creates at every start.
         self._birth: tuple[int, int] | None = None
 
@@ -97,12 +108,13 @@ class KubeletProbe:
         uids = {entry.pod_uid for entry in entries}
         names = {**self._names, **joined.names}
         self._names = {uid: name for uid, name in names.items() if uid in uids}
+        self._had_cgroup &= uids
         return [
             *joined.holdings,
             *_registered(checkpoint, healthy),
             *_answers(entries),
             source,
-            _judged(service, listed, joined, self._unlisted_since_s, checkpoint),
+            _judged(service, listed, joined, self._unlisted_since_s, checkpoint, self._no_cgroups),
         ]
 
     def _ask(
@@ -113,7 +125,7 @@ class KubeletProbe:
             found = self._socket.stat()
         except OSError as err:
             self._birth = None
-            why = _why(err, "no socket; it is mounted from /var/lib/kubelet/pod-resources")
+            why = why_not_read(err, "no socket; it is mounted from /var/lib/kubelet/pod-resources")
             return None, None, SourceReading(PODRESOURCES, "absent", why)
         birth = (found.st_ino, found.st_ctime_ns)
         if birth != self._birth:
@@ -135,71 +147,57 @@ class KubeletProbe:
             # Without an answer no pod counts as unlisted: start again with the next answer.
             self._unlisted_since_s.clear()
             return join(entries, (), self._names)
-        now_s = self._monotonic_s()
         first = join(entries, listed, self._names)
-        self._unlisted_since_s = {
-            uid: self._unlisted_since_s.get(uid, now_s) for uid in first.unlisted
-        }
-        # A clock that was set back makes the kubelet younger, which is safe.
-        born_s = math.inf if self._birth is None else self._birth[1] / 1e9
-        settled = bool(listed) and self._wall_s() - born_s >= self._settled_after_s
-        ended = {
-            uid
-            for uid, since_s in self._unlisted_since_s.items()
-            if settled or now_s - since_s >= self._settled_after_s
-        }
-        for uid in ended:
-            self._unlisted_since_s[uid] = float("-inf")  # it stays ended
+        ended = self._ended(first.unlisted, is_complete=bool(listed))
         if not ended:
             return first
         return join(entries, listed, self._names, ended)
 
+    def _ended(self, unlisted: frozenset[str], is_complete: bool) -> set[str]:
+        """Return the unlisted pods that count as ended.
 
-class _CheckpointFile:
-    """The checkpoint, parsed again only if the file changed.
+        ``is_complete`` is False if PodResources lists no pods at all, as after a kubelet's start.
+        """
+        now_s = self._monotonic_s()
+        running = self._running(unlisted - self._names.keys())
+        self._unlisted_since_s = {
+            uid: self._unlisted_since_s.get(uid, now_s) for uid in unlisted - running
+        }
+        # A clock that was set back makes the kubelet younger, which is safe.
+        born_s = math.inf if self._birth is None else self._birth[1] / 1e9
+        is_settled = is_complete and self._wall_s() - born_s >= self._settled_after_s
+        ended = {
+            uid
+            for uid, since_s in self._unlisted_since_s.items()
+            if now_s - since_s >= self._settled_after_s or (is_settled and not self._is_new(uid))
+        }
+        for uid in ended:
+            self._unlisted_since_s[uid] = float("-inf")  # it stays ended
+        return ended
 
-    The checksum is the most expensive part. So it is computed at the first sample in which the file
-    has not changed. If the file changes with every sample, it is computed every ``VERIFY_EVERY_S``.
-    After a file that could not be used, the next one is verified at once.
-    """
+    def _running(self, unlisted: Collection[str]) -> set[str]:
+        """Return the pods that have a cgroup, among these, which PodResources never listed."""
+        self._no_cgroups = ""
+        if not unlisted or self._cgroups is None:
+            return set()
+        pods = pod_cgroups(self._cgroups)
+        if not pods:  # not even the agent's own pod
+            self._no_cgroups = (
+                f"no pod's cgroup is in {self._cgroups}: mount the host's /sys/fs/cgroup there. "
+                "Until then pods whose init containers alone request GPUs count as ended"
+            )
+        running = pods.keys() & set(unlisted)
+        self._had_cgroup |= running
+        return running
 
-    def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:
-        self._path = path
-        self._monotonic_s = monotonic_s
-        self._signature: tuple[int, int, int] | None = None
-        self._last: tuple[Checkpoint | None, SourceReading] = (None, SourceReading(CHECKPOINT))
-        #: When a checksum was last computed.
-        self._verified_s = float("-inf")
-
-    def read(self) -> tuple[Checkpoint | None, SourceReading]:
-        """Return the content (None if it cannot be read), and the state of the source."""
-        try:
-            found = self._path.stat()
-            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-            changed = signature != self._signature
-            checkpoint, source = self._last
-            if changed or (checkpoint is not None and checkpoint.verified is None):
-                late = self._monotonic_s() - self._verified_s >= VERIFY_EVERY_S
-                self._last = self._parsed(not changed or late or source.state != "ok")
-                self._signature = signature
-        except OSError as err:
-            self._signature = None
-            why = _why(err, "no file; it is mounted from /var/lib/kubelet/device-plugins")
-            missing = isinstance(err, FileNotFoundError)
-            return None, SourceReading(CHECKPOINT, "absent" if missing else "degraded", why)
-        return self._last
-
-    def _parsed(self, verify: bool) -> tuple[Checkpoint | None, SourceReading]:
-        try:
-            checkpoint = read_checkpoint(self._path, verify=verify)
-        except BadCheckpoint as err:
-            return None, SourceReading(CHECKPOINT, "degraded", str(err))
-        if verify:
-            self._verified_s = self._monotonic_s()
-        if checkpoint.verified is False:
-            why = "its checksum does not match its content"
-            return checkpoint, SourceReading(CHECKPOINT, "degraded", why)
-        return checkpoint, SourceReading(CHECKPOINT)
+    def _is_new(self, uid: str) -> bool:
+        """Return whether the kubelet may have admitted this unlisted pod a moment ago."""
+        return (
+            self._cgroups is not None
+            and not self._no_cgroups
+            and uid not in self._names
+            and uid not in self._had_cgroup
+        )
 
 
 def _registered(
@@ -256,6 +254,7 @@ def _judged(
     joined: Joined,
     unlisted_since_s: dict[str, float],
     checkpoint: Checkpoint | None,
+    no_cgroups: str,
 ) -> SourceReading:
     """Return the state of PodResources after the comparison with the checkpoint."""
     if listed is None or service.state != "ok":
@@ -268,16 +267,11 @@ def _judged(
         why = "lists replicas that the checkpoint does not have"
     elif joined.ambiguous:
         why = "several pods match the same entry of the checkpoint"
+    elif no_cgroups:
+        why = no_cgroups
     else:
         return service
     return SourceReading(PODRESOURCES, "degraded", why)
-
-
-def _why(err: OSError, missing: str) -> str:
-    """Return ``missing`` if there is no file, otherwise the system's text of the error."""
-    if isinstance(err, FileNotFoundError):
-        return missing
-    return os.strerror(err.errno or 0)
 
 
 def join(

@@ -228,7 +228,7 @@ class Service(PodResources):
 class World:
     """A probe with a hand on the clock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cgroups: Path | None = None) -> None:
         self.now_s = 0.0
         self.file = folder / "checkpoint"
         self.socket = folder / "socket"
@@ -241,6 +241,7 @@ class World:
             self.service,
             lambda: self.now_s,
             lambda: self.socket.stat().st_ctime_ns / 1e9 + self.age_s,
+            cgroups=cgroups,
         )
 
     def restart_kubelet(self) -> None:
@@ -284,6 +285,72 @@ def test_a_kubelet_that_may_not_have_listed_its_pods_gets_time(world: World, you
     world.now_s = SETTLED_AFTER_S
     assert world.uids() == []
     assert world.message() == ""
+
+
+_UID, _OTHER = "0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c", "2" * 32
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "kubepods.slice/kubepods-pod{}.slice",
+        "kubepods/besteffort/pod{}",
+        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+        "kubelet-kubepods-burstable-pod{}.slice",
+        "pids/kubepods/pod{}",
+    ],
+)
+def test_a_pod_that_is_never_listed_runs_while_it_has_a_cgroup(tmp_path: Path, form: str) -> None:
+    """Only its init container requests a GPU, and PodResources lists no init containers."""
+    world = World(tmp_path, tmp_path / "cgroup")
+    is_systemd = form.endswith(".slice")
+    folder = tmp_path / "cgroup" / form.format(_UID.replace("-", "_") if is_systemd else _UID)
+    folder.mkdir(parents=True)
+    (folder.parent / "kubepods-not-a-pod").mkdir()
+    world.write(entry(_UID, ContainerName="warmup"), entry(_OTHER, DeviceIDs=["GPU-a::1"]))
+    world.service.containers_now = [ListedContainer("ns", "p", "main", {})]
+    assert world.uids() == [_UID, _OTHER]  # the other may have been admitted a moment ago
+    for world.now_s in (SETTLED_AFTER_S, 1e6):
+        assert world.uids() == [_UID]
+        assert world.message() == ""
+    world.restart_kubelet()
+    assert _UID in world.uids()
+    world.age_s = 1e9
+    folder.rmdir()
+    world.now_s += 1.0
+    assert world.uids() == []
+
+
+def test_a_new_pod_gets_time_until_it_has_a_cgroup(tmp_path: Path) -> None:
+    world = World(tmp_path, tmp_path)
+    other = tmp_path / f"kubepods/pod{_OTHER}"
+    other.mkdir(parents=True)
+    world.write(entry(_UID))
+    world.service.containers_now = [listed("other")]
+    assert world.uids() == [_UID]
+    assert "still count as running" in world.message()
+    other.with_name(f"pod{_UID}").mkdir()
+    world.now_s = SETTLED_AFTER_S
+    assert (world.uids(), world.message()) == ([_UID], "")
+
+
+def test_a_pod_that_was_listed_ends_at_once_even_if_its_cgroup_remains(tmp_path: Path) -> None:
+    """The kubelet removes the cgroup only after it has unmounted the pod's volumes."""
+    world = World(tmp_path, tmp_path)
+    (tmp_path / f"kubepods/pod{_UID}").mkdir(parents=True)
+    world.write(entry(_UID))
+    world.service.containers_now = [listed("p", "GPU-a::0")]
+    assert world.uids() == [_UID]
+    world.service.containers_now = [listed("other")]
+    assert world.uids() == []
+
+
+def test_without_cgroups_the_report_says_which_pods_may_be_missed(tmp_path: Path) -> None:
+    world = World(tmp_path, tmp_path / "none")
+    world.write(entry(_UID))
+    world.service.containers_now = [listed("other")]
+    assert world.uids() == []
+    assert "mount the host's /sys/fs/cgroup there" in world.message()
 
 
 def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:

@@ -225,6 +225,7 @@ class Node(Processes):
         self.fork(
             *("agent", "agent", f"--node={self.name}", "--interval=1", "--heartbeat=10"),
             f"--proc={proc}",
+            f"--cgroups={self.runtime.cgroups}",
             f"--listen=127.0.0.1:{port}",
             "--local-port=0",
             *flags,

@@ -46,6 +46,7 @@ class Agent:
             root / "device-plugins/kubelet_internal_checkpoint",
             root / "pod-resources/kubelet.sock",
             settled_after_s=self.settled_after_s,
+            cgroups=self.node.runtime.cgroups,
         )
         self.configuration = ConfigurationProbe(self.proc, root / "device-plugins")
         self.processes = ProcessProbe(self.proc)

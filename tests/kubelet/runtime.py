@@ -6,7 +6,9 @@ A container runs until the kubelet stops it or a test ends it (``exit``), but fo
 period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM``
 gives on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with, or of the CDI devices
 that it is given, which are looked up in ``cdi`` as runtimes do; ``use`` changes that later. Its
-process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
+process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``. Each pod
+has a directory in ``cgroups`` from its sandbox's start to its stop. A kubelet that manages cgroups
+creates it a moment earlier and removes it a moment later.
 
 Our own commands, which begin with ``headroom`` or ``python -m``, are really run. They find the node
 on loopback: ``reach`` has the addresses.
@@ -41,6 +43,7 @@ FIRST_PID = 100_000
 class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  # type: ignore[name-defined,misc]
     def __init__(self, socket: Path, proc: Path, driver: Driver, cdi: Path) -> None:
         self.proc = proc
+        self.cgroups = proc.with_name("cgroup")
         self.driver = driver
         self.cdi = cdi
         #: Variables of the containers whose commands are really run.
@@ -165,6 +168,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         sandbox = Sandbox(secrets.token_hex(32), request.config, time.time_ns())
         with self.lock:
             self.sandboxes[sandbox.id] = sandbox
+            self._cgroup(sandbox).mkdir(parents=True, exist_ok=True)
         return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     def StopPodSandbox(self, request: Any, context: Any) -> Any:
@@ -173,6 +177,8 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
                 for container in self._inside(sandbox):
                     self._end(container, 137)
                 sandbox.ready = False
+                with contextlib.suppress(FileNotFoundError):  # stopped before
+                    self._cgroup(sandbox).rmdir()
         return cri.StopPodSandboxResponse()
 
     def RemovePodSandbox(self, request: Any, context: Any) -> Any:
@@ -289,6 +295,9 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
 
     def ListPodSandboxStats(self, request: Any, context: Any) -> Any:
         return cri.ListPodSandboxStatsResponse()
+
+    def _cgroup(self, sandbox: Sandbox) -> Path:
+        return self.cgroups / f"kubepods/pod{sandbox.config.metadata.uid}"
 
     def _inside(self, sandbox: Sandbox) -> list[Container]:
         return [each for each in self.containers.values() if each.sandbox is sandbox]

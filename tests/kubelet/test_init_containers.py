@@ -1,0 +1,134 @@
+"""Pods whose init, sidecar or ephemeral containers use GPUs, on a real kubelet.
+
+PodResources lists no ordinary init containers. The kubelet keeps their devices as long as the pod
+exists.
+"""
+
+from typing import Any
+
+import pytest
+
+from contract.gpunode import GPUNodeStatus
+from tests.kubelet.conftest import StartNode
+from tests.kubelet.node import PODS, Node
+from tests.kubelet.node_objects import gpu_container, gpu_pod
+from tests.kubelet.probed_node import Agent, StartAgent, start_agent, states
+
+__all__ = ["start_agent"]
+
+
+def _allocated(status: GPUNodeStatus) -> int:
+    return sum(device.replicas.allocated for device in status.devices)
+
+
+def _held_by(node: Node, name: str) -> set[tuple[str, str]]:
+    """Container and replica of a pod, as the device manager recorded them."""
+    uid = node.uid(name)
+    return {
+        (entry["ContainerName"], replica)
+        for entry in node.checkpoint()["PodDeviceEntries"] or ()
+        if entry["PodUID"] == uid
+        for replicas in entry["DeviceIDs"].values()
+        for replica in replicas
+    }
+
+
+def _rows(agent: Agent, uid: str) -> set[tuple[str, str]]:
+    return {(row.container, row.replica) for row in agent.sample().pods if row.uid == uid}
+
+
+def _without_gpu(name: str) -> dict[str, Any]:
+    return {"name": name, "image": "any"}
+
+
+def _pod(name: str, init: list[dict[str, Any]], main: dict[str, Any]) -> dict[str, Any]:
+    return gpu_pod(name, initContainers=init, containers=[main])
+
+
+_INIT = gpu_container("init", "exit", "0")
+_SIDECAR = gpu_container("sidecar") | {"restartPolicy": "Always"}
+
+
+@pytest.mark.parametrize(
+    ("init", "main", "containers", "replicas"),
+    [
+        pytest.param([_INIT], _without_gpu("main"), {"init"}, 1, id="init alone"),
+        pytest.param([_INIT], gpu_container("main"), {"init", "main"}, 1, id="init and main"),
+        pytest.param([_SIDECAR], _without_gpu("main"), {"sidecar"}, 1, id="sidecar alone"),
+        pytest.param(
+            [_SIDECAR, _INIT], gpu_container("main"), {"sidecar", "init", "main"}, 2, id="all"
+        ),
+    ],
+)
+def test_a_pod_holds_the_replicas_of_all_its_containers_until_it_ends(
+    start_node: StartNode,
+    start_agent: StartAgent,
+    init: list[dict[str, Any]],
+    main: dict[str, Any],
+    containers: set[str],
+    replicas: int,
+) -> None:
+    node = start_node(gpus=2, replicas=2)
+    agent = start_agent(node, settled_after_s=0.0)
+    node.bind(_pod("p", init, main))
+    node.wait(lambda: "main" in node.runtime.running("p"), "a pod that runs")
+    uid, held = node.uid("p"), _held_by(node, "p")
+    assert {container for container, _ in held} == containers
+    assert len({replica for _, replica in held}) == replicas
+    assert _rows(agent, uid) == held
+    status = agent.sample()
+    assert _allocated(status) == replicas
+    assert states(status)["podresources"] == "ok", status.sources
+    # The other replicas are free for the kubelet too, and no more of them.
+    others = [f"other-{number}" for number in range(4 - replicas)]
+    for other in others:
+        node.admit(gpu_pod(other))
+    assert _rows(agent, uid) == held
+    assert _allocated(agent.sample()) == 4
+    # The kubelet does not write the checkpoint when a pod ends.
+    node.delete("p")
+    node.wait(lambda: node.is_gone("p"), "a pod that is gone")
+    node.wait(lambda: _allocated(agent.sample()) == len(others), "its replicas are free")
+    assert _rows(agent, uid) == set()
+
+
+def test_an_agent_that_starts_later_sees_a_pod_with_a_gpu_in_its_init_container(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    node = start_node(gpus=1, replicas=2)
+    node.bind(_pod("p", [_INIT], _without_gpu("main")))
+    node.bind(_pod("ended", [_INIT], gpu_container("main", "exit", "0")))
+    node.wait(lambda: "main" in node.runtime.running("p"), "a pod that runs")
+    node.wait(lambda: node.status("ended")["phase"] == "Succeeded", "a pod that ended")
+    agent = start_agent(node, settled_after_s=1.0)
+    node.wait(lambda: _allocated(agent.sample()) == 1, "the replica of the pod that runs")
+    node.kill("kubelet")
+    node.start_kubelet()
+    node.wait(lambda: states(agent.sample())["podresources"] == "ok", "a kubelet with its pods")
+    assert _rows(agent, node.uid("p")) == _held_by(node, "p")
+    assert _allocated(agent.sample()) == 1
+
+
+def test_an_ephemeral_container_holds_no_replica(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    """The API server accepts no resources for it. It uses the GPUs of its pod."""
+    node = start_node(gpus=1, replicas=2)
+    agent = start_agent(node, settled_after_s=0.0)
+    node.run(gpu_pod("p"))
+    uid, held = node.uid("p"), _held_by(node, "p")
+    debug = {"name": "debug", "image": "any", "targetContainerName": "main"}
+    node.plane.call(
+        "PATCH",
+        f"{PODS}/p/ephemeralcontainers",
+        {"spec": {"ephemeralContainers": [debug]}},
+        "application/strategic-merge-patch+json",
+    )
+    node.wait(lambda: "debug" in node.runtime.running("p"), "the ephemeral container runs")
+    main = node.runtime.running("p")["main"]
+    (device,) = main.devices
+    node.driver.use(node.runtime.running("p")["debug"].pid, {device: 3 << 30})
+    status = agent.sample()
+    assert _rows(agent, uid) == held
+    assert _allocated(status) == 1
+    assert [(row.container, row.used_bytes) for row in status.pods] == [("main", 3 << 30)]
