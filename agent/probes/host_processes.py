@@ -5,9 +5,7 @@ the name of another one, but only root can create a socket in the kubelet's dire
 be written by anyone, so size and nesting are limited before it is decoded.
 """
 
-import os
 import socket
-import stat
 import struct
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.probes.files_inside import read_inside
 from agent.probes.readings import SourceReading
 
 _CREDENTIALS = struct.Struct("3i")
@@ -147,40 +146,23 @@ class ConfigFiles:
     """Decodes YAML and TOML files, and decodes a file again only if it changed."""
 
     def __init__(self) -> None:
-        self._decoded: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+        self._decoded: dict[tuple[Path, str], tuple[tuple[int, int, int], Any]] = {}
 
     def read(self, process: Path, path: str) -> Any:
-        """Return a decoded YAML or TOML file of a process's mount namespace.
+        """Return a decoded YAML or TOML file, which ``process`` calls ``path``.
 
-        Raises ``OSError`` and ``ValueError``.
+        Raises ``Unreadable`` and ``ValueError``.
         """
-        there = inside(process, path)
-        # Reading a pipe or a device might not end.
-        with open(os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(f"{path} is not a regular file")
-            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-            last = self._decoded.get(there)
-            if last is None or last[0] != signature:
-                text = file.read(_MOST_FILE_BYTES + 1).decode()
-                if len(text) > _MOST_FILE_BYTES:
-                    raise ValueError(f"{path} is larger than {_MOST_FILE_BYTES >> 10} KiB")
-                read = _decoded(text, toml=path.endswith(".toml"))
-                if len(self._decoded) >= _MOST_DECODED:
-                    self._decoded.clear()  # the paths name processes, most of which have ended
-                last = self._decoded[there] = (signature, read)
+        signature, content = read_inside(process, path, _MOST_FILE_BYTES + 1)
+        last = self._decoded.get((process, path))
+        if last is None or last[0] != signature:
+            if len(content) > _MOST_FILE_BYTES:
+                raise ValueError(f"{path} is larger than {_MOST_FILE_BYTES >> 10} KiB")
+            read = _decoded(content.decode(), toml=path.endswith(".toml"))
+            if len(self._decoded) >= _MOST_DECODED:
+                self._decoded.clear()  # the keys name processes, most of which have ended
+            last = self._decoded[process, path] = (signature, read)
         return last[1]
-
-
-def inside(process: Path, path: str) -> Path:
-    """Return the path at which the agent finds the file that ``process`` calls ``path``.
-
-    ``process`` is the directory of the process in /proc; the path leads through its ``root`` or
-    ``cwd``.
-    """
-    own = Path(path)
-    return process / ("root" if own.is_absolute() else "cwd") / path.lstrip("/")
 
 
 def _decoded(text: str, toml: bool) -> Any:

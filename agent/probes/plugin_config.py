@@ -16,12 +16,12 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
+from agent.probes.files_inside import Unreadable, names_inside
 from agent.probes.host_processes import (
     ConfigFiles,
     SocketListeners,
     environment_of,
     flags_of,
-    inside,
     listener,
     read_text,
 )
@@ -107,7 +107,7 @@ class ConfigurationProbe:
             file = self._files.read(process, path) if path else {}
             reading = _plugin_reading(flags, environment, file)
         except (OSError, ValueError, TypeError) as err:  # the file may contain any YAML
-            why = f"configuration of the device plugin cannot be read ({type(err).__name__})"
+            why = f"configuration of the device plugin cannot be read ({_cause(err)})"
             return [SourceReading(PLUGIN, "degraded", why)]
         return [replace(reading, toolkit_obeys_environment=self._toolkit()), source]
 
@@ -127,7 +127,7 @@ class ConfigurationProbe:
         try:
             policy = self._topology_policy(process)
         except (OSError, ValueError, TypeError) as err:
-            why = f"configuration of the kubelet cannot be read ({type(err).__name__})"
+            why = f"configuration of the kubelet cannot be read ({_cause(err)})"
             return [SourceReading(KUBELET, "degraded", why)]
         if policy is None:
             why = "k3s hides the kubelet's flags, and its files set no topology manager policy"
@@ -147,8 +147,9 @@ class ConfigurationProbe:
         files = [flags["config"]] if "config" in flags else []
         if "config-dir" in flags:
             # Drop-in files override the configuration file, in the order of their names.
-            folder = inside(process, flags["config-dir"])
-            files += sorted(str(each) for each in _configs(folder, process))
+            folder = flags["config-dir"]
+            names = names_inside(process, folder)
+            files += [f"{folder}/{name}" for name in names if name.endswith(".conf")]
         for path in reversed(files):
             if policy:
                 break
@@ -161,10 +162,9 @@ class ConfigurationProbe:
         return policy
 
 
-def _configs(folder: Path, process: Path) -> Iterable[str]:
-    """Return the paths of the drop-in files in ``folder``, as the process calls them."""
-    root = str(process / "root")
-    return (str(each).removeprefix(root) for each in folder.glob("*.conf"))
+def _cause(err: Exception) -> str:
+    """Return why a file cannot be read, without its content."""
+    return str(err) if isinstance(err, Unreadable) else type(err).__name__
 
 
 def obeys_environment(toolkit: Mapping[str, Any]) -> bool | None:

@@ -216,7 +216,9 @@ def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None
             lambda f: (f / "environ").unlink(), "CAP_SYS_PTRACE", id="it may not be looked into"
         ),
         pytest.param(
-            lambda f: (f / "root/config/config.yaml").unlink(), "FileNotFoundError", id="no file"
+            lambda f: (f / "root/config/config.yaml").unlink(),
+            "/config/config.yaml: No such file or directory",
+            id="no file",
         ),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text("a: b: c"),
@@ -236,7 +238,9 @@ def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text(MERGES), "ValueError", id="aliases"
         ),
-        pytest.param(lambda f: pipe(f / "root/config/config.yaml"), "OSError", id="a pipe"),
+        pytest.param(
+            lambda f: pipe(f / "root/config/config.yaml"), "is not a regular file", id="a pipe"
+        ),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text(f"version: {'1:' * 5000}1"),
             "ValueError",
