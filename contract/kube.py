@@ -194,6 +194,8 @@ class PodSpec(KubeStruct, frozen=True):
     topology_spread_constraints: list[Present] | None = None
     volumes: list[Volume] | None = None
     resource_claims: list[Present] | None = None
+    #: Requests of the whole pod (Kubernetes 1.34 and newer).
+    resources: ResourceRequirements | None = None
     overhead: Mapping[str, Quantity] | None = None
 
 

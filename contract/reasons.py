@@ -157,6 +157,13 @@ class Reason(Enum):
         "being evicted for the same cause.",
         "wait; the node accepts pods again by itself",
     )
+    #: Rejects binds only.
+    NODE_FILLED = (
+        "another scheduler has just filled the CPU, the memory or the pods of the node",
+        "Two schedulers chose the node at the same moment, and the other one has bound its pod.",
+        "wait: kube-scheduler tries the pod again. If it happens often, keep the pods of other "
+        "schedulers off GPU nodes with a taint. Example: nvidia.com/gpu=present:NoSchedule",
+    )
     # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
     DRA_MANAGES = (
         "GPUs of the node are managed by a DRA driver",

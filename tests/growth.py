@@ -261,6 +261,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "NodeQueue.queued": Per("bind under way", 2_000),
         "NodeBatcher._queues": Per("bind under way", 1_000),
     },
+    "extender/ledger/node_capacity.py": {
+        "NodeCapacity._arriving": Per("bind under way", 2_000),
+    },
     "extender/placement/demand_pricing.py": {
         "DemandMix.demand": Fixed(64 * 500),
         "DemandTracker._offered": Fixed(256 * 100_000),

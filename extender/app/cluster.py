@@ -153,7 +153,7 @@ async def _serve_extender(
     post = KubeEvents(cluster.api, time.time).post
     extender = Extender(settings, cluster.unready, post, cluster.unlisted, origin)
     store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
-    ledger = extender.open_ledger(store)
+    ledger = extender.open_ledger(store, store.list_bound)
     evictor = KubernetesEvictor(loop_api)
     extender.enable_evictions(store, ledger, evictor)
     extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))

@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from contract.annotations import PREFIX
 from contract.gpunode import GPUNode
-from contract.kube import Pod
+from contract.kube import Pod, Quantity
 from contract.reasons import Reason
 from extender.app.cluster_view import ClusterView
 from extender.config.reload import ANYWHERE, Origin
@@ -25,6 +26,7 @@ from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.controllers.starts import StartsController
 from extender.ledger.ledger import Ledger
+from extender.ledger.node_capacity import ListBound, NodeCapacity
 from extender.ledger.store import Evictor, Store
 from extender.observability.feed import Feed
 from extender.observability.journal_stream import AssumedLine, assumed_line
@@ -150,7 +152,10 @@ class Extender(ClusterView):
         now_s = time.monotonic()
         return assumed_line(self.cluster, self.scheduling.assumed.reservations(now_s), now_s)
 
-    def open_ledger(self, store: Store) -> Ledger:
+    def open_ledger(self, store: Store, bound: ListBound | None = None) -> Ledger:
+        """Return the ledger over the store. ``bound`` lists the pods of a node, to decline binds to
+        nodes that another scheduler has filled; None if there is no other scheduler."""
+
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
             now_s, node = time.monotonic(), gpunode.name
             # The memory may be held for another pod since filter passed this pod.
@@ -171,7 +176,18 @@ class Extender(ClusterView):
             known=lambda gpunode: devices_known(self.cluster, gpunode),
             observes=lambda: self.observes,
             together=gathered,
+            capacity=NodeCapacity(bound, self._shared_resources) if bound else None,
         )
+
+    def _shared_resources(self, node: str) -> Mapping[str, Quantity] | None:
+        """Return the allocatable resources of a node without those that the ledger counts."""
+        found = self.cluster.node(node)
+        allocatable = found.status.allocatable if found and found.status else None
+        return allocatable and {
+            name: quantity
+            for name, quantity in allocatable.items()
+            if not (self.cluster.rules.manages(name) or name.startswith(PREFIX))
+        }
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
         """From now on also evict pods that do not fit on the GPU that they got, or use more memory

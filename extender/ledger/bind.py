@@ -19,9 +19,11 @@ from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.node_batcher import NodeBatcher, NodeQueue
+from extender.ledger.node_capacity import NodeCapacity
 from extender.ledger.reservations import ATTEMPTS, Reservations
 from extender.ledger.store import Binding
 from extender.placement.placement_record import Placement
+from extender.state.bound_pods import BoundPod
 
 #: Binds a pod as kube-scheduler would: no charges, no annotations.
 UNRESERVED = Placement((), {})
@@ -125,7 +127,8 @@ class Binder:
     """Binds pods.
 
     ``observes`` returns whether the mode is observe (by default it is not). In mode observe, each
-    pod is bound as requested, and charged even if that overcommits the node.
+    pod is bound as requested, and charged even if that overcommits the node. ``capacity`` declines
+    binds to nodes that other schedulers have filled; by default none.
     """
 
     def __init__(
@@ -134,8 +137,10 @@ class Binder:
         judge: Judge,
         observes: Callable[[], bool] = bool,
         monotonic_s: Callable[[], float] = time.monotonic,
+        capacity: NodeCapacity | None = None,
     ) -> None:
         self._reservations = reservations
+        self._capacity = capacity or NodeCapacity(_no_pods, lambda node: None)
         self._store = reservations.store
         self._judge = judge
         self._observes = observes
@@ -172,11 +177,17 @@ class Binder:
                 case outcome:
                     return outcome
             # 4. Bind, on condition that the pod is still the one that was fitted.
+            version = pod.metadata.resource_version
             try:
-                await self._store.bind(_binding(pod, request.node, placement))
-                return Bound(pod.metadata.resource_version, despite)
+                with self._capacity.arriving(pod, request.node):
+                    if self._observes() or not await self._capacity.exceeded(pod, request.node):
+                        await self._store.bind(_binding(pod, request.node, placement))
+                        return Bound(version, despite)
             except StoreError as err:
                 error = err
+            else:
+                await self._reservations.remove(request.node, request.uid)
+                return Declined(Reason.NODE_FILLED, version)
             # 5. Rejected or unanswered: the pod's current state decides.
             pending.pod = await self._store.read_pod(request.namespace, request.name)
             state = _unbound(request, pending.pod)
@@ -323,6 +334,10 @@ class Binder:
             return Failed(str(err), outcome.version)
         despite = outcome.reason if isinstance(outcome, Declined) else None
         return Bound(state.metadata.resource_version, despite)
+
+
+async def _no_pods(node: str) -> list[BoundPod]:
+    return []
 
 
 def _too_late(request: BindRequest, error: StoreError | None) -> str:

@@ -30,6 +30,7 @@ from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import JSON, METADATA_ONLY, KubeApi
 from extender.ledger.store import Binding
+from extender.state.bound_pods import BoundPod
 
 #: Removes the object's managedFields. Nothing reads them, and maintaining them took a third of the
 #: API server's time for each write of a reservation or a report.
@@ -56,9 +57,14 @@ class _Written(msgspec.Struct):
     metadata: ObjectMeta
 
 
+class _BoundPods(msgspec.Struct):
+    items: list[BoundPod]
+
+
 _encode = msgspec.json.Encoder().encode
 _decode_written = msgspec.json.Decoder(_Written).decode
 _decode_pod = msgspec.json.Decoder(Pod).decode
+_decode_bound = msgspec.json.Decoder(_BoundPods).decode
 _decode_lease = msgspec.json.Decoder(Lease).decode
 
 
@@ -144,6 +150,15 @@ class KubernetesStore:
         except ApiError as err:
             raise store_error(what, err) from err
         return listing.items
+
+    async def list_bound(self, node: str) -> list[BoundPod]:
+        """Return the pods on the node that have not ended, as the API server's cache has them: it
+        may miss Bindings of the last milliseconds. A consistent list waits for etcd."""
+        what = f"list pods of node {node}"
+        selector = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
+        query = f"resourceVersion=0&fieldSelector={quote(selector, safe='')}"
+        body = await self._call(what, "GET", f"/api/v1/pods?{query}")
+        return _read(what, _decode_bound, body).items
 
     async def bind(self, binding: Binding) -> None:
         what = f"bind pod {binding.namespace}/{binding.name} to node {binding.node}"

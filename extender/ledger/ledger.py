@@ -10,6 +10,7 @@ from contract.kube import Pod
 from extender.errors import StoreConflict, StoreNotFound
 from extender.ledger.bind import Binder, Judge
 from extender.ledger.initialise import Initialiser, one_by_one
+from extender.ledger.node_capacity import NodeCapacity
 from extender.ledger.reservations import ATTEMPTS, Adopt, Reservations, has_devices
 from extender.ledger.store import Store
 
@@ -32,12 +33,13 @@ class Ledger:
         observes: Callable[[], bool] = bool,
         monotonic_s: Callable[[], float] = time.monotonic,
         together: Callable[[Iterable[Awaitable[None]]], Awaitable[None]] = one_by_one,
+        capacity: NodeCapacity | None = None,
     ) -> None:
         self._store = store
         self._new_id = new_id
         self.reservations = Reservations(store, adopt, written, wall_s, new_id, known)
         self.initialiser = Initialiser(self.reservations, together)
-        self.binder = Binder(self.reservations, judge, observes, monotonic_s)
+        self.binder = Binder(self.reservations, judge, observes, monotonic_s, capacity)
 
     async def requeue(self, pod: Pod) -> str | None:
         """Change annotation ``RETRY`` of the pod, so that kube-scheduler retries the pod.

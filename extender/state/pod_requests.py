@@ -5,12 +5,20 @@ zero. The API server accepts no such pods and writes no such quotas.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
 from contract.annotations import COUNTED_VRAM, Bytes
-from contract.kube import Container, KubeStruct, ObjectMeta, Pod
+from contract.kube import (
+    Container,
+    KubeStruct,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    Quantity,
+    ResourceRequirements,
+)
 from contract.quantity import MAX_LENGTH
 from extender.placement.request import VramRequest
 
@@ -24,6 +32,9 @@ _SUFFIXES: Mapping[str, Decimal] = {
 NOTHING = Decimal(0)
 #: Maximum amount; larger amounts count as zero.
 MAX_AMOUNT = Decimal("1e30")
+#: Resources that a pod can request as a whole; huge pages as well.
+_OF_WHOLE_POD = "cpu", "memory"
+_HUGE_PAGES = "hugepages-"
 #: Prefixes of a quota's resource names that concern pods; others concern Services, Secrets etc.
 _OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", "requests.", "limits.")
 _NOT_OF_PODS = "requests.storage"
@@ -32,22 +43,47 @@ _MAX_NAMED = 3
 
 
 def demands(pod: Pod) -> dict[str, Decimal]:
-    """Return resource -> what kube-scheduler counts for the pod.
+    """Return resource -> what kube-scheduler counts for the pod, by its spec.
 
     That is the sum over the containers that run together, or the need of the largest init container
-    with the sidecars that run before it, if that is larger; plus the pod's overhead.
+    with the sidecars that run before it, if that is larger; or the requests of the pod as a whole;
+    plus the pod's overhead.
     """
+    return with_overhead(pod.spec, {**of_containers(pod.spec), **of_whole_pod(pod.spec.resources)})
+
+
+def of_containers(
+    spec: PodSpec, requests: Callable[[Container], Demands] | None = None
+) -> dict[str, Decimal]:
+    """Return the sum over the containers. ``requests``: of one container; by default its spec's."""
+    requests = requests or spec_requests
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
-    for container in pod.spec.init_containers or ():
-        requests = _requests(container)
+    for container in spec.init_containers or ():
+        needs = requests(container)
         if container.restart_policy == "Always":
-            sidecars = total([sidecars, requests])
+            sidecars = total([sidecars, needs])
         else:
-            initial = _larger(initial, total([sidecars, requests]))
-    together = total([sidecars, *map(_requests, pod.spec.containers or ())])
-    overhead = {name: amount(text) for name, text in (pod.spec.overhead or {}).items()}
-    return total([_larger(initial, together), overhead])
+            initial = larger(initial, total([sidecars, needs]))
+    together = total([sidecars, *map(requests, spec.containers or ())])
+    return larger(initial, together)
+
+
+def of_whole_pod(resources: ResourceRequirements | None) -> Demands:
+    """Return the requests of a pod as a whole, which count instead of those of its containers."""
+    return {
+        name: needed
+        for name, needed in amounts(resources.requests if resources else None).items()
+        if name in _OF_WHOLE_POD or name.startswith(_HUGE_PAGES)
+    }
+
+
+def with_overhead(spec: PodSpec, needs: Demands) -> dict[str, Decimal]:
+    return total([needs, amounts(spec.overhead)])
+
+
+def amounts(quantities: Mapping[str, Quantity] | None) -> dict[str, Decimal]:
+    return {name: amount(quantity) for name, quantity in (quantities or {}).items()}
 
 
 def total(parts: Iterable[Demands]) -> dict[str, Decimal]:
@@ -69,16 +105,15 @@ def amount(quantity: str | int) -> Decimal:
         return NOTHING
 
 
-def _requests(container: Container) -> dict[str, Decimal]:
+def spec_requests(container: Container) -> dict[str, Decimal]:
     resources = container.resources
     if resources is None:
         return {}
     # A limit without a request is also the request.
-    given = {**(resources.limits or {}), **(resources.requests or {})}
-    return {name: amount(text) for name, text in given.items()}
+    return amounts({**(resources.limits or {}), **(resources.requests or {})})
 
 
-def _larger(one: Demands, other: Demands) -> dict[str, Decimal]:
+def larger(one: Demands, other: Demands) -> dict[str, Decimal]:
     names = one.keys() | other.keys()
     return {name: max(one.get(name, NOTHING), other.get(name, NOTHING)) for name in names}
 

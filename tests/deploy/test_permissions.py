@@ -81,6 +81,7 @@ EXTENDER: dict[str, set[Right]] = {
         rights(*LEASES, "get", where=NAMESPACE)
     ),
     "extender.ledger.kube_store:KubernetesStore.list_pods": rights("", "pods", "list"),
+    "extender.ledger.kube_store:KubernetesStore.list_bound": rights("", "pods", "list"),
     "extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create"),
     "extender.ledger.kube_store:KubernetesStore.touch_pod": rights("", "pods", "patch"),
     "extender.kube.resources:_dra": set(),  # of its callers

@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 
 import msgspec
 import pytest
@@ -19,10 +20,12 @@ from extender.errors import (
     StoreRejected,
 )
 from extender.kube.client import KubeApi
+from extender.state.bound_pods import BoundPod, bound_demands
 from tests.blocking import Blocking, Loop
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.ledger.client import over, reservation
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding
+from tests.waiting import until
 
 NAMESPACE = "store-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -323,6 +326,37 @@ def test_pods_are_listed_completely_in_pages(api: KubeApi, plane: ControlPlane, 
     listed = [pod.metadata.uid for pod in store.list_pods()]
     assert made <= set(listed)
     assert len(listed) == len(set(listed))
+
+
+def test_the_pods_of_a_node_are_listed_until_they_end(
+    api: KubeApi, plane: ControlPlane, loop: Loop
+) -> None:
+    node, requests = new_name(), {"cpu": "2", "memory": "1Gi"}
+    for name, on in (("runs", node), ("ended", node), ("elsewhere", f"{node}-2")):
+        container = {"name": "main", "image": "none", "resources": {"requests": requests}}
+        spec = {"containers": [container], "nodeName": on}
+        body = {"metadata": {"name": f"{node}-{name}"}, "spec": spec}
+        plane.call("POST", PODS, body)
+    ended = {"status": {"phase": "Failed"}}
+    plane.call("PATCH", f"{PODS}/{node}-ended/status", ended, "application/merge-patch+json")
+    store = loop.store(plane.configuration(), api)
+    (found,) = until_listed(lambda: store.list_bound(node), 1)
+    assert found.metadata.name == f"{node}-runs"
+    assert found.spec.scheduler_name == "default-scheduler"
+    assert found.status.start_time is None
+    assert bound_demands(found) == {"cpu": Decimal(2), "memory": Decimal(1 << 30)}
+
+
+def until_listed(list_them: Callable[[], list[BoundPod]], number: int) -> list[BoundPod]:
+    """Return the list once it has this many pods: it comes from the API server's cache."""
+    found: list[BoundPod] = []
+
+    def is_complete() -> bool:
+        found[:] = list_them()
+        return len(found) == number
+
+    until(is_complete, f"{number} pods are listed")
+    return found
 
 
 def test_the_heartbeat_version_is_read(api: KubeApi, plane: ControlPlane, loop: Loop) -> None:

@@ -1,0 +1,68 @@
+"""Checks, just before a Binding, that no other scheduler has filled the node in the meantime.
+
+Each kube-scheduler sees the binds of the others by its watch. If two of them choose one node at the
+same moment, both pods are bound, and the kubelet rejects the second (OutOfcpu). The extender's own
+watch is not faster than that of kube-scheduler, so the check asks the API server.
+
+It cannot see a Binding that arrives after the list: docs/design/kube-scheduler.md has how often
+that happens.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from contract.kube import Pod, Quantity
+from extender.state.bound_pods import BoundPod, bound_demands, exceeded_by
+from extender.state.pod_requests import Demands, demands
+
+#: Lists the pods on a node that have not ended. May raise a ``StoreError``.
+ListBound = Callable[[str], Awaitable[Iterable[BoundPod]]]
+
+
+class NodeCapacity:
+    """The check. ``allocatable`` returns the resources of a node that count; None if the node is
+    not known, and then nothing is checked."""
+
+    def __init__(
+        self, bound: ListBound, allocatable: Callable[[str], Mapping[str, Quantity] | None]
+    ) -> None:
+        self._bound = bound
+        self._allocatable = allocatable
+        #: Node -> uid -> requests of the pods that are being bound, the first come first.
+        self._arriving: dict[str, dict[str, Demands]] = {}
+
+    @contextmanager
+    def arriving(self, pod: Pod, node: str) -> Iterator[None]:
+        """Count the pod for later binds to the node, until this bind has ended."""
+        arriving = self._arriving.setdefault(node, {})
+        arriving[pod.metadata.uid] = demands(pod)
+        try:
+            yield
+        finally:
+            arriving.pop(pod.metadata.uid, None)
+            if not arriving and self._arriving.get(node) is arriving:
+                del self._arriving[node]
+
+    async def exceeded(self, pod: Pod, node: str) -> bool:
+        """Return whether another scheduler has bound pods to the node beside which this pod does
+        not fit. Raises the errors of ``bound``.
+
+        Pods that the kubelet has accepted are no evidence: kube-scheduler has counted them.
+        Otherwise a pod could wait forever, if the two ever computed different requests.
+        """
+        allocatable = self._allocatable(node)
+        if allocatable is None:
+            return False
+        uid, arriving = pod.metadata.uid, self._arriving.get(node, {})
+        others = itertools.takewhile(lambda each: each[0] != uid, list(arriving.items()))
+        earlier = dict(others)
+        on_node = [each for each in await self._bound(node) if each.metadata.uid != uid]
+        if not any(_is_news(each, pod) for each in on_node):
+            return False
+        taken = {each.metadata.uid: bound_demands(each) for each in on_node}
+        return exceeded_by(demands(pod), {**earlier, **taken}.values(), allocatable)
+
+
+def _is_news(other: BoundPod, pod: Pod) -> bool:
+    return other.status.start_time is None and other.spec.scheduler_name != pod.spec.scheduler_name
