@@ -268,12 +268,13 @@ def activity_of(
 
 
 def last_xids(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
-    """Return the last XID of each present GPU; one of a MIG instance counts for its GPU."""
+    """Return the gauges of the last XID of the present GPUs, as in ``HealthSample.gauges``."""
     known = set(present)
     found: dict[str, int] = {}
     for reading in readings:
         if reading.xid is not None and reading.uuid in known:
-            found[reading.uuid] = max(found.get(reading.uuid, 0), reading.xid)
+            instance = "" if reading.gpu_instance is None else f"/{reading.gpu_instance}"
+            found[reading.uuid + instance] = reading.xid
     return found
 
 

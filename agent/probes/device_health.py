@@ -5,7 +5,8 @@ Most causes can be read at every sample. They end with the first sample that doe
     lost, reset required, calls that hang or fail        the calls succeed again
     the driver asks for a recovery                        it asks for none
     row remaps pending or failed, pages pending          the driver does not report them any more
-    uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload
+    uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload;
+                                                         no cause if the driver reports recoveries
 
 An XID is an event: the driver reports it once, and it cannot be read later. There are two cases:
 
@@ -87,7 +88,9 @@ class Checkup:
         found = []
         if self.recovery:
             found.append(f"driver asks for {_RECOVERIES.get(self.recovery, 'a recovery')}")
-        if self.uncorrected_errors:
+        # A contained error (XID 94) is counted too. If the driver reports recoveries, it reports
+        # whether the errors need one.
+        if self.uncorrected_errors and self.recovery is None:
             found.append("uncorrectable ECC errors since the driver was loaded")
         if self.remap_failed:
             found.append("a row remap failed")
@@ -125,7 +128,7 @@ class HealthState(msgspec.Struct, frozen=True):
     driver: str = ""
     #: UUID -> state of the unhealthy device.
     unhealthy: dict[str, UnhealthyDevice] = msgspec.field(default_factory=dict, name="patients")
-    #: UUID -> the last XID in DCGM's gauge, which keeps it until the exporter restarts.
+    #: Gauge -> the last XID in it. DCGM keeps it until the exporter restarts.
     gauges: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -142,7 +145,8 @@ class HealthSample:
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     #: XID events since the last sample.
     xids: Iterable[Xid] = ()
-    #: DCGM's gauge of the last XID; 0: no XID yet.
+    #: DCGM's gauges of the last XID; 0: no XID yet. Each GPU instance has a gauge of its own: the
+    #: key is the UUID of the GPU, or UUID/number of the instance.
     gauges: Mapping[str, int] = field(default_factory=dict)
     #: Whether maintenance of the node has just ended.
     maintained: bool = False
@@ -185,11 +189,11 @@ def judge(
 def _new_xids(before: HealthState, sample: HealthSample) -> dict[str, list[str]]:
     """Return UUID -> its new XIDs that make it unhealthy, with their source."""
     gauged = [
-        Xid(uuid, number, "dcgm")
-        for uuid, number in sample.gauges.items()
+        Xid(gauge.partition("/")[0], number, "dcgm")
+        for gauge, number in sample.gauges.items()
         # Only changes count: the gauge keeps showing an XID after the repair, so the first value
         # that the agent sees may be old.
-        if number != before.gauges.get(uuid, number)
+        if number != before.gauges.get(gauge, number)
     ]
     found: dict[str, list[str]] = {}
     for xid in (*sample.xids, *gauged):

@@ -4,6 +4,7 @@ The wait is a driver call that takes seconds by design, so it has its own thread
 not return long after its timeout, the source ``xid`` is reported as degraded.
 """
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -27,8 +28,10 @@ WAIT_MS = 2000
 _PAUSE_S = 1.0
 #: Pause between two checks while no device is watched.
 _IDLE_S = 0.25
-#: Number of waits before devices that could not be registered are tried again.
-_WAITS_BEFORE_RETRY = 3
+#: Devices that could not be registered are tried again after this many timeouts of a wait.
+_TIMEOUTS_BEFORE_RETRY = 3
+#: Maximum number of events that are read of an event set before it is freed.
+_MOST_QUEUED = 1000
 
 
 class XidWatch:
@@ -58,6 +61,9 @@ class XidWatch:
         self._returned_s = 0.0
         #: Whether the thread may have a driver call in progress.
         self._listening = False
+        #: Event sets with their handles that are freed when the next one is registered. Events are
+        #: queued in both meanwhile; repeated ones count once.
+        self._old: list[tuple[Any, dict[str, Any]]] = []
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -104,46 +110,58 @@ class XidWatch:
         self._stop.set()
 
     def _listen(self) -> None:
-        """Register the watched devices and wait for their events, until ``close``.
-
-        If the watched devices change or a call fails, register again with a new event set.
-        """
+        """Receive the events of the watched devices, until ``close``."""
         while not self._stop.is_set():
             with self._lock:
                 watched = self._wanted
-                self._listening = bool(watched)
+                self._listening = self._listening or bool(watched)
             if not watched:
+                self._discard()
                 self._set_failed({})
+                with self._lock:
+                    self._listening = False
                 self._returned_s = self._monotonic()
                 self._stop.wait(_IDLE_S)
                 continue
-            events = None
+            events, handles = None, dict[str, Any]()
             try:
-                events, handles = self._registered(watched)
-                incomplete = len(handles) < len(watched)
-                waits = 0
-                while not self._stop.is_set() and self._wanted == watched:
-                    if incomplete and waits == _WAITS_BEFORE_RETRY:
-                        break
-                    self._wait(events, handles)
-                    waits += 1
+                events = self._gate.ask("nvmlEventSetCreate")
+                self._follow(events, handles)
             except Exception as err:  # noqa: BLE001 - the thread must go on
                 if not isinstance(err, NvmlError):
                     _log.error("xid_listener_failed", exc_info=err)
                 # A lost device ends the wait for all; the others are watched after the pause.
                 self._set_failed(dict.fromkeys(watched, str(err)))
                 self._stop.wait(_PAUSE_S)
-            finally:
-                self._free(events)
-                with self._lock:
-                    self._listening = False
+            self._old.append((events, handles))
             self._returned_s = self._monotonic()
+        self._discard()
 
-    def _registered(self, uuids: frozenset[str]) -> tuple[Any, dict[str, Any]]:
-        """Return an event set for these devices, and the handles that could be registered."""
+    def _follow(self, events: Any, handles: dict[str, Any]) -> None:
+        """Receive events until a registered device is not watched any more.
+
+        Devices are added to the same event set, because the events that are queued in a set are
+        lost when it is freed. ``handles`` gets UUID -> handle of the registered devices.
+        """
+        retry_s = float("-inf")
+        while not self._stop.is_set():
+            wanted = self._wanted
+            if not wanted >= handles.keys():
+                return
+            missing = wanted - handles.keys()
+            if missing - self._failed.keys() or self._monotonic() >= retry_s:
+                self._register(missing, events, handles)
+                retry_s = self._monotonic() + _TIMEOUTS_BEFORE_RETRY * self._wait_ms / 1000
+                self._discard()
+            if handles:
+                self._receive(events, handles, self._wait_ms)
+            else:
+                self._stop.wait(_PAUSE_S)
+                self._returned_s = self._monotonic()
+
+    def _register(self, uuids: Collection[str], events: Any, handles: dict[str, Any]) -> None:
+        """Register devices for the event set, and add their handles."""
         failed: dict[str, str] = {}
-        handles: dict[str, Any] = {}
-        events = self._gate.ask("nvmlEventSetCreate")
         for uuid in uuids:
             try:
                 handle = self._gate.ask("nvmlDeviceGetHandleByUUID", uuid)
@@ -159,20 +177,29 @@ class XidWatch:
             except NvmlError as err:
                 failed[uuid] = str(err)
         self._set_failed(failed)
-        return events, handles
 
-    def _wait(self, events: Any, handles: dict[str, Any]) -> None:
-        """Wait for one event and store it. Returns after ``wait_ms`` at the latest."""
-        if not handles:
-            self._stop.wait(_PAUSE_S)
-            self._returned_s = self._monotonic()
-            return
-        event = self._gate.event(events, self._wait_ms)
+    def _receive(self, events: Any, handles: dict[str, Any], wait_ms: int) -> bool:
+        """Wait for one event and store it. Return False if none came within ``wait_ms``."""
+        event = self._gate.event(events, wait_ms)
         self._returned_s = self._monotonic()
-        if event is None or event.eventType != _XID_EVENTS:
-            return
-        with self._lock:
-            self._received.append(Xid(self._uuid_of(event, handles), int(event.eventData), SOURCE))
+        if event is None:
+            return False
+        if event.eventType == _XID_EVENTS:
+            xid = Xid(self._uuid_of(event, handles), int(event.eventData), SOURCE)
+            with self._lock:
+                self._received.append(xid)
+        return True
+
+    def _discard(self) -> None:
+        """Free the event sets that are not used any more, and store the events queued in them."""
+        while self._old:
+            events, handles = self._old.pop()
+            # The error that ended the wait has been reported.
+            with contextlib.suppress(NvmlError):
+                for _ in range(_MOST_QUEUED if handles else 0):
+                    if not self._receive(events, handles, 0):
+                        break
+            self._free(events)
 
     def _uuid_of(self, event: Any, handles: dict[str, Any]) -> str | None:
         """Return the event's device; None if unknown. A lost device has a handle, but no UUID."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.probes.dcgm import Exporter, Unreadable
-from agent.probes.dcgm_exposition import DcgmReading, parse
+from agent.probes.dcgm_exposition import DcgmReading, last_xids, parse
 from agent.probes.readings import DeviceReading
 from tests.agent.exporter import Manner, StandIn, recorded
 from tests.waiting import until
@@ -87,6 +87,17 @@ def test_mig_series_are_distinguished_by_their_instance() -> None:
         ("GPU-a", 1): (0.0, 12 * MIB, 0.0),
         ("GPU-a", 2): (0.713002, 20321 * MIB, 0.302001),
     }
+
+
+def test_instances_do_not_hide_each_other_s_xids() -> None:
+    line = 'DCGM_FI_DEV_XID_ERRORS{{UUID="{}",GPU_I_ID="{}"}} {}\n'
+    readings, _ = parse(
+        line.format("GPU-a", 1, 94)
+        + line.format("GPU-a", 2, 79)
+        + 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 31\n'
+        + line.format("GPU-foreign", 1, 48)
+    )
+    assert last_xids(readings, {"GPU-a"}) == {"GPU-a/1": 94, "GPU-a/2": 79, "GPU-a": 31}
 
 
 def test_series_of_pods_that_share_a_device_are_not_added_up() -> None:

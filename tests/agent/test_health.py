@@ -127,6 +127,35 @@ def test_the_gauge_of_dcgm_counts_if_it_changes(gauge: list[int], unhealthy: boo
     assert health_issues == {}
 
 
+def test_each_gpu_instance_has_its_own_gauge() -> None:
+    """A harmless XID of one instance does not hide an XID of another one with a smaller number."""
+    before = {"GPU-a/1": 94, "GPU-a/2": 0, "GPU-a": 0}
+    memory, health_issues = judge(HealthState(), sight(gauges=before))
+    assert health_issues == {}
+    memory, health_issues = judge(memory, sight(gauges=before | {"GPU-a/2": 79}))
+    assert health_issues["GPU-a"].reason.startswith("XID 79 (dcgm)")
+    assert judge(memory, sight(checkups=QUIET, gauges=before | {"GPU-a/2": 79}))[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("checkup", "causes"),
+    [
+        (Checkup(uncorrected_errors=1), ["uncorrectable ECC errors since the driver was loaded"]),
+        (Checkup(uncorrected_errors=1, recovery=0), []),
+        (Checkup(uncorrected_errors=1, recovery=1), ["driver asks for a GPU reset"]),
+    ],
+)
+def test_after_a_contained_error_the_recovery_decides(checkup: Checkup, causes: list[str]) -> None:
+    """The driver counts it as an uncorrectable error until the next reset."""
+    assert checkup.causes == causes
+    sample = sight(
+        checkups={"GPU-a": checkup},
+        causes={"GPU-a": checkup.causes},
+        xids=[Xid("GPU-a", 94, "nvml")],
+    )
+    assert list(judge(HealthState(), sample)[1]) == (["GPU-a"] if causes else [])
+
+
 @pytest.mark.parametrize(
     ("checkup", "cause"),
     [
@@ -156,7 +185,9 @@ SIGHT = st.builds(
     causes=st.dictionaries(UUID, st.lists(st.sampled_from(["lost", "hangs"]), max_size=2)),
     checkups=st.dictionaries(UUID, st.builds(Checkup, recovery=st.sampled_from([None, 0, 1]))),
     xids=st.lists(st.builds(Xid, UUID | st.none(), st.sampled_from([13, 79]), st.just("nvml"))),
-    gauges=st.dictionaries(UUID, st.sampled_from([0, 31, 79])),
+    gauges=st.dictionaries(
+        st.sampled_from(["GPU-a", "GPU-b", "GPU-a/1"]), st.sampled_from([0, 31, 79])
+    ),
 )
 
 
