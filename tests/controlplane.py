@@ -10,7 +10,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,7 @@ class ControlPlane(Processes):
         binary: str = "kube-scheduler",
         tls: Mapping[str, str] | None = None,
         one_entry: bool = False,
+        gates: Sequence[str] = (),
     ) -> None:
         """Start one of the built kube-schedulers with our extender, configured as shipped.
 
@@ -230,15 +231,22 @@ class ControlPlane(Processes):
         """
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
         content = scheduler_configuration(extender_url, kubeconfig, tls, one_entry)
-        self.spawn_scheduler(binary, content, binary)
+        self.spawn_scheduler(binary, content, binary, gates)
 
     def spawn_scheduler(
-        self, name: str, configuration: Mapping[str, Any], binary: str = "kube-scheduler"
+        self,
+        name: str,
+        configuration: Mapping[str, Any],
+        binary: str = "kube-scheduler",
+        gates: Sequence[str] = (),
     ) -> None:
-        """Start a kube-scheduler with this KubeSchedulerConfiguration, as process ``name``."""
+        """Start a kube-scheduler with this KubeSchedulerConfiguration, as process ``name``.
+
+        ``gates`` are feature gates that override the shipped ones, such as ``"Gate=true"``.
+        """
         config = self.folder / f"{name}.json"
         config.write_text(json.dumps(configuration))
-        flags = f"--config={config}", "--secure-port=0", *scheduler_flags(binary)
+        flags = f"--config={config}", "--secure-port=0", *scheduler_flags(binary, *gates)
         self.spawn(name, str(built(binary)[binary]), *flags)
 
     def start_controller_manager(self) -> None:

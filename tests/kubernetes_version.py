@@ -37,13 +37,14 @@ def not_newer(*names: str) -> tuple[str, ...]:
     return tuple(name for name in names if _minor(name) <= version_tuple(UNDER_TEST))
 
 
-def scheduler_flags(name: str) -> tuple[str, ...]:
+def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
     """Return the flags that cannot be set in deploy/base/kube-scheduler.yaml, as shipped.
 
     ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
+    ``own_gates`` are further feature gates; they override all others.
     """
     backoff = _minor(name) >= _FIRST_WITH_BACKOFF_GATE
-    gates = (*GATES, *(["SchedulerPopFromBackoffQ=false"] if backoff else []))
+    gates = (*GATES, *(["SchedulerPopFromBackoffQ=false"] if backoff else []), *own_gates)
     return (f"--feature-gates={','.join(gates)}",) if gates else ()
 
 

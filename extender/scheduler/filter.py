@@ -60,14 +60,16 @@ class Filter:
         """Return which of the offered nodes can take the pod, and why the others cannot.
 
         Return an Error if the extender is not ready, or to delay the retry of one of many rejected
-        pods. In mode observe, every node passes. Raises ``extender_v1.MalformedBody``.
+        pods. In mode observe, every node passes. It also does for a bound pod: kube-scheduler asks
+        about it if its resize is deferred, and a resize changes no GPU memory. Raises
+        ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         unready, observes = state.replica.unready(), state.replica.observes
         if unready and not observes:
             return self.error(unready)
         offered = extender_v1.decode_offer(body)
-        if unready:
+        if unready or offered.pod.node:
             offered.decode_names()
             return _answer(offered, np.zeros(len(offered.names), np.int8))
         snap = state.cluster.settled()

@@ -26,18 +26,18 @@ class Preempt:
         """Return the nodes on which the pod fits after evictions, with the necessary victims.
 
         kube-scheduler proposes nodes and victims. Nodes on which no eviction helps are left out.
-        For a pod without GPUs, and in mode observe, the answer is the proposal. While the extender
-        is not ready, the answer is empty. Raises ``extender_v1.MalformedBody``.
+        For a pod without GPUs, for a bound pod and in mode observe, the answer is the proposal:
+        only CPU or memory is missing for the deferred resize of a bound pod. While the extender is
+        not ready, the answer is empty for all other pods. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         pod, offered = extender_v1.decode_preempt(body)
         request = state.cluster.understand(pod)
-        proposed = {node: offer for node, offer in offered.items() if offer.uids}
-        if isinstance(request, VramRequest) and not request.asks:
-            return extender_v1.encode_preempt(proposed)
+        if pod.node or (isinstance(request, VramRequest) and not request.asks):
+            return extender_v1.encode_preempt(offered)
         observes = state.replica.observes
         if state.replica.unready():  # do not evict pods on incomplete data
-            return extender_v1.encode_preempt(proposed if observes else {})
+            return extender_v1.encode_preempt(offered if observes else {})
         rejected = self._rejected_for_memory(pod, began_s)
         found = preemption(state.cluster, pod, offered, rejected, began_s)
         answer = answered(found)
@@ -47,7 +47,7 @@ class Preempt:
         part = recorded(found, state.clock.time(), took_us, len(offered), len(answer))
         state.journal.note(pod, part, part.at_s)
         if observes:
-            return extender_v1.encode_preempt(proposed)
+            return extender_v1.encode_preempt(offered)
         state.telemetry.preemptions.labels(part.source or "none").inc()
         log.info(
             "preempted",

@@ -140,8 +140,9 @@ class Cluster:
         binary: str = "kube-scheduler",
         tls: Mapping[str, str] | None = None,
         one_entry: bool = False,
+        gates: Sequence[str] = (),
     ) -> None:
-        self.plane.start_scheduler(extender_url, binary, tls, one_entry)
+        self.plane.start_scheduler(extender_url, binary, tls, one_entry, gates)
         self._started.append(binary)
 
     def start_scheduler_as(

@@ -8,10 +8,13 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
-from tests.kubernetes_version import SCHEDULERS
+from tests.kubernetes_version import NEWEST, SCHEDULERS, UNDER_TEST
 from tests.processes import starts_processes
 
 BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
+
+#: Modules about features that only the newest minor has.
+collect_ignore = [] if UNDER_TEST == NEWEST else ["test_resize.py"]
 
 ONE_GPU = Shape()
 

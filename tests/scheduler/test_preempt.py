@@ -109,7 +109,9 @@ def test_one_of_equal_nodes_is_returned_with_the_reason() -> None:
 
 def test_a_pod_without_a_gpu_is_left_to_kube_scheduler(world: World) -> None:
     shown = pod("plain", gpus=0)
-    assert uids(world.preempted(shown, {"full": ["x"], "none": []})) == {"full": ["x"]}
+    # Nodes without victims are for other extenders.
+    proposal = {"full": ["x"], "none": []}
+    assert uids(world.preempted(shown, proposal)) == proposal
 
 
 def test_victims_have_either_form_and_malformed_ones_are_rejected(world: World) -> None:
@@ -125,3 +127,12 @@ def test_victims_have_either_form_and_malformed_ones_are_rejected(world: World) 
     args["NodeNameToVictims"] = {"full": {"Pods": "x"}}
     with pytest.raises(MalformedBody, match="NodeNameToVictims"):
         world.verbs.preempt(json.dumps(args).encode())
+
+
+def test_a_bound_pod_passes_everywhere_and_its_victims_are_kube_schedulers(world: World) -> None:
+    resized = important("a", "20Gi")
+    resized["metadata"]["uid"] = "a"
+    resized["spec"]["nodeName"] = "full"
+    assert world.fitting(resized, ["full", "gone"]) == ["full", "gone"]
+    assert uids(world.preempted(resized, {"full": ["x"]})) == {"full": ["x"]}
+    assert world.journal.of_uid("a") is None
