@@ -152,6 +152,7 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
     try:
         from agent.api_server import NoCluster, connect
         from agent.gate_service import GateService
+        from agent.gate_starts import GateStarts
         from agent.kube_publisher import KubernetesPublisher
         from agent.overuse import overuse
         from agent.probes.gpunode_watch import GPUNodeWatch
@@ -189,7 +190,13 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
             random.Random(),
             lambda status: overuse(status, gpunode_watch.ledger),
         ),
-        GateService(publisher, lambda: board.fresh, lambda: node_api.reserve_bytes, time.monotonic),
+        GateService(
+            publisher,
+            lambda: board.fresh,
+            lambda: node_api.reserve_bytes,
+            time.monotonic,
+            GateStarts(settings.state),
+        ),
         node_api,
         gpunode_watch,
         PreferredAllocation(

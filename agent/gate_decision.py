@@ -9,7 +9,8 @@ from the agent's newest sample, is:
     not yet   the pod has no reservation, or holds fewer replicas than reserved, or the GPUNode does
               not show its devices yet; or a pod without a reservation holds a replica of such a
               device, so its future use is unknown; or unconfirmed pods could still use the memory;
-              or the pod starts alone, and must wait for another such pod
+              or the pod starts alone, for the first time or again, and must wait for another
+              such pod
     no        the pods on one of its devices need more than is allocatable, or the device is
               unhealthy, or the ledger marks the pod as evicted
     yes       on each of its devices everything fits, including unconfirmed pods:
@@ -18,11 +19,11 @@ from the agent's newest sample, is:
         + measured use of pods without a reservation
         + unattributed use above the tolerance  <=  allocatable
 
-If two pods together need too much, both get "no". The agent stores no answers, so a restart loses
-nothing. When one of the two pods is gone, the other gets "yes".
+If two pods together need too much, both get "no". When one of the two pods is gone, the other gets
+"yes". The agent stores which pods that start alone got "yes", and no other answers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,7 +74,19 @@ class Verdict:
     reason: str = ""
 
 
-def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Pods at and behind their gates, as the agent remembers them (``agent.gate_starts``); uids."""
+
+    #: Pods that start alone, and start behind their gate.
+    starting: Collection[str] = ()
+    #: Pods that wait at their gate.
+    waiting: Collection[str] = ()
+
+
+def judge(
+    node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits, gates: Gates = Gates()
+) -> Verdict:
     """Return whether the pod ``uid`` may start: on all of its devices the answer must be yes.
 
     ``node`` must have been read consistently. ``sample`` is the agent's newest and must be fresh.
@@ -95,7 +108,7 @@ def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Ver
     if not {uuid for uuid, _ in held} <= {device.uuid for device in sample.devices}:
         return Verdict("not yet", "a device of this pod is not among the node's devices")
     verdicts = [
-        _verdict(memory, node.spec, sample, uid, limits)
+        _verdict(memory, node.spec, sample, uid, limits, gates)
         for memory in memories(sample.devices)
         if any(device.uuid == uuid for device in memory for uuid, _ in held)
     ]
@@ -109,6 +122,7 @@ def _verdict(
     sample: GPUNodeStatus,
     uid: str,
     limits: Limits,
+    gates: Gates,
 ) -> Verdict:
     """Return whether the pods on one memory fit, and the unconfirmed pods that may get it too."""
     first = memory[0]
@@ -135,7 +149,7 @@ def _verdict(
     )
     if present_bytes + unconfirmed_bytes > allocatable_bytes:
         return Verdict("not yet", "pods that are starting on this node could need the memory")
-    if _waits_for_start(memory, spec, sample, uid, rows, shared):
+    if _waits_for_start(memory, spec, sample, uid, rows, shared, gates):
         return Verdict("not yet", "another pod that starts alone is starting on the same device")
     return Verdict("yes")
 
@@ -147,29 +161,38 @@ def _waits_for_start(
     uid: str,
     rows: Sequence[PodUse],
     shared: bool,
+    gates: Gates,
 ) -> bool:
     """Return whether the pod starts alone, and must wait for another such pod on this memory.
 
-    It waits for each pod that is earlier in the order of starts. So none of them waits for another
-    in a circle, also if they hold several devices. It also waits for each pod that has begun: then
-    the order in the ledger was lost with the GPUNode.
+    It waits for each pod that has begun to start there, for the first time or again. On its first
+    start it also waits for each pod that is earlier in the order of starts. Pods that start again
+    have no order: they wait for no pod that may itself wait at its gate. So no pods wait for each
+    other, also if they hold several devices.
     """
     own = spec.reservations[uid]
-    if not own.is_starting:
+    if not own.starts_alone:
         return False
     present = {reserved_for(row, spec) for row in rows} | certain(spec, memory)
-    begun = {reserved_for(row, spec) for row in rows if row.started_at or row.used_bytes}
+    begun = {
+        reserved_for(row, spec)
+        for row in rows
+        if row.used_bytes or (row.started_at and row.uid not in gates.waiting)
+    }
     return any(
-        other in begun
+        (other in present and other in gates.starting)
+        or (reservation.is_starting and other in begun)
         or (
-            _turn(reservation, other) < _turn(own, uid)
+            own.is_starting
+            and reservation.is_starting
+            and _turn(reservation, other) < _turn(own, uid)
             and (
                 other in present
                 or (shared and any(_may_get(sample, other, c, memory) for c in reservation.charges))
             )
         )
         for other, reservation in spec.reservations.items()
-        if other != uid and reservation.is_starting
+        if other != uid
     )
 
 

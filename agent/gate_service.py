@@ -1,4 +1,4 @@
-"""Answers gated pods, from the ledger at the API server and the newest sample.
+"""Answers gated pods, from the ledger at the API server, the newest sample and the open gates.
 
 The GPUNode is read at most once a second, no matter how many pods ask. The copy may lack
 reservations that were made since. They cannot make a "yes" wrong: the copy already shows the pod on
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, Verdict, judge, limits
+from agent.gate_starts import GateStarts
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
@@ -34,11 +35,13 @@ class GateService:
         sample: Callable[[], GPUNodeStatus | None],
         reserve_bytes: Callable[[], int | None],
         monotonic: Callable[[], float],
+        starts: GateStarts,
     ) -> None:
         self._ledger = ledger
         self._sample = sample
         self._reserve_bytes = reserve_bytes
         self._monotonic = monotonic
+        self._starts = starts
         self._lock = threading.Lock()
         self._read_at_s: float | None = None
         self._read: GPUNode | None = None
@@ -46,21 +49,25 @@ class GateService:
 
     def ask(self, uid: str) -> Verdict:
         """Return whether the pod with this uid may start. Raises nothing."""
+        # One decision at a time: the next one depends on it.
         with self._lock:
             now_s = self._monotonic()
             if self._read_at_s is None or now_s - self._read_at_s >= READ_EVERY_S:
                 self._read_ledger()
                 self._read_at_s = self._monotonic()
-            node, why_not = self._read, self._why_not
-        # Requested after the read, so it is at least as new as the status in the GPUNode.
-        sample, known = self._sample(), limits(self._reserve_bytes())
-        if node is None:
-            return Verdict("not yet", why_not)
-        if sample is None:
-            return Verdict("not yet", "there is no fresh sample of the devices")
-        if known is None:
-            return Verdict("not yet", LIMITS_UNKNOWN)
-        return judge(node, sample, uid, known)
+            # Requested after the read, so it is at least as new as the status in the GPUNode.
+            sample, known = self._sample(), limits(self._reserve_bytes())
+            if self._read is None:
+                return Verdict("not yet", self._why_not)
+            if sample is None:
+                return Verdict("not yet", "there is no fresh sample of the devices")
+            if known is None:
+                return Verdict("not yet", LIMITS_UNKNOWN)
+            gates = self._starts.ask(uid, self._read.spec.reservations, sample.pods)
+            verdict = judge(self._read, sample, uid, known, gates)
+            if verdict.answer == "yes":
+                self._starts.open(uid, self._read.spec.reservations[uid], sample.pods)
+            return verdict
 
     def _read_ledger(self) -> None:
         try:

@@ -151,7 +151,8 @@ FLAGS = (
         "",
         "path",
         "file that keeps devices unhealthy across restarts of the agent; without it a failed device"
-        " is healthy again after a restart. Peaks of containers are kept in a file beside it",
+        " is healthy again after a restart. Peaks of containers, and starts of pods that start"
+        " alone, are kept in files beside it",
     ),
     Flag(
         "device-choice",

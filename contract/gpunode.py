@@ -358,8 +358,8 @@ class Reservation(KubeStruct, frozen=True):
     since: str = ""
     #: ``ADOPTED``, ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
-    #: Starting until the start of a pod that starts alone has ended or timed out, then running.
-    #: Empty for other pods.
+    #: Starting until the first start of a pod that starts alone has ended or timed out, then
+    #: running, also if the pod starts again. Empty for other pods.
     phase: Literal["", "starting", "running"] = ""
     #: Seconds after ``since`` at which its start times out.
     start_timeout_s: int = msgspec.field(default=0, name="startTimeoutSeconds")
@@ -368,6 +368,11 @@ class Reservation(KubeStruct, frozen=True):
     asked: str | msgspec.UnsetType = msgspec.UNSET
     #: Set while the pod is to be evicted because of its overuse.
     overuse: OveruseEviction | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def starts_alone(self) -> bool:
+        """Return whether the pod has the annotation ``headroom.gpu/startup``."""
+        return self.phase != ""
 
     @property
     def is_starting(self) -> bool:

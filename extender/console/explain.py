@@ -50,6 +50,7 @@ from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
 from extender.state.journal import scheduler_of
 from extender.state.memory_caps import caps_of
 from extender.state.pod_requests import exceeded
+from extender.state.starts import start_sentence
 from extender.state.suggestions import Suggestion, blockers, suggest, within_quotas
 
 Namespace = Annotated[str, Path(examples=["default"])]
@@ -113,6 +114,9 @@ class ExplainBody(Body, Recomputed):
     caps: list[CapView]
     #: Devices on which it uses more than it reserved, and whether it is evicted for that.
     overuse: list[OveruseView]
+    #: Whether its start keeps other pods waiting, and whether it waits when it starts again; null
+    #: if it is not bound or does not start alone.
+    start: str | None
     #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
     #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".
     verdict: str
@@ -193,6 +197,7 @@ def explain_pod(
             for each in overuse_views(context, node)
             if each.uid == pod.metadata.uid
         ],
+        start=start_sentence(context.cluster, pod) or None,
         verdict=verdict,
         message=message,
         request=[],

@@ -6,6 +6,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from contract.annotations import GATED, STARTUP
+from contract.gate import GATE, has_gate, waits
 from contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
 from contract.kube import Pod
 from extender.placement.request import VramRequest
@@ -48,6 +50,36 @@ def ended_starts(cluster: ClusterState, gpunode: GPUNode, wall_s: float) -> dict
         if (end := start.end) is not None:
             ended[uid] = EndedStart(end, start.age_s)
     return ended
+
+
+def start_sentence(cluster: ClusterState, pod: Pod) -> str:
+    """Return whether a bound pod's start keeps other pods waiting, and whether it waits when it
+    starts again. Empty if the pod is not bound or does not start alone."""
+    gpunode = cluster.gpunode(pod.node)
+    reservation = gpunode.spec.reservations.get(pod.metadata.uid) if gpunode else None
+    if reservation is None or not reservation.starts_alone:
+        return ""
+    if waits(pod):
+        metadata = pod.metadata
+        return (
+            "starts alone: it is at its gate. What it waits for: "
+            f"kubectl logs -n {metadata.namespace} {metadata.name} -c {GATE}"
+        )
+    if reservation.is_starting:
+        return (
+            f"starts alone: other pods with {STARTUP}: alone wait until its start on its GPU has "
+            "ended"
+        )
+    if has_gate(pod):
+        return (
+            "has started alone. If all its containers start again (reboot, RestartAllContainers), "
+            "its gate waits for other such pods on its GPU. A container that restarts by itself "
+            "does not wait"
+        )
+    return (
+        "has started alone. If it starts again in place, it does not wait for other such pods, "
+        f"because it has no gate. To change that, annotate its template. Example: {GATED}: 'true'"
+    )
 
 
 def _rows_by_pod(gpunode: GPUNode) -> dict[str, list[PodUse]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.gate_service import GateService
+from agent.gate_starts import GateStarts
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import PreferredAllocation
@@ -80,7 +81,7 @@ class Ledger:
 def gate_opens(unattributed_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
     node = of_node(unattributed_bytes, arrived=True)
     gate_service = GateService(
-        Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: 0.0
+        Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: 0.0, GateStarts(None)
     )
     return gate_service.ask("p").answer == "yes"
 

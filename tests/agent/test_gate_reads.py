@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from agent.gate_service import GateService
+from agent.gate_starts import GateStarts
 from agent.kube_publisher import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import (
@@ -31,7 +32,7 @@ class Ledger:
 def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
     ledger = Ledger(node({"p": reservation(1)}, sample))
-    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
+    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0], GateStarts(None))
     assert [gate_service.ask(uid).answer for uid in ("p", "q", "p")] == ["yes", "not yet", "yes"]
     assert ledger.reads == 1
     at_s[0] += READ_EVERY_S
@@ -45,7 +46,7 @@ def test_no_pod_starts_while_the_ledger_cannot_be_read(
 ) -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
     ledger = Ledger(node({"p": reservation(1)}, sample))
-    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
+    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0], GateStarts(None))
     assert gate_service.ask("p").answer == "yes"
     ledger.answer = answer
     at_s[0] += READ_EVERY_S
@@ -67,7 +68,10 @@ def test_no_pod_starts_while_the_gate_service_lacks_data(
     fresh: Callable[[], GPUNodeStatus | None], reserve: Callable[[], int | None]
 ) -> None:
     ledger = Ledger(node({"p": reservation(1)}, status(row("p", "GPU-a"))))
-    assert GateService(ledger, fresh, reserve, lambda: math.inf).ask("p").answer == "not yet"
+    assert (
+        GateService(ledger, fresh, reserve, lambda: math.inf, GateStarts(None)).ask("p").answer
+        == "not yet"
+    )
 
 
 def test_a_verdict_shows_nothing_about_other_pods() -> None:

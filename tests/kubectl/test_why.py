@@ -58,6 +58,7 @@ BODY: dict[str, Any] = {
     "annotations": {},
     "caps": [],
     "overuse": [],
+    "start": None,
 }
 
 
@@ -232,3 +233,9 @@ def test_decisions_name_the_extenders_whose_decisions_can_be_missing(
         "no such decision is on record",
         "no journal from extender 10.0.0.9:8889: connection refused",
     ]
+
+
+def test_a_pod_that_starts_alone_shows_whether_it_waits_when_it_starts_again() -> None:
+    bound = BODY | {"bound_to": "a", "start": "has started alone"}
+    assert "  has started alone" in why(bound)
+    assert why(bound | {"start": None}) == why(BODY | {"bound_to": "a"})

@@ -93,6 +93,15 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         """The container's process ends by itself."""
         self._end(container, code)
 
+    def reboot(self) -> None:
+        """All processes end, and the machine's network is gone: a kubelet that starts makes new
+        sandboxes."""
+        with self.lock:
+            for container in list(self.containers.values()):
+                self._end(container, 255)
+            for sandbox in self.sandboxes.values():
+                sandbox.ready = False
+
     def _run(self, container: Container, module: str, arguments: Sequence[str]) -> None:
         container.process = subprocess.Popen(
             [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", module, *arguments],

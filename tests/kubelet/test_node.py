@@ -294,3 +294,17 @@ def test_a_killed_session_leaves_no_process(start_node: StartNode, plane: Contro
         session.kill()
         until(lambda: not any(alive(int(pid)) for pid in pids), "no process outlives its session")
     forget(plane, name)
+
+
+def test_a_reboot_rejects_the_pods_that_the_kubelet_sees_before_its_plugin(
+    start_node: StartNode,
+) -> None:
+    """So their controller creates others, which are placed like all new pods."""
+    node = start_node(gpus=1, replicas=2)
+    node.run(gpu_pod("a", restartPolicy="Always"))
+    node.kill("kubelet")
+    node.kill("nvidia-device-plugin")
+    node.runtime.reboot()
+    node.start_kubelet()
+    node.wait(lambda: node.status("a")["phase"] == "Failed", "its rejection")
+    assert node.status("a")["reason"] == "UnexpectedAdmissionError"

@@ -1,0 +1,76 @@
+"""Whether a pod that starts alone waits when it starts again, as its explanation has it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gate import GATE, gate_container
+from contract.kube import (
+    ContainerState,
+    ContainerStatus,
+    InitContainer,
+    Pod,
+    PodStatus,
+    Terminated,
+)
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from tests.builders import GATE_IMAGE, GIB, gpunode, kube_node, pod, reservation, shared
+from tests.console.asking import Asked
+
+GATED = msgspec.convert(gate_container(GATE_IMAGE), InitContainer)
+OPENED = ContainerState(terminated=Terminated(exit_code=0))
+
+
+def engine(gate: ContainerState | None) -> Pod:
+    """``gate``: the state of its gate; None: the pod has none."""
+    made = pod("4Gi", uid="u", name="llm", node="n", annotations={"headroom.gpu/startup": "alone"})
+    if gate is None:
+        return made
+    spec = msgspec.structs.replace(made.spec, init_containers=[GATED])
+    status = PodStatus(
+        phase="Running", init_container_statuses=[ContainerStatus(name=GATE, state=gate)]
+    )
+    return msgspec.structs.replace(made, spec=spec, status=status)
+
+
+@pytest.mark.parametrize(
+    ("phase", "gate", "start"),
+    [
+        ("", None, None),
+        (
+            "starting",
+            None,
+            "starts alone: other pods with headroom.gpu/startup: alone wait until its start on "
+            "its GPU has ended",
+        ),
+        (
+            "running",
+            ContainerState(),
+            "starts alone: it is at its gate. What it waits for: kubectl logs -n default llm "
+            "-c headroom-gate",
+        ),
+        (
+            "running",
+            OPENED,
+            "has started alone. If all its containers start again (reboot, "
+            "RestartAllContainers), its gate waits for other such pods on its GPU. A container "
+            "that restarts by itself does not wait",
+        ),
+        (
+            "running",
+            None,
+            "has started alone. If it starts again in place, it does not wait for other such "
+            "pods, because it has no gate. To change that, annotate its template. Example: "
+            "headroom.gpu/gated: 'true'",
+        ),
+    ],
+)
+def test_a_pod_that_starts_alone_is_explained(
+    phase: Any, gate: ContainerState | None, start: str | None
+) -> None:
+    held = msgspec.structs.replace(reservation({"a": 4 * GIB}, name="llm"), phase=phase)
+    fleet = Asked()
+    report = gpunode(shared("a"), name="n", reservations={"u": held})
+    fleet.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(report, 0.0), PodSeen(engine(gate))])
+    assert fleet.get("/v1/explain/pods/default/llm").json()["start"] == start
