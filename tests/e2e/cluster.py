@@ -343,8 +343,8 @@ def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def quota_controller(plane: ControlPlane) -> Iterator[None]:
-    """Run the controller that counts the use of ResourceQuotas."""
+def quota_controller(plane: ControlPlane, *flags: str) -> Iterator[None]:
+    """Run the controller that counts the use of ResourceQuotas. ``flags`` are added."""
     name = "kube-controller-manager"
     plane.spawn(
         name,
@@ -355,6 +355,7 @@ def quota_controller(plane: ControlPlane) -> Iterator[None]:
         "--use-service-account-credentials=true",
         "--leader-elect=false",
         "--secure-port=0",
+        *flags,
     )
     try:
         yield
