@@ -37,9 +37,8 @@ def bind(server: Server, shown: dict[str, Any], node: str) -> str:
     return str(server.post("/bind", binding(shown, node)).json()["Error"])
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 2.5) -> None:
-    """By default well within the interval of the controllers."""
-    until(holds, "the server has processed it", within_s)
+def eventually(holds: Callable[[], bool]) -> None:
+    until(holds, "the server has processed it")
 
 
 def devices(server: Server, node: str) -> list[dict[str, Any]]:
@@ -68,29 +67,38 @@ def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Se
 
 
 def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> None:
+    """Only for a quarter of a second: the calls of a busy machine may need more than one try."""
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
-    assert passed(server, first, "shared") == ["shared"]
-    assert passed(server, second, "shared", "large") == ["large"]
+
+    def one_after_the_other() -> tuple[list[str], list[str]]:
+        return passed(server, first, "shared"), passed(server, second, "shared", "large")
+
+    eventually(lambda: one_after_the_other() == (["shared"], ["large"]))
     assert passed(server, first, "shared") == ["shared"]  # not for itself, though
     assert passed(server, first, "unknown-node") == []
     assert passed(server, second, "shared") == ["shared"]  # the first comes no more
     assert passed(server, first, "large", "shared", "pair")
     assert passed(server, second, "unknown-node") == []
-    assert passed(server, first, "shared") == ["shared"]
-    assert server.post("/filter", offer(second, "shared")).json()["FailedAndUnresolvableNodes"] == {
-        "shared": "insufficient GPU memory on any device"
-    }
+
+    def rejected() -> Any:
+        eventually(lambda: passed(server, first, "shared") == ["shared"])
+        return server.post("/filter", offer(second, "shared")).json()["FailedAndUnresolvableNodes"]
+
+    eventually(lambda: rejected() == {"shared": "insufficient GPU memory on any device"})
     # Nothing was reserved: a bind that never comes is not waited for.
     eventually(lambda: passed(server, second, "shared") == ["shared"])
 
 
 def test_filter_keeps_memory_on_the_node_that_prioritize_ranked_first(server: Server) -> None:
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
-    names = passed(server, first, "shared", "large")
-    scores = server.post("/prioritize", offer(first, *names)).json()
-    (winner,) = (score["Host"] for score in scores if score["Score"] == 10)
-    assert winner == "shared"
-    assert passed(server, second, "shared", "large") == ["large"]
+
+    def one_after_the_other() -> list[str]:
+        names = passed(server, first, "shared", "large")
+        scores = server.post("/prioritize", offer(first, *names)).json()
+        assert [score["Host"] for score in scores if score["Score"] == 10] == ["shared"]
+        return passed(server, second, "shared", "large")
+
+    eventually(lambda: one_after_the_other() == ["large"])
     assert bind(server, first, "shared") == ""
     assert passed(server, second, "shared", "large") == ["large"]
 
