@@ -1,15 +1,18 @@
 """A proxy between the kubelet and a device plugin.
 
-It forwards every message and error unchanged, byte for byte. It answers only one call itself:
-GetPreferredAllocation, which returns the replicas that a container should get. If ``choose``
-returns None, that call is forwarded too.
+It forwards every call and error unchanged, byte for byte, except two. GetPreferredAllocation
+returns the replicas that a container should get; if ``choose`` returns None, it is forwarded too.
+ListAndWatch stays open and sends nothing: the kubelet keeps its own stream of the plugin, and takes
+the devices and their health from there. NVIDIA's plugin gives each change of health to only one
+stream, and does not notice when a stream has ended. So each stream that the proxy opened would take
+one change of health away from the kubelet after the end of the agent.
 
 The kubelet's calls have no deadline, and the kubelet admits no other pod while it waits. So the
-proxy ends every call in time, with an error if necessary. The streams of earlier registrations stay
-open; none of them uses a thread.
+proxy ends every call in time, with an error if necessary.
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections import defaultdict
@@ -35,6 +38,8 @@ from agent.steering.messages import (
 _log = structlog.get_logger()
 
 PREFIX = "headroom-"
+#: Between the name of the plugin's socket and a random part, which differs at each registration.
+_MARK = "~"
 
 _SERVICE = "v1beta1.DevicePlugin"
 _REGISTER = "/v1beta1.Registration/Register"
@@ -68,8 +73,8 @@ Choose = Callable[[ContainerRequest], Sequence[str] | None]
 class PluginProxy:
     """The proxy of one plugin.
 
-    It listens in ``folder``, on a socket with the name of the plugin's socket (``plugin``) after
-    ``PREFIX``. The constructor starts a thread with an event loop; ``stop`` ends it.
+    It listens in ``folder``, on a socket whose name has that of the plugin's socket (``plugin``);
+    see ``socket_of``. The constructor starts a thread with an event loop; ``stop`` ends it.
     """
 
     def __init__(
@@ -79,8 +84,8 @@ class PluginProxy:
         choose: Choose,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.endpoint = PREFIX + plugin
-        self._socket = folder / self.endpoint
+        self._plugin = plugin
+        self._socket = folder / socket_of(plugin)
         self._choose = choose
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -91,7 +96,6 @@ class PluginProxy:
         self._passed: defaultdict[str, list[float]] = defaultdict(list)
         self._pool = ThreadPoolExecutor(_CHOOSING, "choosing")
         self._beat_s = monotonic()
-        self._socket.unlink(missing_ok=True)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
@@ -101,6 +105,16 @@ class PluginProxy:
             self._end_thread()
             raise
         self._identity = identity(self._socket)
+
+    @property
+    def endpoint(self) -> str:
+        """The file name of the proxy's socket."""
+        return self._socket.name
+
+    def rename(self) -> None:
+        """Give the socket another name, because a kubelet may know this one. Raises ``OSError``."""
+        renamed = self._socket.rename(self._socket.with_name(socket_of(self._plugin)))
+        self._socket, self._identity = renamed, identity(renamed)
 
     @property
     def listening(self) -> bool:
@@ -146,6 +160,7 @@ class PluginProxy:
     async def _begin(self, plugin: str) -> None:
         self._channel = grpc.aio.insecure_channel(plugin, _CHANNEL)
         self._server = grpc.aio.server()
+        self._ending = asyncio.Event()
         handlers = {
             "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(self._prefer),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch),
@@ -161,6 +176,7 @@ class PluginProxy:
         self._beat()
 
     async def _end(self) -> None:
+        self._ending.set()
         await self._server.stop(grace=None)
         await self._channel.close()
 
@@ -236,18 +252,28 @@ class PluginProxy:
         return [self._choose(request) for request in asked]
 
     async def _watch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        """Forward ListAndWatch: every list of devices that the plugin sends."""
-        stream = self._channel.unary_stream(f"/{_SERVICE}/ListAndWatch")(request)
-        self._newest = stream
+        """Keep the kubelet's stream open until the proxy or the kubelet ends; send nothing."""
+        self._newest = stream = object()
         try:
-            async for message in stream:
-                yield message
-        except grpc.RpcError as err:
-            await context.abort(_code(err), _details(err))
+            await self._ending.wait()
+            if not self._ending.is_set():
+                yield b""  # never reached; makes this a generator
         finally:
-            stream.cancel()
             if self._newest is stream:
                 self._newest = None
+
+
+def socket_of(plugin: str) -> str:
+    """Return a new name for a proxy's socket, given the name of the plugin's socket.
+
+    Example: headroom-nvidia-gpu~3f9a1c.sock for nvidia-gpu.sock.
+    """
+    return f"{PREFIX}{plugin.removesuffix('.sock')}{_MARK}{os.urandom(3).hex()}.sock"
+
+
+def plugin_of(socket: str) -> str:
+    """Return the name of the plugin's socket, given the name of a proxy's socket."""
+    return socket.removeprefix(PREFIX).removesuffix(".sock").partition(_MARK)[0] + ".sock"
 
 
 def register(folder: Path, endpoint: str, resource: str, options: bytes) -> None:

@@ -1,20 +1,24 @@
 """Registers the plugin proxy with the kubelet, and the plugin again when the agent ends.
 
-If two endpoints register for one resource, the kubelet (1.34 to 1.36, from its source and tests)
+If two endpoints register for one resource, the kubelet (1.31 to 1.36, from its source and tests)
 calls the endpoint that registered last, and reads the device lists of both. When the stream of
-*either* ends, it drops the current endpoint and counts all devices as gone. Consequences:
+*either* ends, it drops the current endpoint and counts all devices as gone. The proxy sends no
+list, so the kubelet has healthy devices if, and only if, it has a list of the plugin since then.
+Consequences:
 
-* A plugin that restarts registers, and is the current endpoint until the proxy registers again. The
-  plugin creates its socket just before it registers, and its registration cannot be observed. So
-  the proxy registers when it sees the new socket, and again later, in case it was first. Until the
-  last of these registrations the resource is not reported as steered.
+* A plugin that restarts registers, and is the current endpoint until the proxy registers again. Its
+  registration cannot be observed, but its first list can: the resource has healthy devices again.
+  So the proxy registers once, after that, and is certainly the current endpoint.
 * A kubelet that restarts forgets all endpoints and removes the proxy's socket. The plugin then
   creates its socket again, as above.
+* After the end of a proxy the kubelet needs a new list of the plugin, which it gets if the plugin
+  itself is registered again. For a moment the plugin is the current endpoint then. So the next
+  agent waits until no unconfirmed pod depends on an agent's choice. Then it registers first the
+  plugin and then the proxy.
 * The plugin is registered again only after the kubelet has noticed that the proxy is gone. Before
   that, the end of the proxy's stream would make the kubelet drop the plugin.
-* If an agent is killed while it registers, the kubelet may read its message after the end of its
-  streams. Then it counts devices as healthy that no endpoint serves. So an agent that finds the
-  socket of a killed agent registers the plugin again, whatever the kubelet reports.
+* Each registration has a new socket name. Kubelet 1.37, which is not steered, would reject a second
+  registration of a connected socket, and then not notice the end of the first.
 """
 
 import contextlib
@@ -37,15 +41,17 @@ from agent.steering.plugin_proxy import (
     Choose,
     PluginProxy,
     options_of,
+    plugin_of,
     register,
+    socket_of,
 )
 
 _log = structlog.get_logger()
 
 CHECK_EVERY_S = 0.2
-#: Ages in seconds of the newest socket (plugin or kubelet) at which the proxy registers. After the
-#: last one the proxy is certainly the current endpoint.
-REGISTER_AT_S = (0.0, 1.0, 3.0)
+#: Seconds after which a plugin or a kubelet that created its socket has registered, or been
+#: registered with. Until then the proxy waits for healthy devices.
+SETTLED_S = 3.0
 RETRY_S = 1.0
 #: Seconds to wait until the kubelet notices that the proxy is gone, or that the plugin is back.
 NOTICE_S = 3.0
@@ -103,7 +109,8 @@ class PluginRegistration:
 
     ``folder`` is the kubelet's device plugin directory. ``changed`` is called whenever ``steers``
     has changed. ``promotes`` returns whether the kubelet uses the plugin again by itself when the
-    proxy ends. Such a kubelet must not get a second registration of a socket.
+    proxy ends. Such a kubelet must not get a second registration of a socket. ``may_choose``
+    returns whether the plugin may choose for a moment.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class PluginRegistration:
         healthy: Healthy,
         changed: Callable[[], object],
         promotes: Callable[[], bool],
+        may_choose: Callable[[], bool],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resource = resource
@@ -125,14 +133,19 @@ class PluginRegistration:
         self._healthy = healthy
         self._changed = changed
         self._promotes = promotes
+        self._may_choose = may_choose
         self._monotonic = monotonic
         self._proxy: PluginProxy | None = None
         #: Identities of the plugin's and the kubelet's socket at the last check; None: register
         #: again.
-        self._seen: tuple[object, object] | None = None
-        #: When these sockets were first seen, and the number of ``REGISTER_AT_S`` done since.
-        self._since_s = 0.0
-        self._registered = 0
+        self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None
+        #: Whether the kubelet may still have the stream of a registration that is no longer valid.
+        self._outdated = False
+        #: Since when a registration is due, and when it was done; None: not yet.
+        self._due_since_s = 0.0
+        self._registered_at_s: float | None = None
+        #: Whether the plugin was registered since then, so that the kubelet gets its list.
+        self._listed = False
         #: Earliest time of the next registration.
         self._retry_at_s = 0.0
         #: Why the kubelet does not call the proxy; empty if it does or soon will.
@@ -147,7 +160,7 @@ class PluginRegistration:
         return (
             proxy is not None
             and proxy.watched
-            and self._registered == len(REGISTER_AT_S)
+            and self._registered_at_s is not None
             and not self._end.is_set()
         )
 
@@ -161,7 +174,7 @@ class PluginRegistration:
         return self._proxy is not None and self._proxy.take_passed(replicas)
 
     def bypassed(self) -> None:
-        """Request new registrations, because a container got a device without the proxy."""
+        """Request a new registration, because a container got a device without the proxy."""
         _log.warning("steering_bypassed", resource=self.resource)
         self._seen = None
 
@@ -183,7 +196,7 @@ class PluginRegistration:
         if bring_plugin_back:
             bring_back(self._folder, self._plugin, self._healthy)
         else:
-            _leave_socket(self._folder / (PREFIX + self._plugin))
+            _leave_socket(self._folder / socket_of(self._plugin))
 
     def update(self) -> None:
         """Create the proxy if it does not listen, and register it if a registration is due."""
@@ -191,7 +204,7 @@ class PluginRegistration:
         kubelet = identity(self._folder / "kubelet.sock")
         now_s = self._monotonic()
         if plugin is None or kubelet is None or not self._lock_on_node.acquire():
-            self._seen, self._registered = None, 0
+            self._seen = self._registered_at_s = None
             missing = self._plugin if plugin is None else "kubelet.sock"
             is_missing = plugin is None or kubelet is None
             self.trouble = (
@@ -204,34 +217,73 @@ class PluginRegistration:
             if self._proxy is not None:
                 self._proxy.stop()
             self._proxy = PluginProxy(self._folder, self._plugin, self._choose)
+            remove_proxies(self._folder, self._plugin, but=self._proxy.endpoint)
             self._seen = None
         if (plugin, kubelet) != self._seen:
-            self._seen, self._since_s, self._registered = (plugin, kubelet), now_s, 0
-        due = sum(now_s - self._since_s >= age_s for age_s in REGISTER_AT_S)
-        is_unwatched = not self._proxy.watched
-        if (due > self._registered or is_unwatched) and now_s >= self._retry_at_s:
-            self._retry_at_s = now_s + (RETRY_S if is_unwatched else 0.0)
-            if self._register(self._proxy):
-                self._registered = due
+            self._outdated = self._seen is not None
+            self._seen = plugin, kubelet
+            self._is_due(now_s)
+        elif (
+            self._registered_at_s is not None
+            and not self._proxy.watched
+            # The kubelet opens the stream just after the registration.
+            and now_s - self._registered_at_s >= RETRY_S
+        ):
+            self._is_due(now_s)
+        if self._registered_at_s is None and now_s >= self._retry_at_s:
+            self._register_if_ready(self._proxy, max(plugin[1], kubelet[1]) / 1e9, now_s)
 
-    def _register(self, proxy: PluginProxy) -> bool:
-        """Register the proxy; return whether it succeeded. If not, ``trouble`` has the reason."""
+    def _is_due(self, now_s: float) -> None:
+        """The proxy must be registered again."""
+        self._due_since_s, self._registered_at_s, self._listed = now_s, None, False
+
+    def _register_if_ready(self, proxy: PluginProxy, created_s: float, now_s: float) -> None:
+        """Register the proxy once the kubelet has a list of the plugin, and the plugin if needed.
+
+        ``created_s`` is the Unix time at which the newest of both sockets was created.
+        """
+        healthy = self._healthy(self.resource)
+        waits_for_end = self._outdated and proxy.watched
+        waited_s = now_s - self._due_since_s
+        if healthy is not True or waits_for_end:
+            is_new = waited_s < SETTLED_S and time.time() - created_s < SETTLED_S
+            if is_new or (self._listed and waited_s < SETTLED_S):
+                return
+        if healthy is None:
+            self._failed("the kubelet's PodResources service does not list the devices")
+            return
+        if healthy is False and not self._listed and not self._promotes():
+            if not self._may_choose():
+                self._failed("unconfirmed pods are bound for the GPU that an agent would choose")
+                self._retry_at_s = now_s + RETRY_S
+            elif self._register(self._plugin, now_s):
+                self._due_since_s, self._listed = now_s, True
+            return
+        proxy.rename()
+        if self._register(proxy.endpoint, now_s):
+            self._registered_at_s, self._outdated = now_s, False
+            _log.info("steering_registered", resource=self.resource)
+
+    def _register(self, endpoint: str, now_s: float) -> bool:
+        """Register a socket; return whether it succeeded. If not, ``trouble`` has the reason."""
+        self._retry_at_s = now_s + RETRY_S
         try:
-            options = proxy.options()
+            options = options_of(self._folder, self._plugin)
             if asks_for_preference(options):
-                register(self._folder, proxy.endpoint, self.resource, options)
-                self.trouble = ""
-                _log.info("steering_registered", resource=self.resource)
+                register(self._folder, endpoint, self.resource, options)
+                self.trouble, self._retry_at_s = "", 0.0
                 return True
-            trouble = "the device plugin does not support GetPreferredAllocation"
+            self._failed("the device plugin does not support GetPreferredAllocation")
         except grpc.RpcError as err:
-            trouble = _status(err)
+            self._failed(_status(err))
         except BadMessage:
-            trouble = "the device plugin's options cannot be read"
+            self._failed("the device plugin's options cannot be read")
+        return False
+
+    def _failed(self, trouble: str) -> None:
         if trouble != self.trouble:
             _log.warning("steering_not_registered", resource=self.resource, reason=trouble)
             self.trouble = trouble
-        return False
 
     def _run(self) -> None:
         steered = False
@@ -270,19 +322,31 @@ def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
 
 def leftovers(folder: Path) -> list[str]:
     """Return the file names of the sockets of plugins that a killed agent has left unregistered."""
-    return sorted(each.name.removeprefix(PREFIX) for each in folder.glob(f"{PREFIX}*.sock"))
+    return sorted({plugin_of(each.name) for each in folder.glob(f"{PREFIX}*.sock")})
+
+
+def proxies(folder: Path, plugin: str) -> set[str]:
+    """Return the file names of the sockets of a plugin's proxies."""
+    found = (each.name for each in folder.glob(f"{PREFIX}*.sock"))
+    return {name for name in found if plugin_of(name) == plugin}
+
+
+def remove_proxies(folder: Path, plugin: str, but: str = "") -> None:
+    """Remove the sockets of a plugin's proxies, except one named ``but``. Raises ``OSError``."""
+    for name in proxies(folder, plugin) - {but}:
+        (folder / name).unlink(missing_ok=True)
 
 
 def restore(folder: Path, plugin: str, healthy: Healthy, promotes: bool) -> None:
-    """Register a plugin that a killed agent left unregistered, and remove the agent's socket.
+    """Register a plugin that a killed agent left unregistered, and remove the agent's sockets.
 
-    The socket is removed even if the plugin does not answer. ``promotes``: whether the kubelet has
+    They are removed even if the plugin does not answer. ``promotes``: whether the kubelet has
     used the plugin again by itself; see ``PluginRegistration``.
     """
     if not promotes:
         bring_back(folder, plugin, healthy)
     try:
-        (folder / (PREFIX + plugin)).unlink(missing_ok=True)
+        remove_proxies(folder, plugin)
     except OSError as err:
         # Without permission to steer the directory is read-only. A kubelet that starts clears it.
         _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)

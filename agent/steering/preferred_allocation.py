@@ -30,11 +30,12 @@ from agent.probes.readings import (
 )
 from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
 from agent.steering.messages import ContainerRequest
-from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected
+from agent.steering.plugin_proxy import ANSWER_S, Rejected
 from agent.steering.plugin_registration import (
     NodeLock,
     PluginRegistration,
     leftovers,
+    proxies,
     resource_of,
     restore,
 )
@@ -56,8 +57,8 @@ _LEAST_READ_S = 0.1
 _RETRY_S = 0.2
 #: Maximum number of remembered pods: the maximum of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
-#: Seconds that the return of a resource to its plugin may still take when the agent ends.
-RETURN_WITHIN_S = 5.0
+#: Seconds that the return of all resources to their plugins may take when the agent ends.
+RETURN_WITHIN_S = 7.0
 
 
 class Arrivals:
@@ -121,8 +122,8 @@ class PreferredAllocation:
         #: Resources that are being returned to the plugin. The value is None while reservations of
         #: unconfirmed pods depend on the agent's choice, then the thread that returns the resource.
         self._returning: dict[str, threading.Thread | None] = {}
-        #: Plugin -> the socket that a killed agent left, and the thread that restores the plugin.
-        self._restored: dict[str, tuple[object, threading.Thread]] = {}
+        #: Plugin -> the sockets that a killed agent left, and the thread that restores the plugin.
+        self._restored: dict[str, tuple[set[str], threading.Thread]] = {}
         #: Resource -> (pod uid, container, replica) at the last sample in which it was steered.
         self._held: dict[str, set[tuple[str, str, str]]] = {}
         self._arrivals = Arrivals(self._folder / "kubelet.sock")
@@ -184,11 +185,14 @@ class PreferredAllocation:
 
     def stop(self, bring_back: bool = True) -> None:
         """End steering: return every resource to its plugin, or leave it without replicas."""
-        for resource, registration in self._registrations.items():
-            if (thread := self._returning.get(resource)) is not None:
-                thread.join(RETURN_WITHIN_S)
-            else:
-                registration.stop(bring_back)
+        threads = [
+            self._returning.get(resource)
+            or _started(threading.Thread(target=registration.stop, args=(bring_back,), daemon=True))
+            for resource, registration in self._registrations.items()
+        ]
+        until_s = time.monotonic() + RETURN_WITHIN_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
         self._lock_on_node.release()
         self._kubelet.close()
 
@@ -227,6 +231,7 @@ class PreferredAllocation:
                 self._healthy,
                 self._changed,
                 self._promotes,
+                partial(may_choose_again, self._ledger, resource),
             )
             self._registrations[resource].start()
             _log.info("steering_begins", resource=resource)
@@ -259,9 +264,9 @@ class PreferredAllocation:
             return
         for plugin in leftovers(self._folder):
             resource = resource_of(plugin)
-            socket = identity(self._folder / (PREFIX + plugin))
+            sockets = proxies(self._folder, plugin)
             last, _ = self._restored.get(plugin, (None, None))
-            if resource in self._registrations or socket == last:
+            if resource in self._registrations or sockets == last:
                 continue
             if not (may_choose_again(self._ledger, resource) and self._lock_on_node.acquire()):
                 continue
@@ -270,7 +275,7 @@ class PreferredAllocation:
                 args=(self._folder, plugin, self._healthy, self._promotes()),
                 daemon=True,
             )
-            self._restored[plugin] = (socket, thread)
+            self._restored[plugin] = (sockets, thread)
             thread.start()
 
     def _promotes(self) -> bool:
@@ -342,6 +347,11 @@ class PreferredAllocation:
             return bool(self._kubelet.healthy().get(resource))
         except Unanswered:
             return None
+
+
+def _started(thread: threading.Thread) -> threading.Thread:
+    thread.start()
+    return thread
 
 
 def _soon(until_s: float, read: Callable[[], T | None], why_not: str) -> T:

@@ -37,9 +37,13 @@ WISH = field(1, field(1, b"G::0") + field(1, b"G::1") + b"\x18\x01")
 
 
 class Plugin:
-    """Answers with what it was sent; its stream sends one message, and stays open."""
+    """Answers with what it was sent; its stream sends one message, and stays open.
+
+    ``streams`` is the number of streams that were opened.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.streams = 0
         self.hangs = threading.Event()
         self.goes_on = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(300))
@@ -60,6 +64,7 @@ class Plugin:
         return request
 
     def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
+        self.streams += 1
         yield b"devices"
         ended = threading.Event()
         context.add_callback(ended.set)
@@ -89,13 +94,10 @@ class Kubelet:
         answer: bytes = calling.result(timeout=PATIENCE_S)
         return answer
 
-    def watch(self) -> bytes:
-        """Opens one more stream; returns what came first."""
+    def watch(self) -> None:
+        """Opens one more stream."""
         stream = self._channel.unary_stream(f"/{SERVICE}/ListAndWatch")(b"")
         self._streams.append(stream)
-        first = queue.SimpleQueue[bytes]()
-        threading.Thread(target=lambda: first.put(next(stream)), daemon=True).start()
-        return first.get(timeout=PATIENCE_S)
 
     def hang_up(self) -> None:
         self._channel.close()
@@ -108,17 +110,19 @@ def between(
     return made, Kubelet(folder, made.endpoint)
 
 
-def test_any_number_of_registrations_leaves_calls_their_answer(
+def test_any_number_of_registrations_leaves_calls_their_answer_and_opens_no_stream_of_the_plugin(
     tmp_path: Path, plugin: Plugin
 ) -> None:
+    """The plugin gives each change of health to one stream only, also after its end."""
     made, kubelet = between(tmp_path)
     try:
         for _ in range(200):
-            assert kubelet.watch() == b"devices"
+            kubelet.watch()
+        until(lambda: made.watched, "a stream")
         assert kubelet.call("Allocate", allocation("G::0")) == allocation("G::0")
         names = [each.name for each in threading.enumerate()]
         assert [name for name in names if name.startswith(("proxy", "choosing"))] == ["proxy"]
-        assert made.watched
+        assert plugin.streams == 0
         kubelet.hang_up()
         until(lambda: not made.watched, "the end of all streams is noticed")
     finally:
@@ -184,6 +188,22 @@ def test_each_allocation_of_a_replica_counts_once(tmp_path: Path, plugin: Plugin
     finally:
         kubelet.hang_up()
         made.stop()
+
+
+def test_a_renamed_proxy_listens_under_its_new_name_only(tmp_path: Path, plugin: Plugin) -> None:
+    made = PluginProxy(tmp_path, PLUGIN, lambda wanted: None)
+    first = made.endpoint
+    made.rename()
+    try:
+        assert made.listening
+        assert first.startswith("headroom-nvidia-gpu~")
+        assert [path.name for path in tmp_path.glob("headroom-*")] == [made.endpoint] != [first]
+        kubelet = Kubelet(tmp_path, made.endpoint)
+        assert kubelet.call("Allocate", allocation("G::0")) == allocation("G::0")
+        kubelet.hang_up()
+    finally:
+        made.stop()
+    assert not list(tmp_path.glob("headroom-*"))
 
 
 def test_it_is_stuck_when_its_calls_are_not_taken(tmp_path: Path, plugin: Plugin) -> None:

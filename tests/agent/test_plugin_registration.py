@@ -10,6 +10,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from agent.steering import plugin_proxy
 from agent.steering import plugin_registration as keeping
 from agent.steering.plugin_registration import NodeLock, PluginRegistration, plugin_socket, restore
 from tests.waiting import until
@@ -25,7 +26,8 @@ def test_a_socket_that_cannot_be_made_is_tried_again(
     monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
     for name in (plugin_socket(RESOURCE), "kubelet.sock"):
         (tmp_path / name).touch()
-    (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()
+    (tmp_path / "headroom-nvidia-gpu~0.sock").mkdir()
+    monkeypatch.setattr(plugin_proxy, "socket_of", lambda _: "headroom-nvidia-gpu~0.sock")
     registration = PluginRegistration(
         tmp_path,
         NodeLock(tmp_path),
@@ -34,6 +36,7 @@ def test_a_socket_that_cannot_be_made_is_tried_again(
         lambda _: None,
         lambda: None,
         lambda: False,
+        lambda: True,
     )
     with capture_logs() as logs:
         registration.start()

@@ -62,9 +62,35 @@ def test_a_plugin_that_takes_its_place_back_is_noticed_by_the_first_pod(
     register(node.root / "device-plugins", PLUGIN, RESOURCE)  # both are registered now
     assert steered.place("q", "GPU-1") == "GPU-0"  # the plugin's choice
     node.wait(lambda: "steering_bypassed" in node.log("agent"), "that it is noticed")
-    node.wait(lambda: node.log("agent").count("steering_registered") == 6, "its place again")
+    node.wait(lambda: node.log("agent").count("steering_registered") == 2, "its place again")
     steered.until_steered()
     assert steered.place("r", "GPU-1") == "GPU-1"
+
+
+def test_xids_reach_the_kubelet_whatever_became_of_agents(start_steered: StartSteered) -> None:
+    """The plugin gives each of them to one stream only, and does not notice the end of a stream."""
+    steered = start_steered(gpus=6, replicas=2)
+    node = steered.node
+
+    def fails(number: int) -> None:
+        node.driver.fail(f"GPU-{number}", 79)
+        # The plugin counts one replica of the device as unhealthy.
+        node.wait(lambda: node.allocatable() == 11 - number, f"the XID of GPU-{number}")
+
+    fails(0)
+    node.end("agent")
+    fails(1)
+    steered.start_agent()
+    fails(2)
+    node.kill("agent")
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+    steered.start_agent()
+    node.wait(lambda: node.allocatable() == 9, "the replicas of healthy devices")
+    fails(3)
+    node.end("agent")
+    steered.start_agent()
+    node.end("agent")
+    fails(4)
 
 
 def test_unattributed_use_takes_no_reserved_memory_and_no_pod_goes_to_a_full_device(
