@@ -114,6 +114,14 @@ class Device(KubeStruct, frozen=True):
         """The name for people, unique on the node."""
         return device_name(self.uuid, self.index, self.kind)
 
+    @property
+    def is_closed_by_mode(self) -> bool:
+        """Whether its compute mode makes pods fail on it: no process may use it, or only one may
+        and time slicing shares it. With MPS only the server uses it, so that mode is right."""
+        if self.compute_mode == "prohibited":
+            return True
+        return self.compute_mode.startswith("exclusive") and self.sharing == "time-slicing"
+
 
 class PodUse(KubeStruct, frozen=True):
     """Observed use of one device by one container; reservations are in ``spec``."""

@@ -226,6 +226,13 @@ class Reason(Enum):
         "reset or replace the GPU; kubectl headroom top gpu --troubled shows its fault. On a "
         "steered node the other GPUs stay open",
     )
+    COMPUTE_MODE = (
+        "compute mode of a GPU that the pod could get lets no further process use it",
+        "Its compute mode is prohibited, or it is exclusive-process and time slicing shares the "
+        "GPU: then each process after the first one fails (devices are busy or unavailable).",
+        "set the default mode on the node: nvidia-smi -i GPU -c DEFAULT; kubectl headroom why "
+        "shows the command for the GPU",
+    )
     CORDONED_DEVICE = (
         "a GPU that the pod could get is cordoned",
         "The device plugin could choose a GPU that headroom.gpu/cordon names.",

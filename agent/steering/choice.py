@@ -259,7 +259,7 @@ def _candidates(
                 device=device.uuid,
                 memory=memory,
                 counted_uids={reserved_for(row, spec) for row in rows} | certain(spec, memory),
-                healthy=all(mate.healthy for mate in memory),
+                healthy=all(mate.healthy and not mate.is_closed_by_mode for mate in memory),
                 free_bytes=allocatable_bytes - committed_bytes,
                 occupied=device.replicas.total - len(available),
             )

@@ -10,6 +10,7 @@ from contract.reasons import Reason
 from extender.console.decisions import unread_extenders
 from extender.console.responses import counted
 from extender.console.view_context import Context
+from extender.placement.device_reading import mode_command
 from extender.placement.snapshot import Snapshot
 
 #: Maximum number of nodes named in one entry.
@@ -99,11 +100,14 @@ def _devices(snap: Snapshot) -> Iterator[BrokenView]:
             what = terms.health_detail or terms.unhealthy.sentence
             device = terms.device
             which = device.index if device.index >= 0 else device.uuid
+            state = "is unhealthy"
+            fix = f"kubectl headroom cordon {node.name} {which} --evict, then reset or replace it"
+            if terms.unhealthy is Reason.COMPUTE_MODE:
+                state, fix = "takes no pods", f"on the node: {mode_command(device)}"
             yield BrokenView(
                 kind="device",
-                message=f"{noun(device.name)} of {node.name} is unhealthy: {what}",
-                fix=f"kubectl headroom cordon {node.name} {which} --evict, then "
-                "reset or replace the GPU",
+                message=f"{noun(device.name)} of {node.name} {state}: {what}",
+                fix=fix,
                 node=node.name,
                 gpu=device.name,
             )

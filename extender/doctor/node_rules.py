@@ -173,6 +173,20 @@ def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
         )
 
 
+def _compute_mode(facts: NodeFacts) -> Iterator[PartialFinding]:
+    modes = sorted(
+        {each.device.compute_mode for each in facts.node.devices if each.device.is_closed_by_mode}
+    )
+    if modes:
+        yield (
+            Weight.WARNING,
+            f"GPUs have compute mode {' or '.join(modes)}, so pods that share them by time slicing "
+            "fail, and Headroom places none there",
+            "on the node: nvidia-smi -i GPU -c DEFAULT; kubectl headroom top gpu --troubled lists "
+            "the GPUs. Only MPS needs mode exclusive-process",
+        )
+
+
 def _unmeasured(facts: NodeFacts) -> Iterator[PartialFinding]:
     if facts.node.reason is None and facts.node.unmeasured:
         yield (
@@ -352,6 +366,7 @@ _RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
     _takes_no_pods,
     _not_steered,
     _cordoned,
+    _compute_mode,
     _unmeasured,
     _failed_sources,
     _version,

@@ -52,6 +52,7 @@ def health_issues(
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}
     unhealthy: dict[str, str] = {}
+    closed: dict[str, str] = {}
     for slot, device in enumerate(devices):
         if device.uuid in doubled:
             contradictory[slot] = f"uuid {device.uuid!r} is reported {doubled[device.uuid]} times"
@@ -62,7 +63,12 @@ def health_issues(
             contradictory[slot] = why
         if not device.healthy:
             unhealthy[device.uuid] = device.health_reason or "unhealthy"
-    if not (contradictory or without_memory or unhealthy or cordoned):
+        if device.is_closed_by_mode:
+            closed[device.uuid] = (
+                f"its compute mode is {device.compute_mode}; to change that on the node: "
+                f"{mode_command(device)}"
+            )
+    if not (contradictory or without_memory or unhealthy or closed or cordoned):
         return [_NO_ISSUE] * len(devices)
     issues: list[HealthIssue] = []
     for slot, device in enumerate(devices):
@@ -76,6 +82,8 @@ def health_issues(
         elif device.parent in unhealthy:
             # If a physical GPU is broken, all its MIG devices are.
             issues.append((Reason.UNHEALTHY_DEVICE, f"its GPU: {unhealthy[device.parent]}"))
+        elif device.uuid in closed:
+            issues.append((Reason.COMPUTE_MODE, closed[device.uuid]))
         elif device.uuid in cordoned:
             issues.append((Reason.CORDONED_DEVICE, ""))
         elif device.parent in cordoned:
@@ -83,6 +91,11 @@ def health_issues(
         else:
             issues.append(_NO_ISSUE)
     return issues
+
+
+def mode_command(device: Device) -> str:
+    """Return the command that sets the default compute mode, to be run on the device's node."""
+    return f"nvidia-smi -i {device.parent or device.uuid} -c DEFAULT"
 
 
 def _first(details: Mapping[int, str], slots: Iterable[int]) -> str:

@@ -61,7 +61,8 @@ def _device_lines(device: DeviceExplanation, node: str, measured: bool) -> list[
         uuid = terms.device.parent if terms.health_detail else terms.device.uuid
         return [f"cordoned; to undo it: kubectl headroom uncordon {node} {uuid}"]
     if terms.unhealthy is not None:
-        return [f"unhealthy, {terms.health_detail}"]
+        state = "closed" if terms.unhealthy is Reason.COMPUTE_MODE else "unhealthy"
+        return [f"{state}, {terms.health_detail}"]
     free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"
     short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""
     needs = gib(device.need_bytes, up=True)

@@ -246,13 +246,13 @@ class Simulation:
         self.set_replicas(name, most + 1)
 
     def repair(self, name: str) -> None:
-        """Make the report of the node fresh, and every device with known memory healthy.
+        """Make the report of the node fresh, and every device with known memory healthy and open.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
         held, status = self._reported(name)
         devices = [
-            msgspec.structs.replace(device, healthy=True, health_reason="")
+            msgspec.structs.replace(device, healthy=True, health_reason="", compute_mode="default")
             if device.memory_bytes > 0
             else device
             for device in status.devices

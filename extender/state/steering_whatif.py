@@ -31,6 +31,7 @@ from extender.state.simulation import Placed, Simulation, urgency
 _BY_CHOICE = (
     Reason.MEMORY_ON_SOME,
     Reason.UNHEALTHY_DEVICE,
+    Reason.COMPUTE_MODE,
     Reason.CORDONED_DEVICE,
     Reason.SM_ABOVE_LIMIT,
 )

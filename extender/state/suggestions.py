@@ -41,7 +41,7 @@ Kind = Literal[
     "quota",
 ]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
-_FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
+_FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
 #: Maximum number of suggested repairs.
 _MAX_REPAIRS = 3
 #: Maximum number of pods to remove, and of nodes to change, in simulations: each takes 1 ms.
@@ -299,9 +299,11 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
         row = int(verdicts.rows[i])
         node, (fault,) = verdicts.snap.nodes[row], failing(verdicts, i)
         what = fault.sentence
-        if fault is Reason.UNHEALTHY_DEVICE:
+        if fault is not Reason.STALE_REPORT:
             details = (
-                f"{t.device.uuid}: {t.health_detail}" for t in node.devices if t.health_detail
+                f"{t.device.uuid}: {t.health_detail}"
+                for t in node.devices
+                if t.health_issue is fault
             )
             what += f" ({next(details)})"
         sentence = (

@@ -144,6 +144,12 @@ def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() ->
     [
         pytest.param((gpu("GPU-0"), gpu("GPU-1", healthy=False)), (), BOTH, id="it is unhealthy"),
         pytest.param(
+            (gpu("GPU-0"), gpu("GPU-1", compute_mode="exclusive-process")),
+            (),
+            BOTH,
+            id="its compute mode lets no further process use it",
+        ),
+        pytest.param(
             (gpu("GPU-0"), gpu("GPU-1", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)),
             (),
             BOTH,

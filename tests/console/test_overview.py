@@ -179,15 +179,18 @@ def test_broken_nodes_devices_and_settings_have_a_fix() -> None:
         asked.add_node(name)
     asked.now_s = STALE_AFTER_S + 1
     add(asked, "c", shared("C", healthy=False, health_reason="XID 79"))
+    add(asked, "d", shared("D", compute_mode="exclusive-process"))
     rejected = SettingsView(mode="enforce", file="f", rejected=["f:3: polcy"], after_restart=[])
     object.__setattr__(asked.context, "settings", lambda: rejected)
     object.__setattr__(asked.context, "unready", lambda: "no contact with the API server")
-    settings, contact, nodes, device = read(asked)["broken"]
+    settings, contact, nodes, device, closed = read(asked)["broken"]
     assert (contact["kind"], contact["message"]) == ("input", "no contact with the API server")
     assert contact["fix"].startswith("kubectl -n headroom-system logs ")
     assert settings["message"].endswith("the previous settings stay in use: f:3: polcy")
-    assert nodes["message"] == "3 nodes: GPU report of the node is stale (a, b, c)"
+    assert nodes["message"] == "4 nodes: GPU report of the node is stale (a, b, c, ...)"
     assert nodes["fix"].endswith("--field-selector spec.nodeName=a")
     assert device["message"] == "GPU C of c is unhealthy: XID 79"
     assert device["fix"].startswith("kubectl headroom cordon c C --evict")
+    assert closed["message"].startswith("GPU D of d takes no pods: its compute mode is exclusive")
+    assert closed["fix"] == "on the node: nvidia-smi -i D -c DEFAULT"
     assert (device["kind"], device["node"], device["gpu"]) == ("device", "c", "C")

@@ -98,18 +98,23 @@ def test_a_node_with_only_one_fault_is_suggested_for_repair() -> None:
         name="full",
         **now,
     )
-    names = ("sick", "late", "full", "small", "unknown")
+    mode = gpunode(shared("E", compute_mode="exclusive-process"), name="mode", **now)
+    names = ("sick", "late", "full", "small", "unknown", "mode")
     fleet = asked(
         *(NodeSeen(kube_node(each)) for each in names),
         GPUNodeSeen(late, 0.0),
     )
     fleet.now_s = 100.0
-    fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown)])
+    fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown, mode)])
     body = explained(fleet)
     repairs = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "repair"}  # type: ignore[attr-defined]
     assert repairs == {
         "late": "repair node late: the pod would fit there, but GPU report of the node is stale "
         "(not checked: CPU, memory and other resources)",
+        "mode": "repair node mode: the pod would fit there, but compute mode of a GPU that the pod "
+        "could get lets no further process use it (E: its compute mode is exclusive-process; to "
+        "change that on the node: nvidia-smi -i E -c DEFAULT) (not checked: CPU, memory and other "
+        "resources)",
         "sick": "repair node sick: the pod would fit there, but a GPU that the pod could get is "
         "unhealthy (S: XID 79) (not checked: CPU, memory and other resources)",
     }

@@ -316,3 +316,17 @@ def test_containers_are_counted_and_not_their_pods() -> None:
         "each nvidia.com/gpu device of 24Gi has 2 replicas, and at least a quarter of 6 GPU "
         "containers (from 3 pods that exist now) request 4Gi or less: replicas run out"
     )
+
+
+def test_a_compute_mode_that_time_slicing_does_not_work_with_is_named() -> None:
+    exclusive = [shared(each, compute_mode="exclusive-process") for each in "ab"]
+    sharing = gpunode(*exclusive, plugin=SOUND)
+    found = only(findings(sharing, offers={GPU: "6"}))
+    assert found.weight is Weight.WARNING
+    assert found.found == (
+        "GPUs have compute mode exclusive-process, so pods that share them by time slicing fail, "
+        "and Headroom places none there"
+    )
+    assert "nvidia-smi -i GPU -c DEFAULT" in line(found)
+    alone = gpunode(device("a", compute_mode="exclusive-process"), plugin=Plugin())
+    assert findings(alone, offers={GPU: "1"}) == []

@@ -1,5 +1,7 @@
 """Every reason for which a node can be rejected, and cases that are no reason."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -121,6 +123,7 @@ class TestUnhealthyDevices:
     unhealthy = (
         pytest.param({"used_bytes": 25 * GIB}, Reason.CONTRADICTORY_REPORT, id="contradictory"),
         pytest.param({"healthy": False}, Reason.UNHEALTHY_DEVICE, id="unhealthy"),
+        pytest.param({"compute_mode": "prohibited"}, Reason.COMPUTE_MODE, id="prohibited"),
         pytest.param(
             {"replicas": Replicas(free=-1)}, Reason.CONTRADICTORY_REPORT, id="unknown replicas"
         ),
@@ -137,7 +140,7 @@ class TestUnhealthyDevices:
     ) -> None:
         assert reason_for("1M", weighed(device("a"), device("b", **wrong))) is reason
 
-    @pytest.mark.parametrize(("wrong", "reason"), unhealthy[:2])
+    @pytest.mark.parametrize(("wrong", "reason"), unhealthy[:3])
     def test_without_a_free_replica_it_closes_nothing(
         self, wrong: dict[str, object], reason: Reason
     ) -> None:
@@ -153,6 +156,31 @@ class TestUnhealthyDevices:
     def test_equal_uuids(self) -> None:
         node = weighed(device("a"), device("a"), device("b"))
         assert reason_for("1M", node) is Reason.CONTRADICTORY_REPORT
+
+
+@pytest.mark.parametrize(
+    ("mode", "sharing", "reason"),
+    [
+        pytest.param("exclusive-process", "time-slicing", Reason.COMPUTE_MODE, id="one process"),
+        pytest.param("exclusive-thread", "time-slicing", Reason.COMPUTE_MODE, id="one thread"),
+        pytest.param("exclusive-process", "none", None, id="a pod alone"),
+        pytest.param("exclusive-process", "mps", None, id="the server alone"),
+        pytest.param("prohibited", "mps", Reason.COMPUTE_MODE, id="no server"),
+        pytest.param("default", "time-slicing", None, id="default"),
+    ],
+)
+def test_a_compute_mode_closes_a_device_that_pods_cannot_share_in_it(
+    mode: str, sharing: Any, reason: Reason | None
+) -> None:
+    replicas = Replicas(free=1 if sharing == "none" else 4)
+    closed = device("a", compute_mode=mode, sharing=sharing, replicas=replicas)
+    assert reason_for("1M", weighed(closed)) is reason
+    if reason is not None:
+        (terms,) = weighed(closed).devices
+        detail = (
+            f"its compute mode is {mode}; to change that on the node: nvidia-smi -i a -c DEFAULT"
+        )
+        assert terms.health_detail == detail
 
 
 class TestMps:
