@@ -3,8 +3,8 @@
 Names of components without a version stand for this minor. A pre-release of which only some
 components can be built runs beside the newest minor.
 
-``TEST_GATES=AllBeta=true`` sets feature gates of the API server and of all kube-schedulers, and
-serves the APIs of that stage: docs/design/kube-scheduler.md has what gates change.
+``TEST_GATES=AllBeta=true`` sets feature gates of the API server and of the kube-scheduler of this
+minor, and serves the APIs of that stage: docs/design/kube-scheduler.md has what gates change.
 """
 
 import os
@@ -44,7 +44,9 @@ def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
     ``own_gates`` are further feature gates; they override all others.
     """
     backoff = _minor(name) >= _FIRST_WITH_BACKOFF_GATE
-    gates = (*GATES, *(["SchedulerPopFromBackoffQ=false"] if backoff else []), *own_gates)
+    # An older kube-scheduler can need alpha APIs that a newer API server does not serve.
+    tested = GATES if _minor(name) == version_tuple(UNDER_TEST) else ()
+    gates = (*tested, *(["SchedulerPopFromBackoffQ=false"] if backoff else []), *own_gates)
     return (f"--feature-gates={','.join(gates)}",) if gates else ()
 
 
