@@ -82,6 +82,7 @@ GROUPS = {
         "overuse_opt_out",
         "overuse_margin",
         "overuse_grace_s",
+        "preempt_for_memory",
         "evict_for_memory",
         "visible_devices",
         "suspect_env_from",

@@ -219,6 +219,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ObjectCache._uid_of": Per("pod", 500),
         "ObjectCache.cordoned": Per("node", 200),
         "ObjectCache.gpunodes": Per("reservation or device", 8_000),
+        "ObjectCache.lowest_priorities": Per("node", 200),
         "ObjectCache.nodes": Per("node", 64 << 10),
         # etcd takes 1.5 MiB of JSON, of which small objects take ten times as much in memory.
         "ObjectCache.pods": Per("pod", 15 * MIB),

@@ -124,6 +124,10 @@ class Extender(ClusterView):
         return self.settings.filter_best_only
 
     @property
+    def preempts_for_memory(self) -> bool:
+        return self.settings.preempt_for_memory
+
+    @property
     def bind_deadline_s(self) -> float:
         return self.settings.bind_deadline_s
 

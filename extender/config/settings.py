@@ -38,6 +38,7 @@ RELOADED = (
     "overuse_margin",
     "overuse_grace_s",
     "max_startup_timeout_s",
+    "preempt_for_memory",
     "orphan_after_s",
     "waiting_events_per_s",
 )
@@ -194,6 +195,12 @@ class Settings(PortSettings):
         description="Evict pods with lower priority for a pod that only GPU memory keeps from a "
         "node, if kube-scheduler does not consider preemption there. Evictions never violate a "
         "PodDisruptionBudget. False: only kube-scheduler preempts.",
+    )
+    preempt_for_memory: bool = Field(
+        False,
+        description="Let kube-scheduler 1.38 or newer preempt pods with lower priority for a pod "
+        "that only GPU memory keeps from a node. Leave it false for older versions of "
+        "kube-scheduler, which cannot do this.",
     )
     orphan_after_s: float = Field(
         60.0,

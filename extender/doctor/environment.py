@@ -5,6 +5,7 @@ extenders of another version, and kube-scheduler configurations in ConfigMaps. T
 components by their pods' labels, readiness and image tags.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,14 @@ from extender.doctor.scheduler_config import (
 
 
 class _Container(KubeStruct, frozen=True):
+    name: str = ""
     image: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The tag of the image; empty if it has none."""
+        name = self.image.partition("@")[0].rpartition("/")[2]
+        return name.partition(":")[2]
 
 
 class _Spec(KubeStruct, frozen=True):
@@ -78,9 +86,7 @@ class ComponentPod(KubeStruct, frozen=True):
     @property
     def tag(self) -> str:
         """The tag of the first container's image; empty if it has none."""
-        image = self.spec.containers[0].image if self.spec.containers else ""
-        name = image.partition("@")[0].rpartition("/")[2]
-        return name.partition(":")[2]
+        return self.spec.containers[0].tag if self.spec.containers else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,9 @@ _AUTOSCALERS = (
     (_NAME, "aws-cluster-autoscaler"),
     (_NAME, "karpenter"),
 )
+_VERSION = re.compile(r"v1\.(\d+)\.")
+#: The first minor of kube-scheduler that can use ``preempt_for_memory``.
+PREEMPTS_FOR_MEMORY = 38
 _KARPENTER_LABEL = "karpenter.sh/nodepool"
 #: Label selectors that together list all pods that the rules read.
 SELECTORS = (
@@ -149,6 +158,7 @@ def examine_environment(
     found += _extenders(environment, version)
     found += _recorder(environment)
     found += _schedulers(environment, settings)
+    found += _preemption(environment, settings)
     found += unmanaged_gpus(environment.nodes, settings.rules.manages)
     found += [
         Finding(Weight.ADVICE, (), f"not read: {what}", "use an account that may list them")
@@ -252,6 +262,38 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
             f"the extender's image has version {', '.join(sorted(tags))}, and this doctor has "
             f"version {version}: the two may treat the same node differently",
             "use the doctor of the extender's version",
+        )
+
+
+def _preemption(environment: Environment, settings: Settings) -> Iterator[Finding]:
+    """Compare ``preempt_for_memory`` with the versions of kube-scheduler beside the extender."""
+    tags = {
+        container.tag
+        for pod in environment.pods
+        if pod.labels.get(_NAME) == "headroom" and pod.labels.get(_COMPONENT) == "extender"
+        for container in pod.spec.containers or ()
+        if container.name == "kube-scheduler"
+    }
+    minors = [int(match[1]) for match in map(_VERSION.match, tags) if match]
+    if not minors:
+        return
+    oldest = f"kube-scheduler 1.{min(minors)}"
+    if settings.preempt_for_memory and min(minors) < PREEMPTS_FOR_MEMORY:
+        yield Finding(
+            Weight.WARNING,
+            (),
+            f"preempt_for_memory is true, and {oldest} cannot preempt pods for GPU memory: the "
+            "setting has no effect, except for a few useless retries a minute",
+            "set preempt_for_memory: false, or use kube-scheduler 1.38 or newer. With older "
+            "versions, evict_for_memory: true evicts pods for GPU memory",
+        )
+    if settings.evict_for_memory and min(minors) >= PREEMPTS_FOR_MEMORY:
+        yield Finding(
+            Weight.ADVICE,
+            (),
+            f"evict_for_memory is true, and {oldest} can preempt pods for GPU memory itself, "
+            "sooner than Headroom",
+            "set preempt_for_memory: true and evict_for_memory: false",
         )
 
 

@@ -69,6 +69,17 @@ def examine_scheduler(
         found += [Finding(weight, (where,), what, do) for weight, what, do in of_entry]
     if settings.count_vram and entries:
         found += _counted_vram(whole)
+    if settings.preempt_for_memory:
+        found += [
+            Finding(
+                Weight.WARNING,
+                (where,),
+                "it has no preemptVerb: preempt_for_memory has no effect",
+                "set preemptVerb: preempt",
+            )
+            for where, entry in entries
+            if entry.get("filterVerb") and not entry.get("preemptVerb")
+        ]
     if settings.filter_best_only:
         found += _filter_after(whole, [where for where, _ in entries])
     return warnings_first(found)

@@ -108,6 +108,20 @@ class Verdicts:
     def reason(self, i: int) -> Reason | None:
         return REASONS[int(self.codes[i])]
 
+    def large_enough(self) -> Mask:
+        """Return, (n,), whether some device of each requested resource has as much allocatable
+        memory as the pod needs, so that the pod could fit if other pods left.
+
+        True if the pod's own variable may decide which devices it gets.
+        """
+        large = np.ones(len(self.rows), bool)
+        if self.request.visible is Visible.BY_PLUGIN:
+            for verdict in self.asks:
+                slots = self.snap.slots_of(verdict.ask.resource)
+                enough = self.snap.columns.allocatable_bytes >= verdict.all_need_bytes
+                large &= (slots & enough).any(axis=1).take(self.rows)
+        return large
+
 
 def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
     """Decide for each node whether the request fits.

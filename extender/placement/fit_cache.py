@@ -15,7 +15,7 @@ from extender.placement.fit import Codes, fit
 from extender.placement.policy import Weights
 from extender.placement.request import Kind, VramRequest
 from extender.placement.score import Ranking, Standing, rank_rows, standing
-from extender.placement.snapshot import CODE_OF, Rows, Snapshot
+from extender.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
 #: Kinds of requests whose fit is kept, unless a caller needs more.
@@ -36,6 +36,8 @@ class CachedFit:
     scale: tuple[int, int] = (0, 0)
     #: (rows,) code of the first reason, as if no report were stale.
     fresh_codes: Codes = field(default_factory=lambda: np.empty(0, np.int8))
+    #: (rows,) ``Verdicts.large_enough``.
+    large_enough: Mask = field(default_factory=lambda: np.empty(0, bool))
     standing: Standing = field(default_factory=Standing.empty)
 
     def update(self, request: VramRequest, snap: Snapshot) -> None:
@@ -46,12 +48,14 @@ class CachedFit:
             changed = np.arange(nodes)
         if nodes != len(self.fresh_codes):
             self.fresh_codes = np.resize(self.fresh_codes, nodes)
+            self.large_enough = np.resize(self.large_enough, nodes)
             columns = self.standing.columns
             self.standing = Standing(*(np.resize(c, (nodes, *c.shape[1:])) for c in columns))
         if len(changed):
             part = snap if len(changed) == nodes else snap.part(changed)
             verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
             self.fresh_codes[changed] = verdicts.codes
+            self.large_enough[changed] = verdicts.large_enough()
             if verdicts.fits.any():  # the score of other nodes is never read
                 found = standing(verdicts, self.weights)
                 for array, values in zip(self.standing.columns, found.columns, strict=True):

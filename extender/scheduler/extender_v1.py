@@ -216,20 +216,28 @@ def encode_filter(
     passed: NDArray[np.int64],
     codes: NDArray[np.int8],
     sentences: Sequence[str],
+    resolvable: NDArray[np.bool_] | None = None,
 ) -> bytes:
     """Return the answer to filter: names or whole nodes, as in the call.
 
     ``passed``: indices of the nodes that pass. ``codes``: (n,) for each rejected node the index of
     its reason in ``sentences``. A node with code 0 that does not pass is left out without a reason.
-
-    Rejected nodes are reported as unresolvable. They passed kube-scheduler's own filters, so its
-    preemption would find that no victim is needed, and newer schedulers would then retry forever.
+    ``resolvable``: (n,) whether kube-scheduler may search for victims on a rejected node; it does
+    not on the others. None: on no node.
     """
-    rejected = codes.nonzero()[0]
-    reasons = zip(rejected.tolist(), codes[rejected].tolist(), strict=True)
-    result = FilterResult(
-        failed_and_unresolvable_nodes={offered.names[i]: sentences[code] for i, code in reasons}
-    )
+    rejected = codes != 0
+
+    def with_reasons(nodes: NDArray[np.bool_]) -> dict[str, str]:
+        found = nodes.nonzero()[0]
+        reasons = zip(found.tolist(), codes[found].tolist(), strict=True)
+        return {offered.names[i]: sentences[code] for i, code in reasons}
+
+    result = FilterResult()
+    if resolvable is None:
+        result.failed_and_unresolvable_nodes = with_reasons(rejected)
+    else:
+        result.failed_nodes = with_reasons(rejected & resolvable)
+        result.failed_and_unresolvable_nodes = with_reasons(rejected & ~resolvable)
     if offered.objects is None:
         result.node_names = [offered.names[i] for i in passed.tolist()]
     else:

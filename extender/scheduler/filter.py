@@ -14,7 +14,7 @@ from contract.decision import decision_id
 from contract.kube import Pod
 from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
-from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
+from extender.placement.snapshot import CODE_OF, REASONS, Mask, Rows, Snapshot
 from extender.scheduler import extender_v1
 from extender.scheduler.retry_spreading import RetrySpreader
 from extender.scheduler.scheduling_state import Best, SchedulingState, are_templates, rows_of
@@ -60,7 +60,7 @@ class Filter:
         """Return which of the offered nodes can take the pod, and why the others cannot.
 
         Return an Error if the extender is not ready, or to delay the retry of one of many rejected
-        pods. In mode observe, every node passes. It also does for a bound pod: kube-scheduler asks
+        pods. In mode observe, every node passes. So it does for a bound pod: kube-scheduler asks
         about it if its resize is deferred, and a resize changes no GPU memory. Raises
         ``extender_v1.MalformedBody``.
         """
@@ -145,9 +145,13 @@ class Filter:
             state.assumed.group_rejected(pod, began_s)
         if managed is not None:  # not for a wrong guess, whose rows were not offered
             state.cluster.usual.see(managed, pod, snap, rows)
-        answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
-        if managed is not None and not len(passed) and self._is_crowded(pod, began_s):
+        if managed is None or len(passed):
+            answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
+        elif self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)
+        else:
+            resolvable = self._resolvable(pod, managed, rows, codes, snap, began_s)
+            answer = extender_v1.encode_filter(offered, passed, codes, SENTENCES, resolvable)
         self._record(pod, request, rows, codes, snap, sure, node, began_s)
         if best is not None:
             state.record_ranked(pod, began_s, snap, candidates, best.contenders, by_filter=True)
@@ -205,6 +209,22 @@ class Filter:
                 codes[passed] = CODE_OF[reason]
                 any_rejected = any_rejected or reason is not None
         return any_rejected
+
+    def _resolvable(
+        self,
+        pod: Pod,
+        request: VramRequest,
+        rows: Rows,
+        codes: Codes,
+        snap: Snapshot,
+        now_s: float,
+    ) -> Mask | None:
+        """Return, (n,), on which of the rejected nodes kube-scheduler may search for victims; None:
+        on no node."""
+        if not self._state.replica.preempts_for_memory:
+            return None
+        large_enough = self._state.fit_cache().weigh(request, snap).large_enough
+        return self._state.candidate_nodes.choose(pod, rows, codes, large_enough, snap, now_s)
 
     def _may_name_best(self, pod: Pod, request: VramRequest | Unreadable) -> bool:
         """Return whether filter may name only the best node for the pod: it requests GPUs, and no

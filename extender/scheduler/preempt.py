@@ -32,14 +32,19 @@ class Preempt:
         """
         state, began_s = self._state, self._state.clock.monotonic()
         pod, offered = extender_v1.decode_preempt(body)
+        proposed = {node: offer for node, offer in offered.items() if offer.uids}
+        # These passed kube-scheduler's own filters, as all nodes that filter rejected.
+        without_victims = offered.keys() - proposed.keys()
+        if without_victims:
+            state.candidate_nodes.confirm()
         request = state.cluster.understand(pod)
         if pod.node or (isinstance(request, VramRequest) and not request.asks):
             return extender_v1.encode_preempt(offered)
         observes = state.replica.observes
         if state.replica.unready():  # do not evict pods on incomplete data
             return extender_v1.encode_preempt(offered if observes else {})
-        rejected = self._rejected_for_memory(pod, began_s)
-        found = preemption(state.cluster, pod, offered, rejected, began_s)
+        rejected = without_victims | {*self._rejected_for_memory(pod, began_s)}
+        found = preemption(state.cluster, pod, proposed, rejected, began_s)
         answer = answered(found)
         if found.best is not None and not observes:
             state.cluster.nominations.expect(pod, found.best.node, began_s)

@@ -14,8 +14,9 @@ from extender.placement.fit import Codes
 from extender.placement.fit_cache import FitCache
 from extender.placement.request import VramRequest
 from extender.placement.score import Contender, best
-from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
+from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 from extender.scheduler.assumed_binds import AssumedBinds
+from extender.scheduler.candidate_nodes import CURABLE, CandidateNodes
 from extender.scheduler.extender_v1 import Offered
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
@@ -26,8 +27,6 @@ from extender.state.journal import Journal, micros
 CONTENDERS = 5
 #: Rejected pods whose nodes are kept; each takes 50 kB at 5,000 nodes.
 MAX_REJECTED_PODS = 64
-#: Code of a reason -> whether evicting pods could resolve it.
-CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
 
 
 class Replica(Protocol):
@@ -40,6 +39,11 @@ class Replica(Protocol):
     @property
     def best_only(self) -> bool:
         """Whether filter names only the best node if no user's preference could favor another."""
+
+    @property
+    def preempts_for_memory(self) -> bool:
+        """Whether kube-scheduler may search for victims if only GPU memory or replicas are short,
+        which kube-scheduler can from 1.38 on."""
 
     @property
     def bind_deadline_s(self) -> float:
@@ -105,6 +109,7 @@ class SchedulingState:
         self.replica = replica
         self.clock = clock
         self.assumed = AssumedBinds(cluster)
+        self.candidate_nodes = CandidateNodes(cluster)
         self._rules = cluster.rules
         self._fit_cache = FitCache(cluster.rules.weights)
         #: Uid -> the nodes that the last filter call rejected. kube-scheduler may call preempt for

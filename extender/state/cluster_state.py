@@ -59,6 +59,8 @@ class ClusterState:
         ``unlisted``: kinds that must be listed before any node can be weighed.
         """
         self._objects = ObjectCache()
+        #: Node -> the lowest priority of ``pods_on``; without nodes that have no pods.
+        self.least_priority: Mapping[str, int] = self._objects.lowest_priorities
         self._queue = WeighingQueue(unlisted)
         self._table = Table()
         #: The last snapshot; None after ``apply``, whose changes must be visible at once.

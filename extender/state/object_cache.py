@@ -10,6 +10,7 @@ from types import MappingProxyType
 from contract.annotations import DEFAULT_VRAM, MAX_SM
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Namespace, Node, Pod
+from extender.state.nominations import priority
 
 #: No reservations.
 NOTHING: Mapping[str, Reservation] = MappingProxyType({})
@@ -36,6 +37,8 @@ class ObjectCache:
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Node -> pods bound to it that had not ended when it was weighed last.
         self._pods_on: dict[str, tuple[Pod, ...]] = {}
+        #: Node with such pods -> the lowest of their priorities.
+        self.lowest_priorities: dict[str, int] = {}
         #: Node -> pod uid -> reservation of an assumed bind. kube-scheduler filters the next pod
         #: before the reservation of the last one is written.
         self._assumed: dict[str, dict[str, Reservation]] = {}
@@ -97,16 +100,24 @@ class ObjectCache:
     def update_pods(self, name: str) -> None:
         """Find the pods of a node again."""
         pods = (self.pods[uid] for uid in self.uids_on.get(name, ()))
-        self._pods_on[name] = tuple(pod for pod in pods if not pod.ended)
+        self._put_pods(name, tuple(pod for pod in pods if not pod.ended))
 
     def add_pod(self, pod: Pod) -> None:
         """Replace or add one pod of its node."""
         uid = pod.metadata.uid
         others = (other for other in self.pods_on(pod.node) if other.metadata.uid != uid)
-        self._pods_on[pod.node] = (*others, pod)
+        self._put_pods(pod.node, (*others, pod))
 
     def drop_pods_of(self, name: str) -> None:
         self._pods_on.pop(name, None)
+        self.lowest_priorities.pop(name, None)
+
+    def _put_pods(self, name: str, pods: tuple[Pod, ...]) -> None:
+        self._pods_on[name] = pods
+        if pods:
+            self.lowest_priorities[name] = min(map(priority, pods))
+        else:
+            self.lowest_priorities.pop(name, None)
 
     def nodes_with_pods_in(self, namespace: str) -> list[str]:
         """Return the nodes with a pod of this namespace."""

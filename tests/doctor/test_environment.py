@@ -140,6 +140,34 @@ def test_an_extender_of_another_version_is_named() -> None:
     assert examined([neighbour("e", "n", tag="latest", labels=ours), recorder]) == []
 
 
+@pytest.mark.parametrize(
+    ("tags", "settings", "found"),
+    [
+        (["v1.37.2"], {}, ""),
+        (["v1.37.2"], {"evict_for_memory": True}, ""),
+        (["v1.38.0", "v1.37.2"], {"preempt_for_memory": True}, "kube-scheduler 1.37 cannot"),
+        (["v1.38.0"], {"preempt_for_memory": True}, ""),
+        (["v1.38.0-beta.0"], {"evict_for_memory": True}, "kube-scheduler 1.38 can preempt"),
+        (["set-me"], {"preempt_for_memory": True}, ""),
+    ],
+)
+def test_kube_scheduler_can_do_what_preempt_for_memory_says(
+    tags: Sequence[str], settings: dict[str, Any], found: str
+) -> None:
+    labels = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
+    recorder = neighbour("r", "n", labels=labels | {"app.kubernetes.io/component": "recorder"})
+    pods = [recorder]
+    for number, tag in enumerate(tags):
+        pod = msgspec.to_builtins(neighbour("e", f"n{number}", tag="v1.0", labels=labels))
+        image = f"registry.k8s.io/kube-scheduler:{tag}"
+        pod["spec"]["containers"].append({"name": "kube-scheduler", "image": image})
+        pods.append(msgspec.convert(pod, ComponentPod))
+    around = Environment(pods, [node("n"), node("m")])
+    texts = [each.found for each in examine_environment(around, Settings(**settings), VERSION)]
+    assert len(texts) == bool(found)
+    assert all(found in text for text in texts)
+
+
 def scheduler(**how: Any) -> dict[str, Any]:
     managed = [{"name": "nvidia.com/gpu"}, {"name": "nvidia.com/gpu.shared"}]
     ours = {

@@ -121,6 +121,16 @@ def test_a_profile_that_counts_what_only_quotas_count_is_a_warning() -> None:
     assert examine_scheduler(config, Settings()) == []
 
 
+def test_preempt_for_memory_needs_the_preempt_verb() -> None:
+    preempting = Settings(preempt_for_memory=True)
+    config = copy.deepcopy(SHIPPED)
+    assert examine_scheduler(config, preempting) == []
+    del ours(config)["preemptVerb"]
+    (finding,) = examine_scheduler(config, preempting)
+    assert (finding.weight, finding.do) == (Weight.WARNING, "set preemptVerb: preempt")
+    assert examine_scheduler(config, Settings()) == []
+
+
 DEFAULT = yaml.load(
     (ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
 )

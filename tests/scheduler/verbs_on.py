@@ -36,6 +36,7 @@ class Replica:
     cluster: ClusterWriter
     best_only: bool = False
     observes: bool = False
+    preempts_for_memory: bool = False
     bind_deadline_s: float = inf
 
     def unready(self) -> str:
@@ -58,12 +59,13 @@ def verbs_on(
     telemetry: Telemetry | None = None,
     epoch_s: float = 0.0,
     best_only: bool = False,
+    preempts_for_memory: bool = False,
 ) -> Verbs:
     state = SchedulingState(
         cluster,
         journal or Journal(),
         telemetry or _UNREAD,
-        Replica(cluster, best_only),
+        Replica(cluster, best_only, preempts_for_memory=preempts_for_memory),
         Clocks(now_s, epoch_s),
     )
     return Verbs(state, ledger or BindsNothing())

@@ -25,6 +25,7 @@ READS = {
     "overcommits": {"now"},
     "overuses": {"nodes"},
     "headroom_gains": {"of", "since"},
+    "least_priority": {"get"},
     "starting": {"nodes"},
     "usual": set[str](),
 }

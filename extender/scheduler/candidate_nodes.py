@@ -1,0 +1,97 @@
+"""Chooses the rejected nodes on which kube-scheduler may search for victims.
+
+Filter rejects these nodes with ``FailedNodes``, and all others with ``FailedAndUnresolvableNodes``.
+All of them passed kube-scheduler's own filters, which therefore need no victim. kube-scheduler 1.38
+and newer calls preempt nevertheless, with an empty list of victims. Older versions report an error
+that lists the nodes in random order. So the message of the pod changes with each attempt, and they
+retry the pod a hundred times a second. The extender cannot see the version: kube-scheduler sends no
+version with its calls. So a setting (``preempt_for_memory``) allows candidates, and if no preempt
+call follows, there are none for a while.
+"""
+
+from itertools import repeat
+
+import numpy as np
+import structlog
+
+from contract.kube import Pod
+from extender.placement.fit import Codes
+from extender.placement.snapshot import REASONS, Mask, Rows, Snapshot
+from extender.state.cluster_state import ClusterState
+from extender.state.evictable_pods import CRITICAL, may_preempt
+from extender.state.nominations import priority
+
+log = structlog.get_logger()
+
+#: Code of a reason -> whether evicting pods could resolve it.
+CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
+#: Answers with candidates, without a preempt call that has an empty list of victims, after which
+#: kube-scheduler is assumed to be older than 1.38.
+MOST_UNCONFIRMED = 4
+#: Seconds for which there are no candidates then.
+PAUSE_S = 60.0
+
+
+class CandidateNodes:
+    """Chooses candidates for preemption, as long as kube-scheduler calls preempt for them."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        #: Answers with candidates since the last confirmation.
+        self._unconfirmed = 0
+        self._paused_until_s = float("-inf")
+
+    def confirm(self) -> None:
+        """Note a preempt call with an empty list of victims, which only 1.38 and newer make."""
+        self._unconfirmed = 0
+
+    def choose(
+        self,
+        pod: Pod,
+        rows: Rows,
+        codes: Codes,
+        large_enough: Mask,
+        snap: Snapshot,
+        now_s: float,
+    ) -> Mask | None:
+        """Return, (n,), on which of the n rejected nodes evictions could help; None: on no node.
+
+        ``rows``: the rows of the nodes, -1 for unknown ones. ``codes``: the codes of their reasons.
+        ``large_enough``: ``Verdicts.large_enough`` of each row of the snapshot.
+
+        A node is a candidate if its reason can be resolved by evictions, if its devices are large
+        enough, and if it has a pod of lower priority with GPUs. If the pod is nominated to one of
+        these nodes, only that node is one: then kube-scheduler waits for the victims there.
+        """
+        if now_s < self._paused_until_s or not may_preempt(pod):
+            return None
+        candidates: Mask = CURABLE[codes] & (rows >= 0)
+        nominated = pod.status.nominated_node_name if pod.status else None
+        if nominated:
+            candidates &= rows == snap.row_of.get(nominated, -1)
+        found = candidates.nonzero()[0]
+        found_rows = rows[found]
+        names = [snap.names[row] for row in found_rows.tolist()]
+        limit = min(priority(pod), CRITICAL)
+        least = map(self._cluster.least_priority.get, names, repeat(limit))
+        candidates[found] = large_enough[found_rows] & (
+            np.fromiter(least, np.int64, len(names)) < limit
+        )
+        if not candidates.any():
+            return None
+        if not nominated:
+            self._count(now_s)
+        return candidates
+
+    def _count(self, now_s: float) -> None:
+        """Count an answer with candidates, and pause after too many without a confirmation."""
+        self._unconfirmed += 1
+        if self._unconfirmed > MOST_UNCONFIRMED:
+            self._unconfirmed = 0
+            self._paused_until_s = now_s + PAUSE_S
+            log.warning(
+                "preempt_for_memory_has_no_effect",
+                message="kube-scheduler did not call preempt for nodes where evictions could help; "
+                "set preempt_for_memory: true only with kube-scheduler 1.38 or newer and with "
+                "preemptVerb: preempt in its extender entry",
+            )

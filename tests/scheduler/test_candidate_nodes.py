@@ -1,0 +1,142 @@
+"""The rejected nodes on which kube-scheduler 1.38 may search for victims."""
+
+import json
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.builders import DISTRIBUTED, NOW_S
+from tests.scheduler.test_needless_evictions import World
+from tests.scheduler.verbs_on import verbs_on
+from tests.serving import offer, pod
+from tests.state.evictions import On
+from tests.state.states import EPOCH_S
+
+ANY = "insufficient GPU memory on any device"
+UNKNOWN = "node is not known to Headroom"
+LAYOUT = {
+    "lower": [[On("a", 20, 3)]],
+    "equal": [[On("b", 20, 5)]],
+    "mixed": [[On("c", 10, 5), On("d", 10, 4)]],
+}
+NODES = ["lower", "equal", "mixed", "gone"]
+
+
+class Preempting(World):
+    """An extender with ``preempt_for_memory``."""
+
+    def __init__(self, layout: dict[str, list[list[On]]] = LAYOUT, allowed: bool = True) -> None:
+        super().__init__(layout, DISTRIBUTED)
+        self.verbs = verbs_on(
+            self.state,
+            lambda: self.now_s,
+            journal=self.journal,
+            epoch_s=EPOCH_S,
+            preempts_for_memory=allowed,
+        )
+
+    def filtered(self, shown: dict[str, Any], nodes: list[str] = NODES) -> dict[str, Any]:
+        return dict(json.loads(self.verbs.filter(json.dumps(offer(shown, *nodes)).encode())))
+
+
+def important(vram: str = "22Gi", nominated: str = "", **spec: Any) -> dict[str, Any]:
+    shown = pod("new", vram)
+    shown["spec"] |= {"priority": 5, **spec}
+    if nominated:
+        shown["status"] = {"phase": "Pending", "nominatedNodeName": nominated}
+    return shown
+
+
+def uids(answer: dict[str, Any]) -> dict[str, list[str]]:
+    return {node: [each["UID"] for each in of["Pods"]] for node, of in answer.items()}
+
+
+def test_only_nodes_on_which_evictions_could_help_are_candidates() -> None:
+    answer = Preempting().filtered(important())
+    assert answer["NodeNames"] == []
+    assert answer["FailedNodes"] == {"lower": ANY, "mixed": ANY}
+    assert answer["FailedAndUnresolvableNodes"] == {"equal": ANY, "gone": UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        important(priority=3),
+        important(priority=None),
+        important(preemptionPolicy="Never"),
+        important("30Gi"),  # the devices have 24 GiB
+        important(nominated="equal"),
+    ],
+    ids=["equal priority", "no priority", "preempts never", "too large", "nominated elsewhere"],
+)
+def test_there_are_no_candidates_if_evictions_cannot_help(shown: dict[str, Any]) -> None:
+    answer = Preempting().filtered(shown)
+    assert answer["FailedNodes"] == {}
+    assert set(answer["FailedAndUnresolvableNodes"]) == set(NODES)
+
+
+def test_older_versions_of_kube_scheduler_get_no_candidates() -> None:
+    answer = Preempting(allowed=False).filtered(important())
+    assert answer["FailedNodes"] == {}
+    assert set(answer["FailedAndUnresolvableNodes"]) == set(NODES)
+
+
+def test_there_are_no_candidates_if_a_node_passes() -> None:
+    answer = Preempting(LAYOUT | {"free": [[]]}).filtered(important(), [*NODES, "free"])
+    assert answer["NodeNames"] == ["free"]
+    assert answer["FailedNodes"] == {}
+    assert set(answer["FailedAndUnresolvableNodes"]) == set(NODES)
+
+
+def test_a_nominated_pod_has_its_node_as_the_only_candidate() -> None:
+    answer = Preempting().filtered(important(nominated="mixed"))
+    assert answer["FailedNodes"] == {"mixed": ANY}
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"lower", "equal", "gone"}
+
+
+def test_victims_are_added_to_candidates_without_any() -> None:
+    world = Preempting()
+    world.filtered(important())
+    answer = world.preempted(important(), {"lower": [], "mixed": []})
+    assert uids(answer) == {"lower": ["a"]}
+    decided = world.journal.preempted_for("uid-new")
+    assert decided is not None
+    assert decided[1].source == "added"
+    # With the pod of equal priority, no eviction helps on node mixed.
+    world = Preempting()
+    assert world.preempted(important("15Gi"), {"mixed": []}) == {}
+
+
+def test_no_pod_is_evicted_if_memory_has_become_free_since() -> None:
+    world = Preempting({"freed": [[On("a", 10, 3)]]})
+    assert world.preempted(important("12Gi"), {"freed": []}) == {}
+    # Nor if kube-scheduler offers another node whose victims are not needed then.
+    world = Preempting({"freed": [[On("a", 10, 3)]], "lower": [[On("b", 20, 3)]]})
+    assert world.preempted(important("12Gi"), {"freed": [], "lower": []}) == {}
+
+
+def test_a_scheduler_that_never_calls_preempt_gets_few_candidates() -> None:
+    world = Preempting()
+    with capture_logs() as logs:
+        answers = [world.filtered(important()) for _ in range(100)]
+    assert [bool(answer["FailedNodes"]) for answer in answers] == [True] * 5 + [False] * 95
+    warnings = [line for line in logs if line["event"] == "preempt_for_memory_has_no_effect"]
+    assert len(warnings) == 1
+    assert "kube-scheduler 1.38 or newer" in warnings[0]["message"]
+    # A call with victims can come from any version.
+    world.preempted(important(), {"lower": ["a"]})
+    assert world.filtered(important())["FailedNodes"] == {}
+    world.now_s = NOW_S + 60.0
+    answers = [world.filtered(important()) for _ in range(100)]
+    assert sum(bool(answer["FailedNodes"]) for answer in answers) == 5
+
+
+def test_a_scheduler_that_calls_preempt_always_gets_candidates() -> None:
+    world = Preempting()
+    for _ in range(20):
+        assert set(world.filtered(important())["FailedNodes"]) == {"lower", "mixed"}
+        # Filter is called twice for a nominated pod, and preempt not while its victims end.
+        for _ in range(20):
+            assert set(world.filtered(important(nominated="lower"))["FailedNodes"]) == {"lower"}
+        world.preempted(important(), {"mixed": []})
