@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.peak_recorder import PeakRecorder, lives_path
@@ -92,11 +93,13 @@ class Sampler:
         self._peaks.save()
 
 
-def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> DeviceProbe:
+def device_probe_of(
+    settings: Settings, exporter_timeout_s: float = TIMEOUT_S, sysfs: Path = Path("/sys")
+) -> DeviceProbe:
     """Build the probe of the devices from the settings."""
     gate = Gate()
     return DeviceProbe(
-        NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
+        NvmlProbe(gate, settings.driver_timeout_s, sysfs, own_cgroup()),
         XidWatch(gate, settings.driver_timeout_s),
         Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)
         if settings.dcgm_url

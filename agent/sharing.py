@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 Policy = Literal["distributed", "packed"]
 Pinning = Literal["honoured", "ignored", "unknown"]
 
+#: Beginnings of the names of resources whose replicas are of GPUs.
+_GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 #: Sources of the plugin's configuration by priority.
 _BY_TRUST = ("plugin", "labels")
 #: Sources of the topology policy by priority: flags override files, and files the default.
@@ -257,15 +259,23 @@ def _contradictions(
     counts: Mapping[str, _Counts],
     found: Mapping[str, Share],
 ) -> list[Degraded]:
-    """Return the held replicas that no device or no resource has, and differing labels."""
+    """Return the advertised and held replicas that no device or no resource has, and differing
+    labels."""
     complaints: list[Degraded] = []
     plugin_up = any(count.healthy for count in counts.values())
+    for reading in readings.registered:
+        if (
+            reading.resource.startswith(_GPU_RESOURCES)
+            and reading.healthy - resolve(reading.healthy, devices).keys()
+        ):
+            # A GPU that was added, or one that is not in the agent's container.
+            why = f"the plugin advertises {reading.resource} of a GPU that the driver does not list"
+            complaints.append(Degraded("nvml", why))
     device_of = resolve({holding.replica for holding in readings.holdings}, devices)
     for holding in readings.holdings:
         source = holding.source.partition(",")[0]
-        is_gpu = holding.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
         if holding.replica not in device_of:
-            if is_gpu:
+            if holding.resource.startswith(_GPU_RESOURCES):
                 why = f"a pod holds {holding.resource} of a device that the driver does not list"
                 complaints.append(Degraded(source, why))
         elif plugin_up and not _advertised(

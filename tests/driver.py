@@ -162,6 +162,12 @@ class Driver:
             self.least_free_bytes[gpu.uuid] = gpu.memory_bytes
             self._write()
 
+    def remove(self, uuid: str) -> None:
+        """Remove a GPU, as if it was bound to another kernel module."""
+        with self._lock:
+            self.gpus = [gpu for gpu in self.gpus if gpu.uuid != uuid]
+            self._write()
+
     def use(self, pid: int, used: Mapping[str, int]) -> None:
         """Set the bytes that the process uses, by device. An empty mapping: the process ended."""
         with self._lock:

@@ -49,7 +49,7 @@ class DeviceProbe:
         self._now = now
         self._health: HealthState | None = None
         self._hanging = False
-        self._unusable = False
+        self._must_reopen = False
         #: Whether the driver was released for maintenance and has not answered since.
         self._maintained = False
         #: Why the driver must be released; empty if it need not be. Set before each sample.
@@ -66,7 +66,8 @@ class DeviceProbe:
             found = self._nvml.released(why, may_close=self._closable)
         else:
             found = self._nvml.read()
-        self._unusable, self._hanging = found.unusable, found.hanging
+        self._must_reopen = found.unusable or found.is_miscounted
+        self._hanging = found.hanging
         dcgm: Sequence[DcgmReading] = ()
         sources: list[SourceReading] = []
         if self._exporter is not None:
@@ -85,8 +86,8 @@ class DeviceProbe:
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """Return the driver's memory limits of the containers that hold devices."""
         found = self._limits.follow(readings)
-        if self._unusable:
-            # A device cannot be reset while it is open, and no device is usable.
+        if self._must_reopen:
+            # A device cannot be reset while it is open. The driver counts GPUs when it is opened.
             self._nvml.release(may_close=self._closable)
         return found
 
@@ -120,7 +121,7 @@ class DeviceProbe:
             causes.setdefault(uuid, []).extend(checkup.causes)
         answers = not found.driver.why_not
         if answers:
-            self._xids.watch(() if found.unusable else set(causes))
+            self._xids.watch(() if self._must_reopen else set(causes))
         sample = HealthSample(
             now=self._now(),
             driver=f"{self._incarnation()}/{found.driver.version}" if answers else "",

@@ -8,7 +8,6 @@ unhealthy. Calls about the driver itself have another thread. If they fail or ha
 unhealthy.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
+from agent.probes.gpu_count import GpuCount
 from agent.probes.nvml import Gate
 from agent.probes.nvml_errors import (
     DeviceFault,
@@ -37,9 +37,6 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: PCI classes of display and 3D controllers.
-_GPU_CLASSES = ("0x0300", "0x0302")
-
 
 @dataclass(slots=True)
 class Found(GpuReadings):
@@ -51,6 +48,8 @@ class Found(GpuReadings):
     #: Whether every GPU is lost or waits for a reset. The driver counts devices when it is opened,
     #: so it must be opened again to see others.
     unusable: bool = False
+    #: Whether the driver must be opened again because the kernel has another number of GPUs.
+    is_miscounted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,13 @@ class NvmlProbe:
         deadline_s: float = 10.0,
         sysfs: Path = Path("/sys"),
         cgroup: str | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gate = gate
         self._deadline_s = deadline_s
         self._sysfs = sysfs
         self._cgroup = cgroup
+        self._gpu_count = GpuCount(sysfs, monotonic)
         self._system: Worker[_System | None] = Worker("nvml")
         self._workers: dict[int, Worker[GpuReadings | None]] = {}
         #: GPU index -> its reader, used only by the worker of that index.
@@ -130,6 +131,7 @@ class NvmlProbe:
         except (NvmlError, Hanging) as err:
             _log.warning("driver_not_released", reason=str(err))
             return False
+        self._gpu_count.closed()
         return True
 
     def released(self, why: str, *, may_close: bool) -> Found:
@@ -184,6 +186,7 @@ class NvmlProbe:
         if gone is not None:
             raise gone
         found.unusable = unusable_count == system.count
+        found.is_miscounted = self._gpu_count.compare(system.count)
         present = {device.uuid for devices in seen.values() for device in devices}
         for index, why in lost.items():
             known = [d for d in self._identities.get(index, []) if d.uuid not in present]
@@ -196,29 +199,15 @@ class NvmlProbe:
             for index, devices in seen.items()
         }
         found.devices = list(_named_once(device for i in sorted(seen) for device in seen[i]))
-        found.degraded += [Degraded(SOURCE, what) for what in self._lacks(system, found.devices)]
+        found.degraded += [Degraded(SOURCE, what) for what in self._lacks(found.devices)]
         return found
 
-    def _lacks(self, system: _System, devices: Iterable[DeviceReading]) -> Iterator[str]:
+    def _lacks(self, devices: Iterable[DeviceReading]) -> Iterator[str]:
         """Yield a message for each thing that the driver does not show to this agent."""
         if any(d.processes is None for d in devices if d.memory is not None):  # vGPU guests, WSL
             yield "driver lists no processes: memory in use cannot be attributed to pods"
         yield from (f"no permission for {name}" for name in sorted(self._gate.forbidden))
-        if not system.count and (attached := self._attached()):
-            yield (
-                f"the kernel has {attached} NVIDIA GPU{'s' if attached != 1 else ''}, but the"
-                " driver shows none to this container: delete the agent's pod when the driver is"
-                " ready"
-            )
-
-    def _attached(self) -> int:
-        """Return the number of GPUs that the kernel has bound to NVIDIA's driver."""
-        found = 0
-        for device in self._sysfs.glob("bus/pci/devices/*"):
-            with contextlib.suppress(OSError):
-                is_gpu = (device / "class").read_text().startswith(_GPU_CLASSES)
-                found += is_gpu and (device / "driver").readlink().name == "nvidia"
-        return found
+        yield from self._gpu_count.messages()
 
     def _begin(self, index: int) -> bool:
         """Start to read the GPU at ``index``; return False if its last call has not returned."""

@@ -258,6 +258,10 @@ _FAILURES = {
 #: Part of an agent's message -> the fix, if it differs from the usual fix for the source.
 _FIXES_BY_MESSAGE = {
     "hostPID": _HOST_PID,
+    "GPU that the driver does not list": (
+        "wait a minute: the agent opens the driver again if the kernel has another number of GPUs. "
+        "If it stays, delete the agent's pod on the node, and check the GPU (nvidia-smi)"
+    ),
     "MIG": (
         "add component deploy/components/mig (Helm: agent.mig: true), or create MIG instances, or "
         "turn MIG off"

@@ -38,7 +38,8 @@ def descriptors() -> Iterator[os.stat_result]:
 def main() -> None:
     log_to_stderr()
     settings = read_settings(sys.argv[1:], os.environ)
-    survey = device_probe_of(settings, exporter_timeout_s=EXPORTER_TIMEOUT_S)
+    sysfs = Path(os.environ.get("FAKE_SYSFS", "/sys"))
+    survey = device_probe_of(settings, EXPORTER_TIMEOUT_S, sysfs)
     status = None
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")

@@ -245,35 +245,3 @@ def test_own_cgroup_is_found_if_the_kernel_shows_it_as_the_root(tmp_path: Path) 
         (folder / "cgroup.procs").write_text(processes)
     assert own_cgroup(tmp_path, 4242) == str(own)
     assert own_cgroup(tmp_path, 4243) == ""
-
-
-def test_gpus_of_the_kernel_that_the_driver_does_not_show_are_reported(tmp_path: Path) -> None:
-    for address, kind, driver in (
-        ("0000:3b:00.0", "0x030200", "nvidia"),
-        ("0000:3c:00.0", "0x030000", "vfio-pci"),
-        ("0000:3d:00.0", "0x068000", "nvidia"),  # a bridge
-    ):
-        folder = tmp_path / "bus/pci/devices" / address
-        folder.mkdir(parents=True)
-        (folder / "class").write_text(f"{kind}\n")
-        (folder / "driver").symlink_to(f"/sys/bus/pci/drivers/{driver}")
-    probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: 0), sysfs=tmp_path)
-    PROBES.append(probe)
-    (degraded,) = probe.read().degraded
-    assert degraded.what.startswith("the kernel has 1 NVIDIA GPU, but the driver shows none")
-
-
-def test_gpus_that_appear_later_are_seen() -> None:
-    """The driver counts those that are there when it is opened."""
-    there = [0]
-    counted = []
-    opened = gate(
-        nvmlInitWithFlags=lambda flags: counted.append(there[0]),
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: counted[-1],
-    )
-    probe = probing(opened)
-    assert probe.read().devices == []
-    assert probe.release(may_close=True)
-    there[0] = 1
-    assert [device.uuid for device in probe.read().devices] == ["GPU-0"]

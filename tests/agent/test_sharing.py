@@ -165,6 +165,14 @@ def test_flags_win_and_holdings_still_come_from_the_kubelet() -> None:
 def test_devices_that_the_driver_does_not_list_are_reported() -> None:
     shown = SharingReadings(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
     assert why(shown) == [f"a pod holds {GPU} of a device that the driver does not list"]
+    shown = SharingReadings(
+        registered=[registered(GPU, *replicas(2, "A", "C")), registered("amd.com/gpu", "C")],
+        plugins=[configured()],
+    )
+    _, (complaint,) = shares(DEVICES, shown, {})
+    assert complaint.what == (f"the plugin advertises {GPU} of a GPU that the driver does not list")
+    # The sources that report which pod holds which device are in order.
+    assert complaint.source == "nvml"
     other = SharingReadings(
         registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic")
     )

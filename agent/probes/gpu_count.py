@@ -1,0 +1,86 @@
+"""Compares the GPUs of the kernel with those of the driver, and decides when to open it again.
+
+The driver counts GPUs when it is opened. A GPU that the kernel gets later (a VM, a rescan of the
+PCI bus, a GPU given back by vfio) appears when the driver is opened again. Some GPUs never appear:
+they cannot be started, or their device files are not in the agent's container.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: PCI classes of display and 3D controllers.
+_GPU_CLASSES = ("0x0300", "0x0302")
+#: Seconds until the driver is opened again if that did not make the numbers equal: at first, and at
+#: most.
+FIRST_WAIT_S, LONGEST_WAIT_S = 15.0, 600.0
+#: Samples and seconds after which closing the driver is given up for a while. It cannot be closed
+#: while a call hangs, and meanwhile no XIDs are received.
+_MOST_TRIES, _TRY_FOR_S = 3, 15.0
+
+
+def attached_gpus(sysfs: Path) -> int:
+    """Return the number of GPUs that the kernel has bound to NVIDIA's driver; 0 if unknown.
+
+    Virtual functions on a host of virtual machines do not count: the driver does not show them.
+    """
+    found = 0
+    for device in sysfs.glob("bus/pci/drivers/nvidia/*:*"):
+        with contextlib.suppress(OSError):
+            is_gpu = (device / "class").read_text().startswith(_GPU_CLASSES)
+            found += is_gpu and not (device / "physfn").exists()
+    return found
+
+
+class GpuCount:
+    """The numbers of GPUs of the kernel and of the driver."""
+
+    def __init__(self, sysfs: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._sysfs = sysfs
+        self._monotonic = monotonic
+        self._kernel = self._driver = 0
+        self._due_s = 0.0
+        self._wait_s = FIRST_WAIT_S
+        self._tries = 0
+
+    def compare(self, driver: int) -> bool:
+        """Count the kernel's GPUs; return whether the driver must be closed and opened again.
+
+        ``driver``: the number of GPUs that the driver shows.
+        """
+        before = self._kernel, self._driver
+        self._kernel, self._driver = attached_gpus(self._sysfs), driver
+        if not self._kernel or self._kernel == driver:
+            return False
+        now_s = self._monotonic()
+        if before != (self._kernel, driver):
+            self._due_s, self._wait_s, self._tries = now_s, FIRST_WAIT_S, 0
+        if now_s < self._due_s:
+            return False
+        self._tries += 1
+        if self._tries > _MOST_TRIES and now_s - self._due_s > _TRY_FOR_S:
+            self.closed()
+            return False
+        return True
+
+    def closed(self) -> None:
+        """Note that the driver was closed: the next time is later."""
+        self._due_s = self._monotonic() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._tries = 0
+
+    def messages(self) -> Iterator[str]:
+        """Yield a message if the numbers differ. It stays the same while they do."""
+        if self._kernel > self._driver:
+            shown = f"only {self._driver}" if self._driver else "none"
+            yield (
+                f"the kernel has {self._kernel} NVIDIA GPU{'s' if self._kernel != 1 else ''}, but"
+                f" the driver shows {shown} to this container: if that stays, delete the agent's"
+                " pod when the driver is ready"
+            )
+        elif 0 < self._kernel < self._driver:
+            yield (
+                f"the driver shows {self._driver} GPUs, but the kernel has only {self._kernel}: the"
+                " others are gone, and are removed when the driver is opened again"
+            )
