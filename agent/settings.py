@@ -271,9 +271,9 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
             f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}). "
             "Example: --interval 5 --heartbeat 30"
         )
-    if args.dcgm_url and not _can_be_scraped(args.dcgm_url):
+    if args.dcgm_url and (wrong := _why_not_scraped(args.dcgm_url)):
         yield (
-            f"--dcgm-url {args.dcgm_url!r} cannot be scraped. "
+            f"--dcgm-url {wrong}. "
             "Example: --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
         )
     if not args.dcgm_interval > 0:
@@ -299,10 +299,18 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _can_be_scraped(text: str) -> bool:
-    """Return whether ``text`` is an http URL with a host."""
+def _why_not_scraped(text: str) -> str:
+    """Return why the agent cannot scrape this URL; empty if it can."""
     try:
         url = urllib.parse.urlsplit(text)
-        return url.scheme == "http" and bool(url.hostname) and url.port != 0
-    except ValueError:  # the port is not a number
-        return False
+        if url.username is not None or url.password is not None:
+            # The message must not contain the password.
+            return f"has a user name or a password for {url.hostname}, which the agent never sends"
+        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # the port is not a number, or the host has one bracket
+        return "is not a URL"
+    if not is_valid:
+        return f"{text!r} is not a URL with http:// and a host"
+    if url.scheme == "https":
+        return f"{text!r} is TLS, which the agent does not support. Serve the metrics over http"
+    return ""

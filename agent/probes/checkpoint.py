@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -63,28 +62,28 @@ class Checkpoint:
     registered: Mapping[str, tuple[str, ...]]
     #: Whether the checksum matches the content; None if it was not computed.
     verified: bool | None
+    #: Number of entries and resources that could not be read.
+    left_out: int = 0
 
 
-# The report's limits. A kubelet writes nothing longer.
-_Uid = Annotated[str, msgspec.Meta(max_length=128)]
-_Container = Annotated[str, msgspec.Meta(max_length=63)]
-_Replica = Annotated[str, msgspec.Meta(max_length=256)]
+# Limits of the report. Other device plugins, and the uids of static pods, have none.
+_MOST_UID_CHARS = 128
+_MOST_CONTAINER_CHARS = 63
+MOST_REPLICA_CHARS = 256
 
 
 class _Entry(msgspec.Struct):
-    pod_uid: _Uid = msgspec.field(name="PodUID")
-    container: _Container = msgspec.field(name="ContainerName")
+    pod_uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
     #: NUMA node -> replicas; a plain list before Kubernetes 1.20.
-    replicas: dict[str, list[_Replica] | None] | list[_Replica] | None = msgspec.field(
-        name="DeviceIDs"
-    )
+    replicas: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     answer: str | None = msgspec.field(name="AllocResp", default=None)
 
 
 class _Data(msgspec.Struct, rename="pascal"):
-    pod_device_entries: list[_Entry] | None
-    registered_devices: dict[str, list[str] | None] | None
+    pod_device_entries: list[msgspec.Raw] | None
+    registered_devices: dict[str, msgspec.Raw] | None
 
 
 class _File(msgspec.Struct, rename="pascal"):
@@ -93,6 +92,9 @@ class _File(msgspec.Struct, rename="pascal"):
 
 
 _decoder = msgspec.json.Decoder(_File)
+_entry_decoder = msgspec.json.Decoder(_Entry)
+_devices_decoder = msgspec.json.Decoder(list[str] | None)
+_NOT_READ = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @contextmanager
@@ -142,27 +144,68 @@ def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
 
 
 def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
-    """Parse the content of a checkpoint. Raises ``BadCheckpoint``."""
+    """Parse the content of a checkpoint. Raises ``BadCheckpoint``.
+
+    An entry or a resource that cannot be read is left out and counted.
+    """
     try:
         file = _decoder.decode(content)
-        verified = file.checksum == _fnv1a(_print(file.data)) if verify else None
-        entries = tuple(_entry(entry) for entry in file.data.pod_device_entries or ())
-    except (msgspec.MsgspecError, ValueError, RecursionError) as err:
+    except _NOT_READ as err:
         # The text contains no content, because that changes with every write of the file.
         raise BadCheckpoint(f"not a device manager's checkpoint ({type(err).__name__})") from err
-    registered = {
-        resource: tuple(sorted(replicas or ()))
-        for resource, replicas in (file.data.registered_devices or {}).items()
-    }
-    return Checkpoint(entries, registered, verified)
+    raw_entries = file.data.pod_device_entries
+    raw_devices = file.data.registered_devices
+    good: list[_Entry] = []
+    registered: dict[str, list[str] | None] = {}
+    left_out = 0
+    for raw in raw_entries or ():
+        try:
+            good.append(_entry_decoder.decode(raw))
+        except _NOT_READ:
+            left_out += 1
+    for name, raw in (raw_devices or {}).items():
+        try:
+            registered[name] = _devices_decoder.decode(raw)
+        except _NOT_READ:
+            left_out += 1
+    verified = None
+    if verify:
+        # What cannot be read cannot be printed either.
+        verified = not left_out and _verified(
+            file.checksum,
+            None if raw_entries is None else good,
+            None if raw_devices is None else registered,
+        )
+    return Checkpoint(
+        tuple(_entry(entry) for entry in good),
+        {name: tuple(sorted(ids or ())) for name, ids in registered.items()},
+        verified,
+        left_out,
+    )
+
+
+def _verified(
+    checksum: int, entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None
+) -> bool:
+    """Return whether the checksum is that of the content."""
+    try:
+        return checksum == _fnv1a(_print(entries, registered))
+    except ValueError:  # a NUMA node that is no number, or an answer that is not base64
+        return False
 
 
 def _entry(entry: _Entry) -> Entry:
+    """Return an entry as the agent uses it.
+
+    Replicas that are too long for the report are left out, because no device of NVIDIA's plugin has
+    such an id. Uid and container are cut.
+    """
     by_numa = entry.replicas if isinstance(entry.replicas, dict) else {}
     flat = entry.replicas if isinstance(entry.replicas, list) else []
     replicas = {each for some in by_numa.values() for each in some or ()} | set(flat)
-    given = tuple(sorted(replicas))
-    return Entry(entry.pod_uid, entry.container, entry.resource, given, _answer(entry.answer))
+    given = tuple(sorted(each for each in replicas if len(each) <= MOST_REPLICA_CHARS))
+    uid, container = entry.pod_uid[:_MOST_UID_CHARS], entry.container[:_MOST_CONTAINER_CHARS]
+    return Entry(uid, container, entry.resource, given, _answer(entry.answer))
 
 
 @lru_cache(maxsize=256)
@@ -186,24 +229,26 @@ def _pair(value: bytes | int) -> tuple[str, str]:
     return protobuf.text(texts.get(1, b"")), protobuf.text(texts.get(2, b""))
 
 
-def _print(data: _Data) -> Iterator[bytes]:
+def _print(
+    entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None
+) -> Iterator[bytes]:
     """Yield the text that spew prints of the device manager's ``checkpointData`` with ``%#v``.
 
     It is yielded in parts, because the whole text may have a megabyte.
     """
     yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
-    if data.pod_device_entries is None:
+    if entries is None:
         yield b"<nil>"
     else:
         yield b"["
-        for number, entry in enumerate(data.pod_device_entries):
+        for number, entry in enumerate(entries):
             yield b" " * bool(number) + _print_entry(entry)
         yield b"]"
     yield b" RegisteredDevices:(map[string][]string)"
-    if data.registered_devices is None:
+    if registered is None:
         yield b"<nil>"
     else:
-        pairs = sorted((k.encode(), v) for k, v in data.registered_devices.items())
+        pairs = sorted((k.encode(), v) for k, v in registered.items())
         yield b"map[" + b" ".join(k + b":" + _print_texts(v) for k, v in pairs) + b"]"
     yield b"}"
 

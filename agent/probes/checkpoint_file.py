@@ -54,6 +54,9 @@ class CheckpointFile:
             return None, SourceReading(CHECKPOINT, "degraded", str(err))
         if verify:
             self._verified_s = self._monotonic_s()
+        if checkpoint.left_out:
+            why = f"parts that cannot be read were left out: {checkpoint.left_out}"
+            return checkpoint, SourceReading(CHECKPOINT, "degraded", why)
         if checkpoint.verified is False:
             why = "its checksum does not match its content"
             return checkpoint, SourceReading(CHECKPOINT, "degraded", why)

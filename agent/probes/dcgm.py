@@ -7,7 +7,6 @@ collection. If nothing changes for ``STALE_AFTER_S``, DCGM does not collect any 
 """
 
 import contextlib
-import hashlib
 import http.client
 import math
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from agent.deadline import Hanging, Worker
-from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, parse
+from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, Exposition, Scraped
 from agent.probes.readings import DeviceReading, SourceReading
 from contract.dcgm import SM_ACTIVITY
 
@@ -32,6 +31,7 @@ TIMEOUT_S = 3.0
 STALE_AFTER_S = 120.0
 #: Maximum size. A node of 16 GPUs with 7 instances each, 40 counters and 10 pods needs 8 MiB.
 MOST_BYTES = 16 << 20
+_PART_BYTES = 1 << 20
 
 
 class Unreadable(Exception):
@@ -52,7 +52,7 @@ class Exporter:
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._monotonic = monotonic
-        self._worker: Worker[bytes] = Worker("dcgm")
+        self._worker: Worker[Scraped] = Worker("dcgm")
         self._socket: socket.socket | None = None
         self._check = CrossCheck()
         #: When the last scrape began.
@@ -125,7 +125,7 @@ class Exporter:
     def _collect(self, until_s: float) -> None:
         """Take the scrape's result if it has ended; abort the scrape if it takes too long."""
         try:
-            body = self._worker.result(until_s)
+            scraped = self._worker.result(until_s)
         except Hanging:
             if self._monotonic() - self._begun_s >= self._timeout_s:
                 self._late = True
@@ -142,11 +142,9 @@ class Exporter:
         self._pending = False
         if self._late:  # aborted: a body without a length may be incomplete
             return
-        digest = hashlib.blake2b(body, digest_size=16).digest()
-        if digest != self._digest:
-            readings, self.bad_lines = parse(body.decode("utf-8", "replace"))
-            self._readings = tuple(readings)
-            self._digest, self._changed_s = digest, self._begun_s
+        if scraped.digest != self._digest:
+            self._readings, self.bad_lines = scraped.readings, scraped.bad_lines
+            self._digest, self._changed_s = scraped.digest, self._begun_s
         self._read_s, self._trouble = self._begun_s, ""
         self.scrapes += 1
 
@@ -154,10 +152,11 @@ class Exporter:
     def _too_late(self) -> str:
         return f"no complete answer within {self._timeout_s:g} s"
 
-    def _scrape(self) -> bytes:
-        """Return the body of the exporter's answer. Called in the worker's thread.
+    def _scrape(self) -> Scraped:
+        """Read the exporter's answer. Called in the worker's thread.
 
-        Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
+        The answer is parsed while it arrives, so a large one takes neither memory nor time of the
+        sampling thread. Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
         """
         connection = http.client.HTTPConnection(
             self._url.hostname or "", self._url.port or 80, timeout=self._timeout_s
@@ -165,15 +164,14 @@ class Exporter:
         try:
             connection.connect()
             self._socket = connection.sock
-            path = self._url.path or "/metrics"
-            connection.request("GET", path, headers={"Accept": "text/plain"})
+            target = urllib.parse.urlunsplit(
+                ("", "", self._url.path or "/metrics", self._url.query, "")
+            )
+            connection.request("GET", target, headers={"Accept": "text/plain"})
             with connection.getresponse() as answer:
                 if answer.status != http.client.OK:
                     raise Unreadable(f"answered {answer.status}")
-                body = answer.read(MOST_BYTES + 1)
-            if len(body) > MOST_BYTES:
-                raise Unreadable(f"answered more than {MOST_BYTES >> 20} MiB")
-            return body
+                return _read(answer)
         finally:
             self._socket = None
             connection.close()
@@ -184,6 +182,19 @@ class Exporter:
         if cut is not None:
             with contextlib.suppress(OSError):
                 cut.shutdown(socket.SHUT_RDWR)
+
+
+def _read(answer: http.client.HTTPResponse) -> Scraped:
+    """Read and parse the body of an answer."""
+    exposition, read_bytes = Exposition(), 0
+    while part := answer.read(_PART_BYTES):
+        read_bytes += len(part)
+        if read_bytes > MOST_BYTES:
+            raise Unreadable(f"answered more than {MOST_BYTES >> 20} MiB")
+        exposition.feed(part)
+    if answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
+    return exposition.end()
 
 
 def _why(err: Exception) -> str:

@@ -8,12 +8,13 @@ MIG series have the UUID of the whole GPU and the number of the GPU instance. Th
 (hostname since 4.8.3) is not used, because the UUID identifies the device.
 """
 
+import hashlib
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
@@ -29,17 +30,12 @@ from contract.dcgm import (
 )
 from contract.quantity import MAX_DEVICE_BYTES
 
-if TYPE_CHECKING:
-    from prometheus_client.samples import Sample
-
 _MIB = 1 << 20
 #: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each
 #: with three variants for the reason, and that of 64-bit integers. Exporters before 2.4 export
 #: them. A real figure never has such a value.
 _BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
-#: Errors that the parser raises for a malformed exposition.
-_NOT_READ = (ValueError, LookupError, OverflowError)
 #: Maximum age of DCGM's figures: its collection interval, our scrape interval, and a margin.
 _WINDOW_S = 60.0
 #: Largest difference that rounding three figures to MiB and the time between two calls can cause.
@@ -110,64 +106,117 @@ _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
 }
 #: Label names that exporters and relabelling rules use for the pod.
 _PODS = ("pod", "pod_name", "exported_pod")
+_PREFIX = b"DCGM_FI_"
+#: The begin of a line with labels, and the rest of it.
+_LINE = re.compile(rb"^[ \t]*(DCGM_FI_[A-Z0-9_]+)[ \t]*\{(.*)$", re.MULTILINE)
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+#: Maximum length of a line. A line with all labels of a pod has less than 2 KiB.
+_MOST_LINE_BYTES = 16 << 10
+#: Maximum number of devices, and the maximum length of a UUID. A node has a few hundred devices,
+#: but an endpoint can have those of a whole cluster.
+_MOST_DEVICES = 16 << 10
+_MOST_UUID_CHARS = 128
 
 
-def parse(text: str) -> tuple[list[DcgmReading], int]:
-    """Return the figures of every device, and the number of lines that could not be used.
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """The content of one exposition."""
 
-    Values that DCGM uses for a missing figure are ignored and not counted.
+    readings: tuple[DcgmReading, ...]
+    #: Number of lines with figures of devices that could not be used.
+    bad_lines: int
+    #: Hash of the exposition, to detect changes.
+    digest: bytes
+
+
+class Exposition:
+    """Reads an exposition in parts. It keeps figures of devices only, and never the text.
+
+    Lines that cannot be used are counted. Values that DCGM uses for a missing figure are ignored
+    and not counted.
     """
-    lines = [line for line in text.splitlines() if line.partition("{")[0].strip() in _METRICS]
-    samples, bad = _samples(lines)
-    #: device -> field -> (whether the series has no pod, value) of each series
-    found: dict[Key, dict[str, list[tuple[bool, float]]]] = {}
-    for sample in samples:
-        try:
-            blank = float(sample.value) in _BLANKS
-        except OverflowError:  # the parser returns integers of any size
-            bad += 1
-            continue
-        if blank:
-            continue
-        key = key_of_series(sample.labels)
-        field, convert = _METRICS[sample.name]
-        value = convert(sample.value)
-        if key is None or value is None:
-            bad += 1
-            continue
-        alone = not label(sample.labels, _PODS)
-        found.setdefault(key, {}).setdefault(field, []).append((alone, value))
-    readings = []
-    for (uuid, instance), series in found.items():
-        # max prefers a series without a pod, then the largest value.
-        figures: dict[str, Any] = {name: max(values)[1] for name, values in series.items()}
-        readings.append(DcgmReading(uuid, instance, **figures))
-    return readings, bad
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        #: The begin of a line whose end has not arrived; None: the line is too long.
+        self._rest: bytes | None = b""
+        self._bad_lines = 0
+        #: Device -> field -> (whether the series has no pod, value), the largest of all series: a
+        #: series without a pod is preferred.
+        self._found: dict[Key, dict[str, tuple[bool, float]]] = {}
+
+    def feed(self, part: bytes) -> None:
+        """Read the next bytes."""
+        self._hash.update(part)
+        begun, newline, rest = part.rpartition(b"\n")
+        if newline:
+            self._end_lines(begun)
+        self._rest = None if self._rest is None else self._rest + rest
+        if self._rest is not None and len(self._rest) > _MOST_LINE_BYTES:
+            self._rest = None
+
+    def end(self) -> Scraped:
+        """Return what was read, after the last part."""
+        self._end_lines(b"")
+        readings = []
+        for (uuid, instance), series in self._found.items():
+            figures: dict[str, Any] = {name: figure for name, (_, figure) in series.items()}
+            readings.append(DcgmReading(uuid, instance, **figures))
+        return Scraped(tuple(readings), self._bad_lines, self._hash.digest())
+
+    def _end_lines(self, text: bytes) -> None:
+        """Read lines, of which the first one continues the rest of the last part."""
+        if self._rest is None:
+            self._bad_lines += 1
+            text = text.partition(b"\n")[2]
+        else:
+            text = self._rest + text
+        self._rest = b""
+        # The search for a text is much faster than the search for lines.
+        for line in _LINE.finditer(text) if _PREFIX in text else ():
+            name = line[1].decode()
+            if name in _METRICS:
+                try:
+                    self._add(name, line[2])
+                except ValueError:
+                    self._bad_lines += 1
+
+    def _add(self, name: str, series: bytes) -> None:
+        """Read labels and value of a line of the metric ``name``. Raises ``ValueError``."""
+        labels, number = _parsed(series)
+        if number in _BLANKS:
+            return
+        key = key_of_series(labels)
+        field, convert = _METRICS[name]
+        figure = convert(number)
+        if key is None or figure is None or len(key[0]) > _MOST_UUID_CHARS:
+            raise ValueError("not a figure of a device")
+        if key not in self._found and len(self._found) >= _MOST_DEVICES:
+            raise ValueError("too many devices")
+        found = (not label(labels, _PODS), figure)
+        figures = self._found.setdefault(key, {})
+        figures[field] = max(figures.get(field, found), found)
 
 
-def _samples(lines: list[str]) -> tuple[list["Sample"], int]:
-    """Return the samples of all valid lines, and the number of malformed lines."""
-    try:
-        return _parsed(lines), 0
-    except _NOT_READ:
-        pass
-    # A malformed line must not hide the others.
-    good: list[Sample] = []
-    bad = 0
-    for line in lines:
-        try:
-            good += _parsed([line])
-        except _NOT_READ:
-            bad += 1
-    return good, bad
-
-
-def _parsed(lines: Iterable[str]) -> list["Sample"]:
-    # Without an exporter, an agent need not import the parser.
-    from prometheus_client.parser import text_string_to_metric_families
-
-    families = text_string_to_metric_families("\n".join(lines) + "\n")
-    return [s for s in chain.from_iterable(f.samples for f in families) if s.name in _METRICS]
+def _parsed(series: bytes) -> tuple[dict[str, str], float]:
+    """Return labels and value of a line, without its begin. Raises ``ValueError``."""
+    if len(series) > _MOST_LINE_BYTES:
+        raise ValueError("too long")
+    text, brace, tail = series.decode("utf-8", "replace").rpartition("}")
+    values = tail.split()
+    if not brace or len(values) not in (1, 2) or "_" in values[0]:
+        raise ValueError("not a series with labels and a value")
+    if len(values) > 1:
+        int(values[1])  # the time
+    labels: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        found = _LABEL.match(text, at)
+        if found is None:
+            raise ValueError("not a label")
+        labels[found[1]] = found[2]
+        at = found.end()
+    return labels, float(values[0])
 
 
 @dataclass(slots=True)

@@ -152,18 +152,22 @@ class LimitsProbe:
         for device, containers in asked.items():
             try:
                 handle = self._gate.ask("nvmlDeviceGetHandleByUUID", device)
-                for uid, container_id, folder in containers if handle is not None else ():
-                    limits = self._gate.limits(handle, folder)
-                    if limits is None:
-                        continue
-                    soft, hard = _limit(limits.soft_bytes), _limit(limits.hard_bytes)
-                    used_bytes = min(limits.used_bytes, MAX_DEVICE_BYTES)
-                    if used_bytes or soft is not None or hard is not None:
-                        yield LimitReading(
-                            SOURCE, device, uid, container_id, used_bytes, soft, hard
-                        )
             except (DeviceFault, StaleHandle) as err:
                 yield Degraded(SOURCE, f"{device}: {err}")
+                continue
+            for uid, container_id, folder in containers if handle is not None else ():
+                try:
+                    limits = self._gate.limits(handle, folder)
+                except (DeviceFault, StaleHandle) as err:
+                    # A cgroup that cannot be read must not hide the others.
+                    yield Degraded(SOURCE, f"{device}: {err}")
+                    continue
+                if limits is None:
+                    continue
+                soft, hard = _limit(limits.soft_bytes), _limit(limits.hard_bytes)
+                used_bytes = min(limits.used_bytes, MAX_DEVICE_BYTES)
+                if used_bytes or soft is not None or hard is not None:
+                    yield LimitReading(SOURCE, device, uid, container_id, used_bytes, soft, hard)
 
 
 def _degraded(why: str) -> list[Reading]:

@@ -137,9 +137,13 @@ class KubeletProbe:
         except Unanswered as err:
             return None, None, SourceReading(PODRESOURCES, "degraded", str(err))
         try:
-            return listed, self._service.healthy(), SourceReading(PODRESOURCES)
+            healthy = self._service.healthy()
         except Unanswered as err:
             return listed, None, SourceReading(PODRESOURCES, "degraded", str(err))
+        if left_out := self._service.left_out:
+            why = f"parts of its answers that cannot be read were left out: {left_out}"
+            return listed, healthy, SourceReading(PODRESOURCES, "degraded", why)
+        return listed, healthy, SourceReading(PODRESOURCES)
 
     def _join(self, entries: Sequence[Entry], listed: Sequence[ListedContainer] | None) -> Joined:
         """Join both sources, without the entries of pods that count as ended."""
@@ -324,7 +328,9 @@ def _names(
     candidates: dict[str, set[Name]] = {}
     for entry in entries:
         key = (entry.container, entry.resource, frozenset(entry.replicas))
-        candidates.setdefault(entry.pod_uid, set()).update(holders.get(key, ()))
+        found = candidates.setdefault(entry.pod_uid, set())
+        if entry.replicas:
+            found.update(holders.get(key, ()))
     claimed: dict[Name, list[str]] = {}
     for uid, found in candidates.items():
         for name in found:

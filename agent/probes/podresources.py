@@ -6,10 +6,11 @@ after a restart the kubelet has not loaded its pods, and the answer is empty. Th
 rate for all clients together: 100 calls per second, with bursts of ten.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.probes.checkpoint import MOST_REPLICA_CHARS
 from agent.probes.protobuf import BadMessage, fields, message, text
 
 _SERVICE = "/v1.PodResourcesLister/"
@@ -39,25 +40,39 @@ class PodResources:
         self._timeout_s = timeout_s
         self._channel: Any = None  # grpcio has no types
         #: Message -> parsed pod of the last answer. Parsing 768 pods takes most of a sample's time.
-        self._pods: dict[bytes, list[ListedContainer]] = {}
+        self._pods: dict[bytes, _Pod] = {}
         self._healthy: tuple[bytes, dict[str, frozenset[str]]] = (b"", {})
+        #: Number of pods and lists of devices in the last answers that could not be read.
+        self._unread = {"List": 0, "GetAllocatableResources": 0}
+
+    @property
+    def left_out(self) -> int:
+        """Number of pods and lists of devices that the last answers have and that were left out,
+        because they cannot be read."""
+        return sum(self._unread.values())
 
     def containers(self) -> list[ListedContainer]:
         """Return all containers that the kubelet lists. Raises ``Unanswered``."""
         answer = self._call("List")
         try:
             pods = [message(pod) for number, pod in fields(answer) if number == 1]
-            # A message that the last answer had too is not parsed again.
-            self._pods = {pod: self._pods.get(pod) or _containers(pod) for pod in pods}
         except BadMessage as err:
             raise Unanswered("kubelet's answer to List cannot be read") from err
-        return [container for pod in pods for container in self._pods[pod]]
+        # A message that the last answer had too is not parsed again.
+        self._pods = {pod: self._pods.get(pod) or _containers(pod) for pod in pods}
+        self._unread["List"] = sum(self._pods[pod].unread for pod in pods)
+        return [container for pod in pods for container in self._pods[pod].containers]
 
     def healthy(self) -> dict[str, frozenset[str]]:
         """Return resource -> healthy replicas, allocated or not. Raises ``Unanswered``."""
         answer = self._call("GetAllocatableResources")
         if answer != self._healthy[0]:
-            self._healthy = answer, _devices(answer, field=1)
+            try:
+                devices, unread = _devices(answer, field=1)
+            except BadMessage as err:
+                raise Unanswered("kubelet's list of devices cannot be read") from err
+            self._healthy = answer, devices
+            self._unread["GetAllocatableResources"] = unread
         return self._healthy[1]
 
     def close(self) -> None:
@@ -96,36 +111,55 @@ def _code(err: Any) -> str:
     return code
 
 
-def _containers(pod: bytes) -> list[ListedContainer]:
-    """Return a ``PodResources`` message's containers. Raises ``BadMessage`` and ``Unanswered``."""
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    """A pod of the list."""
+
+    containers: Sequence[ListedContainer] = ()
+    #: Number of its parts that cannot be read.
+    unread: int = 0
+
+
+def _containers(pod: bytes) -> _Pod:
+    """Read a ``PodResources`` message. What cannot be read is left out and counted."""
     found: list[ListedContainer] = []
-    parts = list(fields(pod))
-    name, namespace = _text(parts, 1), _text(parts, 2)
-    for part, container in parts:
-        if part == 3:
-            inner = message(container)
-            own_name = _text(list(fields(inner)), 1)
-            devices = _devices(inner, field=2)
-            found.append(ListedContainer(namespace, name, own_name, devices))
-    return found
+    unread = 0
+    try:
+        parts = list(fields(pod))
+        name, namespace = _text(parts, 1), _text(parts, 2)
+        for part, container in parts:
+            if part == 3:
+                inner = message(container)
+                own_name = _text(list(fields(inner)), 1)
+                devices, of_container = _devices(inner, field=2)
+                unread += of_container
+                found.append(ListedContainer(namespace, name, own_name, devices))
+    except BadMessage:
+        unread += 1
+    return _Pod(found, unread)
 
 
-def _devices(holder: bytes, field: int) -> dict[str, frozenset[str]]:
-    """Return resource -> replicas from the ``ContainerDevices`` in the given field of a message.
+def _devices(holder: bytes, field: int) -> tuple[dict[str, frozenset[str]], int]:
+    """Return resource -> replicas from the ``ContainerDevices`` in the given field of a message,
+    and the number of those that cannot be read.
 
-    The field, and a resource in it, may be repeated. Raises ``Unanswered``.
+    The field, and a resource in it, may be repeated. Raises ``BadMessage``.
     """
     found: dict[str, frozenset[str]] = {}
-    try:
-        for number, devices in fields(holder):
-            if number == field:
-                parts = list(fields(message(devices)))
-                ids = {text(value) for part, value in parts if part == 2}
-                resource = _text(parts, 1)
-                found[resource] = found.get(resource, frozenset()) | ids
-    except BadMessage as err:
-        raise Unanswered("kubelet's list of devices cannot be read") from err
-    return found
+    unread = 0
+    for number, devices in fields(holder):
+        if number != field:
+            continue
+        try:
+            parts = list(fields(message(devices)))
+            ids = {text(value) for part, value in parts if part == 2}
+            resource = _text(parts, 1)
+        except BadMessage:
+            unread += 1
+            continue
+        ids = {each for each in ids if len(each) <= MOST_REPLICA_CHARS}
+        found[resource] = found.get(resource, frozenset()) | ids
+    return found, unread
 
 
 def _text(parts: list[tuple[int, bytes | int]], number: int) -> str:

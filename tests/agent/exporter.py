@@ -7,15 +7,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
+from agent.probes.dcgm_exposition import DcgmReading, Exposition
+
 EXPOSITIONS = Path(__file__).with_name("expositions")
 
 #: Its reaction to a request: answers; never answers; drips one byte of a header, or of the
-#: body, at a time; sends a body without end; or answers nothing that is HTTP.
-Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "not http"]
+#: body, at a time; sends a body without end; ends in the middle of its body; or answers nothing
+#: that is HTTP.
+Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "cut off", "not http"]
 
 
 def recorded(name: str) -> str:
     return (EXPOSITIONS / f"{name}.txt").read_text()
+
+
+def parse(text: str) -> tuple[list[DcgmReading], int]:
+    """Return the figures in an exposition, and the number of lines that could not be used."""
+    exposition = Exposition()
+    for start in range(0, len(body := text.encode("utf-8", "surrogatepass")), 7):
+        exposition.feed(body[start : start + 7])
+    scraped = exposition.end()
+    return list(scraped.readings), scraped.bad_lines
 
 
 class StandIn:
@@ -58,6 +70,12 @@ class StandIn:
                         self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
                         while not stand_in._ended.is_set():
                             self.wfile.write(b"# nothing\n" * 10_000)
+                    case "cut off":
+                        self.send_response(200)
+                        self.send_header("Content-Length", str(len(body)))
+                        self.end_headers()
+                        self.wfile.write(body[: len(body) // 2])
+                        self.close_connection = True
                     case "not http":
                         self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
 

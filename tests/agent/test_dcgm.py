@@ -4,6 +4,7 @@ import contextlib
 import math
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.probes.dcgm import Exporter, Unreadable
-from agent.probes.dcgm_exposition import DcgmReading, last_xids, parse
+from agent.probes.dcgm_exposition import DcgmReading, Exposition, last_xids
 from agent.probes.readings import DeviceReading
-from tests.agent.exporter import Manner, StandIn, recorded
+from tests.agent.exporter import Manner, StandIn, parse, recorded
 from tests.waiting import until
 
 MOST_BYTES = 16 << 20
@@ -222,6 +223,38 @@ def test_line_without_sense_is_left_out_and_hides_no_other(line: str) -> None:
     assert bad == 1
 
 
+def test_a_line_that_is_too_long_is_left_out_and_counted() -> None:
+    long = 'DCGM_FI_DEV_FB_FREE{{UUID="GPU-{}",pod="{}"}} 7\n'
+    text = "".join(long.format(*each) for each in (("a", ""), ("b", "x" * (1 << 20)), ("c", "")))
+    readings, bad = parse(text + "# " + "x" * (1 << 20))
+    assert [r.uuid for r in readings] == ["GPU-a", "GPU-c"]
+    assert bad == 2
+
+
+def test_a_large_exposition_takes_little_memory() -> None:
+    """15 MiB are accepted. Their text is never in memory as a whole."""
+    line = 'DCGM_FI_DEV_FB_USED{UUID="GPU-a",pod="%s",namespace="%s"} %d\n'
+    part = "".join(line % ("p" * 60, "n" * 60, i) for i in range(400)).encode()
+    count = (15 << 20) // len(part)
+    exposition = Exposition()
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            exposition.feed(part)
+        scraped = exposition.end()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert scraped.readings == (DcgmReading("GPU-a", None, used_bytes=399 * MIB),)
+    assert peak_bytes < MIB
+
+
+def test_the_devices_of_an_exposition_are_bounded() -> None:
+    line = 'DCGM_FI_DEV_FB_USED{UUID="GPU-%s"} 1\n'
+    readings, bad = parse("".join(line % i for i in range(20_000)))
+    assert (len(readings), bad) == (16 << 10, 20_000 - (16 << 10))
+
+
 METRIC = st.sampled_from(
     ["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_XID_ERRORS"]
 )
@@ -342,6 +375,21 @@ def test_the_state_of_the_source_names_what_is_missing(
     devices = [DeviceReading("nvml", f"GPU-{each}", i) for i, each in enumerate("ab")]
     _, source = exporter.read(devices)
     assert (source.state, source.message) == (state, message)
+
+
+def test_the_query_of_the_url_is_sent(stand_in: StandIn, clock: Clock) -> None:
+    reader = Exporter(f"{stand_in.url}?collect=sm", every_s=10, timeout_s=5, monotonic=clock)
+    stand_in.text = recorded("3.3.5-3.4.0")
+    assert reader.newest()
+    assert stand_in.paths == ["/metrics?collect=sm"]
+    reader.close()
+
+
+def test_an_answer_that_ends_early_is_not_read(stand_in: StandIn, clock: Clock) -> None:
+    reader = Exporter(stand_in.url, every_s=10, timeout_s=5, monotonic=clock)
+    stand_in.manner, stand_in.text = "cut off", recorded("3.3.5-3.4.0")
+    eventually_unreadable(reader, clock, "not HTTP: IncompleteRead")
+    reader.close()
 
 
 def test_a_missing_exporter_is_reported(clock: Clock) -> None:

@@ -173,6 +173,22 @@ def test_a_failed_call_is_reported_and_an_unsupported_one_shows_no_fault(
     assert probe(refusing(code)).follow(SAMPLE) == [SourceReading("limits"), *shown]
 
 
+def test_a_container_that_cannot_be_read_hides_no_other(
+    probe: Callable[..., LimitsProbe], tmp_path: Path
+) -> None:
+    for name in ("c", "d", "e"):
+        (tmp_path / f"kubepods/pod{UIDS[1]}/{name * 64}").mkdir(parents=True)
+    calls = []
+
+    def limits(device: str, asked: Any) -> None:
+        calls.append(device)
+        (refusing(999) if len(calls) == 2 else granting(5))(device, asked)
+
+    found = probe(limits).follow(SAMPLE)
+    assert len(ids(found)) == 2
+    assert Degraded("limits", "A: Unknown Error (NVML 999)") in found
+
+
 def test_cgroups_of_another_namespace_are_reported(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:

@@ -58,3 +58,33 @@ def test_invalid_flags_are_rejected_with_an_example(
     with pytest.raises(SystemExit):
         read_settings(flags, {})
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://dcgm:9400/metrics", "is TLS, which the agent does not support"),
+        ("http://admin:secret@dcgm:9400/metrics", "has a user name or a password for dcgm"),
+        ("http://admin:secret@dcgm:port/metrics", "has a user name or a password for dcgm"),
+        ("http://:secret@/", "has a user name or a password"),
+        ("ftp://dcgm/metrics", "is not a URL with http:// and a host"),
+        ("dcgm:9400", "is not a URL with http:// and a host"),
+        ("http://dcgm:99999/", "is not a URL"),
+        ("http://[::1/metrics", "is not a URL"),
+    ],
+)
+def test_a_url_of_dcgm_that_the_agent_cannot_scrape_is_rejected_with_the_reason(
+    url: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--node", "n", "--dcgm-url", url], {})
+    error = capsys.readouterr().err
+    assert message in error
+    assert "secret" not in error
+
+
+@pytest.mark.parametrize(
+    "url", ["http://dcgm:9400/metrics?collect=sm", "http://[fd00::1]:9400/metrics", "http://dcgm"]
+)
+def test_other_urls_of_dcgm_are_accepted(url: str) -> None:
+    assert read_settings(["--node", "n", "--dcgm-url", url], {}).dcgm_url == url
