@@ -1,7 +1,9 @@
 """Requests of bound pods, as kube-scheduler counts them, and whether another pod fits beside
 them."""
 
+import json
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -33,6 +35,15 @@ def resized(allocated: str | None, applied: str | None, *conditions: str) -> dic
         "containerStatuses": [container],
         "conditions": [{"type": "PodResizePending", "reason": reason} for reason in conditions],
     }
+
+
+def test_sums_are_those_of_kube_scheduler() -> None:
+    """The answers of its own function; go_pod_requests/README.md describes how."""
+    table = json.loads(Path(__file__).with_name("pod_requests_table.json").read_text())
+    assert len(table) == 150
+    for case in table:
+        expected = {name: Decimal(text) for name, text in case["requests"].items()}
+        assert demands_of(case["spec"], case["status"]) == expected, case
 
 
 def test_containers_sidecars_and_overhead_add_up() -> None:
