@@ -9,7 +9,7 @@ import random
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from tests.certificates import Certificate
+from tests.waiting import PATIENCE_S
 
 MAX_BODY_BYTES = 1 << 26
 #: Headers of one connection, which a proxy does not pass on.
@@ -98,22 +99,28 @@ class Service:
         await wire.passes()
         if (replacement := await self.before(request, wire)) is not None:
             return replacement
-        async with self.session.request(
-            request.method,
-            URL(url + request.raw_path, encoded=True),
-            headers=_passed_on(request.headers),
-            data=await request.read(),
-            allow_redirects=False,
-        ) as answer:
+        async with self.sent(request, url) as answer:
             if (replacement := self.after(request, wire)) is not None:
                 return replacement
-            reply = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
+            reply = web.StreamResponse(status=answer.status, headers=passed_on(answer.headers))
             await reply.prepare(request)
             async for part in answer.content.iter_any():
                 await self.part_passes(request, wire, part)
                 await reply.write(part)
             await reply.write_eof()
         return reply
+
+    @contextlib.asynccontextmanager
+    async def sent(self, request: web.Request, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send the request to the server; yield its answer when its head has arrived."""
+        async with self.session.request(
+            request.method,
+            URL(url + request.raw_path, encoded=True),
+            headers=passed_on(request.headers),
+            data=await request.read(),
+            allow_redirects=False,
+        ) as answer:
+            yield answer
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
         """Return when the request may pass to the server, or what the client gets instead."""
@@ -143,12 +150,12 @@ class Proxies:
 
     def serve(self, service: Service, tls: bool = False) -> int:
         """Return the port of the service."""
-        asyncio.run_coroutine_threadsafe(self._serve(service, tls), self._loop).result(30.0)
+        asyncio.run_coroutine_threadsafe(self._serve(service, tls), self._loop).result(PATIENCE_S)
         return service.port
 
     def stop(self) -> None:
         """Close all services. The thread stays, because connections need time to close."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30.0)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(PATIENCE_S)
 
     async def _serve(self, service: Service, tls: bool) -> None:
         service.session = aiohttp.ClientSession(
@@ -198,5 +205,6 @@ def watches(request: web.Request) -> bool:
     return request.query.get("watch") == "true"
 
 
-def _passed_on(headers: Mapping[str, str]) -> CIMultiDict[str]:
+def passed_on(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Return the headers without those of one connection."""
     return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in _OWN_HEADERS)

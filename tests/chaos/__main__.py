@@ -20,9 +20,10 @@ from tests.chaos.altered import MUTANTS
 from tests.chaos.audit import Finding
 from tests.chaos.calls import noticed, unexpected
 from tests.chaos.faults import Injector, report, schedule
-from tests.chaos.site import SCHEDULERS, TIMEOUT_S, WIRED, Plan, Site
+from tests.chaos.site import SCHEDULERS, WIRED, Plan, Site
 from tests.controlplane import built, control_plane
 from tests.forks import without_main
+from tests.standin.fleet import NODES
 
 Counts = dict[str, Counter[str]]
 
@@ -33,17 +34,18 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
         site = Site(plane, plan)
         try:
             site.start()
-            injector = Injector(site, schedule(plan, [*site.nodes]))
+            injector = Injector(site, schedule(plan, [*site.nodes]), plan.settle_s)
             before = site.verbs.taken_calls()
-            injector.run_until(plan.alone_s)
+            findings = [*injector.run_alone(plan.alone_s)]
             during = site.verbs.taken_calls()
-            injector.run_until(plan.lasts_s)
+            if not findings:
+                injector.run_until(plan.lasts_s)
             injector.end()
             for client in site.clients:
                 client.stop()
             report("the storm is over")
-            findings = _settle(site, plan)
-            findings += noticed(before, during, TIMEOUT_S, site.auditor.states)
+            findings += _settle(site, plan)
+            findings += noticed(before, during, site.auditor.states)
             for name in WIRED:
                 findings += unexpected(name, plane.log(name))
             return findings, {
@@ -64,8 +66,10 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
 def _settle(site: Site, plan: Plan) -> list[Finding]:
     """Return what is still wrong if nothing improves for ``settle_s``, or after three times that.
 
-    Nothing must be wrong for ``quiet_s``, because the watches can be at different moments.
+    The time begins when the API server answers. Nothing must be wrong for ``quiet_s``, because the
+    watches can be at different moments.
     """
+    site.until(lambda: site.plane.call("GET", NODES), "the API server answers")
     began_s = better_s = wrong_s = time.monotonic()
     fewest = sys.maxsize
     while True:

@@ -11,6 +11,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.chaos.audit import Finding
+from tests.chaos.calls import VERBS
 from tests.chaos.load import AWAY
 from tests.chaos.site import CONSOLES, EXTENDERS, SCHEDULERS, WEBHOOKS, Plan, Site
 from tests.e2e.cluster import GPUNODES
@@ -117,23 +119,55 @@ def report(line: str) -> None:
 class Injector:
     """Begins and ends the faults of a schedule."""
 
-    def __init__(self, site: Site, faults: Iterable[Fault]) -> None:
-        self._site, self._due = site, deque(faults)
+    def __init__(self, site: Site, faults: Iterable[Fault], patience_s: float) -> None:
+        """``patience_s``: how long a fault of ``run_alone`` is extended."""
+        self._site, self._due, self._patience_s = site, deque(faults), patience_s
         self._began_s = time.monotonic()
-        #: Faults that have begun -> when they end.
+        #: Faults that have begun -> when they end; times of the storm.
         self._ends: dict[Fault, float] = {}
         #: Number of faults of each kind that have begun.
         self.counts: Counter[str] = Counter()
 
     def run_until(self, ends_s: float) -> None:
         """Return at that time of the storm, when all faults that are due before it have begun."""
-        while (now_s := time.monotonic() - self._began_s) < ends_s or self._is_due(ends_s):
+        while (now_s := self._now_s()) < ends_s or self._is_due(ends_s):
             for fault in [fault for fault, over_s in self._ends.items() if over_s <= now_s]:
                 self._end(fault)
-            while self._is_due(now_s):
-                self._begin(self._due.popleft(), now_s)
-            self._site.supervise()
-            time.sleep(0.1)
+            self._begin_due(now_s)
+
+    def run_alone(self, ends_s: float) -> Iterator[Finding]:
+        """Run until that time, with faults that must not affect kube-scheduler's calls.
+
+        Each also lasts until a call of each verb that began after the fault has succeeded, however
+        slow the machine is, and all have ended in the end: the storm's time stands still meanwhile.
+        If there is no such call within ``patience_s``, yield a finding and begin no other fault.
+        """
+        began_s: dict[Fault, float] = {}
+        while (now_s := self._now_s()) < ends_s or self._is_due(ends_s) or self._ends:
+            for fault in [fault for fault, over_s in self._ends.items() if over_s <= now_s]:
+                if not self._site.verbs.succeeds_since(began_s[fault]):
+                    if now_s < self._ends[fault] + self._patience_s:
+                        continue
+                    what = f"no {' and '.join(VERBS)} succeeded within {self._patience_s:g} s"
+                    yield Finding("starved", f"{fault.kind}: {fault.target}", what)
+                    self._due.clear()
+                self._end(fault)
+            for fault in self._begin_due(min(now_s, ends_s)):
+                began_s[fault] = time.monotonic()
+        self._began_s += self._now_s() - ends_s
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _begin_due(self, now_s: float) -> list[Fault]:
+        """Begin and return the faults that are due at that time, and wait for a moment."""
+        begun = []
+        while self._is_due(now_s):
+            begun.append(self._due.popleft())
+            self._begin(begun[-1], self._now_s())
+        self._site.supervise()
+        time.sleep(0.1)
+        return begun
 
     def _is_due(self, time_s: float) -> bool:
         return bool(self._due) and self._due[0].at_s < time_s

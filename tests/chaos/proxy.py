@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from tests.chaos.calls import Call
-from tests.reverse_proxy import Broken, Service, Wire, watches
+from tests.chaos.calls import VERBS, Call
+from tests.reverse_proxy import Broken, Service, Wire, passed_on, watches
 
+_CALL = web.RequestKey("call", Call)
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError"}
 
 
@@ -45,39 +46,50 @@ class ToApiServer(Service):
 
 
 class Recorded(Service):
-    """Records all calls, with what was asked and answered."""
+    """Records all calls, with what was asked and answered.
+
+    An answer counts even if the client has given up, which only depends on the time that it took.
+    """
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
         super().__init__(wires)
-        #: Calls, and when each began.
-        self._calls: list[tuple[float, Call]] = []
+        self._calls: list[Call] = []
+        #: Verb -> when the call began that began last of those that succeeded; monotonic.
+        self._succeeded_s: dict[str, float] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body, began_s = await request.read(), time.monotonic()
         call = Call(request.path.rpartition("/")[2], asked=json.loads(body or b"null"))
-        self._calls.append((began_s, call))
-        request["content"] = bytearray()
+        self._calls.append(call)
+        request[_CALL] = call
         try:
-            reply = await super().answer(request)
-            if reply.status == 200:
-                call.answer = json.loads(request["content"] or b"null")
+            return await super().answer(request)
         finally:
-            call.took_s, call.ended = time.monotonic() - began_s, True
-        return reply
+            call.ended = True
+            if call.succeeded:
+                latest_s = max(began_s, self._succeeded_s.get(call.verb, began_s))
+                self._succeeded_s[call.verb] = latest_s
 
-    async def part_passes(self, request: web.Request, wire: Wire, part: bytes) -> None:
-        await super().part_passes(request, wire, part)
-        request["content"] += part
+    async def pass_on(self, request: web.Request, url: str, wire: Wire) -> web.StreamResponse:
+        await wire.passes()
+        async with self.sent(request, url) as answer:
+            body = await answer.read()
+        if answer.status == 200:
+            request[_CALL].answer = json.loads(body)
+        await wire.passes()
+        return web.Response(status=answer.status, headers=passed_on(answer.headers), body=body)
+
+    def succeeds_since(self, monotonic_s: float) -> bool:
+        """Return whether a call of each verb that began since then has succeeded."""
+        return all(self._succeeded_s.get(verb, 0.0) > monotonic_s for verb in VERBS)
 
     def taken_calls(self) -> list[Call]:
-        """Return all calls, and forget those that ended."""
-        now_s, found = time.monotonic(), []
-        for began_s, call in [*self._calls]:
-            if call.ended:
-                self._calls.remove((began_s, call))
-                found.append(call)
-            else:
-                found.append(dataclasses.replace(call, took_s=now_s - began_s))
+        """Return all calls as they are now, and forget those that ended."""
+        found = []
+        for call in [*self._calls]:
+            found.append(dataclasses.replace(call))
+            if found[-1].ended:
+                self._calls.remove(call)
         return found
 
 

@@ -43,9 +43,8 @@ CONSOLES = ("console-a", "console-b")
 WEBHOOKS = ("webhook-a", "webhook-b")
 #: Processes with a wire of their own.
 WIRED = (*EXTENDERS, *CONSOLES, *WEBHOOKS)
-#: kube-scheduler's limit for a call. Also of prioritize, which has 0.5 s as shipped: too little for
-#: a busy machine.
-TIMEOUT_S = 5.0
+#: How long the storm waits for its first pods: with many more processes than cores.
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,8 @@ class Plan:
     most_pods: int = 60
     #: Pods that are bound before the first fault.
     warm_pods: int = 20
+    #: kube-scheduler's limit for a call, as shipped; also of prioritize, which has 0.5 s there.
+    timeout_s: float = 5.0
     admission_s: float = 1.5
     agent_interval_s: float = 2.0
     heartbeat_s: float = 30.0
@@ -164,11 +165,11 @@ class Site:
             self.start_process(name)
         for each in webhooks(self._webhooks.url, self.plane.certificate):
             self.plane.call("POST", f"{ADMISSION}/{each['kind'].lower()}s", each)
-        self._until(self._cluster.initialised, "all GPUNodes are initialised")
+        self.until(self._cluster.initialised, "all GPUNodes are initialised")
         for client in self.clients:
             client.start()
         enough = self._plan.warm_pods
-        self._until(lambda: self.auditor.tally["bound"] >= enough, f"{enough} pods are bound")
+        self.until(lambda: self.auditor.tally["bound"] >= enough, f"{enough} pods are bound")
 
     def stop(self) -> None:
         for each in self._threads:
@@ -191,7 +192,7 @@ class Site:
                 kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
                 content = scheduler_configuration(self.verbs.url, kubeconfig)
                 for each in content["extenders"]:
-                    each["httpTimeout"] = f"{TIMEOUT_S}s"
+                    each["httpTimeout"] = f"{self._plan.timeout_s}s"
                 plane.spawn_scheduler(name, content, name)
             case "flood":
                 plane.fork(name, "tests.flood", self._url(rest.removeprefix("of-")), env={})
@@ -280,7 +281,12 @@ class Site:
             if each.failure is not None:
                 raise each.failure
 
-    def _until(self, true: Callable[[], object], what: str) -> None:
+    def until(self, true: Callable[[], object], what: str) -> None:
+        """Wait for a condition like ``tests.waiting.until``, under supervision.
+
+        It may raise an exception of ``AWAY``.
+        """
+
         def is_true() -> object:
             self.supervise()
             try:
@@ -288,4 +294,4 @@ class Site:
             except AWAY:
                 return False
 
-        until(is_true, what, 120.0, 0.2, self.plane.logs)
+        until(is_true, what, PATIENCE_S, 0.2, self.plane.logs)

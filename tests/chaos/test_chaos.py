@@ -15,17 +15,19 @@ from tests.chaos.altered import MUTANTS
 from tests.chaos.faults import KINDS
 from tests.chaos.site import SCHEDULERS, Plan
 from tests.controlplane import built
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-#: Few nodes, and shorter timeouts than by default.
+#: Few nodes, and shorter timeouts than by default. But kube-scheduler and extenders wait longer for
+#: binds: on a busy machine they would give up most of them, and begin again.
 SMALL = Plan(
     seed=10,
     lasts_s=48.0,
     alone_s=12.0,
     every_s=0.75,
     longest_s=5.0,
-    settle_s=120.0,
+    settle_s=PATIENCE_S,
     quiet_s=2.0,
     nodes=6,
     most_pods=20,
@@ -33,7 +35,8 @@ SMALL = Plan(
     admission_s=0.5,
     agent_interval_s=1.0,
     heartbeat_s=3.0,
-    settings={"orphan_after_s": 3.0, "stale_after_s": 9.0},
+    timeout_s=15.0,
+    settings={"orphan_after_s": 15.0, "stale_after_s": 9.0, "bind_deadline_s": 12.0},
 )
 
 
