@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.forks import Forked
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -90,10 +90,10 @@ class Processes:
         process.wait()
 
     def end(self, name: str) -> None:
-        """Send SIGTERM and wait until the process has ended, for at most 60 s."""
+        """Send SIGTERM and wait until the process has ended, for at most ``PATIENCE_S``."""
         process = self._processes.pop(name)
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
 
     def pause(self, name: str) -> None:
         """Stop the process (SIGSTOP): connections stay open, but it does not answer any more."""
@@ -129,26 +129,44 @@ class Processes:
 
 
 #: Below Linux's range for outgoing connections, which could take a port before its server listens.
-#: Each test worker has its own part of the range, because a server listens only some time after its
-#: port was chosen.
+#: Each test worker has its own part of the range.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
 _PORTS = range(15_000 + 2_000 * _WORKER, 17_000 + 2_000 * _WORKER)
-#: Recently returned ports.
+#: Recently returned ports, and the newest of them with a socket each that claims it.
 _chosen: deque[int] = deque(maxlen=1_000)
+_claims: deque[int] = deque()
+_MOST_CLAIMS = 200
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different free ports, also different from recently returned ones."""
+    """Return different free ports, also different from recently returned ones.
+
+    No other session of tests on this machine gets them, also before anything listens on them.
+    """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
-        for port in random.sample(sorted({*_PORTS} - {*_chosen}), len(_PORTS) - len(_chosen)):
+        ports = sorted({*_PORTS} - {*_chosen})
+        for port in random.sample(ports, len(ports)):
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                _claim(port)
                 found.append(port)
             if len(found) == count:
                 _chosen.extend(found)
                 return found
     raise RuntimeError(f"fewer than {count} ports are free from {_PORTS[0]} to {_PORTS[-1]}")
+
+
+def _claim(port: int) -> None:
+    """Claim the port until this process ends; raise ``OSError`` if another session has it.
+
+    The name of an abstract socket is unique in the network namespace, as ports are.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        claim.bind(f"\0headroom-tests-port-{port}")
+        _claims.append(claim.detach())
+    if len(_claims) > _MOST_CLAIMS:
+        os.close(_claims.popleft())
 
 
 def alive(pid: int) -> bool:

@@ -86,3 +86,31 @@ def test_a_kubeconfig_is_replaced_atomically(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [path]
     finally:
         plane.stop()
+
+
+#: Prints ports of a small range, and waits until it is ended.
+OTHER_SESSION = """
+from tests import processes
+processes._PORTS = range(14_000, 14_040)
+print(*processes.free_ports(15), flush=True)
+input()
+"""
+
+
+def test_sessions_that_run_at_the_same_time_get_different_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing listens on a port yet when the other session asks for some."""
+    monkeypatch.setattr("tests.processes._PORTS", range(14_000, 14_040))
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER_SESSION],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        theirs = {*map(int, other.stdout.readline().split())}
+        assert len(theirs) == 15
+        assert not theirs & {*free_ports(15)}
+        other.kill()
