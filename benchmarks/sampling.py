@@ -38,7 +38,7 @@ def empty(on: Stage, index: int) -> None:
 
 
 def attempts(on: Stage) -> int:
-    return int(on.cluster.metric('headroom_verb_duration_seconds_count{verb="filter"}'))
+    return int(on.headroom.metric('headroom_verb_duration_seconds_count{verb="filter"}'))
 
 
 def play(on: Stage, percentage: int, per_s: int, tries: int, turns: "itertools.count[int]") -> None:

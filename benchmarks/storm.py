@@ -66,7 +66,7 @@ class Room:
         """Send the script to the extender; return how many filter calls it has received."""
         if self._way in OF_HEADROOM:
             sample = 'headroom_verb_duration_seconds_count{verb="filter"}'
-            return int(self._on.cluster.metric(sample))
+            return int(self._on.headroom.metric(sample))
         return int(self._http.request("POST", f"{self._url}/script", json=what).data)
 
     def make(self, number: int, name: str) -> None:
@@ -150,6 +150,7 @@ def play(
     count: int,
     rooms: int,
     settle_s: float,
+    binary: str,
 ) -> None:
     with contextlib.ExitStack() as stack:
         if way in OF_HEADROOM:
@@ -161,10 +162,9 @@ def play(
             stack.callback(on.kill, "nothing")
         bound = stack.enter_context(Bound(on.plane))
         config = SOONER if way == "sooner" else {}
-        start_scheduler(
-            on.plane, url, config, flags=scheduler_flags("kube-scheduler") if way in SHIPPED else ()
-        )
-        stack.callback(on.kill, "kube-scheduler")
+        flags = scheduler_flags(binary) if way in SHIPPED else ()
+        start_scheduler(on.plane, url, config, flags=flags, binary=binary)
+        stack.callback(on.kill, binary)
         room = Room(on, url, way)
         room.script(reject=WAYS.get(way, way))
         prefix = f"run-{turn}-{way}"
@@ -176,10 +176,10 @@ def play(
             names = reject(on, turn, way, rejected)
             time.sleep(settle_s)
             began_s, calls = time.monotonic(), -room.script()
-            before = on.spent("kube-scheduler", "kube-apiserver")
+            before = on.spent(binary, "kube-apiserver")
             stormy = waits(on, bound, f"{prefix}-stormy", count)
             took_s = time.monotonic() - began_s
-            spent = on.spent("kube-scheduler", "kube-apiserver").since(before)
+            spent = on.spent(binary, "kube-apiserver").since(before)
             calls += room.script() - count // 2
             roomy_s = [until_taken(bound, room, number, names) for number in range(rooms)]
     typer.echo(
@@ -232,6 +232,9 @@ def main(
         typer.Option("--settle", help="Seconds from the last rejection to the ordinary pods."),
     ] = 2.0,
     ways: Annotated[str, typer.Option(help="Comma-separated list of ways.")] = ",".join(ROWS),
+    binary: Annotated[
+        str, typer.Option("--scheduler", help="Example: kube-scheduler-1.34")
+    ] = "kube-scheduler",
 ) -> None:
     """Print how long ordinary pods are pending: idle, while pods change, with rejected pods."""
     typer.echo(machine(), err=True)
@@ -245,7 +248,7 @@ def main(
     with stage(nodes, held=8) as on:
         for turn in range(rounds):
             for way in ways.split(","):
-                play(on, turn, way, rejected, per_s, count, rooms, settle_s)
+                play(on, turn, way, rejected, per_s, count, rooms, settle_s, binary)
 
 
 if __name__ == "__main__":

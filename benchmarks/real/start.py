@@ -10,11 +10,11 @@ import msgspec
 
 from tests.controlplane import (
     ROOT,
-    SCHEDULER_FLAGS,
     ControlPlane,
     built,
     scheduler_configuration,
 )
+from tests.kubernetes_version import scheduler_flags
 
 PATIENCE_S = 60.0
 
@@ -24,11 +24,15 @@ def start_scheduler(
     extender_url: str | None,
     config: Mapping[str, Any],
     *,
-    flags: Sequence[str] = SCHEDULER_FLAGS,
+    flags: Sequence[str] | None = None,
     binary: str = "kube-scheduler",
     extender: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start it as the documentation describes, except for ``config`` and ``extender``."""
+    """Start it as the documentation describes, except for ``config`` and ``extender``.
+
+    ``flags``: None for the shipped ones.
+    """
+    flags = scheduler_flags(binary) if flags is None else flags
     kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
     content = scheduler_configuration(extender_url or "", kubeconfig)
     content["extenders"] = [

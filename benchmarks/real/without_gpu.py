@@ -10,7 +10,12 @@ import statistics
 import sys
 import time
 
-from tests.controlplane import ControlPlane, control_plane, scheduler_configuration
+from tests.controlplane import (
+    ControlPlane,
+    control_plane,
+    managed_resources,
+    scheduler_configuration,
+)
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
 
@@ -25,8 +30,8 @@ def bound_per_second(plane: ControlPlane, nodes: int, pods: int, named: bool) ->
         url = cluster.start_extender()
         config = scheduler_configuration(url, plane.kubeconfig("scheduler-of-the-tests"))
         config["clientConnection"] |= {"qps": 5000, "burst": 5000}
-        if not named:
-            del config["extenders"][0]["managedResources"]
+        if named:
+            config["extenders"][0]["managedResources"] = managed_resources()
         cluster.start_scheduler_as("kube-scheduler", config)
         cluster.settle()
         since_s = time.monotonic()
