@@ -21,6 +21,7 @@ from extender.doctor.pod_rules import examine_overuse, examine_starts, examine_s
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.recommendation_rule import examine_recommendations
 from extender.doctor.replica_counts import plugin_config, replica_counts
+from extender.doctor.resource_rules import examine_resources
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.placement.snapshot_builder import reach
 from extender.state.changes import Event
@@ -69,7 +70,7 @@ def examine(
         for rule in _RULES:
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
-    found = [*with_nodes(nodes_of), *examine_steering(state, now_s)]
+    found = [*with_nodes(nodes_of), *examine_resources(state), *examine_steering(state, now_s)]
     return warnings_first([*found, *examine_overuse(state, now_s), *examine_starts(state)])
 
 

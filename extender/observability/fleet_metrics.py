@@ -34,6 +34,7 @@ from extender.state.memory_totals import (
     unhealthy,
 )
 from extender.state.pending_pods import Pending, main_reason, rejections_in_condition
+from extender.state.unmanaged_gpus import unmanaged_gpus
 
 #: Maximum series of pods, and of nodes, per problem; the worst are reported.
 MOST_OFFENDERS = 100
@@ -218,6 +219,15 @@ class FleetCollector(Collector):
         for state, count in nodes_by_state(snap, now_s).items():
             nodes.add_metric([state], count)
         yield nodes
+        unmanaged = GaugeMetricFamily(
+            "headroom_unmanaged_gpu_nodes",
+            "Nodes that offer GPUs under a resource name that the settings do not manage; absent "
+            "if there are none. Pods that request it are bound without a reservation.",
+            labels=["resource"],
+        )
+        for resource, offering in unmanaged_gpus(self._cluster).items():
+            unmanaged.add_metric([resource], len(offering))
+        yield unmanaged
         devices = GaugeMetricFamily(
             "headroom_unhealthy_devices",
             "Unhealthy devices, on which nothing is placed, by reason; absent if there are none.",

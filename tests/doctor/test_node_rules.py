@@ -330,3 +330,11 @@ def test_a_compute_mode_that_time_slicing_does_not_work_with_is_named() -> None:
     assert "nvidia-smi -i GPU -c DEFAULT" in line(found)
     alone = gpunode(device("a", compute_mode="exclusive-process"), plugin=Plugin())
     assert findings(alone, offers={GPU: "1"}) == []
+
+
+def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> None:
+    labels = {"nvidia.com/gpu.count": "2"}
+    one = only(findings(offers={"nvidia.com/a100": "2"}, labels=labels))
+    assert (one.weight, one.nodes) == (Weight.WARNING, ("n",))
+    assert "offers GPUs as nvidia.com/a100, which Headroom does not manage" in one.found
+    assert "add nvidia.com/a100 to the setting resources" in one.do

@@ -1,0 +1,42 @@
+"""A GPU resource that a node offers and the settings do not manage is found."""
+
+from contract.gpunode import GPUNode
+from contract.kube import Node, NodeStatus, ObjectMeta
+from extender.placement.policy import Rules
+from extender.state.unmanaged_gpus import unmanaged_gpus
+from tests.builders import GPU, device, gpunode
+from tests.state.states import seen, state_of
+
+GPU_LABELS = {"nvidia.com/gpu.count": "2"}
+
+
+def offering(name: str, *resources: str, labels: dict[str, str] | None = None) -> Node:
+    status = NodeStatus(allocatable=dict.fromkeys(resources, "1"))
+    return Node(metadata=ObjectMeta(name=name, uid=name, labels=labels), status=status)
+
+
+def found(*objects: Node | GPUNode, manages: tuple[str, ...] = (GPU,)) -> dict[str, list[str]]:
+    return unmanaged_gpus(state_of(*seen(*objects), rules=Rules(resources=manages)))
+
+
+def test_without_a_managed_resource_the_label_shows_that_the_node_has_gpus() -> None:
+    nodes = (
+        offering("b", "nvidia.com/a100", labels=GPU_LABELS),
+        offering("a", "nvidia.com/a100", "cpu", labels=GPU_LABELS),
+        offering("managed", GPU, "nvidia.com/hostdev", labels=GPU_LABELS),
+        offering("no-gpu", "nvidia.com/hostdev"),
+    )
+    assert found(*nodes) == {"nvidia.com/a100": ["a", "b"]}
+    assert found(*nodes, manages=("nvidia.com/*",)) == {}
+
+
+def test_beside_a_managed_resource_the_report_shows_which_resources_are_gpus() -> None:
+    node = offering("n", GPU, "example.com/gpu", "nvidia.com/hostdev", labels=GPU_LABELS)
+    report = gpunode(device("GPU-0"), device("GPU-1", resource="example.com/gpu"))
+    assert found(node, report) == {"example.com/gpu": ["n"]}
+    assert found(node, report, manages=(GPU, "example.com/gpu")) == {}
+
+
+def test_a_resource_that_the_node_no_longer_offers_is_not_found() -> None:
+    report = gpunode(device("GPU-0", resource="example.com/gpu"), device("GPU-1", resource=""))
+    assert found(offering("n", GPU, labels=GPU_LABELS), report) == {}
