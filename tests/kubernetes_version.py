@@ -9,6 +9,7 @@ minor, and serves the APIs of that stage: docs/design/kube-scheduler.md has what
 
 import os
 
+from extender.doctor.scheduler_flags import BACKOFF_GATE, accepts_gate
 from tests.gobin.build import targets, version_tuple
 from tests.gobin.kubernetes import COMPONENTS, VERSIONS, minor_of
 
@@ -16,9 +17,6 @@ NEWEST = next(minor_of(version) for version in VERSIONS if "-" not in version)
 UNDER_TEST = os.environ.get("TEST_KUBERNETES", NEWEST)
 #: Feature gates, as in the flag --feature-gates.
 GATES = tuple(filter(None, os.environ.get("TEST_GATES", "").split(",")))
-
-#: The first minor whose kube-scheduler has the feature gate SchedulerPopFromBackoffQ.
-_FIRST_WITH_BACKOFF_GATE = (1, 33)
 
 
 def of_version(name: str, minor: str = UNDER_TEST) -> str:
@@ -43,10 +41,10 @@ def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
     ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
     ``own_gates`` are further feature gates; they override all others.
     """
-    backoff = _minor(name) >= _FIRST_WITH_BACKOFF_GATE
+    backoff = [BACKOFF_GATE] if accepts_gate(_minor(name)) else []
     # An older kube-scheduler can need alpha APIs that a newer API server does not serve.
     tested = GATES if _minor(name) == version_tuple(UNDER_TEST) else ()
-    gates = (*tested, *(["SchedulerPopFromBackoffQ=false"] if backoff else []), *own_gates)
+    gates = (*tested, *backoff, *own_gates)
     return (f"--feature-gates={','.join(gates)}",) if gates else ()
 
 

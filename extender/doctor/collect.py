@@ -11,7 +11,8 @@ import yaml
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
 from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
-from extender.doctor.environment import SELECTORS, ComponentPod, Environment
+from extender.doctor.component_pods import ComponentPod
+from extender.doctor.environment import SELECTORS, Environment
 from extender.doctor.scheduler_config import KIND
 from extender.errors import NotSynced
 from extender.kube.api_errors import ApiError, ApiStatus

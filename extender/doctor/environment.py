@@ -1,7 +1,7 @@
 """Rules of the doctor about other components that cost Headroom safety or memory.
 
 These are failing parts of the GPU Operator, device plugins of several versions, autoscalers,
-extenders of another version, and kube-scheduler configurations in ConfigMaps. The rules identify
+extenders of another version, and configurations and flags of kube-scheduler. The rules identify
 components by their pods' labels, readiness and image tags.
 """
 
@@ -9,84 +9,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.kube import KubeStruct, Node, ObjectMeta, PodCondition
+from contract.kube import Node
 from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
+from extender.doctor.component_pods import ComponentPod
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.node_rules import UNKNOWN
 from extender.doctor.scheduler_config import (
     calls_headroom,
     examine_scheduler,
     offered_resources,
-    unmanaged_gpus,
 )
-
-
-class _Container(KubeStruct, frozen=True):
-    name: str = ""
-    image: str = ""
-
-    @property
-    def tag(self) -> str:
-        """The tag of the image; empty if it has none."""
-        name = self.image.partition("@")[0].rpartition("/")[2]
-        return name.partition(":")[2]
-
-
-class _Spec(KubeStruct, frozen=True):
-    node_name: str | None = None
-    containers: list[_Container] | None = None
-
-
-class _Waiting(KubeStruct, frozen=True):
-    reason: str = ""
-
-
-class _State(KubeStruct, frozen=True):
-    waiting: _Waiting | None = None
-
-
-class _ContainerStatus(KubeStruct, frozen=True):
-    state: _State | None = None
-
-
-class _Status(KubeStruct, frozen=True):
-    phase: str | None = None
-    conditions: list[PodCondition] | None = None
-    container_statuses: list[_ContainerStatus] | None = None
-    init_container_statuses: list[_ContainerStatus] | None = None
-
-
-class ComponentPod(KubeStruct, frozen=True):
-    """A pod of another component: the few fields that the rules read."""
-
-    metadata: ObjectMeta
-    spec: _Spec = _Spec()
-    status: _Status | None = None
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self.metadata.labels or {}
-
-    @property
-    def ready(self) -> bool:
-        conditions = (self.status.conditions if self.status else None) or ()
-        return any(each.type == "Ready" and each.status == "True" for each in conditions)
-
-    @property
-    def waits_for(self) -> str:
-        """The reason why a container waits, such as CrashLoopBackOff; otherwise the pod's phase."""
-        status = self.status or _Status()
-        containers = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
-        for each in containers:
-            if each.state and each.state.waiting and each.state.waiting.reason:
-                return str(each.state.waiting.reason)
-        return status.phase or "unknown"
-
-    @property
-    def tag(self) -> str:
-        """The tag of the first container's image; empty if it has none."""
-        return self.spec.containers[0].tag if self.spec.containers else ""
+from extender.doctor.scheduler_flags import examine_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +73,7 @@ SELECTORS = (
     f"{_APP} in ({', '.join([part.app for part in PARTS] + ['cluster-autoscaler'])})",
     f"{_NAME} in (nvidia-device-plugin, cluster-autoscaler, aws-cluster-autoscaler, karpenter, "
     "headroom)",
+    "component=kube-scheduler",
 )
 
 
@@ -159,7 +94,7 @@ def examine_environment(
     found += _recorder(environment)
     found += _schedulers(environment, settings)
     found += _preemption(environment, settings)
-    found += unmanaged_gpus(environment.nodes, settings.rules.manages)
+    found += examine_flags(environment.pods)
     found += [
         Finding(Weight.ADVICE, (), f"not read: {what}", "use an account that may list them")
         for what in environment.unreadable

@@ -41,7 +41,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "mig": {"agent": {"mig": True}},
     "selinux": {"agent": {"selinux": True}},
     "steering": {"agent": {"steering": {"permitted": True}}},
-    "kubernetes-1.32": {"kubeScheduler": {"backoffGate": False}},
+    "backoff-gate": {"kubeScheduler": {"backoffGate": True}},
     "monitors": {"monitors": {"enabled": True}},
     "rules": {"rules": {"enabled": True}},
     "dashboard": {"dashboard": {"enabled": True}},
@@ -92,6 +92,10 @@ INSTEAD: dict[str, Any] = {
     "monitors": {"enabled": True, "tokenSecret": "metrics-reader"},
     "agent": {"privileged": True},
 }
+
+#: Values with which the chart equals the overlays. These leave the gate to a component, because
+#: they do not know the version of kube-scheduler.
+AS_OVERLAYS: dict[str, Any] = {"kubeScheduler": {"backoffGate": False}}
 
 #: Kinds that run pods for as long as they are installed, and those that run some now and then.
 SERVING = ("Deployment", "DaemonSet")

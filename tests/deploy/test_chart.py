@@ -1,15 +1,14 @@
 """Helm's values reach images, settings and pods, and messages name the values to set."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from extender.doctor.scheduler_flags import BACKOFF_FLAG, accepts_gate
 from tests.controlplane import ROOT
-from tests.deploy.mig_profiles import resource_names
 from tests.deploy.rendered import (
     CHART,
     DEPLOY,
@@ -21,6 +20,7 @@ from tests.deploy.rendered import (
     pod_specs,
     template,
 )
+from tests.gobin.build import version_tuple
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +95,8 @@ def test_an_image_has_a_repository_a_tag_and_a_digest(
 @pytest.mark.parametrize(
     ("cluster", "tag", "has_gate"),
     [
+        ("v1.39.0", "v1.39.0", False),
+        ("v1.38.0-beta.0", "v1.38.0", True),
         ("v1.36.3", "v1.36.3", True),
         ("v1.33.4-eks-99bf5f1", "v1.33.4", True),
         ("v1.32.9-gke.1027000", "v1.32.9", False),
@@ -108,8 +110,33 @@ def test_kube_scheduler_has_the_version_of_the_cluster(
     found = objects(template(tmp_path, {"images": images}, flags=[f"--kube-version={cluster}"]))
     _, scheduler = pod_specs(found)["Deployment", NAMESPACE, "headroom-scheduler"]["containers"]
     assert scheduler["image"] == f"registry.k8s.io/kube-scheduler:{tag}"
-    gate = "--feature-gates=SchedulerPopFromBackoffQ=false"
-    assert (gate in scheduler["command"]) is has_gate
+    assert (BACKOFF_FLAG in scheduler["command"]) is has_gate
+    assert has_gate is accepts_gate(version_tuple(tag.removeprefix("v")))
+
+
+@pytest.mark.parametrize(
+    ("image", "note"),
+    [
+        ({"tag": "v1.38.9"}, ""),
+        ({"tag": "v1.32.13"}, ""),  # retries with back-off anyway
+        ({"tag": "v1.39.0"}, "kube-scheduler v1.39.0 is newer than 1.38, so the chart"),
+        (
+            {"digest": f"sha256:{'0' * 64}"},
+            "kube-scheduler has no version in its tag, so the chart",
+        ),
+        ({"tag": "v1.37.2", "digest": f"sha256:{'0' * 64}"}, ""),
+    ],
+    ids=lambda each: str(each)[:24],
+)
+def test_the_notes_show_what_happens_without_the_feature_gate(
+    image: dict[str, str], note: str, tmp_path: Path
+) -> None:
+    scheduler = {"repository": "registry.example/kube-scheduler", **image}
+    values = {"images": {**IMAGE_VALUES, "kubeScheduler": scheduler}}
+    command = ["install", "headroom", CHART, "--dry-run=client", "--namespace", NAMESPACE]
+    shown = helm(tmp_path, *command, values=values).split("\nNOTES:\n")[1]
+    assert ("docs/how-to/kube-scheduler.md" in shown) is bool(note)
+    assert note in shown
 
 
 def test_without_agents_their_image_is_not_needed(tmp_path: Path) -> None:
@@ -205,17 +232,6 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
     agent = specs["DaemonSet", NAMESPACE, "headroom-agent"]["containers"][0]
     assert dcgm in agent["env"]
     assert not {"NetworkPolicy", "CustomResourceDefinition"} & {key[0] for key in found}
-
-
-def test_the_scheduler_of_the_chart_asks_about_resources_that_the_settings_add(
-    tmp_path: Path,
-) -> None:
-    resources = ["nvidia.com/gpu", "nvidia.com/mig-*", "example.com/l4"]
-    found = objects(template(tmp_path, {"settings": {"resources": resources}}))
-    config = found["ConfigMap", NAMESPACE, "headroom-scheduler-config"]["data"]
-    first, _ = yaml.safe_load(config["kube-scheduler.yaml"])["extenders"]
-    names = Counter(each["name"] for each in first["managedResources"])
-    assert names == Counter(resource_names() | {"example.com/l4"})
 
 
 def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -> None:

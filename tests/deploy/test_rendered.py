@@ -9,6 +9,7 @@ import yaml
 
 from extender.config.loading import EXAMPLES, check_settings
 from tests.deploy.rendered import (
+    AS_OVERLAYS,
     CHART_ONLY,
     COMPONENTS,
     DEPLOY,
@@ -91,7 +92,7 @@ def same(kustomized: Objects, templated: Objects) -> None:
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> None:
     kustomized = objects(named_images(overlay(DEPLOY / "overlays" / platform)))
-    templated = objects(template(tmp_path, {}, platform))
+    templated = objects(template(tmp_path, AS_OVERLAYS, platform))
     assert ("Deployment", NAMESPACE, "headroom-scheduler") in kustomized
     same(kustomized, templated)
 
@@ -99,7 +100,7 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
 #: Each component once, those together that do not undo one another.
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
-    ("no-ptrace", "selinux", "kubernetes-1.32", "in-tree-mirror", "webhook-host-network"),
+    ("no-ptrace", "selinux", "backoff-gate", "in-tree-mirror", "webhook-host-network"),
     ("steering", "mig", "cert-manager", "monitors", "rules", "device-taints"),
 )
 
@@ -108,7 +109,7 @@ TOGETHER = (
 def test_each_component_is_a_value_of_the_chart(
     components: tuple[str, ...], tmp_path: Path
 ) -> None:
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(AS_OVERLAYS)
     for component in components:
         for name, value in COMPONENTS[component].items():
             values[name] = {**values[name], **value} if name in values else value

@@ -8,7 +8,8 @@ import pytest
 
 from contract.kube import Node, ObjectMeta
 from extender.config.settings import Settings
-from extender.doctor.environment import PARTS, ComponentPod, Environment, examine_environment
+from extender.doctor.component_pods import ComponentPod
+from extender.doctor.environment import PARTS, Environment, examine_environment
 from extender.doctor.findings import Finding, Weight
 
 APPS = [part.app for part in PARTS]

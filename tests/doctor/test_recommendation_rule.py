@@ -5,7 +5,8 @@ import msgspec
 from contract.kube import Pod
 from extender.config.settings import Settings
 from extender.console.responses import stamp
-from extender.doctor.environment import ComponentPod, Environment, examine_environment
+from extender.doctor.component_pods import ComponentPod
+from extender.doctor.environment import Environment, examine_environment
 from extender.doctor.findings import line
 from extender.doctor.recommendation_rule import examine_recommendations
 from extender.state.changes import NodeSeen, PodSeen

@@ -1,6 +1,8 @@
 """The ways to run kube-scheduler with Headroom that are shipped: one of its own in two replicas,
 and the cluster's default one over TLS. What a dead or hanging extender does to whom."""
 
+import json
+import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,8 +17,10 @@ from extender.certs.cluster_secrets import wanted
 from extender.certs.commands import copy
 from extender.certs.pki import Pair, Terms, Wanted, next_authority, next_leaf, usable
 from extender.controllers.event_recorder import COMPONENT
+from extender.doctor.scheduler_flags import BACKOFF_FLAG
 from extender.server.tls import TlsFiles
-from tests.controlplane import ROOT, ControlPlane
+from tests.controlplane import ROOT, ControlPlane, built, scheduler_configuration
+from tests.deploy.rendered import IMAGE_VALUES, NAMESPACE, objects, template
 from tests.e2e.cluster import EVENTS, RBAC, Cluster
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE, Shape
@@ -28,6 +32,7 @@ from tests.tunnel import Tunnel
 DEFAULT = "default-scheduler"
 TERMS = Terms()
 MANY_REPLICAS = Shape(replicas=16)
+SCHEDULER_TOKEN = "scheduler-of-the-tests"
 
 
 class Mounted:
@@ -162,6 +167,43 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
         lambda: "Post" in cluster.rejection("gpu-while-it-is-dead"), "it shows why it waits"
     )
     cluster.delete_by_force("gpu-while-it-is-dead")
+
+
+def test_a_scheduler_that_does_not_know_the_feature_gate_starts_without_it(
+    new_cluster: NewCluster, tmp_path: Path
+) -> None:
+    """As the chart starts a kube-scheduler that is newer than those that are known."""
+    binary = built("kube-scheduler")["kube-scheduler"]
+    renamed = tmp_path / "kube-scheduler"
+    gate = b"SchedulerPopFromBackoffQ"
+    renamed.write_bytes(binary.read_bytes().replace(gate, gate[:-1] + b"X"))
+    renamed.chmod(0o755)
+    with_flag = subprocess.run(
+        [renamed, BACKOFF_FLAG], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert with_flag.returncode != 0
+    assert f"unrecognized feature gate: {gate.decode()}" in with_flag.stderr
+    image = {"repository": "registry.example/kube-scheduler", "tag": "v1.39.0"}
+    values = {"images": {**IMAGE_VALUES, "kubeScheduler": image}}
+    deployment = objects(template(tmp_path, values))["Deployment", NAMESPACE, "headroom-scheduler"]
+    (command,) = (
+        each["command"]
+        for each in deployment["spec"]["template"]["spec"]["containers"]
+        if each["name"] == "kube-scheduler"
+    )
+    flags = [flag for flag in command[1:] if not flag.startswith("--config=")]
+    cluster = new_cluster(1)
+    plane = cluster.plane
+    file = plane.folder / "renamed.json"
+    url = cluster.start_extender()
+    file.write_text(json.dumps(scheduler_configuration(url, plane.kubeconfig(SCHEDULER_TOKEN))))
+    plane.spawn("renamed", str(renamed), f"--config={file}", "--secure-port=0", *flags)
+    try:
+        cluster.settle()
+        cluster.create_pod("gpu", "1Gi")
+        cluster.until(lambda: bool(cluster.node_of("gpu")), "the pod is bound")
+    finally:
+        plane.kill("renamed")
 
 
 def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:

@@ -37,12 +37,16 @@
 {{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version }}
 {{- end -}}
 
-{{/* Not empty if this kube-scheduler has the feature gate SchedulerPopFromBackoffQ: 1.33 and newer. */}}
-{{- define "headroom.backoffGate" -}}
+{{/* The version of kube-scheduler's image, such as v1.36.3; empty if neither tag nor digest nor cluster names one. */}}
+{{- define "headroom.schedulerVersion" -}}
 {{- $image := .Values.images.kubeScheduler }}
 {{- $tag := $image.tag }}
 {{- if not (or $tag $image.digest) }}{{ $tag = include "headroom.kubeVersion" . }}{{ end }}
-{{- $version := regexFind "^v?[0-9]+\\.[0-9]+\\.[0-9]+" $tag }}
-{{- $old := and $version (semverCompare "<1.33.0-0" $version) }}
-{{- if and .Values.kubeScheduler.backoffGate (not $old) }}true{{ end }}
+{{- regexFind "^v?[0-9]+\\.[0-9]+\\.[0-9]+" $tag }}
+{{- end -}}
+
+{{/* Not empty if this kube-scheduler is known to accept the feature gate SchedulerPopFromBackoffQ: 1.33 to 1.38. */}}
+{{- define "headroom.acceptsBackoffGate" -}}
+{{- $version := include "headroom.schedulerVersion" . }}
+{{- if and $version (semverCompare ">=1.33.0-0 <1.39.0-0" $version) }}true{{ end }}
 {{- end -}}

@@ -24,14 +24,6 @@
 {{- end -}}
 {{- define "headroom.schedulerConfig" -}}
 {{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/kube-scheduler.yaml")) | fromYaml -}}
-{{- /* Resources that the values name in full are not bound by kube-scheduler alone either. */}}
-{{- $entry := first $base.extenders }}
-{{- range $resource := .Values.settings.resources }}
-{{- $managed := dict "name" $resource "ignoredByScheduler" false }}
-{{- if not (or (hasSuffix "*" $resource) (has $managed $entry.managedResources)) }}
-{{- $_ := set $entry "managedResources" (append $entry.managedResources $managed) }}
-{{- end }}
-{{- end }}
 {{- toYaml (mergeOverwrite $base .Values.kubeScheduler.config) -}}
 {{- end -}}
 

@@ -55,8 +55,8 @@
 {{- include "headroom.container" (dict "container" $container "values" $values.extender) }}
 {{- else if eq $container.name "kube-scheduler" }}
 {{- include "headroom.container" (dict "container" $container "values" $values.kubeScheduler) }}
-{{- if not (include "headroom.backoffGate" $.root) }}
-{{- $_ := set $container "command" (without $container.command "--feature-gates=SchedulerPopFromBackoffQ=false") }}
+{{- if and $values.kubeScheduler.backoffGate (include "headroom.acceptsBackoffGate" $.root) }}
+{{- $_ := set $container "command" (append $container.command "--feature-gates=SchedulerPopFromBackoffQ=false") }}
 {{- end }}
 {{- end }}
 {{- end }}
