@@ -357,7 +357,8 @@ def scheduler_configuration(
 ) -> dict[str, Any]:
     """Return the shipped KubeSchedulerConfiguration, changed to use an extender of the tests.
 
-    ``one_entry``: merge the two extender entries, so that it is called only for pods with a GPU.
+    ``one_entry``: merge the two extender entries, and call the extender only for pods that request
+    one of the ``managedResources`` of deploy/default-scheduler.
     """
     content: dict[str, Any] = yaml.load(
         (ROOT / "deploy/base/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
@@ -367,13 +368,21 @@ def scheduler_configuration(
     if one_entry:
         first, second = content["extenders"]
         moved = {key: second[key] for key in ("prioritizeVerb", "weight")}
-        content["extenders"] = [first | moved]
+        content["extenders"] = [first | moved | {"managedResources": managed_resources()}]
     for extender in content["extenders"]:
         extender["urlPrefix"] = extender_url
         if tls is not None:
             # ``tls`` must have a caFile, otherwise kube-scheduler accepts any certificate.
             extender |= {"enableHTTPS": True, "tlsConfig": tls}
     return content
+
+
+def managed_resources() -> list[dict[str, Any]]:
+    """Return the names of GPU resources for which deploy/default-scheduler calls the extender."""
+    file = ROOT / "deploy/default-scheduler/kube-scheduler.yaml"
+    first, _ = yaml.load(file.read_text(), yaml.CSafeLoader)["extenders"]
+    managed: list[dict[str, Any]] = first["managedResources"]
+    return managed
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_f
 from extender.errors import BadSettings
 
 KIND = "KubeSchedulerConfiguration"
+#: Name of the scheduler of pods that name none, and of a profile without a name.
+DEFAULT_SCHEDULER = "default-scheduler"
 #: Suitable values of ``httpTimeout``. kube-scheduler cancels a call after that time, and schedules
 #: no other pod until then.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
@@ -62,7 +64,7 @@ def examine_scheduler(
     for where, entry in entries:
         of_entry = (
             *_safety(entry, manages),
-            *_missing_resources(entry, offered),
+            *_managed_resources(whole, entry, offered),
             *_speed(entry),
             *_late_binds(entry, settings.bind_deadline_s),
         )
@@ -118,7 +120,8 @@ def _configuration(
     if not entries:
         yield (
             Weight.WARNING,
-            "kube-scheduler does not call Headroom: no extender manages Headroom's resources",
+            "kube-scheduler does not call Headroom: no extender binds pods or manages Headroom's "
+            "resources",
             f"add the extender; {_EXAMPLE}",
         )
     percentages = [config, *_mappings(config.get("profiles"))]
@@ -156,22 +159,32 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
             )
 
 
-def _missing_resources(
-    entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]
+def _managed_resources(
+    config: Mapping[str, Any], entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]
 ) -> Iterator[PartialFinding]:
     """Compare ``managedResources`` with the resources that the nodes offer.
 
-    kube-scheduler does not call Headroom for pods that request other resources only.
+    kube-scheduler does not call Headroom for pods that request other resources only. Without
+    ``managedResources`` it calls Headroom for all pods.
     """
-    names = _managed(entry)
+    names, schedulers = _managed(entry), _scheduler_names(config)
     if not names:
+        if DEFAULT_SCHEDULER in schedulers:
+            yield (
+                Weight.ADVICE,
+                "it has no managedResources: every pod of the cluster's default scheduler waits "
+                "for Headroom, also while Headroom restarts",
+                "set managedResources to the names of your GPU resources; see "
+                "deploy/default-scheduler/kube-scheduler.yaml",
+            )
+        return
+    if DEFAULT_SCHEDULER not in schedulers:
         yield (
             Weight.ADVICE,
-            "it has no managedResources: every pod of this scheduler waits for Headroom, also "
-            "while Headroom restarts",
-            f"set managedResources to the names of your GPU resources; {_EXAMPLE}",
+            "it has managedResources: pods of this scheduler that request a GPU resource with "
+            "another name are bound without a check of GPU memory",
+            f"remove managedResources: only pods that name this scheduler use it; {_EXAMPLE}",
         )
-        return
     for resource in sorted(offered.keys() - names):
         nodes = offered[resource]
         count = "1 node offers" if len(nodes) == 1 else f"{len(nodes)} nodes offer"
@@ -193,28 +206,6 @@ def offered_resources(
             if manages(resource):
                 offered.setdefault(resource, []).append(node.metadata.name)
     return offered
-
-
-def unmanaged_gpus(nodes: Iterable[Node], manages: Callable[[str], bool]) -> list[Finding]:
-    """Find GPU nodes whose GPU resources all have names that the settings do not manage."""
-    nodes_of: dict[str, list[str]] = {}
-    for node in nodes:
-        resources = [name for name in _resources(node) if name.startswith("nvidia.com/")]
-        labels = node.metadata.labels or {}
-        if "nvidia.com/gpu.count" in labels and resources and not any(map(manages, resources)):
-            for name in resources:
-                nodes_of.setdefault(name, []).append(node.metadata.name)
-    return [
-        Finding(
-            Weight.WARNING,
-            tuple(names),
-            f"the node offers its GPUs as {resource}, which Headroom does not manage: pods that "
-            "request it are bound without a check of GPU memory",
-            f"add {resource} to the setting resources, or remove the name from the device "
-            "plugin's configuration",
-        )
-        for resource, names in sorted(nodes_of.items())
-    ]
 
 
 def _resources(node: Node) -> Iterable[str]:
@@ -288,6 +279,12 @@ def _late_binds(entry: Mapping[str, Any], bind_deadline_s: float) -> Iterator[Pa
             "bind and released the pod's CPU, ports and volumes",
             "set bind_deadline_s below httpTimeout",
         )
+
+
+def _scheduler_names(config: Mapping[str, Any]) -> set[str]:
+    """Return the names of the schedulers that the configuration has a profile for."""
+    profiles = [*_mappings(config.get("profiles"))] or [{}]
+    return {str(each.get("schedulerName") or DEFAULT_SCHEDULER) for each in profiles}
 
 
 def _managed(entry: Mapping[str, Any]) -> set[str]:

@@ -13,7 +13,6 @@ from extender.doctor.findings import Finding, Weight
 from extender.doctor.scheduler_config import (
     examine_scheduler,
     offered_resources,
-    unmanaged_gpus,
 )
 from extender.errors import BadSettings
 from extender.placement.policy import Rules
@@ -22,6 +21,9 @@ from tests.deploy.mig_profiles import resource_names
 
 SHIPPED = yaml.load(
     (ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+)
+DEFAULT = yaml.load(
+    (ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
 )
 #: The deadline of binds is below any httpTimeout.
 SETTINGS = Settings(bind_deadline_s=0.01)
@@ -77,17 +79,7 @@ def test_the_shipped_deadlines_suit_the_shipped_schedulers(folder: str) -> None:
         ({"filterVerb": ""}, Weight.WARNING, "set filterVerb: filter"),
         ({"httpTimeout": "100ms"}, Weight.ADVICE, "set httpTimeout: 5s"),
         ({"httpTimeout": "1m30s"}, Weight.ADVICE, "set httpTimeout: 5s"),
-        ({"managedResources": []}, Weight.ADVICE, "set managedResources"),
-        (
-            {
-                "managedResources": [
-                    {"name": "nvidia.com/gpu", "ignoredByScheduler": True},
-                    {"name": "nvidia.com/gpu.shared"},
-                ]
-            },
-            Weight.WARNING,
-            "set ignoredByScheduler: false",
-        ),
+        ({"managedResources": [{"name": "nvidia.com/gpu"}]}, Weight.ADVICE, "remove managedRes"),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )
@@ -102,10 +94,15 @@ def test_each_mistake_is_named_with_its_place_and_what_to_write(
 
 
 def test_without_a_bind_verb_nothing_is_reserved() -> None:
-    config = copy.deepcopy(SHIPPED)
+    config = copy.deepcopy(DEFAULT)
     del ours(config)["bindVerb"]
     (finding,) = found(config)
     assert finding.do == "set bindVerb: bind"
+    # Without managedResources either, it may be another extender.
+    config = copy.deepcopy(SHIPPED)
+    del ours(config)["bindVerb"]
+    (finding,) = found(config)
+    assert "does not call Headroom" in finding.found
 
 
 def test_a_profile_that_counts_what_only_quotas_count_is_a_warning() -> None:
@@ -131,17 +128,23 @@ def test_preempt_for_memory_needs_the_preempt_verb() -> None:
     assert examine_scheduler(config, Settings()) == []
 
 
-DEFAULT = yaml.load(
-    (ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
-)
-
-
-@pytest.mark.parametrize("config", [SHIPPED, DEFAULT], ids=["own", "default"])
-def test_shipped_schedulers_call_headroom_for_every_documented_gpu_resource(config: Any) -> None:
-    names = Counter(each["name"] for each in ours(config)["managedResources"])
+def test_the_default_scheduler_calls_headroom_for_every_documented_gpu_resource() -> None:
+    names = Counter(each["name"] for each in ours(DEFAULT)["managedResources"])
     assert names == Counter(resource_names())
     offered = {name: ["n"] for name in names}
-    assert examine_scheduler(config, SETTINGS, offered) == []
+    assert examine_scheduler(DEFAULT, SETTINGS, offered) == []
+
+
+def test_headrooms_own_scheduler_calls_headroom_for_every_resource() -> None:
+    assert "managedResources" not in ours(SHIPPED)
+    assert examine_scheduler(SHIPPED, SETTINGS, {"nvidia.com/mig-9g.999gb": ["n"]}) == []
+
+
+def test_a_resource_that_kube_scheduler_does_not_count_is_a_warning() -> None:
+    config = copy.deepcopy(DEFAULT)
+    ours(config)["managedResources"][0]["ignoredByScheduler"] = True
+    (finding,) = found(config)
+    assert (finding.weight, finding.do) == (Weight.WARNING, "set ignoredByScheduler: false")
 
 
 def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warning() -> None:
@@ -156,29 +159,13 @@ def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warnin
     assert (finding.weight, finding.nodes) == (Weight.WARNING, ("extenders[0]",))
     assert f"{mig}, which 2 nodes offer (such as a)" in finding.found
     assert f"{{name: {mig}, ignoredByScheduler: false}}" in finding.do
-    # Without managedResources kube-scheduler calls Headroom for every pod.
+    # Without managedResources kube-scheduler calls Headroom for every pod of the cluster.
     every = copy.deepcopy(DEFAULT)
     del ours(every)["managedResources"]
+    del every["profiles"][0]["schedulerName"]
     (finding,) = examine_scheduler(every, SETTINGS, offered)
     assert finding.weight is Weight.ADVICE
-
-
-def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> None:
-    labels = {"nvidia.com/gpu.count": "2"}
-
-    def node(name: str, *resources: str, **of: str) -> Node:
-        status = NodeStatus(allocatable=dict.fromkeys(resources, "1"))
-        return Node(metadata=ObjectMeta(name=name, labels=of), status=status)
-
-    nodes = [
-        node("renamed", "nvidia.com/a100", **labels),
-        node("managed", "nvidia.com/gpu", "nvidia.com/hostdev", **labels),
-        node("no-gpu", "nvidia.com/hostdev"),
-    ]
-    (finding,) = unmanaged_gpus(nodes, Rules().manages)
-    assert finding.nodes == ("renamed",)
-    assert "nvidia.com/a100" in finding.found
-    assert unmanaged_gpus(nodes, Rules(resources=("nvidia.com/*",)).manages) == []
+    assert "set managedResources" in finding.do
 
 
 def test_a_weight_of_zero_is_reported_if_headroom_prioritizes() -> None:

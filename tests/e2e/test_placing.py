@@ -8,7 +8,7 @@ import pytest
 
 from contract.annotations import FINALIZER
 from tests.accounting import written
-from tests.controlplane import SCHEDULER_NAME, scheduler_configuration
+from tests.controlplane import SCHEDULER_NAME
 from tests.e2e.cluster import Cluster, placement
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
@@ -91,19 +91,23 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
     assert status["counts"]["pods_waiting"] == 1
 
 
-def test_another_resource_is_managed_if_settings_and_scheduler_name_it(
-    new_cluster: NewCluster,
+@pytest.mark.parametrize(
+    ("resource", "settings"),
+    [
+        # The stock plugin ignores other names in its configuration; other plugins do not.
+        ("example.com/l4", {"resources": ["example.com/*"]}),
+        # A profile of a GPU that is newer than the list of deploy/default-scheduler.
+        ("nvidia.com/mig-9g.999gb", {}),
+    ],
+)
+def test_any_resource_of_the_settings_is_managed(
+    resource: str, settings: dict[str, Any], new_cluster: NewCluster
 ) -> None:
-    """The stock plugin ignores other names in its configuration; other plugins do not."""
-    cluster = new_cluster(1, Shape(replicas=4, resource="example.com/l4"))
-    url = cluster.start_extender(settings={"resources": ["example.com/*"]})
-    kubeconfig = cluster.plane.kubeconfig("scheduler-of-the-tests")
-    content = scheduler_configuration(url, kubeconfig)
-    managed = content["extenders"][0]["managedResources"]
-    managed.append({"name": "example.com/l4", "ignoredByScheduler": False})
-    cluster.start_scheduler_as("kube-scheduler", content)
+    cluster = new_cluster(1, Shape(replicas=4, resource=resource))
+    url = cluster.start_extender(settings=settings)
+    cluster.start_scheduler(url)
     cluster.settle()
-    limits = {"resources": {"limits": {"example.com/l4": "1"}}}
+    limits = {"resources": {"limits": {resource: "1"}}}
     containers = [{"name": "main", "image": "none", **limits}]
     for name in ("first", "second"):
         cluster.create_pod(name, "16Gi", containers=containers)
@@ -148,18 +152,23 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     assert filter_calls(cluster) <= asked + 1
 
 
-def test_a_pod_without_a_gpu_does_not_notice_that_the_extender_is_down(
+def test_pods_of_headrooms_scheduler_wait_while_the_extender_is_down(
     new_cluster: NewCluster,
 ) -> None:
+    """Also those without a GPU; pods of other schedulers do not wait (test_schedulers)."""
     cluster = new_cluster(1)
     cluster.bring_up()
     cluster.kill("extender")
-    cluster.create_pod("waits", "1Gi")
+    cluster.create_pod("gpu", "1Gi")
     cluster.create_pod("plain", None, gpus=0)
-    cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")
-    cluster.until(lambda: "connection refused" in cluster.rejection("waits"), "the other waits")
+    for name in ("gpu", "plain"):
+        cluster.until(
+            lambda name=name: "connection refused" in cluster.rejection(name), f"{name} waits"
+        )
     cluster.start_extender()
-    cluster.until(lambda: bool(cluster.node_of("waits")), "the other is bound as well")
+    for name in ("gpu", "plain"):
+        cluster.until(lambda name=name: bool(cluster.node_of(name)), f"{name} is bound")
+    assert "annotations" not in cluster.pod("plain")["metadata"]
 
 
 def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:

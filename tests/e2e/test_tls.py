@@ -30,7 +30,8 @@ def over_tls(cluster: Cluster, authority: Authority, scheduler: dict[str, str]) 
     """An extender that lets in whom the authority signed for, and this kube-scheduler."""
     signed = authority.sign("extender")
     url = cluster.start_extender(tls=TlsFiles(signed.cert, signed.key, authority.cert))
-    cluster.start_scheduler(url, tls=scheduler)
+    # As the default scheduler, which calls the extender only for pods with a GPU.
+    cluster.start_scheduler(url, tls=scheduler, one_entry=True)
     cluster.settle()
 
 
