@@ -1,8 +1,11 @@
 """Pods of other components: the few fields that the doctor's rules read."""
 
+import re
 from collections.abc import Mapping
 
 from contract.kube import KubeStruct, ObjectMeta, PodCondition
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(\.|$)")
 
 
 class Container(KubeStruct, frozen=True):
@@ -16,6 +19,12 @@ class Container(KubeStruct, frozen=True):
         """The tag of the image; empty if it has none."""
         name = self.image.partition("@")[0].rpartition("/")[2]
         return name.partition(":")[2]
+
+    @property
+    def minor(self) -> tuple[int, int] | None:
+        """The minor version in the tag, such as (1, 37); None if the tag is no version."""
+        version = _VERSION.match(self.tag)
+        return (int(version[1]), int(version[2])) if version else None
 
 
 class _Spec(KubeStruct, frozen=True):

@@ -5,7 +5,6 @@ extenders of another version, and configurations and flags of kube-scheduler. Th
 components by their pods' labels, readiness and image tags.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,9 +63,8 @@ _AUTOSCALERS = (
     (_NAME, "aws-cluster-autoscaler"),
     (_NAME, "karpenter"),
 )
-_VERSION = re.compile(r"v1\.(\d+)\.")
 #: The first minor of kube-scheduler that can use ``preempt_for_memory``.
-PREEMPTS_FOR_MEMORY = 38
+PREEMPTS_FOR_MEMORY = (1, 38)
 _KARPENTER_LABEL = "karpenter.sh/nodepool"
 #: Label selectors that together list all pods that the rules read.
 SELECTORS = (
@@ -202,17 +200,16 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
 
 def _preemption(environment: Environment, settings: Settings) -> Iterator[Finding]:
     """Compare ``preempt_for_memory`` with the versions of kube-scheduler beside the extender."""
-    tags = {
-        container.tag
+    minors = [
+        container.minor
         for pod in environment.pods
         if pod.labels.get(_NAME) == "headroom" and pod.labels.get(_COMPONENT) == "extender"
         for container in pod.spec.containers or ()
-        if container.name == "kube-scheduler"
-    }
-    minors = [int(match[1]) for match in map(_VERSION.match, tags) if match]
+        if container.name == "kube-scheduler" and container.minor
+    ]
     if not minors:
         return
-    oldest = f"kube-scheduler 1.{min(minors)}"
+    oldest = "kube-scheduler " + ".".join(map(str, min(minors)))
     if settings.preempt_for_memory and min(minors) < PREEMPTS_FOR_MEMORY:
         yield Finding(
             Weight.WARNING,

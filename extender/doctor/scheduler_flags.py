@@ -5,7 +5,6 @@ back-off while other pods change. A kube-scheduler that does not know the gate, 
 no longer be switched off, ends with an error at its start, and all GPU pods wait.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 
 from extender.doctor.component_pods import ComponentPod, Container
@@ -16,7 +15,6 @@ from extender.doctor.findings import Finding, Weight
 FIRST_WITH_GATE, LAST_WITH_GATE = (1, 33), (1, 38)
 BACKOFF_GATE = "SchedulerPopFromBackoffQ=false"
 BACKOFF_FLAG = f"--feature-gates={BACKOFF_GATE}"
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(\.|$)")
 _KNOWN = "1.33 to 1.38"
 _HOW = "Helm: images.kubeScheduler.tag is the version; kustomize: component backoff-gate"
 
@@ -51,8 +49,7 @@ def _schedulers(pods: Sequence[ComponentPod]) -> Iterator[tuple[ComponentPod, Co
 
 
 def _problem(pod: ComponentPod, container: Container) -> tuple[Weight, str, str] | None:
-    version = _VERSION.match(container.tag)
-    minor = (int(version[1]), int(version[2])) if version else None
+    minor = container.minor
     arguments = " ".join([*(container.command or ()), *(container.args or ())])
     if BACKOFF_GATE in arguments:
         if minor is None or accepts_gate(minor) or pod.ready:

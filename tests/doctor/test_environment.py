@@ -11,6 +11,7 @@ from extender.config.settings import Settings
 from extender.doctor.component_pods import ComponentPod
 from extender.doctor.environment import PARTS, Environment, examine_environment
 from extender.doctor.findings import Finding, Weight
+from extender.doctor.scheduler_flags import BACKOFF_FLAG
 
 APPS = [part.app for part in PARTS]
 VERSION = "1.0"
@@ -161,7 +162,8 @@ def test_kube_scheduler_can_do_what_preempt_for_memory_says(
     for number, tag in enumerate(tags):
         pod = msgspec.to_builtins(neighbour("e", f"n{number}", tag="v1.0", labels=labels))
         image = f"registry.k8s.io/kube-scheduler:{tag}"
-        pod["spec"]["containers"].append({"name": "kube-scheduler", "image": image})
+        scheduler = {"name": "kube-scheduler", "image": image, "args": [BACKOFF_FLAG]}
+        pod["spec"]["containers"].append(scheduler)
         pods.append(msgspec.convert(pod, ComponentPod))
     around = Environment(pods, [node("n"), node("m")])
     texts = [each.found for each in examine_environment(around, Settings(**settings), VERSION)]
