@@ -65,9 +65,6 @@ _LARGE_BYTES = 64 << 10
 #: New objects between two garbage collections. With Python's default of 700, collections take a
 #: tenth of a sample on a node with thousands of processes, and samples contain almost no cycles.
 _COLLECTED_AFTER = 20_000
-#: Maximum of seconds for which an agent that ends still steers, until no reservation of an
-#: unconfirmed pod depends on its choice.
-LEAVE_WITHIN_S = 6.0
 #: Seconds after its start in which a kubelet reports its version in the Node's status.
 _NEW_S = 60.0
 
@@ -244,7 +241,12 @@ def _run(
                 allocation.answers,
                 lambda: allocation.is_stuck,
             )
-            sampler.add_cluster(cluster.node_api, cluster.gpunode_watch, allocation)
+            sampler.add_cluster(
+                cluster.node_api,
+                cluster.gpunode_watch,
+                allocation,
+                pause=allocation.yield_to_answers,
+            )
         elif not settings.as_json:
             server = Server(board, *at, None, {})
     except (_CannotStart, OSError) as err:
@@ -307,29 +309,16 @@ def _loop(
 
 
 def _leave(cluster: _Cluster, sampler: Sampler, board: "LatestSample") -> None:
-    """End steering: return the resources to their plugins.
+    """End steering; see ``agent.steering.leaving``."""
+    from agent.steering.leaving import leave
 
-    First wait, at most ``LEAVE_WITHIN_S``, until no reservation of an unconfirmed pod depends on
-    the agent's choice. If one still does, the resources have no replicas until the next agent
-    starts, as after a kill.
-    """
-    allocation = cluster.allocation
-    if not allocation.has_resources:
-        allocation.stop()
-        return
-    allocation.leave()
-    until_s = time.monotonic() + LEAVE_WITHIN_S
-    while time.monotonic() < until_s and not allocation.may_leave:
+    def report() -> None:
         began_s = time.monotonic()
         status, readings = sampler.take()
         board.set(status, pod_sm(readings))
         cluster.status_writer.deliver(status, began_s)
-        time.sleep(SAMPLES_APART_S)
-    may_leave = allocation.may_leave
-    if not may_leave:
-        why = "reservations of unconfirmed pods are for the device that this agent would choose"
-        _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
-    allocation.stop(may_leave)
+
+    leave(cluster.allocation, report, SAMPLES_APART_S)
 
 
 class GivenUp(Exception):

@@ -1,6 +1,6 @@
 """Takes samples: reads every probe, and builds the status of the GPUNode from their readings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +49,7 @@ class Sampler:
         ]
         self.followers: list[Follower] = [devices, ProcessProbe(settings.proc)]
         self._node_api: NodeApi | None = None
+        self._pause: Callable[[], None] = lambda: None
         #: The sharing that flags set, which has priority over the detected sharing.
         self._stated: list[Reading] = []
         if settings.sharing_stated:
@@ -66,8 +67,14 @@ class Sampler:
         except PackageNotFoundError:
             self._agent_version = "unknown"  # run from a checkout
 
-    def add_cluster(self, node_api: "NodeApi", *last: Follower) -> None:
-        """Add the probes that need a cluster; ``last`` follow all others."""
+    def add_cluster(
+        self, node_api: "NodeApi", *last: Follower, pause: Callable[[], None] = lambda: None
+    ) -> None:
+        """Add the probes that need a cluster; ``last`` follow all others.
+
+        ``pause`` is called between two probes; it waits while other work is more urgent.
+        """
+        self._pause = pause
         self._node_api = node_api
         self.probes.append(node_api)
         self.followers = [node_api, *self.followers, *last]
@@ -80,8 +87,10 @@ class Sampler:
         observed_at = datetime.now(UTC)
         readings = [*self._stated]
         for probe in self.probes:
+            self._pause()
             readings += probe.read()
         for follower in self.followers:
+            self._pause()
             readings += follower.follow(readings)
         self._last = summarise(
             readings, observed_at, self._agent_version, self._last, self._peaks.measure

@@ -94,6 +94,8 @@ class PluginProxy:
         #: Replica -> times of its allocations through the proxy that no sample has shown yet. An
         #: init container and the container after it get the same replica.
         self._passed: defaultdict[str, list[float]] = defaultdict(list)
+        #: Number of calls that a pod waits for now.
+        self._in_progress = 0
         self._pool = ThreadPoolExecutor(_CHOOSING, "choosing")
         self._beat_s = monotonic()
         self._loop = asyncio.new_event_loop()
@@ -130,6 +132,11 @@ class PluginProxy:
     def is_stuck(self) -> bool:
         """Whether the event loop is stuck, so that only a new process helps."""
         return self._monotonic() - self._beat_s > _STUCK_AFTER_S
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a pod waits for an answer now."""
+        return self._in_progress > 0
 
     def take_passed(self, replicas: Sequence[str]) -> bool:
         """Return whether all of these were allocated through the proxy.
@@ -229,6 +236,16 @@ class PluginProxy:
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
         """Answer GetPreferredAllocation; the plugin answers if it should choose for a container."""
+        began_s = self._monotonic()
+        self._in_progress += 1
+        try:
+            return await self._answer(request, context)
+        finally:
+            self._in_progress -= 1
+            took_ms = round((self._monotonic() - began_s) * 1000)
+            _log.info("preference_answered", took_ms=took_ms)
+
+    async def _answer(self, request: bytes, context: Any) -> bytes:
         try:
             asked = container_requests(request)
             chosen = await asyncio.wait_for(

@@ -122,7 +122,7 @@ class PluginRegistration:
         healthy: Healthy,
         changed: Callable[[], object],
         promotes: Callable[[], bool],
-        may_choose: Callable[[], bool],
+        may_choose: Callable[[], bool | None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resource = resource
@@ -168,6 +168,11 @@ class PluginRegistration:
     def is_stuck(self) -> bool:
         """Whether the proxy has stopped answering the kubelet's calls."""
         return self._proxy is not None and self._proxy.is_stuck
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a pod waits for an answer of the proxy now."""
+        return self._proxy is not None and self._proxy.is_answering
 
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
         """As ``PluginProxy.take_passed``; false while there is no proxy."""

@@ -55,6 +55,8 @@ PATIENCE_S = 0.8 * ANSWER_S
 #: Minimum time in seconds for the API server to answer, if other inputs took the rest.
 _LEAST_READ_S = 0.1
 _RETRY_S = 0.2
+#: Seconds between two checks of whether an answer is still due.
+_YIELD_S = 0.01
 #: Maximum number of remembered pods: the maximum of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
 #: Seconds that the return of all resources to their plugins may take when the agent ends.
@@ -169,6 +171,18 @@ class PreferredAllocation:
         """Whether the agent has stopped answering the kubelet's calls."""
         return any(registration.is_stuck for registration in list(self._registrations.values()))
 
+    def yield_to_answers(self) -> None:
+        """Wait while a pod waits for an answer, at most ``ANSWER_S``.
+
+        On a node with busy CPUs, the answer could otherwise come too late.
+        """
+        until_s = time.monotonic() + ANSWER_S
+        while (
+            any(registration.is_answering for registration in list(self._registrations.values()))
+            and time.monotonic() < until_s
+        ):
+            time.sleep(_YIELD_S)
+
     @property
     def has_resources(self) -> bool:
         """Whether the kubelet may call the agent for any resource."""
@@ -179,7 +193,7 @@ class PreferredAllocation:
         self._leaving = True
 
     @property
-    def may_leave(self) -> bool:
+    def may_leave(self) -> bool | None:
         """Whether the plugins may choose again, for all resources; see ``may_choose_again``."""
         return may_choose_again(self._ledger)
 
@@ -287,8 +301,7 @@ class PreferredAllocation:
 
         Raises ``Rejected``.
         """
-        began_s = time.monotonic()
-        until_s = began_s + self._patience_s
+        until_s = time.monotonic() + self._patience_s
         soon = partial(_soon, until_s)
         sample = soon(self._sample, "no fresh sample of the devices")
         if not any(
@@ -321,7 +334,6 @@ class PreferredAllocation:
             reserved=found.reserved,
             unconfirmed=found.unconfirmed,
             result=result,
-            took_ms=round((time.monotonic() - began_s) * 1000),
         )
         return found.replicas or None
 
@@ -367,17 +379,17 @@ def _soon(until_s: float, read: Callable[[], T | None], why_not: str) -> T:
     return found
 
 
-def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool:
+def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool | None:
     """Return whether the plugin may choose the devices of ``resource`` (if empty: of all).
 
     Two conditions: the GPUNode reports that the resource is not steered, and no unconfirmed pod has
     a reservation on the single device that an agent would choose. Otherwise the plugin could choose
-    a device on which nothing is reserved for the pod. False also if the GPUNode cannot be read.
+    a device on which nothing is reserved for the pod. None if the GPUNode cannot be read.
     """
     try:
         node = ledger.gpunode()
     except (NotDelivered, BadReport):
-        return False
+        return None
     if node is None or node.status is None:
         return True
     confirmed = {row.uid for row in node.status.pods}

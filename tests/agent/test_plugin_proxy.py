@@ -154,6 +154,31 @@ def test_a_scheduler_that_takes_too_long_is_not_waited_for(
         made.stop()
 
 
+def test_it_is_answering_while_a_pod_waits(tmp_path: Path, plugin: Plugin) -> None:
+    """Samples wait for it: on a node with busy CPUs the answer could come too late."""
+    asked, goes_on = queue.SimpleQueue[None](), threading.Event()
+
+    def choose(wanted: ContainerRequest) -> Sequence[str] | None:
+        asked.put(None)
+        goes_on.wait(PATIENCE_S)
+        return ["G::1"]
+
+    made, kubelet = between(tmp_path, choose)
+    try:
+        assert not made.is_answering
+        calling = threading.Thread(target=kubelet.call, args=("GetPreferredAllocation", WISH))
+        calling.start()
+        asked.get(timeout=PATIENCE_S)
+        assert made.is_answering
+        goes_on.set()
+        calling.join()
+        until(lambda: not made.is_answering, "the answer")
+    finally:
+        goes_on.set()
+        kubelet.hang_up()
+        made.stop()
+
+
 def test_a_plugin_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

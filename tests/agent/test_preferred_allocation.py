@@ -148,6 +148,29 @@ def test_all_inputs_together_wait_no_longer_than_the_proxy(
     assert ledger.within_s == pytest.approx([0.6, 0.4, 0.2])
 
 
+class Answering:
+    """A registration whose pod waits for an answer."""
+
+    def __init__(self, clock: Clock, until_s: float) -> None:
+        self._clock, self._until_s = clock, until_s
+
+    @property
+    def is_answering(self) -> bool:
+        return self._clock.now_s < self._until_s
+
+
+@pytest.mark.parametrize(("until_s", "waits_s"), [(0.0, 0.0), (0.3, 0.3), (9.0, 1.0)])
+def test_a_sample_waits_for_an_answer_but_no_longer_than_an_answer_may_take(
+    until_s: float, waits_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(preferred_allocation, "time", clock)
+    steering = allocation(tmp_path, Ledger(), status())
+    steering._registrations = {RESOURCE: Answering(clock, until_s)}  # type: ignore[dict-item]
+    steering.yield_to_answers()
+    assert clock.now_s == pytest.approx(waits_s, abs=0.02)
+
+
 def test_the_plugin_chooses_unshared_devices(tmp_path: Path) -> None:
     assert answer(allocation(tmp_path, Ledger(), status(sharing="none"))) is None
 

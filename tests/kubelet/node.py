@@ -140,6 +140,13 @@ class Node(Processes):
         self.spawn_kubelet()
         self.until_ready()
 
+    def replace_kubelet(self, name: str) -> None:
+        """Kill the kubelet and start another version of it, such as ``kubelet-1.36``."""
+        self._kubelet = name
+        self._binaries |= built(name)
+        self.kill("kubelet")
+        self.start_kubelet()
+
     def spawn_kubelet(self, kubeconfig: str = "kubeconfig") -> None:
         self._spawn_inside(
             "kubelet",

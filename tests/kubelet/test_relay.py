@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from tests.kubelet.conftest import StartNode
+from tests.kubelet.conftest import STEERED_KUBELET, StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import RESOURCE, gpu_pod
 from tests.kubelet.relay import Relay, register
@@ -23,6 +23,11 @@ def relay(node: Node) -> Iterator[Relay]:
         running.stop()
 
 
+def plugins_choice(node: Node, pod: str) -> bool:
+    """Whether the plugin chose for a pod: the relay would have taken the last device."""
+    return device(node, pod) == "GPU-0"
+
+
 def device(node: Node, pod: str) -> str:
     (held,) = node.admit(gpu_pod(pod))
     return held.device
@@ -33,7 +38,7 @@ def plugin_starts(node: Node, count: int) -> bool:
 
 
 def test_it_chooses_the_device_and_the_plugin_does_the_rest(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=3)
+    node = start_node(gpus=2, replicas=3, kubelet=STEERED_KUBELET)
     with relay(node) as running:
         # The plugin would take both in turn, kubelet and container get what it did not choose.
         assert [device(node, f"p{number}") for number in range(4)] == ["GPU-1"] * 3 + ["GPU-0"]
@@ -49,7 +54,7 @@ def test_it_chooses_the_device_and_the_plugin_does_the_rest(start_node: StartNod
 def test_when_it_dies_nothing_starts_until_the_plugin_is_brought_back(
     start_node: StartNode,
 ) -> None:
-    node = start_node(gpus=2, replicas=2)
+    node = start_node(gpus=2, replicas=2, kubelet=STEERED_KUBELET)
     with relay(node):
         node.run(gpu_pod("before"))
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
@@ -61,7 +66,7 @@ def test_when_it_dies_nothing_starts_until_the_plugin_is_brought_back(
 
 
 def test_to_bring_the_plugin_back_before_it_goes_is_too_early(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=2)
+    node = start_node(gpus=2, replicas=2, kubelet=STEERED_KUBELET)
     with relay(node) as running:
         calls = list(running.calls)
         register(node.root / "device-plugins", PLUGIN, RESOURCE)
@@ -71,7 +76,7 @@ def test_to_bring_the_plugin_back_before_it_goes_is_too_early(start_node: StartN
 
 
 def test_a_restarted_plugin_takes_over_until_it_registers_again(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=4)
+    node = start_node(gpus=2, replicas=4, kubelet=STEERED_KUBELET)
     with relay(node) as running:
         assert [device(node, f"p{number}") for number in range(2)] == ["GPU-1"] * 2
         node.kill("nvidia-device-plugin")
@@ -85,7 +90,7 @@ def test_a_restarted_plugin_takes_over_until_it_registers_again(start_node: Star
 
 
 def test_a_restarted_kubelet_forgets_it_and_removes_its_socket(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=4)
+    node = start_node(gpus=2, replicas=4, kubelet=STEERED_KUBELET)
     with relay(node):
         assert [device(node, f"p{number}") for number in range(2)] == ["GPU-1"] * 2
         node.kill("kubelet")
@@ -95,3 +100,14 @@ def test_a_restarted_kubelet_forgets_it_and_removes_its_socket(start_node: Start
         assert device(node, "q") == "GPU-0"  # the plugin's choice
     with relay(node):
         assert device(node, "r") == "GPU-1"
+
+
+def test_a_newer_kubelet_uses_the_plugin_as_soon_as_the_relay_dies(start_node: StartNode) -> None:
+    """That is why it is not steered: a pod that is bound already gets the plugin's choice."""
+    node = start_node(gpus=2, replicas=2, kubelet="kubelet")
+    with relay(node) as running:
+        assert device(node, "before") == "GPU-1"
+        before = len(running.calls)
+    assert plugins_choice(node, "after")
+    assert running.calls[before:] == []
+    assert node.allocatable() == 4

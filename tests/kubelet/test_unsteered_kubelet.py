@@ -31,3 +31,23 @@ def test_a_node_with_the_newest_kubelet_goes_on_without_steering_and_reports_why
     node.wait(lambda: node.allocatable() == 6, "every replica")
     assert steered.device("after-its-kill") in ("GPU-0", "GPU-1")
     assert steered.resource == RESOURCE
+
+
+def test_a_kubelet_that_is_upgraded_ends_steering_and_keeps_every_replica(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered()
+    node = steered.node
+    assert [steered.place(f"p{number}", "GPU-1") for number in range(2)] == ["GPU-1"] * 2
+    node.replace_kubelet(NEWEST)
+    node.wait(lambda: "kubelet older than 1.37" in steered.obstacle(), "an obstacle")
+    node.wait(lambda: not steered.steered(), "a report without steering")
+    node.wait(lambda: not list((node.root / "device-plugins").glob("headroom-*")), "no trace")
+    node.wait(lambda: node.allocatable() == 6, "every replica")
+    assert steered.device("by-the-plugin") == "GPU-0"
+    # The kubelet notices when the plugin ends, and takes it back.
+    node.kill("nvidia-device-plugin")
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+    node.start_plugin()
+    node.wait(lambda: node.allocatable() == 6, "every replica")
+    assert steered.device("after-the-restart") in ("GPU-0", "GPU-1")

@@ -124,6 +124,11 @@
 {{- if $agent.mig }}{{ $env = append $env (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}{{ end }}
 {{- if $agent.driverFolder }}{{ $env = append $env (dict "name" "LD_LIBRARY_PATH" "value" "/usr/local/nvidia/lib64") }}{{ end }}
 {{- $_ := set $container "env" $env }}
+{{- if $agent.steering.permitted }}
+{{- /* The kubelet waits for the agent's answer (components/steering). */}}
+{{- $_ := set $container.resources.requests "cpu" "100m" }}
+{{- $_ := set $spec "terminationGracePeriodSeconds" 150 }}
+{{- end }}
 {{- include "headroom.container" (dict "container" $container "values" $agent) }}
 {{- if $agent.steering.permitted }}
 {{- range $mount := $container.volumeMounts }}

@@ -1,0 +1,75 @@
+"""The end of an agent that steers: it returns the resources to their plugins when that is safe.
+
+It is safe if the GPUNode reports that nothing is steered, and no reservation of an unconfirmed pod
+depends on the agent's choice. Without the ledger (the API server is away, or the agent's permission
+was deleted first) there is another proof: an agent that writes nothing becomes stale, and no
+extender binds a pod to a node whose agent is stale. Until then the agent rejects all pods.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+_log = structlog.get_logger()
+
+#: Maximum of seconds for which an agent that ends still steers, until no reservation of an
+#: unconfirmed pod depends on its choice.
+CONFIRM_WITHIN_S = 6.0
+#: Seconds after the agent's last write after which no bound pod depends on its choice: the default
+#: of the extender's ``stale_after_s``, and a margin for a bind that is in progress.
+SILENT_S = 90.0 + 15.0
+_RETRY_S = 1.0
+
+
+class Allocation(Protocol):
+    """The part of ``PreferredAllocation`` that ends."""
+
+    @property
+    def has_resources(self) -> bool: ...
+
+    @property
+    def may_leave(self) -> bool | None: ...
+
+    def leave(self) -> None: ...
+
+    def stop(self, bring_back: bool = True) -> None: ...
+
+
+def leave(
+    allocation: Allocation,
+    report: Callable[[], object],
+    pause_s: float,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """End steering, and return once every resource has its plugin, or no replicas.
+
+    ``report`` takes a sample and writes it, at most every ``pause_s``. If a pod still depends on
+    the agent's choice, the resources have no replicas until the next agent starts.
+    """
+
+    def confirmed() -> bool | None:
+        """Report until the agent may leave, at most ``CONFIRM_WITHIN_S``; None: no ledger."""
+        until_s = monotonic() + CONFIRM_WITHIN_S
+        while not (may := allocation.may_leave) and monotonic() < until_s:
+            report()
+            sleep(pause_s)
+        return may
+
+    if not allocation.has_resources:
+        allocation.stop()
+        return
+    allocation.leave()
+    may = confirmed()
+    if may is None:
+        _log.warning("ledger_not_read", hint="waiting until extenders stop using this node")
+        until_s = monotonic() + SILENT_S
+        while (may := allocation.may_leave) is None and monotonic() < until_s:
+            sleep(_RETRY_S)
+        may = True if may is None else confirmed()
+    if not may:
+        why = "reservations of unconfirmed pods are for the device that this agent would choose"
+        _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
+    allocation.stop(bool(may))
