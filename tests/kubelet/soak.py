@@ -1,6 +1,6 @@
 """Soak of a steered node: pods of every shape, and restarts of agent, plugin and kubelet.
 
-    python -m tests.kubelet.soak [--pods 2000] [--restarts 50] [--seed 1]
+    python -m tests.kubelet.soak [--pods 2000] [--restarts 50] [--seed 1] [--kubelet kubelet-1.36]
 
 The kubelet, the device plugin and the API server are real, the driver and the containers are not.
 The restarts (so many of each process) come in random order, the agent is killed or ended. Prints a
@@ -10,8 +10,9 @@ report; the exit status is 1 if one of these fails:
   deadlines, beyond the slowest of those that are bound alone,
 * every replica is there again after every restart, and at the end none is held,
 * pods with a reserved device get it, and no pod counts as one that bypassed the agent,
-* the agent's threads and descriptors do not grow with the restarts and pods of its life: the
-  kubelet keeps a connection for each of three registrations.
+* the agent's threads and descriptors do not grow with the restarts and pods of its life.
+
+Kubelets from 1.37 on are not steered.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from tests.controlplane import control_plane
 from tests.driver import Gpu
+from tests.kubelet.conftest import STEERED_KUBELET
 from tests.kubelet.node import Node, node
 from tests.kubelet.node_objects import gpu_container, gpu_pod
 from tests.kubelet.steered_node import SteeredNode
@@ -219,6 +221,7 @@ def main() -> int:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--restarts", type=int, default=50, help="of each process")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kubelet", default=STEERED_KUBELET, help="its binary")
     args = parser.parse_args()
     lots = random.Random(args.seed)
     work: list[str] = ["pod"] * args.pods
@@ -230,7 +233,8 @@ def main() -> int:
         plane = stack.enter_context(control_plane())
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
         # The kubelet would put off pods that come in quick succession: "pull QPS exceeded".
-        soaked = stack.enter_context(node(plane, "soaked", gpus, REPLICAS, registryPullQPS=0))
+        settings = {"registryPullQPS": 0, "kubelet": args.kubelet}
+        soaked = stack.enter_context(node(plane, "soaked", gpus, REPLICAS, **settings))
         steered = SteeredNode(soaked)
         soak = Soak(steered, lots)
         for number, each in enumerate(work):
@@ -248,7 +252,8 @@ def main() -> int:
 
 def _report(soak: Soak, args: argparse.Namespace, took_s: float) -> None:
     say(
-        f"{args.pods} pods, {args.restarts} restarts of each process, seed {args.seed}:"
+        f"{args.kubelet}, {args.pods} pods, {args.restarts} restarts of each process,"
+        f" seed {args.seed}:"
         f" {took_s:.0f} s"
     )
     shapes = ", ".join(f"{count} {shape}" for shape, count in sorted(soak.shapes.items()))
