@@ -34,7 +34,7 @@ BUDGETS_S = {
     "history": 40,
     "kube": 40,
     "kubectl": 45,
-    "kubelet": 460,
+    "kubelet": 540,
     "ledger": 35,
     "model": 65,
     "monitoring": 45,

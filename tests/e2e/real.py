@@ -55,6 +55,7 @@ class RealCluster(Cluster):
         replicas: int,
         device_lists: Sequence[str] = ("envvar",),
         agent_flags: Sequence[str] = (),
+        kubelet: str = "kubelet",
     ) -> None:
         run = os.urandom(2).hex()
         names = [f"real-{run}-{i + 1:02}" for i in range(nodes)]
@@ -66,6 +67,7 @@ class RealCluster(Cluster):
                 [Gpu(f"GPU-{name}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(gpus)],
                 replicas,
                 device_lists[number % len(device_lists)],
+                kubelet=kubelet,
             )
             for number, name in enumerate(names)
         }

@@ -16,6 +16,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.nodes import GIB, RESOURCE
 from tests.e2e.real import RealCluster
 from tests.e2e.watching import Watch
+from tests.kubelet.conftest import STEERED_KUBELET
 from tests.loopback import LOOPBACK
 
 NODES = 2
@@ -25,7 +26,7 @@ GPUS = 2
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
     """Two nodes of two GPUs, each of 24 GiB and shared by four."""
-    real = RealCluster(plane, NODES, GPUS, 4)
+    real = RealCluster(plane, NODES, GPUS, 4, kubelet=STEERED_KUBELET)
     try:
         real.create()
         real.bring_up()
