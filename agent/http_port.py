@@ -19,6 +19,8 @@ from queue import SimpleQueue
 
 import structlog
 
+from contract.listening import listening_socket
+
 _log = structlog.get_logger()
 
 MAX_CONNECTIONS = 256
@@ -106,13 +108,13 @@ class _Threads:
 
 
 class HttpPort:
-    """Serves ``routes`` (path -> route) on ``host:port`` (0: any free port).
+    """Serves ``routes`` (path -> route) on ``host:port`` (0: any free port; ``::``: IPv4 too).
 
     The constructor raises ``OSError`` if the port cannot be opened.
     """
 
     def __init__(self, name: str, host: str, port: int, routes: Mapping[str, Route]) -> None:
-        self._socket = socket.create_server((host, port), backlog=_BACKLOG)
+        self._socket = listening_socket(host, port, _BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._routes = routes
         self._threads = {

@@ -10,6 +10,7 @@ from typing import get_args
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
 from contract.gpunode import MAX_REPLICAS, Sharing
+from contract.listening import without_brackets
 from contract.service_links import service_links
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -102,7 +103,12 @@ FLAGS = (
         "seconds between two heartbeats; after three missed ones the node takes no new pods",
         float,
     ),
-    Flag("listen", "0.0.0.0:9410", "HOST:PORT", "address of metrics and the gate"),
+    Flag(
+        "listen",
+        ":9410",
+        "HOST:PORT",
+        "address of metrics and the gate; without a host, all addresses of IPv4 and IPv6",
+    ),
     Flag("local-port", "9411", "port", "port of health and the report, on the loopback", int),
     Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_OVERRIDES}"),
     Flag("replicas", "1", "count", f"replicas of each GPU; {_OVERRIDES}", int),
@@ -214,7 +220,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         namespace=args.namespace,
         interval_s=args.interval,
         heartbeat_s=args.heartbeat,
-        host=host,
+        host=without_brackets(host),
         port=int(port),
         local_port=args.local_port,
         sharing_stated=sharing_stated,

@@ -32,7 +32,7 @@ MAX_BYTES = 64 << 10
 #: Example values, for settings whose default is empty or is easier to read in another form.
 EXAMPLES = {
     "verbs_host": "127.0.0.1",
-    "debug_host": "0.0.0.0",
+    "debug_host": '"::"',
     "debug_tls_cert": "/etc/headroom/tls/tls.crt",
     "debug_tls_key": "/etc/headroom/tls/tls.key",
     "webhook_tls_cert": "/etc/headroom/tls/tls.crt",

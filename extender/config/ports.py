@@ -1,27 +1,35 @@
 """The settings of listen addresses and TLS."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
+from contract.listening import without_brackets
 from extender.server.tls import TlsFiles
+
+#: A host name or an IP address. An IPv6 address may be in brackets, which are removed.
+ListenAddress = Annotated[str, AfterValidator(without_brackets)]
 
 
 class PortSettings(BaseModel):
     """Addresses, ports and certificates of kube-scheduler's port, debug API and webhook."""
 
-    host: str = Field(
+    host: ListenAddress = Field(
         "127.0.0.1",
         description="Listen address of kube-scheduler's port and of the debug API's port, unless "
-        "verbs_host or debug_host is set.",
+        "verbs_host or debug_host is set. `::` is all addresses of IPv4 and IPv6, `0.0.0.0` those "
+        "of IPv4.",
     )
-    verbs_host: str | None = Field(
+    verbs_host: ListenAddress | None = Field(
         None,
         description="Listen address of kube-scheduler's port only. An address other than loopback "
         "requires tls_cert, tls_key and tls_client_ca, because any client that reaches bind can "
         "bind pods.",
     )
-    debug_host: str | None = Field(None, description="Listen address of the debug API's port only.")
+    debug_host: ListenAddress | None = Field(
+        None, description="Listen address of the debug API's port only."
+    )
     insecure_verbs: bool = Field(
         False,
         description="Serve kube-scheduler's port to other machines without TLS or without client "

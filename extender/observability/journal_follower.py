@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from contract.gpunode import Reservation
+from contract.listening import host_port
 from extender.observability.journal_stream import BadLine, Copy
 from extender.observability.journals import Followed
 from extender.periodic import Loops
@@ -199,7 +200,7 @@ class _Stream:
         return self._stop.is_set()
 
     def followed(self) -> Followed:
-        problem, copy, address = self._problem, self._copy, _host_port(self._address)
+        problem, copy, address = self._problem, self._copy, host_port(*self._address)
         age_s = time.monotonic() - self.last_line_at_s if copy.state else None
         return Followed(address, copy.journal, copy.state, age_s, problem, self.ended, copy.assumed)
 
@@ -215,7 +216,7 @@ class _Stream:
                 if not self._stop.is_set():
                     self._problem = str(err) or type(err).__name__
             except Exception:  # a thread that ended would go unnoticed
-                log.exception("journal_not_followed", extender=_host_port(self._address))
+                log.exception("journal_not_followed", extender=host_port(*self._address))
                 self._problem = "its journal could not be read: see the log"
             self._stop.wait(RECONNECT_S)
 
@@ -282,11 +283,6 @@ def addresses(place: Address) -> list[Address]:
     port = parts.port or place[1]
     found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     return [(str(each[4][0]), port) for each in found]
-
-
-def _host_port(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:

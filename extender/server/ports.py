@@ -12,6 +12,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
+from contract.listening import host_port, listening_socket
 from extender.server.http_limits import LimitedProtocol
 from extender.server.tls import Handshakes, ServerTls
 
@@ -67,7 +68,7 @@ async def serve_ports(
         for name, server in servers.items()
     ]
     addresses = {
-        name: "{}://{}:{}".format(servers[name].scheme, *sock.getsockname()[:2])
+        name: f"{servers[name].scheme}://{host_port(*sock.getsockname()[:2])}"
         for name, sock in sockets.items()
     }
     # The sockets are already listening: a client that connects now is answered soon.
@@ -149,8 +150,8 @@ class PortServer(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return listening_socket(host, port, backlog=1024)
     except OSError as err:
-        raise OSError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
+        at = host_port(host, port)
+        raise OSError(f"cannot listen on {at}: {err.strerror or err}") from err

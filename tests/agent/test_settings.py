@@ -9,7 +9,7 @@ from contract.annotations import DeviceChoice
 def test_defaults_are_those_of_the_design() -> None:
     settings = read_settings([], {"NODE_NAME": "n1"})
     assert settings.node == "n1"
-    assert (settings.host, settings.port) == ("0.0.0.0", 9410)
+    assert (settings.host, settings.port) == ("", 9410)
     assert (settings.interval_s, settings.heartbeat_s) == (5, 30)
     assert settings.namespace == "headroom-system"
     assert (settings.resource, settings.replicas, settings.sharing) == ("nvidia.com/gpu", 1, "none")

@@ -232,7 +232,7 @@ class Installation:
         # Nothing resolves the name of a Service here.
         text = re.sub("extenders: .*", f"extenders: [127.0.0.1:{self.journal_port}]", text)
         text += "".join(f"{each}_port: {port}\n" for each, port in ports.items())
-        settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
+        settings.write_text(text.replace('\nhost: "::"', "\nhost: 127.0.0.1"))
         self.plane.fork(
             name,
             *("extender", command, config, str(settings)),

@@ -1,0 +1,37 @@
+"""Opens the port of a server on IPv4, IPv6 or both."""
+
+import errno
+import socket
+
+#: Errors of a machine without IPv6.
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+def without_brackets(host: str) -> str:
+    """Return a host name or an address; an IPv6 address may be in brackets."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def host_port(host: str, port: int) -> str:
+    """Return an address as in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens on ``host``: an address, with or without brackets, or a name.
+
+    ``::`` and an empty host are all addresses of IPv6 and IPv4, and only those of IPv4 on a machine
+    without IPv6. ``0.0.0.0`` is all addresses of IPv4. Raises ``OSError``.
+    """
+    host = without_brackets(host)
+    if host in ("", "::"):
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+        except OSError as err:
+            if err.errno not in _NO_IPV6:
+                raise
+            host = "0.0.0.0"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)

@@ -1,0 +1,141 @@
+"""The ports of all programs in networks with IPv4, with IPv6 and with both."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from contract.listening import host_port, listening_socket
+from extender.config.loading import load_settings
+from tests.controlplane import ROOT
+
+_V4, _V6 = "10.9.8.7", "fd00:9:8::7"
+
+#: Starts the agent's server and the ports of the extender, console and webhook, with the settings
+#: that are shipped, and asks each of them at each address.
+_IN_A_NETWORK = """
+import asyncio, http.client, json, sys, threading
+from pathlib import Path
+from agent import gate_client
+from agent.gate_decision import Verdict
+from agent.http_endpoints import LatestSample, Server
+from agent.settings import read_settings
+from contract.gpunode import GPUNodeStatus
+from extender.config.loading import load_settings
+from extender.server.http_limits import LimitedProtocol
+from extender.server.ports import Port, serve_ports
+from tests.debian import ip
+from tests.install.network import run
+
+*addresses, listen = sys.argv[1:]
+run(*ip(), "link", "set", "lo", "up")
+for address in addresses:
+    run(*ip(), "address", "add", address, "dev", "lo", *(["nodad"] if ":" in address else []))
+if not any(":" in each for each in addresses):
+    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+board = LatestSample("n1", lambda: 0.0, 1.0)
+board.set(GPUNodeStatus(observed_at="then"))
+found = {}
+
+
+def get(name, address, port):
+    client = http.client.HTTPConnection(address, port, timeout=30)
+    try:
+        client.request("GET", "/healthz")
+        found[f"{name} {address}"] = client.getresponse().status
+    except OSError as err:
+        found[f"{name} {address}"] = type(err).__name__
+    client.close()
+
+
+settings = read_settings(["--node", "n", *(["--listen", listen] if listen else [])], {})
+asked = lambda uid: Verdict("yes")
+server = Server(board, settings.host, 0, 0, asked, {})
+server.start()
+for address in addresses:
+    get("agent", address, server.port)
+    question = gate_client.read_question(
+        {"POD_UID": "u", "HOST_IP": address, "HEADROOM_AGENT_PORT": str(server.port)}
+    )
+    found[f"gate {address}"] = gate_client.ask(question).yes
+server.stop()
+
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def serve():
+    shipped = load_settings(Path("deploy/base/headroom.yaml"))
+    verbs = listen.removesuffix(":0") or shipped.host
+    hosts = {"verbs": verbs, "debug": shipped.debug_at, "webhook": shipped.host}
+    ports = [Port(name, host, 0, app, LimitedProtocol) for name, host in hosts.items()]
+    serving = asyncio.get_running_loop().create_future()
+    announce = lambda line: serving.set_result(json.loads(line))
+    running = asyncio.create_task(serve_ports(ports, announce))
+    await asyncio.wait([serving, running], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        await running
+    for name in hosts:
+        port = int(serving.result()[name].rpartition(":")[2])
+        for address in addresses:
+            await asyncio.to_thread(get, name, address, port)
+    running.cancel()
+
+
+asyncio.run(serve())
+print(json.dumps(found))
+"""
+
+_PROGRAMS = {"agent": 200, "gate": True, "verbs": 200, "debug": 200, "webhook": 200}
+
+
+@pytest.mark.parametrize(
+    "addresses", [[_V4], [_V6], [_V4, _V6]], ids=["IPv4, no IPv6", "IPv6", "both"]
+)
+def test_every_port_is_reached_on_every_address(addresses: list[str]) -> None:
+    assert _reached(addresses, "") == {
+        f"{name} {address}": answer for name, answer in _PROGRAMS.items() for address in addresses
+    }
+
+
+def test_an_address_in_brackets_is_the_only_one() -> None:
+    found = _reached([_V4, _V6], f"[{_V6}]:0")
+    assert [found[f"{name} {_V6}"] for name in ("agent", "gate", "verbs")] == [200, True, 200]
+    refused = [found[f"{name} {_V4}"] for name in ("agent", "verbs")]
+    assert refused == ["ConnectionRefusedError"] * 2
+
+
+def _reached(addresses: list[str], listen: str) -> dict[str, object]:
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK, *addresses, listen],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_an_address_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(OSError, match="assign"):
+        listening_socket("fd00::99", 0, 1)
+
+
+def test_the_settings_accept_brackets() -> None:
+    assert load_settings(None, host="[::1]", debug_open=True).debug_at == "::1"
+
+
+def test_an_address_of_a_url_has_brackets_if_it_needs_them() -> None:
+    assert [host_port("::1", 80), host_port("10.9.8.7", 80)] == ["[::1]:80", "10.9.8.7:80"]
