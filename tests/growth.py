@@ -383,6 +383,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "HeldSums._nodes": Per("pod", 350),
         "HeldSums._sums": Per("namespace", 350),
     },
+    "extender/observability/gpu_user_reader.py": {
+        "GpuUserReader._tries": Per("pod on a device", 300),
+        "GpuUserReader._wanted": Per("pod on a device", 400),
+    },
     "extender/observability/history_recorder.py": {
         "HistoryRecorder._seen": Per("node", 600),
         "HistoryRecorder.growing": Per("device", 500),

@@ -26,6 +26,7 @@ from extender.kube.api_errors import ApiError
 from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import Configuration, KubeApi, authorization, load_configuration
 from extender.kube.informers import KubernetesSources
+from extender.kube.node_pods import NodePods
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import claim_kind, profile_kind, watched_kinds
@@ -162,7 +163,10 @@ async def _serve_extender(
     second = extender.app(cluster.guard)
     if with_console:
         console = Console(
-            extender, lambda: extender.pending_events_controller.pending, extender.journal
+            extender,
+            lambda: extender.pending_events_controller.pending,
+            extender.journal,
+            NodePods(cluster.reviews).on,
         )
         console.authorize(lambda: authorization(cluster.configuration))
         second = console.app(cluster.guard, cluster.quotas())
@@ -183,7 +187,7 @@ async def _serve_console(
     telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
     view = ClusterView(settings, cluster.unready, telemetry, cluster.unlisted, origin)
     pods = PendingPods(view.cluster)
-    console = Console(view, lambda: pods.pending)
+    console = Console(view, lambda: pods.pending, pods_on=NodePods(cluster.reviews).on)
     pods.decision = console.journals.of_uid
     console.authorize(lambda: authorization(cluster.configuration))
     app = console.app(cluster.guard, cluster.quotas())

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 
+from contract.kube import Pod
 from extender.app.cluster_view import ClusterView
 from extender.console.app import console_app
 from extender.console.auth import Guard
 from extender.console.view_context import no_quotas
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector
+from extender.observability.gpu_user_reader import GpuUserReader
 from extender.observability.history_handover import HistoryHandover
 from extender.observability.history_recorder import HistoryRecorder
 from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower
@@ -29,10 +31,15 @@ BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
 
 class Console:
     """Reads ``view``, and the journals of the extenders in the settings. ``own`` is the journal of
-    an extender in this process, which leaves less memory for the others."""
+    an extender in this process, which leaves less memory for the others. ``pods_on``: see
+    ``GpuUserReader``; None: there is no API server."""
 
     def __init__(
-        self, view: ClusterView, pending: Callable[[], Pending], own: Journal | None = None
+        self,
+        view: ClusterView,
+        pending: Callable[[], Pending],
+        own: Journal | None = None,
+        pods_on: Callable[[str], Sequence[Pod]] | None = None,
     ) -> None:
         settings = view.settings
         self._view = view
@@ -50,6 +57,7 @@ class Console:
         ours = view.name if own is not None else ""
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
         self._recorder = HistoryRecorder(view.cluster, History(), time.time)
+        self._users = GpuUserReader(view.cluster, pods_on) if pods_on is not None else None
         self.handover = HistoryHandover(
             [(place, settings.debug_port) for place in settings.consoles],
             view.name,
@@ -76,6 +84,8 @@ class Console:
             AssumedBindsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
         self.changes.start(self._view.loops, self._view.begun)
         self._recorder.start(self._view.loops, self._view.begun)
+        if self._users is not None:
+            self._users.start(self._view.loops, self._view.begun)
 
     def authorize(self, authorization: Callable[[], str]) -> None:
         """Show this header to extenders and to other consoles. ``authorization`` returns it."""

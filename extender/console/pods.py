@@ -93,7 +93,8 @@ class PodView(BaseModel):
     devices: list[str]
     #: All states that apply, the phase first.
     states: list[str]
-    #: As it requests it: "1 x nvidia.com/gpu with 8Gi"; empty if that cannot be read.
+    #: As it requests it: "1 x nvidia.com/gpu with 8Gi"; "none" if it uses GPUs without a request;
+    #: empty if that cannot be read.
     request: str
     #: Sum over its devices; until it has a reservation, the memory counted for it; 0 while pending.
     reserved_bytes: int
@@ -128,6 +129,8 @@ class PodsBody(Paged):
     pods: list[PodView]
 
 
+#: Request of a pod that uses GPUs and requests none.
+NO_REQUEST = "none"
 #: The reserved memory has at most this many digits.
 _DIGITS = 18
 #: Sorts after every text of a time.
@@ -288,7 +291,8 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
         model=pod.model or None,
         devices=list(pod.devices),
         states=[each.value for each in wanted.states_of(pod)],
-        request=", ".join(f"{a.count} x {a.resource} with {a.amount_text}" for a in asks),
+        request=", ".join(f"{a.count} x {a.resource} with {a.amount_text}" for a in asks)
+        or (NO_REQUEST if pod.uid in context.cluster.gpu_users.pods else ""),
         reserved_bytes=pod.reserved_bytes,
         used_bytes=pod.used_bytes,
         peak_bytes=None if pod.used_bytes is None else pod.peak_bytes,

@@ -13,18 +13,24 @@ from collections.abc import Callable, Iterator, Sequence
 
 from contract.annotations import CORDON, DEVICE_CHOICE, DeviceChoice, parse_cordon
 from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
+from contract.kube import Pod
 from contract.reasons import Reason
 from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
-from extender.doctor.pod_rules import examine_overuse, examine_starts, examine_steering
+from extender.doctor.pod_rules import (
+    examine_overuse,
+    examine_starts,
+    examine_steering,
+    examine_users,
+)
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.recommendation_rule import examine_recommendations
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.resource_rules import examine_resources
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.placement.snapshot_builder import reach
-from extender.state.changes import Event
+from extender.state.changes import Event, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.heartbeats import age
@@ -39,8 +45,17 @@ def examine_nodes(
 ) -> list[Finding]:
     """Examine the nodes and pods of the cluster that ``events`` describe."""
     state = state_of(settings, events)
+    others = (pod for pod in _pods(events) if state.pod(pod.metadata.uid) is None)
+    state.gpu_users.find(state.gpunodes(), others)
     found = examine(state, time.monotonic(), own_version(), recent)
     return [*found, *examine_recommendations(state, profiles, time.time())]
+
+
+def _pods(events: Sequence[Event]) -> Iterator[Pod]:
+    for event in events:
+        for each in event.objects if isinstance(event, Relisted) else ():
+            if isinstance(each, Pod):
+                yield each
 
 
 def advised_plugin_config(
@@ -71,7 +86,8 @@ def examine(
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
     found = [*with_nodes(nodes_of), *examine_resources(state), *examine_steering(state, now_s)]
-    return warnings_first([*found, *examine_overuse(state, now_s), *examine_starts(state)])
+    found += [*examine_overuse(state, now_s), *examine_starts(state), *examine_users(state)]
+    return warnings_first(found)
 
 
 def _facts(

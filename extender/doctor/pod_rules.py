@@ -1,7 +1,9 @@
-"""Rules of the doctor about pods: those that wait for steering, overuse memory, or start alone."""
+"""Rules of the doctor about pods that wait for steering, overuse memory, start alone, or use GPUs
+without a request."""
 
 from collections.abc import Iterator
 
+from contract.annotations import VRAM
 from extender.doctor.findings import Finding, Weight
 from extender.placement.request import VramRequest
 from extender.placement.start_phase import lacks_probe
@@ -67,4 +69,18 @@ def examine_starts(state: ClusterState) -> Iterator[Finding]:
             "start ends only when the agent finds that its memory use has settled, or times out",
             "add a readinessProbe that succeeds when the model is loaded: "
             "docs/how-to/starting-alone.md",
+        )
+
+
+def examine_users(state: ClusterState) -> Iterator[Finding]:
+    """Yield a finding about pods that use GPUs and request none."""
+    users = state.gpu_users.pods.values()
+    if users:
+        yield Finding(
+            Weight.WARNING,
+            tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in users)),
+            "these pods use GPUs and request none, as by NVIDIA_VISIBLE_DEVICES in their image: "
+            "only the memory that they use at the moment is kept from others",
+            f"request a GPU and {VRAM} in these pods; or keep GPUs from them with the variable "
+            "NVIDIA_VISIBLE_DEVICES: void",
         )

@@ -33,6 +33,7 @@ from extender.state.deleted_pods import DeletedPods
 from extender.state.device_pinning import pinned_to
 from extender.state.eviction_candidates import BackOffs, idle_on
 from extender.state.foreign_allocators import ForeignAllocators, of_pod
+from extender.state.gpu_users import GpuUsers
 from extender.state.headroom_gains import HeadroomGains
 from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.node_weigher import NodeWeigher
@@ -80,7 +81,6 @@ class ClusterState:
         self.departures = DeletedPods()
         #: Compares predicted devices with the devices that agents report.
         self.observations = PredictionTracker(self)
-        #: Nodes that back off after an eviction.
         self.back_offs = BackOffs()
         self.overcommits = Overcommits()
         #: Pods that use more than they requested.
@@ -95,8 +95,8 @@ class ClusterState:
         self.nominations = Nominations(
             rules.nomination_hold_s, rules.evict_for_memory, self._objects.unbound
         )
-        #: SM activity of devices.
         self.activities = Activities()
+        self.gpu_users = GpuUsers()
         self._weigher = NodeWeigher(
             rules,
             self._objects,

@@ -70,6 +70,8 @@ def _held(
 ) -> Held:
     """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
     pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
+    user = cluster.gpu_users.pods.get(occupant.uid)
+    named = occupant if occupant.name or user is None else user.metadata
     if isinstance(occupant, Holder):
         phase = phase_of(pod, occupant.observed, occupant.starting)
         requested_bytes = occupant.requested_bytes
@@ -81,8 +83,8 @@ def _held(
         measured_bytes = sum(known) if len(known) == len(uses) else None
         charged_bytes = measured_bytes or 0
     return Held(
-        namespace=occupant.namespace,
-        name=occupant.name,
+        namespace=named.namespace,
+        name=named.name,
         uid=occupant.uid,
         phase=phase,
         reserved=reserved,

@@ -67,8 +67,9 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
         return idle_s is not None and idle_s >= IDLE_AFTER_S and held_bytes >= HELD_BYTES
 
 
-#: Inputs of the rows of a node: its devices, its GPUNode and its pods. A heartbeat changes none.
-_Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...]]
+#: Inputs of the rows of a node: its devices, its GPUNode, its pods, and all pods that use GPUs and
+#: request none. A heartbeat changes none.
+_Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...], Mapping[str, Pod]]
 
 
 class GpuPods:
@@ -109,7 +110,8 @@ class GpuPods:
 
     def on_node(self, cluster: ClusterState, node: NodeTerms) -> Sequence[GpuPod]:
         """Return the rows of a node: the same object until one changes."""
-        sources = node.devices, cluster.gpunode(node.name), cluster.pods_on(node.name)
+        gpunode, pods = cluster.gpunode(node.name), cluster.pods_on(node.name)
+        sources = node.devices, gpunode, pods, cluster.gpu_users.pods
         known = self._nodes.get(node.name)
         if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
             rows = list(_on_node(cluster, node.name, *sources))
@@ -252,8 +254,13 @@ def _on_node(
     devices: Sequence[DeviceTerms],
     gpunode: GPUNode | None,
     pods: Iterable[Pod],
+    users: Mapping[str, Pod],
 ) -> Iterator[GpuPod]:
-    """Yield the pods that hold or use memory of the node, then the others that are bound to it."""
+    """Yield the pods that hold or use memory of the node, then the others that are bound to it.
+
+    ``users``: the pods that use GPUs and request none. They are left out while their names are not
+    known.
+    """
     held: dict[str, list[tuple[Device, Holder]]] = defaultdict(list)
     for terms in first_of_each_memory(devices):
         for holder in terms.holders:
@@ -265,10 +272,14 @@ def _on_node(
     for uid, found in held.items():
         yield _held(cluster, node, found, uses.get(uid, ()), reservations.get(uid))
     by_uuid = {terms.device.uuid: terms.device for terms in devices}
+    bound = {pod.metadata.uid for pod in pods}
     for pod in pods:
         uid = pod.metadata.uid
         if uid not in held and (uid in uses or _is_listed(cluster, pod)):
-            yield _unreserved(pod, uses.get(uid, ()), by_uuid)
+            yield _unreserved(pod, node, uses.get(uid, ()), by_uuid)
+    for uid in uses.keys() - held.keys() - bound:
+        if uid in users or any(use.name for use in uses[uid]):
+            yield _unreserved(users.get(uid), node, uses[uid], by_uuid)
 
 
 def _held(
@@ -313,18 +324,25 @@ def _held(
     )
 
 
-def _unreserved(pod: Pod, uses: Sequence[PodUse], devices: Mapping[str, Device]) -> GpuPod:
-    """Return the row of a pod without a reservation; ``devices``: those of the node by uuid."""
+def _unreserved(
+    pod: Pod | None, node: str, uses: Sequence[PodUse], devices: Mapping[str, Device]
+) -> GpuPod:
+    """Return the row of a pod without a reservation; ``devices``: those of the node by uuid.
+
+    Without the ``pod``, the report names it.
+    """
     known = [use.used_bytes for use in uses if use.used_bytes is not None]
     there = {use.device for use in uses} & devices.keys()
     on = sorted((devices[uuid] for uuid in there), key=lambda each: (each.index, each.uuid))
-    metadata = pod.metadata
+    named = next((use for use in uses if use.name), None)
+    identity = pod.metadata if pod is not None else named
+    assert identity is not None
     return _row(
         pod,
-        metadata.namespace,
-        metadata.name,
-        metadata.uid,
-        pod.node,
+        identity.namespace,
+        identity.name,
+        identity.uid,
+        node,
         model=on[0].model if on else "",
         devices=tuple(each.name for each in on),
         used_bytes=sum(known) if known and len(known) == len(uses) else None,

@@ -123,13 +123,14 @@ def on_node(
         reserved_bytes = sum([charge.candidates.get(uuid, 0) for charge in charges])
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         used_bytes = sum(known) if len(known) == len(uses) else None
-        pod = cluster.pod(uid)
+        pod = cluster.pod(uid) or cluster.gpu_users.pods.get(uid)
         kind, owner = owner_of(pod)
+        known_as = reservation or (pod.metadata if pod else None)
         since = next(filter(None, [use.idle_since for use in uses]), "")
         replicas = sum([bool(use.replica) for use in uses])
         yield IdlePod(
-            namespace=uses[0].namespace or (reservation.namespace if reservation else ""),
-            name=uses[0].name or (reservation.name if reservation else ""),
+            namespace=uses[0].namespace or (known_as.namespace if known_as else ""),
+            name=uses[0].name or (known_as.name if known_as else ""),
             uid=uid,
             node=gpunode.name,
             device=uuid,

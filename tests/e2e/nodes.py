@@ -134,6 +134,13 @@ class Nodes:
             msgspec.structs.replace(self._use(place, pod), used_bytes=used_bytes)
         )
 
+    def use_unasked(self, pod: Mapping[str, Any], index: int, used_bytes: int) -> None:
+        """The pod uses the device of that number, which no kubelet gave it: the next report shows
+        its uid alone."""
+        node = pod["spec"]["nodeName"]
+        use = PodUse(pod["metadata"]["uid"], _uuid(node, index), used_bytes=used_bytes)
+        self._uses[node].append(use)
+
     def set_used(self, used_bytes: Mapping[str, int]) -> None:
         """Pod name -> how much it uses from now on; the next report shows it."""
         for node, uses in self._uses.items():

@@ -1,13 +1,16 @@
 """Extender and console as two processes, each with the rights of its own account."""
 
 import json
+import os
 from typing import Any
 
 import httpx
 
+from tests import forks
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import PODS, Cluster
 from tests.e2e.conftest import NewCluster
+from tests.e2e.nodes import GIB, Shape
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 
@@ -115,3 +118,26 @@ def test_a_reader_without_permission_gets_the_same_answer_from_both(
     url = f"http://127.0.0.1:{apart.journal}/v1/nodes"
     admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     assert LOOPBACK.get(url, headers=admin).status_code == 404
+
+
+def test_a_pod_that_uses_a_gpu_and_requests_none_is_named(new_cluster: NewCluster) -> None:
+    """By the console, which finds it on its node, and by the doctor."""
+    cluster = new_cluster(1, Shape(gpus=1))
+    apart = Apart(cluster)
+    apart.start_extender()
+    apart.start_console()
+    cluster.settle()
+    (node,) = cluster.names
+    container = {"name": "main", "image": "nvidia/cuda"}
+    pod = {"metadata": {"name": "ray-head"}, "spec": {"nodeName": node, "containers": [container]}}
+    cluster.nodes.use_unasked(cluster.plane.call("POST", PODS, pod), 0, 9 * GIB)
+    cluster.nodes.report(cluster.names)
+
+    def named() -> list[tuple[str, str, int]]:
+        rows = (apart.get("/v1/pods") or {}).get("pods", [])
+        return [(each["namespace"], each["name"], each["used_bytes"]) for each in rows]
+
+    cluster.until(lambda: named() == [("e2e", "ray-head", 9 * GIB)], "the pod is named")
+    kubeconfig = cluster.plane.kubeconfig("extender-of-the-tests")
+    done = forks.run("headroom", "doctor", "--kubeconfig", str(kubeconfig), env=dict(os.environ))
+    assert "warning: e2e/ray-head: these pods use GPUs and request none" in done.stdout

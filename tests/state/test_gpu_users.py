@@ -1,0 +1,129 @@
+"""Pods that use GPUs and request none are found by their uid, and named in lists and sums."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from contract.gpunode import PodUse
+from contract.kube import OwnerReference, Pod
+from extender.config.settings import Settings
+from extender.doctor.findings import Weight, line
+from extender.doctor.node_rules import examine_nodes
+from extender.errors import StoreError
+from extender.observability.gpu_user_reader import AGAIN_AFTER_S, MOST_TRIES, GpuUserReader
+from extender.state.changes import GPUNodeSeen, NodeSeen, Relisted
+from extender.state.gpu_users import unnamed_users
+from extender.state.holdings import of_node
+from tests.builders import GIB, container, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.asking import WALL_S, Asked
+
+USER = pod(None, container(gpus=0), uid="ray", name="head", node="n", phase="Running")
+
+
+def report(*uses: PodUse, name: str = "n", **held: object) -> GPUNodeSeen:
+    used = sum(each.used_bytes or 0 for each in uses)
+    made = gpunode(shared("a", used_bytes=used), name=name, pods=uses, reservations=held)
+    return GPUNodeSeen(made, 0.0)
+
+
+BY_UID = report(use("ray", "a", 9 * GIB, namespace="", name="", replica=""))
+
+
+class ApiServer:
+    """Lists the pods of a node."""
+
+    def __init__(self, *pods: Pod, fails: bool = False) -> None:
+        self.pods = pods
+        self.fails = fails
+        self.asked: list[str] = []
+
+    def on(self, node: str) -> Sequence[Pod]:
+        self.asked.append(node)
+        if self.fails:
+            raise StoreError("no answer")
+        return [each for each in self.pods if each.node == node]
+
+
+def fleet(*events: object) -> Asked:
+    made = Asked(1.0)
+    made.cluster.apply([NodeSeen(kube_node("n")), *events])  # type: ignore[list-item]
+    return made
+
+
+def round_of(reader: GpuUserReader, now_s: float) -> None:
+    asyncio.run(reader.once(now_s))
+
+
+def test_a_row_without_a_name_and_a_reservation_is_of_a_pod_that_requests_no_gpu() -> None:
+    rows = [
+        use("ray", "a", GIB, namespace="", name="", replica=""),
+        use("named", "a", GIB, replica="a::0"),
+        use("reserved", "a", GIB, namespace="", name="", replica=""),
+    ]
+    held = report(*rows, reserved=reservation({"a": GIB}))
+    assert unnamed_users(held.gpunode) == {"ray"}
+    assert unnamed_users(gpunode()) == frozenset()
+
+
+def test_the_pod_is_named_wherever_gpu_memory_is_listed_by_pod() -> None:
+    owner = OwnerReference(kind="RayCluster", name="ray", uid="o", controller=True)
+    metadata = msgspec.structs.replace(USER.metadata, owner_references=[owner])
+    asked = fleet(BY_UID)
+    assert asked.get("/v1/pods").json()["pods"] == []
+    reader = GpuUserReader(
+        asked.cluster, ApiServer(msgspec.structs.replace(USER, metadata=metadata)).on
+    )
+    round_of(reader, 1.0)
+    (row,) = asked.get("/v1/pods").json()["pods"]
+    assert (row["namespace"], row["name"], row["node"]) == ("default", "head", "n")
+    assert (row["used_bytes"], row["reserved_bytes"]) == (9 * GIB, 0)
+    assert (row["states"], row["request"]) == (["running", "unreserved"], "none")
+    assert (row["owner_kind"], row["owner_name"]) == ("RayCluster", "ray")
+    (team,) = asked.get("/v1/teams").json()["teams"]
+    assert (team["namespace"], team["used_bytes"]) == ("default", 9 * GIB)
+    snap = asked.cluster.snapshot()
+    held = of_node(asked.cluster, BY_UID.gpunode, snap.nodes[0].devices, True, WALL_S)
+    assert {name: each.used_bytes for name, each in held.items()} == {"default": 9 * GIB}
+    (holder,) = asked.get("/v1/nodes/n/devices/a").json()["holders"]
+    assert (holder["namespace"], holder["name"], holder["phase"]) == ("default", "head", "running")
+
+
+def test_only_the_node_of_an_unknown_pod_is_listed_and_not_again() -> None:
+    api = ApiServer(USER)
+    known = report(use("k", "a", GIB, replica="a::0"), name="other")
+    asked = fleet(NodeSeen(kube_node("other")), known, BY_UID)
+    reader = GpuUserReader(asked.cluster, api.on)
+    for now_s in (1.0, 11.0, 1000.0):
+        round_of(reader, now_s)
+    assert api.asked == ["n"]
+    assert set(asked.cluster.gpu_users.pods) == {"ray"}
+    asked.cluster.apply([report()])
+    round_of(reader, 1010.0)
+    assert not asked.cluster.gpu_users.pods
+
+
+@pytest.mark.parametrize("api", [ApiServer(), ApiServer(USER, fails=True)], ids=["gone", "fails"])
+def test_a_pod_that_is_not_found_is_looked_up_a_few_times(api: ApiServer) -> None:
+    """A process can outlive its pod."""
+    reader = GpuUserReader(fleet(BY_UID).cluster, api.on)
+    for number in range(100):
+        round_of(reader, 1.0 + number * AGAIN_AFTER_S / 2)
+    assert api.asked == ["n"] * MOST_TRIES
+
+
+def test_the_doctor_names_such_pods() -> None:
+    asks = pod("4Gi", uid="asks", name="asks", node="n")
+    forgotten = use("asks", "a", GIB, namespace="", name="", replica="")
+    now_s = time.monotonic()
+    seen = report(forgotten, use("ray", "a", GIB, namespace="", name="", replica=""))
+    events = [
+        NodeSeen(kube_node("n")),
+        GPUNodeSeen(seen.gpunode, now_s),
+        Relisted(Pod, (USER, asks), now_s),
+    ]
+    found = [each for each in examine_nodes(Settings(), events) if "request none" in each.found]
+    assert [(each.weight, each.nodes) for each in found] == [(Weight.WARNING, ("default/head",))]
+    assert "NVIDIA_VISIBLE_DEVICES: void" in line(found[0])
