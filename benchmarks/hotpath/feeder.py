@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from typing import Any
@@ -76,7 +76,11 @@ class Feed:
         return encoded(msgspec.structs.replace(gpunode, metadata=metadata, status=status))
 
     def listed(self, path: str) -> bytes:
-        return b'{"metadata":{"resourceVersion":"1"},"items":[%b]}' % b",".join(self._items(path))
+        return _list(self._items(path))
+
+    def pods_on(self, node: str) -> bytes:
+        """The list of the pods on a node."""
+        return _list(map(msgspec.json.encode, self._fleet.kube_pods(node)))
 
     def _items(self, path: str) -> Iterator[bytes]:
         if path == GPUNODES:
@@ -173,6 +177,10 @@ class Feed:
             watch.put(b'{"type":"MODIFIED","object":%b}\n' % item)
 
 
+def _list(items: Iterable[bytes]) -> bytes:
+    return b'{"metadata":{"resourceVersion":"1"},"items":[%b]}' % b",".join(items)
+
+
 def _is_unknown(path: str) -> bool:
     """Whether the path is an API that is not served, or one object by name: no pod is created."""
     return "resource.k8s.io" in path or path.startswith((f"{GPUNODES}/", "/api/v1/namespaces/"))
@@ -198,8 +206,12 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
             url = urlsplit(self.path)
             if url.path not in (GPUNODES, NODES, PODS, LEASES):
                 return self._send(404 if _is_unknown(url.path) else 200, source.listed(""))
-            if "watch" in parse_qs(url.query):
+            query = parse_qs(url.query)
+            if "watch" in query:
                 return self._watch(url.path)
+            if selected := query.get("fieldSelector"):
+                node = selected[0].split(",")[0].removeprefix("spec.nodeName=")
+                return self._send(200, source.pods_on(node))
             return self._send(200, source.listed(url.path))
 
         def do_PATCH(self) -> None:
