@@ -20,6 +20,7 @@ from tests.deploy import pages
 from tests.deploy.pages import commands, play
 from tests.install import network
 from tests.install.cluster import Machine, Plane, bring_up, make_machines, until
+from tests.install.hanging import freeze
 from tests.install.load import GPUNODES, Judge, Load
 from tests.install.versions import (
     COLUMN,
@@ -195,13 +196,20 @@ class Upgraded(Play):
         self.old, self.new = versions
 
     def run(self) -> None:
-        self.act(self.install, self.place, self.upgrade, self.roll_back, self.uninstall)
+        self.act(self.install, self.freeze_an_extender, self.place)
+        self.act(self.upgrade, self.roll_back, self.uninstall)
 
     def install(self) -> None:
         self.install_package(self.old)
         play("get-started/helm.md", "check", self.enter)
         for part in ("extender", "webhook", "console", "agent"):
             self.found[f"{part}_pods"] = len(self.ours(part))
+
+    def freeze_an_extender(self) -> None:
+        """It does not answer any more, and its kubelet starts it again."""
+        first, *_ = (pod["metadata"]["name"] for pod in self.ours("extender"))
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{first}"
+        self.found["frozen"] = freeze(self.plane, self.machines, path, "extender")
 
     def place(self) -> None:
         """More pods than fit; then a look at which fit."""

@@ -73,6 +73,19 @@ def test_the_package_installs_all_parts(played: dict[str, Any]) -> None:
     assert [played[f"{part}_pods"] for part in parts] == [2, 2, 2, NODES]
 
 
+def test_an_extender_that_hangs_is_not_ready_and_then_started_again(
+    played: dict[str, Any], record_property: Callable[[str, object], None]
+) -> None:
+    """The kubelet ends it by its liveness probe, without waiting for it to end by itself."""
+    frozen = played["frozen"]
+    record_property(
+        "measured",
+        f"extender that hangs: its pod is not ready after {frozen['unready']} s, started again "
+        f"after {frozen['restarted']} s, ready after {frozen['ready']} s",
+    )
+    assert frozen["unready"] < frozen["restarted"] < frozen["ready"]
+
+
 def test_pods_get_all_the_memory_that_there_is_and_no_more(played: dict[str, Any]) -> None:
     assert played["room"] == played["running"] == 6 * NODES
     (message,) = played["messages"]

@@ -1,0 +1,63 @@
+"""Stops the processes of a container, as if the program hung, until its kubelet has replaced it."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.install.cluster import Machine, Plane, until
+
+
+def freeze(
+    plane: Plane, machines: Sequence[Machine], path: str, container: str
+) -> dict[str, float]:
+    """Send SIGSTOP to the processes of a container of the pod with the API path ``path``.
+
+    Return the seconds until the pod is not ready, until the container runs again, and until the pod
+    is ready again.
+    """
+    name = path.rpartition("/")[2]
+    (process,) = (
+        running.process
+        for machine in machines
+        for running in machine.runtime.running(name).values()
+        if running.config.metadata.name == container
+    )
+
+    def state() -> tuple[bool, int]:
+        """Return whether the pod is ready, and how often the container was started again."""
+        status = plane.call("GET", path)["status"]
+        (of,) = (each for each in status["containerStatuses"] if each["name"] == container)
+        return _is_ready(status), of["restartCount"]
+
+    restarts = state()[1]
+    for pid in _with_descendants(process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    seconds: dict[str, float] = {}
+    for what, reached in (
+        ("unready", lambda: not state()[0]),
+        ("restarted", lambda: state()[1] > restarts),
+        ("ready", lambda: state()[0]),
+    ):
+        until(reached, f"{name}: {what}")
+        seconds[what] = round(time.monotonic() - began_s, 1)
+    return seconds
+
+
+def _is_ready(status: dict[str, Any]) -> bool:
+    conditions = status.get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _with_descendants(pid: int) -> list[int]:
+    found, todo = [], [pid]
+    while todo:
+        found.append(todo.pop())
+        for children in Path(f"/proc/{found[-1]}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                todo += map(int, children.read_text().split())
+    return found
