@@ -12,6 +12,7 @@ from agent.probes.dcgm import TIMEOUT_S, Exporter
 from agent.probes.device_health import HealthState
 from agent.probes.device_probe import DeviceProbe, incarnation, own_cgroup
 from agent.probes.driver_limits_probe import ASK_EVERY_S, LimitsProbe
+from agent.probes.host_memory import HostMemoryProbe
 from agent.probes.kubelet import KubeletProbe
 from agent.probes.nvml import Gate
 from agent.probes.nvml_probe import NvmlProbe
@@ -47,7 +48,11 @@ class Sampler:
             KubeletProbe(settings.checkpoint, settings.pod_resources, cgroups=settings.cgroups),
             ConfigurationProbe(settings.proc, settings.checkpoint.parent),
         ]
-        self.followers: list[Follower] = [devices, ProcessProbe(settings.proc)]
+        self.followers: list[Follower] = [
+            devices,
+            ProcessProbe(settings.proc),
+            HostMemoryProbe(settings.unified_memory_bytes),
+        ]
         self._node_api: NodeApi | None = None
         self._pause: Callable[[], None] = lambda: None
         #: The sharing that flags set, which has priority over the detected sharing.

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import get_args
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
+from contract.errors import BadQuantity
 from contract.gpunode import MAX_REPLICAS, Sharing
 from contract.listening import without_brackets
+from contract.quantity import parse_bytes
 from contract.service_links import service_links
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -42,6 +44,8 @@ class Settings:
     dcgm_url: str
     dcgm_interval_s: float
     driver_timeout_s: float
+    #: Memory of the host that a GPU without its own may use; 0: computed; None: not set.
+    unified_memory_bytes: int | None
     #: None: no file.
     state: Path | None
     device_choice: DeviceChoice
@@ -153,6 +157,13 @@ FLAGS = (
         float,
     ),
     Flag(
+        "unified-memory",
+        "",
+        "auto or quantity",
+        "memory of the host that a GPU without memory of its own (GB10, Jetson) may use; auto: all"
+        " but a tenth and at least 2 GiB. Without it such a GPU takes pods only if it is unshared",
+    ),
+    Flag(
         "state",
         "",
         "path",
@@ -234,6 +245,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         dcgm_url=args.dcgm_url,
         dcgm_interval_s=args.dcgm_interval,
         driver_timeout_s=args.driver_timeout,
+        unified_memory_bytes=_pool_bytes(args.unified_memory),
         state=Path(args.state) if args.state else None,
         device_choice=DeviceChoice(args.device_choice),
         pause_s=args.pause,
@@ -285,6 +297,13 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
     if not args.dcgm_interval > 0:
         interval = args.dcgm_interval
         yield f"--dcgm-interval {interval} is not more than 0. Example: --dcgm-interval 10"
+    try:
+        _pool_bytes(args.unified_memory)
+    except BadQuantity:
+        yield (
+            f"--unified-memory {args.unified_memory!r} is neither auto nor an amount of memory. "
+            "Example: --unified-memory 96Gi"
+        )
     if not 0 <= args.pause <= 60:
         yield f"--pause {args.pause} is not 0..60. Example: --pause 1"
     if not 0 < args.driver_timeout <= args.heartbeat:
@@ -303,6 +322,19 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
             "--device-choice steered reads the ledger at the API server, so it cannot be combined "
             "with --no-publish or --json"
         )
+
+
+def _pool_bytes(text: str) -> int | None:
+    """Return the amount of ``--unified-memory`` in bytes; 0 for auto, None if it is empty.
+
+    Raises ``BadQuantity``.
+    """
+    if text in ("", "auto"):
+        return 0 if text else None
+    pool_bytes = parse_bytes(text)
+    if pool_bytes < 1 << 20:
+        raise BadQuantity(text, "it is less than 1Mi")
+    return pool_bytes
 
 
 def _why_not_scraped(text: str) -> str:

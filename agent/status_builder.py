@@ -28,6 +28,7 @@ from agent.probes.readings import (
     HealthIssueReading,
     HighWaterReading,
     HoldingReading,
+    HostMemoryReading,
     KubeletVersionReading,
     LimitReading,
     MirrorReading,
@@ -42,6 +43,7 @@ from agent.probes.readings import (
     SteeredReading,
     TopologyReading,
 )
+from agent.probes.unified_memory import with_host_memory
 from agent.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import (
     MAX_UNATTRIBUTED_PROCESSES,
@@ -108,6 +110,11 @@ def summarise(
         _all(of, TopologyReading),
     )
     shared, contradictions = shares(ordered, sharing_readings, last)
+    ordered, of_pod_only = with_host_memory(
+        ordered,
+        _last(of, HostMemoryReading),
+        lambda uuid: shared.get(uuid, Share()).sharing != "none",
+    )
     amounts = {read.uuid: _amounts(read.memory) for read in ordered}
     # The process probe reads either all processes or none.
     processes = {process.pid: process for process in _all(of, ProcessReading)}
@@ -119,6 +126,12 @@ def summarise(
         processes if processes or seen else None,
         _all(of, MirrorReading),
     )
+    unattributed = dict(attributed.unattributed)
+    if of_pod_only:
+        of_pod = [row.used_bytes or 0 for row in attributed.pods if row.device == of_pod_only]
+        total_bytes = amounts[of_pod_only].memory_bytes
+        amounts[of_pod_only] = _Amounts(total_bytes, 0, min(sum(of_pod), total_bytes))
+        unattributed[of_pod_only] = 0
     facts = {r.uuid: r for r in _all(of, FactsReading)}
     activity = {r.uuid: r for r in _all(of, ActivityReading)}
     health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
@@ -128,7 +141,7 @@ def summarise(
             read,
             amounts[read.uuid],
             shared.get(read.uuid, Share()),
-            attributed.unattributed.get(read.uuid),
+            unattributed.get(read.uuid),
             facts.get(read.uuid, FactsReading("", read.uuid)),
             _smoothed(activity.get(read.uuid), last.get(read.uuid), elapsed_s),
             activity.get(read.uuid, ActivityReading("", read.uuid)),
@@ -193,7 +206,7 @@ class _Amounts:
 def _amounts(memory: Memory | None) -> _Amounts:
     """Compute used memory from the driver's figures, or find what is wrong with them."""
     if memory is None:
-        return _Amounts(fault="no memory figures")
+        return _Amounts(fault="driver does not report the memory of this device")
     total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
     reserved_bytes = memory.reserved_bytes or 0
     wrong = ""

@@ -280,8 +280,7 @@ class GpuReader:
     def _figures(self, device: DeviceReading, handle: Any) -> DeviceReading:
         memory = self._gate.memory(handle)
         processes = self._gate.processes(handle)
-        fault = "" if memory is not None else "driver does not report the memory of this device"
-        return replace(device, memory=memory, processes=processes, fault=fault)
+        return replace(device, memory=memory, processes=processes)
 
 
 def _mark(gpu: GpuReadings, fault: str) -> None:

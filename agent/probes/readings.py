@@ -52,6 +52,17 @@ class DeviceReading(Reading, frozen=True):
     minor: int | None = None
 
 
+class HostMemoryReading(Reading, frozen=True):
+    """The memory of the host in bytes, for a GPU that shares it."""
+
+    source: str
+    total_bytes: int
+    #: Memory that the kernel can give to processes without swapping.
+    available_bytes: int
+    #: The part that GPUs may use; 0: to be computed; None: not set.
+    pool_bytes: int | None = None
+
+
 class SharingReading(Reading, frozen=True):
     """How the device plugin shares the node's whole GPUs: ``replicas`` of each GPU."""
 

@@ -1,7 +1,7 @@
 """Drivers that do not report everything: vGPU guests, WSL, Jetson, Grace.
 
 From the driver's library through the agent's report to what a user reads. What is absent is a
-reason or is reported, and nothing is ever derived from the host's figures.
+reason or is reported. The host's figures are used only for a GPU without memory of its own.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.probes.unified_memory import UNSET
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
@@ -49,23 +50,18 @@ def read(terms: DeviceTerms, vram: str) -> list[str]:
     return explanation_lines(explain(verdicts, Weights()).nearest[0])
 
 
-@pytest.mark.parametrize(
-    ("table", "why"),
+_UNIFIED = pytest.mark.parametrize(
+    "table",
     [
-        pytest.param(
-            TELLS_NOTHING,
-            "driver does not report the memory of this device",
-            id="Jetson: not supported",
-        ),
-        pytest.param(
-            TELLS_ZERO,
-            "driver reports an impossible amount of memory",
-            id="DGX Spark: nothing of it",
-        ),
+        pytest.param(TELLS_NOTHING, id="Jetson: not supported"),
+        pytest.param(TELLS_ZERO, id="DGX Spark: nothing of it"),
     ],
 )
-def test_absent_memory_is_a_reason_and_never_the_hosts(
-    report: Report, table: str, why: str
+
+
+@_UNIFIED
+def test_a_shared_gpu_without_memory_takes_no_pods_and_the_reason_says_what_to_set(
+    report: Report, table: str
 ) -> None:
     status, terms = weighed(report, table)
     (device,) = status.devices
@@ -75,7 +71,42 @@ def test_absent_memory_is_a_reason_and_never_the_hosts(
     node = NodeTerms("n", None, FRESH_S, (terms,))
     for vram in ("1", None):
         assert reason_for(vram, node) is Reason.MEMORY_UNKNOWN
-    assert read(terms, "1Gi") == [f"n: {Reason.MEMORY_UNKNOWN.sentence}", f"  GPU-a: {why}"]
+    assert read(terms, "1Gi") == [f"n: {Reason.MEMORY_UNKNOWN.sentence}", f"  GPU-a: {UNSET}"]
+    assert "HEADROOM_UNIFIED_MEMORY" in UNSET
+    assert "HEADROOM_UNIFIED_MEMORY" in Reason.MEMORY_UNKNOWN.remedy
+
+
+@_UNIFIED
+def test_a_shared_gpu_with_unified_memory_is_shared_by_the_memory_that_is_set(
+    report: Report, table: str
+) -> None:
+    flags = ("--replicas", "4", "--sharing", "time-slicing", "--unified-memory", "64Mi")
+    (device,) = msgspec.convert(report(table, *flags), GPUNodeStatus).devices
+    assert device.healthy
+    assert device.memory_bytes == 64 << 20
+
+
+@_UNIFIED
+def test_a_pod_without_an_amount_gets_a_whole_gpu_with_unified_memory(
+    report: Report, table: str
+) -> None:
+    """Also beside a process that is in no pod: nothing is known of the memory of such a GPU."""
+    table += f"process 0 4242 {3 * GIB}\n"
+    flags = ("--replicas", "1", "--sharing", "none")
+    status = msgspec.convert(report(table, *flags), GPUNodeStatus)
+    (device,) = status.devices
+    assert (device.healthy, device.used_bytes, device.unattributed_bytes) == (True, 0, 0)
+    assert device.memory_bytes > 0
+    (terms,) = weighed_anew(status, {})
+    assert reason_for(None, NodeTerms("n", None, FRESH_S, (terms,))) is None
+
+
+def test_a_gpu_without_memory_beside_one_with_memory_has_a_fault(report: Report) -> None:
+    fails = "fail nvmlDeviceGetMemoryInfo_v2 3\nfail nvmlDeviceGetMemoryInfo 3\n"
+    second = A100.replace("GPU-a", "GPU-b")
+    status = msgspec.convert(report(A100 + fails + second), GPUNodeStatus)
+    assert [device.healthy for device in status.devices] == [False, True]
+    assert status.devices[0].health_reason == "driver does not report the memory of this device"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_the_manifest_sets_by_environment_what_flags_set() -> None:
         pytest.param(["--node", "n", "--listen", "9410x"], "HOST:PORT", id="no port"),
         pytest.param(["--node", "n", "--listen", ":" + "9" * 5000], "HOST:PORT", id="no such port"),
         pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="no interval"),
+        pytest.param(["--node", "n", "--unified-memory", "all"], "neither auto nor", id="no pool"),
+        pytest.param(["--node", "n", "--unified-memory", "96"], "neither auto nor", id="96 bytes"),
         pytest.param(
             ["--node", "n", "--interval", "nan"], "--interval 5", id="interval is no number"
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.probes.unified_memory import UNSET
 from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNode, Plugin
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
@@ -288,7 +289,7 @@ KINDS = (
         ),
     ),
     Kind(
-        "Jetson, DGX Spark: the driver does not report the memory",
+        "Jetson, DGX Spark: the driver does not report the memory of a shared GPU",
         "8 GiB",
         pod("8Gi"),
         node(
@@ -298,7 +299,7 @@ KINDS = (
                 reserved_bytes=-1,
                 used_bytes=-1,
                 healthy=False,
-                health_reason="driver does not report the memory of this device",
+                health_reason=UNSET,
             )
         ),
     ),

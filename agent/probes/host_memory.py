@@ -1,0 +1,38 @@
+"""Reads the memory of the host, if a GPU has no memory of its own."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from agent.probes.readings import DeviceReading, HostMemoryReading, Reading, SourceReading
+from agent.probes.unified_memory import is_unified
+
+SOURCE = "host-memory"
+_LINE = re.compile(r"(MemTotal|MemAvailable): +([0-9]{1,15}) kB")
+_MOST_BYTES = 1 << 16
+
+
+class HostMemoryProbe:
+    """Reads the host's memory, which containers see too.
+
+    ``pool_bytes`` is the size of the pool; 0: to be computed; None: not set.
+    """
+
+    def __init__(self, pool_bytes: int | None, meminfo: Path = Path("/proc/meminfo")) -> None:
+        self._path = meminfo
+        self._pool_bytes = pool_bytes
+
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        """Return the host's memory and the state of the source; nothing without such a GPU."""
+        if not any(isinstance(r, DeviceReading) and is_unified(r) for r in readings):
+            return []
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(_MOST_BYTES).decode("ascii", "replace")
+            kib = {name: int(count) for name, count in _LINE.findall(text)}
+            total_bytes, available_bytes = kib["MemTotal"] << 10, kib["MemAvailable"] << 10
+        except (OSError, KeyError) as err:
+            why = f"{self._path} cannot be read: {type(err).__name__}"
+            return [SourceReading(SOURCE, "degraded", why)]
+        host = HostMemoryReading(SOURCE, total_bytes, available_bytes, self._pool_bytes)
+        return [host, SourceReading(SOURCE)]

@@ -1,0 +1,65 @@
+"""Memory of GPUs that share the memory of their host, such as GB10 and Jetson. Pure.
+
+The driver reports no memory of such a GPU. The host's figures replace it:
+
+    memory = the pool: ``--unified-memory``, or the host's memory less a reserve
+    free   = the smaller of pool - use by listed processes, and the host's available memory
+
+So use by the host beyond the reserve counts as unattributed use of the GPU. Without the setting, a
+GPU that pods share is unhealthy, because the size of the pool is not confirmed. A GPU that only one
+pod can get has the memory of the default pool then, and only the use of its pod counts, because the
+pod may use all memory that the host has.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from agent.probes.nvml import Memory
+from agent.probes.readings import DeviceReading, HostMemoryReading
+
+#: Part of the host's memory that the default pool leaves to the host, and its minimum in bytes.
+_RESERVE_DIVISOR = 10
+_LEAST_RESERVE_BYTES = 2 << 30
+
+UNSET = "uses unified memory of the host: set the agent's HEADROOM_UNIFIED_MEMORY. Example: auto"
+SEVERAL = "several GPUs use unified memory of the host, which cannot be divided"
+
+
+def is_unified(device: DeviceReading) -> bool:
+    """Return whether the driver answers, but reports no memory of a whole GPU."""
+    is_absent = device.memory is None or device.memory.total_bytes == 0
+    return device.kind == "gpu" and not device.fault and is_absent
+
+
+def with_host_memory(
+    devices: Sequence[DeviceReading],
+    host: HostMemoryReading | None,
+    is_shared: Callable[[str], bool],
+) -> tuple[list[DeviceReading], str]:
+    """Return the devices, with the host's figures for a GPU with unified memory.
+
+    ``is_shared`` returns whether the plugin shares a device among pods. Also return the UUID of the
+    GPU for which only the use of its pod counts; empty if there is none.
+    """
+    unified = [device for device in devices if is_unified(device)]
+    if host is None or not unified or len(unified) < len(devices):
+        return [*devices], ""  # a host with unified memory has no other GPUs
+    if len(unified) > 1:
+        return [replace(device, fault=SEVERAL) for device in devices], ""
+    (device,) = unified
+    if host.pool_bytes is None and is_shared(device.uuid):
+        return [replace(device, fault=UNSET)], ""
+    of_pod_only = device.uuid if host.pool_bytes is None else ""
+    return [replace(device, memory=_memory(device, host))], of_pod_only
+
+
+def _memory(device: DeviceReading, host: HostMemoryReading) -> Memory:
+    """Return the memory of a GPU from the figures of its host."""
+    reserve_bytes = max(host.total_bytes // _RESERVE_DIVISOR, _LEAST_RESERVE_BYTES)
+    pool_bytes = host.pool_bytes or max(0, host.total_bytes - reserve_bytes)
+    total_bytes = min(pool_bytes, host.total_bytes)
+    # Without the use of a process, the host's available memory still contains it.
+    used_bytes = sum(figure or 0 for figure in (device.processes or {}).values())
+    free_bytes = max(0, min(total_bytes - used_bytes, host.available_bytes))
+    return Memory(total_bytes, free_bytes, 0)
