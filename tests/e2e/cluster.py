@@ -20,7 +20,7 @@ from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, built
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 from tests.processes import free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NAMESPACE = "e2e"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -33,7 +33,9 @@ NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 #: Roles of the console.
 OF_THE_CONSOLE = ("headroom-console", "headroom-journal")
-PATIENCE_S = 60.0
+#: Settings that tests do not wait for. As shipped, played nodes are stale 90 s after their last
+#: report, and a bind fails after 4 s: a busy machine may need that long for a test or a bind.
+PATIENT = {"stale_after_s": 3600.0, "bind_deadline_s": 50.0}
 #: Settings that affect the answers to kube-scheduler, as shipped beside one.
 _FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
 SHIPPED = {"gate_image": "headroom-agent", "filter_best_only": _FILE["filter_best_only"]}
@@ -48,7 +50,7 @@ class Cluster:
         self.port, *_ = free_ports(1)
         self._debug_ports: dict[str, int] = {}
         self._started: list[str] = []
-        self._http = urllib3.PoolManager(retries=False, timeout=30.0)
+        self._http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S)
 
     def create(self) -> None:
         """Namespaces and roles; a second cluster finds them there already, and nothing else."""
@@ -121,10 +123,10 @@ class Cluster:
         yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
 
     def change_settings(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Replace the settings file of a running extender; the shipped settings are kept."""
+        """Replace the settings file of a running extender; ``SHIPPED`` and ``PATIENT`` are kept."""
         file = self.plane.folder / f"{name}.yaml"
         new = file.with_suffix(".new")
-        new.write_text(yaml.safe_dump({**SHIPPED, **settings}))
+        new.write_text(yaml.safe_dump({**SHIPPED, **PATIENT, **settings}))
         new.rename(file)
 
     def start_replicas(self, *names: str, settings: Mapping[str, Any] | None = None) -> list[int]:
@@ -141,8 +143,9 @@ class Cluster:
         tls: Mapping[str, str] | None = None,
         one_entry: bool = False,
         gates: Sequence[str] = (),
+        timeout_s: float = 60.0,
     ) -> None:
-        self.plane.start_scheduler(extender_url, binary, tls, one_entry, gates)
+        self.plane.start_scheduler(extender_url, binary, tls, one_entry, gates, timeout_s)
         self._started.append(binary)
 
     def start_scheduler_as(

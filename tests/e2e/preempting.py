@@ -259,7 +259,7 @@ class Stage:
         """All of it; where not all newcomers can be placed it is looked on for ``rest_s`` more."""
         with self._submitted(scenario) as (outcome, placed):
             enough = f"{scenario.placed} newcomers are bound"
-            self.cluster.until(lambda: placed() >= scenario.placed, enough, 30.0)
+            self.cluster.until(lambda: placed() >= scenario.placed, enough)
             if scenario.placed < len(scenario.newcomers):
                 time.sleep(rest_s)
         return outcome

@@ -15,8 +15,9 @@ from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.processes import free_ports
 from tests.reverse_proxy import proxy_to, round_robin
+from tests.waiting import PATIENCE_S
 
-http = urllib3.PoolManager(retries=False, timeout=60.0).request
+http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S).request
 
 #: More than memory for pods of 3 GiB: counting replicas would not save a device.
 MANY_REPLICAS = Shape(replicas=16)

