@@ -6,6 +6,7 @@ from collections import Counter
 import urllib3
 
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
+from tests.waiting import PATIENCE_S
 
 _WRITES = re.compile(
     r'apiserver_request_total\{(?=[^}]*code="2)(?=[^}]*verb="(POST|PATCH|PUT|DELETE)")'
@@ -15,7 +16,7 @@ _WRITES = re.compile(
 
 def written(plane: ControlPlane) -> Counter[str]:
     """Return the successful writes since the API server started, by "PATCH gpunodes/status" etc."""
-    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=60.0)
+    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=PATIENCE_S)
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
     http.clear()

@@ -8,6 +8,7 @@ import msgspec
 import urllib3
 
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
+from tests.waiting import PATIENCE_S
 
 Object = dict[str, Any]
 #: Called with "LISTED" and all objects, or with ADDED, MODIFIED or DELETED and one object.
@@ -38,11 +39,11 @@ class Follower:
 
     def start(self) -> None:
         self._thread.start()
-        self.synced.wait(30.0)
+        self.synced.wait(PATIENCE_S)
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(40.0)
+        self._thread.join(PATIENCE_S)
 
     def _run(self) -> None:
         version = ""

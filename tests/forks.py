@@ -22,6 +22,8 @@ from pathlib import Path
 
 from kubernetes.config import kube_config
 
+from tests.waiting import PATIENCE_S
+
 _PR_SET_PDEATHSIG = 1
 
 _forks = multiprocessing.get_context("forkserver")
@@ -46,7 +48,7 @@ def pipe() -> tuple[Connection, Connection]:
 
 
 def run(
-    module: str, *arguments: str, env: Mapping[str, str], timeout_s: float = 60.0
+    module: str, *arguments: str, env: Mapping[str, str], timeout_s: float = PATIENCE_S
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``python -m module`` in an empty folder; return its status and output.
 

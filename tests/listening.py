@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, PortServer
 from extender.server.tls import ServerTls
+from tests.waiting import PATIENCE_S
 
 
 class QuickToEnd(PortServer):
@@ -33,5 +34,5 @@ def listening(
         yield sock.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -5,10 +5,12 @@
 
 import httpx
 
+from tests.waiting import PATIENCE_S
+
 #: Accepts any certificate, and keeps no connection open.
 LOOPBACK = httpx.Client(
     verify=False,
     trust_env=False,
-    timeout=30.0,
+    timeout=PATIENCE_S,
     limits=httpx.Limits(max_keepalive_connections=0),
 )

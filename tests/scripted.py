@@ -14,6 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kubernetes.client import Configuration
 
+from tests.waiting import PATIENCE_S
+
 
 @dataclass
 class Exchange:
@@ -54,7 +56,7 @@ class Exchange:
 
     def hang(self) -> None:
         """Send nothing and keep the connection open until the test ends, for at most 30 s."""
-        self.released.wait(30.0)
+        self.released.wait(PATIENCE_S)
 
 
 Answer = Callable[[Exchange], None]

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.forks import Forked, pipe
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Server:
         self, base: str, method: str, path: str, body: bytes | object, headers: Mapping[str, str]
     ) -> Reply:
         url = urlsplit(base)
-        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             payload = body if isinstance(body, bytes) else json.dumps(body).encode()
             headers = {"Content-Type": "application/json", **headers}
@@ -61,7 +62,7 @@ class Server:
 def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
     """Serve the fleet on free loopback ports; the process ends with the context.
 
-    Raises ``TimeoutError`` if it does not end within 10 s of SIGTERM.
+    Raises ``TimeoutError`` if it does not end within ``PATIENCE_S`` of SIGTERM.
     """
     with tempfile.TemporaryDirectory() as folder:
         fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
@@ -80,7 +81,7 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise TimeoutError(f"the server did not end: {log.read_text()}") from None

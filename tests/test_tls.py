@@ -25,6 +25,7 @@ from extender.server.tls import Rejections, ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
 from tests.processes import starts_processes
 from tests.serving import Server, serving
+from tests.waiting import PATIENCE_S
 
 FLEET = "nodes: [{name: a, gpus: 1, memory: 24Gi}]"
 REJECTED = r"certificate required|unknown ca|closed|reset|Broken pipe|EOF occurred"
@@ -79,7 +80,9 @@ class Caller:
             context.load_cert_chain(client.cert, client.key)
         url = urlsplit(server.verbs)
         assert url.scheme == "https"
-        self._http = HTTPSConnection(url.hostname or "", url.port, timeout=10, context=context)
+        self._http = HTTPSConnection(
+            url.hostname or "", url.port, timeout=PATIENCE_S, context=context
+        )
 
     def call(self) -> str:
         """Returns the name in the server's certificate; raises ``OSError`` where either side does
@@ -287,7 +290,7 @@ def test_shutdown_does_not_wait_for_the_tls_close_of_a_client(
             silent = after.enter_context(closing(Caller(server, authority, clients["known"])))
             assert silent.call() == "server"
             told_s = time.monotonic()
-        assert time.monotonic() - told_s < 5
+        assert time.monotonic() - told_s < 25  # asyncio itself would wait for 30 s
         with pytest.raises(OSError, match=REJECTED):
             silent.call()
 

@@ -10,7 +10,7 @@ import yaml
 
 from tests.certificates import Authority, Certificate
 from tests.processes import Processes, free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WebhookServer:
 
     def client(self) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.authority.cert))
-        return httpx.Client(base_url=self.url, verify=context, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, verify=context, timeout=PATIENCE_S, trust_env=False)
 
     def is_ready(self) -> bool:
         self.plane.raise_if_ended()

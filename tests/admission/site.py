@@ -15,7 +15,7 @@ from tests.admission.server import WebhookServer, start_webhook
 from tests.certificates import Authority, Certificate
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
 from tests.processes import free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SYSTEM = "headroom-system"
 EXTENDER, WEBHOOK, AGENT = "headroom-extender", "headroom-webhook", "headroom-agent"
@@ -77,7 +77,7 @@ class Site:
             self.plane.url + path,
             body=None if body is None else json.dumps(body),
             headers=headers,
-            timeout=30.0,
+            timeout=PATIENCE_S,
         )
         # 299 - "..."; of several headers of one name.
         shown = answer.headers.getlist("Warning") if answer.headers else []

@@ -28,6 +28,7 @@ from tests.agent.whole import Whole
 from tests.agent.writing import Clock
 from tests.driver import AGENT_PATH, GIB, Driver, Gpu, h100, library_folder
 from tests.processes import starts_processes
+from tests.waiting import PATIENCE_S
 
 __all__ = ["installed"]
 
@@ -104,7 +105,7 @@ class Survey:
         return self.ask("step")
 
     def until(
-        self, right: Callable[[dict[str, Any]], bool], within_s: float = 60.0
+        self, right: Callable[[dict[str, Any]], bool], within_s: float = PATIENCE_S
     ) -> dict[str, Any]:
         """The first status with the expected value; results of other threads take a moment."""
         end_s = time.monotonic() + within_s

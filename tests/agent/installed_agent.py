@@ -21,7 +21,7 @@ from contract.gpunode import (
 from contract.gpunode_json import decode_gpunode
 from contract.kube import Lease
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SYSTEM = "headroom-system"
 AGENT = "headroom-agent"
@@ -112,7 +112,7 @@ def token(plane: ControlPlane, node: str | None) -> str:
 
 @contextlib.contextmanager
 def publishing(
-    plane: ControlPlane, sits_on: str | None, says: str, timeout_s: float = 5.0
+    plane: ControlPlane, sits_on: str | None, says: str, timeout_s: float = PATIENCE_S
 ) -> Iterator[KubernetesPublisher]:
     """The publisher of an agent on one node that is configured for another one."""
     configuration = plane.configuration(token(plane, sits_on))

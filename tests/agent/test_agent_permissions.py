@@ -23,6 +23,7 @@ from tests.agent.installed_agent import (
     unless,
 )
 from tests.controlplane import ApiRefused, ControlPlane
+from tests.waiting import PATIENCE_S
 
 
 def vouch(observed_at: str = "then") -> Confirmation:
@@ -117,7 +118,9 @@ def request(plane: ControlPlane, token: str, method: str, path: str, body: Any) 
     with urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False) as http:
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type}
-        answer = http.request(method, plane.url + path, json=body, headers=headers, timeout=10.0)
+        answer = http.request(
+            method, plane.url + path, json=body, headers=headers, timeout=PATIENCE_S
+        )
     if answer.status >= 300:
         raise ApiRefused(f"{answer.status} {answer.data.decode()}")
     decoded: dict[str, Any] = answer.json()

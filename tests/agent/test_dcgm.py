@@ -15,7 +15,7 @@ from agent.probes.dcgm import Exporter, Unreadable
 from agent.probes.dcgm_exposition import DcgmReading, Exposition, last_xids
 from agent.probes.readings import DeviceReading
 from tests.agent.exporter import Manner, StandIn, parse, recorded
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MOST_BYTES = 16 << 20
 STALE_AFTER_S = 120.0
@@ -309,7 +309,7 @@ def test_scrape_that_is_missed_is_forgiven_and_three_are_not(
 
 
 def eventually_unreadable(exporter: Exporter, clock: Clock, why: str) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while True:
         clock.now_s += 10
         try:
@@ -338,7 +338,7 @@ def test_a_misbehaving_exporter_is_cut_off_and_read_again_when_it_behaves(
     stand_in.manner = manner
     eventually_unreadable(exporter, clock, why)
     stand_in.manner, stand_in.text = "answer", recorded("3.3.5-3.4.0")
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while not exporter.scrapes:
         assert time.monotonic() < end_s
         clock.now_s += 10

@@ -8,7 +8,7 @@ import pytest
 
 from agent import deadline
 from agent.deadline import Hanging, Worker
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def worker() -> Iterator[Worker[int]]:
     yield made
     made.close()
     for thread in threads():  # or the next test would count it
-        thread.join(30)
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_thread_ends_when_it_is_closed_and_its_call_returned(stuck: threading.Ev
     worker.close()
     stuck.set()
     for thread in threads():
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -16,6 +16,7 @@ import pytest
 from agent.gate_client import BadEnvironment, Question, read_question, wait
 from tests.controlplane import ROOT
 from tests.processes import free_ports
+from tests.waiting import PATIENCE_S
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 3.0
@@ -168,11 +169,11 @@ def test_the_process_ends_well_after_a_yes_only() -> None:
     with served(NOT_YET, YES) as (_, question):
         env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT": str(question.port)}
         with process(POD_UID=UID, **env) as gate:
-            said, _ = gate.communicate(timeout=60)
+            said, _ = gate.communicate(timeout=PATIENCE_S)
         assert gate.returncode == 0
         assert [line.split(":")[1].strip() for line in said.splitlines()] == ["waiting", "yes"]
     with process(**env) as gate:
-        said, _ = gate.communicate(timeout=60)
+        said, _ = gate.communicate(timeout=PATIENCE_S)
     assert gate.returncode == 2
     assert "fieldPath: metadata.uid" in said
 
@@ -184,7 +185,7 @@ def test_a_waiting_process_ends_at_once_on_request() -> None:
             assert gate.stdout is not None
             assert gate.stdout.readline().startswith("headroom gate: no: ")
             gate.send_signal(signal.SIGTERM)
-            assert gate.wait(timeout=60) == 143
+            assert gate.wait(timeout=PATIENCE_S) == 143
 
 
 def test_it_needs_nothing_but_what_python_brings_along() -> None:

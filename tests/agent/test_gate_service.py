@@ -15,7 +15,7 @@ from tests.agent.scripted import GPUNODE, ApiServer
 from tests.agent.whole import Whole
 from tests.driver import AGENT_PATH, GIB, Gpu
 from tests.processes import starts_processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 UID = "00000001-1111-4222-8333-000000000001"
 OTHER = "00000002-1111-4222-8333-000000000002"
@@ -58,7 +58,7 @@ def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
         try:
             port = process.stderr.readline().split('"port": ')[1].split(",")[0]
             base = f"http://127.0.0.1:{port}"
-            with httpx.Client(base_url=base, trust_env=False, timeout=30) as client:
+            with httpx.Client(base_url=base, trust_env=False, timeout=PATIENCE_S) as client:
                 yield client
         finally:
             process.kill()

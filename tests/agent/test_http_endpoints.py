@@ -22,7 +22,7 @@ from agent.http_endpoints import LatestSample, Server
 from agent.logs import log_to_stderr
 from contract.gpunode import GPUNodeStatus
 from tests.builders import shared
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MAX_CONNECTIONS = 256
 
@@ -51,7 +51,7 @@ def server(world: World) -> Iterator[Server]:
 
 
 def client(port: int) -> httpx.Client:
-    return httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
     released = threading.Event()
 
     def ask(uid: str) -> Verdict:
-        released.wait(60)
+        released.wait(PATIENCE_S)
         return Verdict("yes", "")
 
     world.board.set(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
@@ -270,7 +270,7 @@ print("stopped")
 def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> None:
     """As if the API server does not answer, which does not concern the kubelet."""
     command = [sys.executable, "-c", _WITH_A_GATE_THAT_WAITS]
-    assert subprocess.check_output(command, text=True, timeout=30) == "stopped\n"
+    assert subprocess.check_output(command, text=True, timeout=PATIENCE_S) == "stopped\n"
 
 
 def test_a_client_that_reads_slowly_gets_the_whole_answer(world: World, server: Server) -> None:
@@ -339,7 +339,7 @@ server.start()
 for host in ("127.0.0.1", "10.9.8.7"):
     for name, port in (("public", server.port), ("local", server.local_port)):
         for path in ("/v1/report", "/metrics", "/healthz", "/readyz"):
-            client = http.client.HTTPConnection(host, port, timeout=30)
+            client = http.client.HTTPConnection(host, port, timeout=60)
             try:
                 client.request("GET", path)
                 print(host, name, path, client.getresponse().status)

@@ -27,6 +27,7 @@ from tests.agent.limited import CALL, HASH, SAMPLE, UIDS, granting, held, librar
 from tests.agent.whole import Whole
 from tests.driver import GIB
 from tests.threads import begun_since
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.slow  # starts an agent
@@ -153,7 +154,7 @@ def test_a_call_that_hangs_costs_the_limits_alone(
         assert hanging.hanging
     assert readers() == ["limits"]
     ended.set()
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while not ids(hanging.follow(SAMPLE)):
         assert time.monotonic() < end_s
     assert not hanging.hanging

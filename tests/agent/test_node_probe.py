@@ -19,6 +19,7 @@ from agent.probes.readings import (
     TopologyReading,
 )
 from tests.agent.scripted import ApiServer
+from tests.waiting import PATIENCE_S
 
 NODE = "/api/v1/nodes/n1"
 CONFIGZ = f"{NODE}/proxy/configz"
@@ -47,7 +48,7 @@ class Asking:
         configuration = client.Configuration(host=url)
         configuration.no_proxy = "*"
         self._client = client.ApiClient(configuration)
-        self.api = NodeApi(of_client(self._client), "n1", lambda: self.now_s, timeout_s=5.0)
+        self.api = NodeApi(of_client(self._client), "n1", lambda: self.now_s, timeout_s=PATIENCE_S)
 
     def close(self) -> None:
         self._client.rest_client.pool_manager.clear()

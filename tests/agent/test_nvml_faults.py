@@ -15,6 +15,7 @@ from agent.probes.nvml import Gate
 from agent.probes.readings import DriverReading
 from tests.agent.nvml_library import devices, gate, probing, refusing
 from tests.threads import begun_since
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("threads_end")
 
@@ -169,7 +170,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
         ]
         assert len(readers()) == 4  # three devices and the driver
     stuck.set()
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while (found := probe.read()).hanging:
         assert time.monotonic() < end_s
     assert [d.fault for d in found.devices] == ["", "", ""]
@@ -207,7 +208,7 @@ def test_what_is_kept_for_a_gpu_that_goes_is_given_back_with_its_thread() -> Non
     probe = probing(gpm(freed.append, nvmlDeviceGetCount=lambda: count))
     assert [d.uuid for d in devices(probe)] == ["GPU-0", "GPU-1"]
     count = 1
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while len(freed) < 2 or len(readers()) > 2:
         assert [d.uuid for d in devices(probe)] == ["GPU-0"]
         assert time.monotonic() < end_s
@@ -244,7 +245,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
     try:
         looking = threading.Thread(target=lambda: [probe.read() for _ in range(5)], daemon=True)
         looking.start()
-        looking.join(30.0)
+        looking.join(PATIENCE_S)
         assert not looking.is_alive()
         assert [d.fault for d in devices(probe)] == [""]
         count = 2
@@ -252,7 +253,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
         assert len(readers()) == 3  # two devices and the driver
     finally:
         stuck.set()
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while [d.fault for d in devices(probe)] != ["", ""]:
         assert time.monotonic() < end_s
 

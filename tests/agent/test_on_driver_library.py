@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.driver import Driver, h100
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -215,7 +215,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
         assert http.get("/nothing").status_code == 404
         assert arenas(process.pid) == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 @contextmanager
@@ -314,4 +314,4 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
             until(later, "a later report")
             assert http.get("/healthz").status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0

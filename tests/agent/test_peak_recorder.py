@@ -19,6 +19,7 @@ from tests.agent.lives import GIB, Node
 from tests.agent.measured_peaks import A
 from tests.agent.whole import Whole
 from tests.driver import AGENT_PATH, h100
+from tests.waiting import PATIENCE_S
 
 
 def test_peaks_survive_a_restart_of_the_agent(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None
         with sampling(whole, state) as agent:
             second = until_used(agent, 2 * GIB)
             agent.terminate()
-            agent.wait(60)
+            agent.wait(PATIENCE_S)
         assert (second["peak"], second["startedAt"]) == (9 * GIB, first["startedAt"])
         whole.driver.use(pid, {device: GIB})
         with sampling(whole, state) as agent:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from agent.__main__ import after_signals
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -17,7 +17,7 @@ def test_an_agent_ends_if_a_signal_interrupts_a_call_that_holds_a_lock(
     lock = threading.Lock()
     taken: list[bool] = []
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    after_signals(lambda: taken.append(lock.acquire(timeout=5.0)))
+    after_signals(lambda: taken.append(lock.acquire(timeout=PATIENCE_S)))
     try:
         with lock:
             signal.raise_signal(number)

@@ -17,7 +17,7 @@ from agent.status_writer import StatusWriter
 from contract.gpunode import Device, PodUse, Source
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer
 from tests.agent.writing import GROWN_BYTES, Clock, busy, deliver, status, used, vouch, vouched
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
@@ -252,7 +252,7 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
         assert api.lease is not None
         assert api.requests[0][2]["authorization"] == "Bearer t0ken"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
     finally:
         process.kill()
         _, log = process.communicate()

@@ -18,7 +18,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.state.states import state_of
-from tests.waiting import until, until_then
+from tests.waiting import PATIENCE_S, until, until_then
 
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
@@ -39,7 +39,9 @@ def reports(version: int = 1, names: list[str] = NAMES) -> list[Event]:
 
 def play(script: Callable[[Extender], Awaitable[None]], unlisted: tuple[type, ...] = ()) -> None:
     async def played() -> None:
-        await asyncio.wait_for(script(Extender(Settings(), lambda: "", unlisted=unlisted)), 60)
+        await asyncio.wait_for(
+            script(Extender(Settings(), lambda: "", unlisted=unlisted)), PATIENCE_S
+        )
 
     asyncio.run(played())
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from extender.app.memory_policy import collect_garbage
+from tests.waiting import PATIENCE_S
 
 
 class Cycle:
@@ -29,7 +30,7 @@ def play(script: Callable[[], Awaitable[None]], every_s: float) -> None:
     async def played() -> None:
         task = asyncio.create_task(collect_garbage(every_s))
         await asyncio.sleep(0)
-        await asyncio.wait_for(script(), 60)
+        await asyncio.wait_for(script(), PATIENCE_S)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -70,7 +70,7 @@ def filtered(
 
 def mode(server: Server, file: Path, wanted: str) -> None:
     replace(file, f"mode: {wanted}\n")
-    until(lambda: settings(server)["mode"] == wanted, f"the mode is {wanted}", 10.0)
+    until(lambda: settings(server)["mode"] == wanted, f"the mode is {wanted}")
 
 
 def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Path) -> None:
@@ -129,23 +129,23 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     rejected, taken = reloads % "rejected", reloads % "taken"
     before = metric(server, rejected), metric(server, taken)
     replace(file, "mode: observe\npolicy: tight\n")
-    until(lambda: settings(server)["rejected"], "the file is rejected", 10.0)
+    until(lambda: settings(server)["rejected"], "the file is rejected")
     (message,) = settings(server)["rejected"]
     assert message.startswith(f"{file}:2: policy: Input should be 'pack'")
     assert settings(server)["mode"] == "enforce"
     assert filtered(server, pod("wide", "30Gi"), "a", "b")[0] == []
     file.unlink()
-    until(lambda: "cannot be read" in settings(server)["rejected"][0], "it is gone", 10.0)
+    until(lambda: "cannot be read" in settings(server)["rejected"][0], "it is gone")
     assert metric(server, rejected) == before[0] + 2
     replace(file, "stale_after_s: 60\nreject_unannotated: true\nverbs_port: 1\n")
-    until(lambda: not settings(server)["rejected"], "the file is right again", 10.0)
+    until(lambda: not settings(server)["rejected"], "the file is right again")
     # The command line sets the port; the server keeps its first value until it is restarted.
     assert settings(server)["after_restart"] == ["stale_after_s"]
     assert metric(server, taken) == before[1] + 1
     bare = pod("bare")
     assert filtered(server, bare, "b") == ([], {"b": Reason.UNANNOTATED.sentence})
     replace(file, "{}")
-    until(lambda: filtered(server, bare, "b")[0] == ["b"], "it is reverted", 10.0)
+    until(lambda: filtered(server, bare, "b")[0] == ["b"], "it is reverted")
     events = [line for line in server.log.read_text().splitlines() if '"settings_' in line]
     assert sum('"settings_rejected"' in line for line in events) == 2
 
@@ -160,7 +160,7 @@ def test_weights_count_at_once(server: Server, file: Path) -> None:
     versions = iter(range(1, 1000))
     before = terms()
     replace(file, "score_weights: {packing: 0, slack: 100}\n")
-    until(lambda: terms() != before, "other weights give other scores", 10.0)
+    until(lambda: terms() != before, "other weights give other scores")
 
 
 def test_what_is_reloaded_is_a_setting() -> None:

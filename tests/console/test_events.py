@@ -14,6 +14,7 @@ from extender.console import events
 from extender.observability.feed import Feed, TooManyFollowers
 from tests.console.asking import Asked
 from tests.serving import Server, binding, offer, pod, serving
+from tests.waiting import PATIENCE_S
 
 KEPT = 4096
 MOST_FOLLOWERS = 32
@@ -99,7 +100,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
             "http_version": "1.1", "scheme": "http", "root_path": "", "server": ("d", 1),
         }  # fmt: skip
         feed.publish("device_healthy", node="a")
-        await asyncio.wait_for(asked.app(scope, receive, send), 20)
+        await asyncio.wait_for(asked.app(scope, receive, send), PATIENCE_S)
         assert (sent[0]["status"], len(sent)) == (200, 3)
         assert feed._followers == []
 
@@ -160,7 +161,7 @@ class Stream:
 @contextlib.contextmanager
 def following(server: Server, **headers: str) -> Iterator[Stream]:
     url = urlsplit(server.debug)
-    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request("GET", "/v1/events", headers=headers)
         with connection.getresponse() as answer:

@@ -20,7 +20,7 @@ from extender.observability.journal_stream import DecisionLine, StateLine, encod
 from extender.state.decision_records import DEFAULT_BOUNDS, Filtered
 from tests.certificates import Authority
 from tests.serving import Server, binding, offer, pod, serving
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FLEET = """
 nodes:
@@ -43,7 +43,7 @@ class Extender(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.lines)
         self.wfile.flush()
-        self.let_go.wait(30.0)
+        self.let_go.wait(PATIENCE_S)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -26,6 +26,6 @@ def test_it_is_freed_without_the_collector(path: str) -> None:
     try:
         assert asked.get(path).status_code == 200
         # The thread that built the last part drops it later.
-        until(lambda: being_made() == [], "all that made it is freed", within_s=5)
+        until(lambda: being_made() == [], "all that made it is freed")
     finally:
         gc.enable()

@@ -25,7 +25,7 @@ from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority
 from tests.controllers.test_promql import AT_S, SPAN, body, ratio, sampled
 from tests.processes import free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SECRET = "s3cret-t0ken"
 
@@ -316,7 +316,7 @@ class TestSecrets:
 
 
 def test_the_thread_queries_periodically_and_stops_immediately(server: StandIn) -> None:
-    source = Source(at(server), every_s=0.05)
+    source = Source(at(server), every_s=0.05, timeout_s=3 * PATIENCE_S)
     source.source.start()
     until(lambda: server.asked >= 3, "three queries")
     server.manner = "silent"
@@ -324,7 +324,7 @@ def test_the_thread_queries_periodically_and_stops_immediately(server: StandIn) 
     until(lambda: server.asked > asked, "a query that hangs")
     begun_s = time.monotonic()
     source.source.stop()
-    assert time.monotonic() - begun_s < 15  # which is less than it may wait for an answer
+    assert time.monotonic() - begun_s < PATIENCE_S  # less than it may wait for an answer
     handed_on = len(source.moved)
     time.sleep(0.1)
     assert len(source.moved) == handed_on

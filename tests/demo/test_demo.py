@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +19,7 @@ from benchmarks.demo.table import summary
 from benchmarks.demo.wire import ServerFailed
 from tests.deploy.pages import blocks_of, play, steps
 from tests.processes import starts_processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "150", "--seeds", "2"]
@@ -179,9 +178,8 @@ def answers(port: int) -> bool:
 
 def test_ctrl_c_ends_the_demo_and_its_server(staying: tuple[subprocess.Popen[bytes], int]) -> None:
     demo, port = staying
-    time.sleep(0.1)  # the last line is printed before signal.pause() begins
     demo.send_signal(signal.SIGINT)
-    assert demo.wait(10) == 0
+    assert demo.wait(PATIENCE_S) == 0
     assert not answers(port)
 
 
@@ -204,4 +202,4 @@ def test_killing_the_demo_ends_its_server(staying: tuple[subprocess.Popen[bytes]
     demo, port = staying
     demo.kill()
     demo.wait()
-    until(lambda: not answers(port), "the server is gone", 10.0)
+    until(lambda: not answers(port), "the server is gone")

@@ -13,6 +13,7 @@ from benchmarks.demo.fleet import DemoNode, Fleet, Group, Shape
 from benchmarks.demo.scheduler import HeadroomScheduler, unschedulable_message
 from benchmarks.demo.wire import ServerFailed
 from benchmarks.demo.workload import DemoPod
+from tests.waiting import PATIENCE_S
 
 Answer = Callable[[str, Any], tuple[int, object]]
 NODES = Fleet((Group(Shape("A10", 1, 24576, 3), 3, 2),)).nodes
@@ -119,7 +120,9 @@ def test_a_bind_overlaps_the_next_filter() -> None:
         if path == "/filter" and body["Pod"]["metadata"]["name"] == "p1":
             next_filter.set()
         if path == "/bind" and body["PodName"] == "p0":
-            assert next_filter.wait(5), "the next filter was not sent before this bind was answered"
+            assert next_filter.wait(PATIENCE_S), (
+                "the next filter was not sent before this bind was answered"
+            )
         return takes_all(path, body)
 
     outcomes, _, _ = play(slow_bind, pods=2)

@@ -211,7 +211,7 @@ def trusting(etc: Path) -> ssl.SSLContext:
 
 
 def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
-    raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+    raw = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
     return context.wrap_socket(raw, server_hostname=VERBS_NAME)
 
 

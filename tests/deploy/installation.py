@@ -28,7 +28,7 @@ from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, obje
 from tests.e2e.cluster import pod_manifest
 from tests.e2e.nodes import Nodes, Shape
 from tests.processes import free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
 WEBHOOK, CONSOLE = "headroom-webhook", "headroom-console"
@@ -318,7 +318,7 @@ class Installation:
         headers = {"Authorization": f"Bearer {as_token}"} if as_token else {}
         try:
             with (
-                socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw,
                 context.wrap_socket(raw, server_hostname=service) as tls,
             ):
                 connection.sock = tls

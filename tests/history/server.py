@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from tests import debian
 from tests.agent.exporter import StandIn
 from tests.processes import Processes, free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 #: Labels that Prometheus gives each target, as the GPU Operator's ServiceMonitor does.
 TARGET = {"namespace": "gpu-operator", "pod": "dcgm-exporter", "container": "exporter"}
@@ -51,7 +51,7 @@ class Prometheus:
 
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of a successful answer of its API."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
             answer = json.load(connection.getresponse())

@@ -21,6 +21,7 @@ from tests.console.asking import Asked
 from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.processes import free_ports, starts_processes
+from tests.waiting import PATIENCE_S
 
 HOUR_S = 3600.0
 MOST_READERS = 16
@@ -170,7 +171,7 @@ def test_readers_beyond_the_limit_do_not_wait_for_prometheus(
 
     def hang(self: PrometheusRanges, *asked: object) -> list[Found]:
         reading.release()
-        assert answers.wait(30.0)
+        assert answers.wait(PATIENCE_S)
         return []
 
     monkeypatch.setattr(PrometheusRanges, "_read", hang)
@@ -178,7 +179,7 @@ def test_readers_beyond_the_limit_do_not_wait_for_prometheus(
     with ThreadPoolExecutor(MOST_READERS) as threads:
         waiting = [threads.submit(ranges.read, (), within) for _ in range(MOST_READERS)]
         for _ in waiting:
-            assert reading.acquire(timeout=30.0)
+            assert reading.acquire(timeout=PATIENCE_S)
         with pytest.raises(PrometheusUnreadable, match="16 readers wait for it already"):
             ranges.read((), within)
         answers.set()

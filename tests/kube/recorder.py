@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from extender.state.changes import Event
+from tests.waiting import PATIENCE_S
 
 
 class Recorder:
@@ -18,7 +19,7 @@ class Recorder:
             self._changed.notify_all()
 
     def until(
-        self, enough: Callable[[list[Event]], object], timeout_s: float = 60.0
+        self, enough: Callable[[list[Event]], object], timeout_s: float = PATIENCE_S
     ) -> list[Event]:
         """Everything so far, once that is ``enough``; fails after ``timeout_s`` seconds.
 

@@ -30,6 +30,7 @@ from tests.kube.following import (
     watch,
 )
 from tests.scripted import Answer, Exchange
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_long_watch_without_events_resets_the_backoff() -> None:
 
     def goes_on(exchange: Exchange) -> None:
         nonlocal now_s
-        readings.wait(5.0)  # until its beginning was dated
+        readings.wait(PATIENCE_S)  # until its beginning was dated
         now_s += 30.0
         breaks_off(exchange)
 

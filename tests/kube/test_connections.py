@@ -19,6 +19,7 @@ from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import KubeApi
 from tests.certificates import Authority, Certificate
 from tests.scripted import Exchange, scripted_server
+from tests.waiting import PATIENCE_S
 
 CONNECTIONS = 32
 
@@ -97,7 +98,7 @@ def at(host: str, **settings: Any) -> Configuration:
 def test_connections_of_concurrent_calls_are_reused() -> None:
     opened: list[object] = []
     all_here = threading.Barrier(CONNECTIONS)
-    with answering(lambda: opened.append(1), lambda: all_here.wait(60)) as port:
+    with answering(lambda: opened.append(1), lambda: all_here.wait(PATIENCE_S)) as port:
         get(at(f"http://127.0.0.1:{port}"), CONNECTIONS, rounds=3)
     assert len(opened) == CONNECTIONS
 

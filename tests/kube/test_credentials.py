@@ -29,7 +29,7 @@ def test_the_event_loop_goes_on_while_an_exec_plugin_runs() -> None:
 
     def plugin(configuration: Configuration) -> None:
         begun.set()
-        assert end.wait(1.0), "the loop is blocked"
+        assert end.wait(PATIENCE_S), "the loop is blocked"
         configuration.api_key["BearerToken"] = "Bearer new"
 
     async def play(configuration: Configuration) -> bytes:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from extender.state.foreign_allocators import node_of
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.kube.recorder import Recorder
 from tests.threads import begun_since
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +92,7 @@ def following_pods(
         yield reflector, seen
     finally:
         reflector.stop()
-        thread.join(10.0)
+        thread.join(PATIENCE_S)
         api.close()
     assert not thread.is_alive()
 
@@ -206,7 +208,7 @@ def test_bookmarks_advance_the_version_of_an_idle_kind(plane: ControlPlane) -> N
             patch = {"metadata": {"labels": {"value": str(value)}}}
             plane.call("PATCH", "/api/v1/namespaces/default", patch, MERGE)
         plane.call("GET", "/api/v1/pods")  # the API server asks etcd for its progress
-        seen.until(lambda _: api.versions[-1] >= api.versions[0] + 5, timeout_s=20.0)
+        seen.until(lambda _: api.versions[-1] >= api.versions[0] + 5)
         assert (reflector.health.reconnects, reflector.health.lists) == (0, 1)
         assert len(seen.events) == 1
 
@@ -239,7 +241,7 @@ def test_a_compacted_history_causes_a_list(plane: ControlPlane) -> None:
     first = new_pod(plane)
     with (
         capture_logs() as logs,
-        following_pods(api, wait=lambda _: gate.wait(30.0)) as (reflector, seen),
+        following_pods(api, wait=lambda _: gate.wait(PATIENCE_S)) as (reflector, seen),
     ):
         assert known(seen.events) == listed(plane)
         plane.kill("kube-apiserver")
@@ -264,7 +266,7 @@ def test_a_frozen_server_is_detected_and_reconnected(plane: ControlPlane) -> Non
     ):
         plane.pause("kube-apiserver")
         try:
-            seen.until(lambda _: reflector.health.reconnects == 1)
+            seen.until(lambda _: reflector.health.reconnects >= 1)
         finally:
             plane.resume("kube-apiserver")
         new_pod(plane)
@@ -286,10 +288,10 @@ def test_without_rights_it_is_never_synced(plane: ControlPlane) -> None:
 
 def test_it_stops_immediately_without_leaking_threads(plane: ControlPlane) -> None:
     watching = begun_since("watch-")
-    with following(plane):
+    with following(plane, replace(PACE, watch_s=600)):
         assert watching() == sorted(f"watch-{kind.name}" for kind in watched_kinds(NAMESPACE))
         begun_s = time.monotonic()
-    assert time.monotonic() - begun_s < 1.0
+    assert time.monotonic() - begun_s < PATIENCE_S  # less than it may wait for data
     assert watching() == []
 
 
@@ -297,7 +299,7 @@ def test_an_interrupted_stream_is_not_read_any_more(plane: ControlPlane) -> None
     """Over TLS, remaining data would be read as ciphertext."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # more than one read can hold
     api = KubeApi(plane.configuration())
-    stream = api.stream(path, query={"watch": "true"}, read_timeout_s=30.0)
+    stream = api.stream(path, query={"watch": "true"}, read_timeout_s=PATIENCE_S)
     try:
         assert b'"ADDED"' in stream.read()
         stream.interrupt()

@@ -10,12 +10,13 @@ import pytest
 from extender.kube.api_errors import NoAnswer
 from extender.kube.client import KubeApi
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
 def serving(*script: Answer) -> Iterator[tuple[KubeApi, ScriptedServer]]:
     with scripted_server(*script) as server:
-        api = KubeApi(server.configuration(), read_timeout_s=30.0)
+        api = KubeApi(server.configuration(), read_timeout_s=PATIENCE_S)
         try:
             yield api, server
         finally:

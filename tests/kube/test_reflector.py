@@ -35,6 +35,7 @@ from tests.kube.following import (
     watch,
 )
 from tests.scripted import Exchange
+from tests.waiting import PATIENCE_S
 
 #: A watch that concerns only some pods.
 KINDS["our pods"] = next(
@@ -162,14 +163,14 @@ def test_it_is_synced_only_after_its_first_list_is_delivered() -> None:
     delivered, listed = threading.Event(), threading.Event()
 
     def late(exchange: Exchange) -> None:
-        listed.wait(5.0)
+        listed.wait(PATIENCE_S)
         page(5)(exchange)
 
     with following(late, HANG, deliver=deliver) as followed:
         health = followed.reflector.health
         assert (health.synced, health.contact_age_s, health.lists) == (False, None, 0)
         listed.set()
-        assert delivered.wait(5.0)
+        assert delivered.wait(PATIENCE_S)
         followed.seen.until(lambda _: len(followed.server.requests) == 2)
         health = followed.reflector.health
     assert synced == [False]

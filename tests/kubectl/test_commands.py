@@ -15,7 +15,7 @@ from tests.controlplane import ROOT
 from tests.kubectl.served_fleet import NODES, pod, rows, server
 from tests.kubectl.transcripts import run
 from tests.serving import Server
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 __all__ = ["server"]
 
@@ -205,7 +205,7 @@ def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
             assert "decision  team-a/later  -  rejected: none of 3 nodes" in reported
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_snapshot_without_names_has_none(server: Server) -> None:
@@ -278,19 +278,19 @@ def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> 
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[0].decode()
-            with urlopen(url, timeout=30) as page:
+            with urlopen(url, timeout=PATIENCE_S) as page:
                 assert b"<title>Headroom</title>" in page.read()
-            with urlopen(f"{url}v1/nodes", timeout=30) as nodes:
+            with urlopen(f"{url}v1/nodes", timeout=PATIENCE_S) as nodes:
                 names = [node["name"] for node in json.load(nodes)["nodes"]]
             assert names == NODES
             without_key = "/".join(url.split("/")[:3])
             with pytest.raises(HTTPError) as rejected:
-                urlopen(f"{without_key}/v1/nodes", timeout=30)
+                urlopen(f"{without_key}/v1/nodes", timeout=PATIENCE_S)
             rejected.value.close()
             assert rejected.value.code == 404
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_an_unknown_pod_exits_with_1(server: Server) -> None:

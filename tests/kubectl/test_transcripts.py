@@ -22,6 +22,7 @@ from tests.kubectl.bodies import device, holder, node
 from tests.kubectl.transcripts import TEAM, fleet, transcript
 from tests.processes import starts_processes
 from tests.serving import Server
+from tests.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).with_name("transcript_80.txt")
 
@@ -63,7 +64,7 @@ def on_terminal(address: str, *arguments: str, columns: int, **variables: str) -
         pass
     finally:
         os.close(ours)
-    assert process.wait(60) == 0, shown
+    assert process.wait(PATIENCE_S) == 0, shown
     return shown.decode().replace("\r\n", "\n")
 
 

@@ -32,7 +32,7 @@ from headroom.kubectl.watched_fleet import KINDS, RISKS, Order, Row, WatchedFlee
 from tests.controlplane import ROOT
 from tests.kubectl.bodies import GIB
 from tests.serving import serving
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FIX = "lower headroom.gpu/vram to 11.5Gi or less: that fits now"
 RISK = "26.0 GiB are reserved or used of 24.0 GiB: 2.0 GiB too much"
@@ -292,9 +292,9 @@ def on_terminal(
         assert termios.tcgetattr(theirs) == before
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE_S)
         os.close(theirs)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         os.close(ours)
 
 
@@ -325,7 +325,7 @@ def test_it_follows_the_terminal_and_a_lost_console_and_restores_the_terminal() 
             stack.close()
             until(lambda: "Not up to date since " in written(), "the age of the data")
             os.write(terminal, b"\x03")
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE_S) == 0
             until(lambda: RESTORED in written(), "a restored terminal")
             assert "Traceback" not in written()
 
@@ -342,7 +342,7 @@ def test_q_and_sigterm_restore_the_terminal(keys: bytes, status: int) -> None:
             os.write(terminal, keys)
         else:
             process.terminate()
-        assert process.wait(20) == status
+        assert process.wait(PATIENCE_S) == status
         until(lambda: RESTORED in written(), "a restored terminal")
 
 
@@ -359,7 +359,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_frames_that_fit() -> None:
         assert max(map(len, lines)) <= 80
         assert "\x1b" not in written()
         os.write(terminal, b"\x03")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ def test_a_locale_that_is_not_installed_gets_ascii() -> None:
         assert re.search(r"gke-prod-[\w-]*~[\w-]*-0000 ", written())
         assert written().isascii()
         os.write(terminal, b"q")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_options_that_it_does_not_have_are_rejected_with_an_example() -> None:

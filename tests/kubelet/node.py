@@ -39,12 +39,12 @@ from tests.kubelet.pod_resources import Held, answer, podresources
 from tests.kubelet.runtime import Runtime
 from tests.processes import Processes, free_ports
 from tests.tunnel import Tunnel
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 PODS = "/api/v1/namespaces/default/pods"
 #: The kubelet's log line about the plugin's replicas.
 PLUGIN_HEARD = '"Processed device updates for resource"'
-TIMEOUT_S = 60.0
+TIMEOUT_S = PATIENCE_S
 
 #: Capabilities of root that a kubelet needs, under another uid: Linux lets one user watch files
 #: from 128 places, and a kubelet does so from five. The change undoes that it is killed with us.

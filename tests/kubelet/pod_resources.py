@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 
+from tests.waiting import PATIENCE_S
+
 podresources, podresources_services = grpc.protos_and_services("tests/kubelet/podresources.proto")
 
 
@@ -29,7 +31,7 @@ def answer(socket: Path, call: str, request: Any) -> Any:
         lister = podresources_services.PodResourcesListerStub(channel)
         while True:
             try:
-                return getattr(lister, call)(request, timeout=10.0)
+                return getattr(lister, call)(request, timeout=PATIENCE_S)
             except grpc.RpcError as rejected:
                 if rejected.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise

@@ -1,6 +1,7 @@
 """The in-memory store: the behaviour of every store, and its own."""
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -13,6 +14,7 @@ from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, reserving, run_together
+from tests.waiting import PATIENCE_S
 
 
 def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "") -> Pod:
@@ -239,11 +241,12 @@ class TestFaults:
             store.bind(binding(pod(version="99")))
 
     def test_every_call_has_latency_outside_the_lock(self) -> None:
+        """No call returns before all calls have begun."""
+        all_there = threading.Barrier(8)
+
         def far(operation: str, when: str) -> None:
-            time.sleep(0.05)
+            all_there.wait(PATIENCE_S)
 
         store = EmbeddedStore(lambda events: None, time.monotonic, far)
-        began_s = time.monotonic()
         run_together(8, lambda i: store.read_gpunode("n"))
-        took_s = time.monotonic() - began_s
-        assert 0.1 <= took_s < 0.4
+        assert not all_there.broken

@@ -21,7 +21,7 @@ from extender.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.builders import GIB, GPU, STAMP, shared
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, crd_manifest
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
@@ -259,7 +259,7 @@ def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
 def test_reports_and_binds_have_separate_priority_levels(
     plane: ControlPlane, flows: dict[str, str], token: str, schema: str, level: str
 ) -> None:
-    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=30.0)
+    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=PATIENCE_S)
 
     def served() -> tuple[str | None, str | None]:
         headers = {"Authorization": f"Bearer {token}"}

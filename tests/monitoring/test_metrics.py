@@ -13,7 +13,7 @@ from tests.debian import Unavailable, prometheus
 from tests.monitoring.conftest import World
 from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 #: Metrics of an agent that steers, which needs a kubelet and a cluster; of the webhook, the
 #: recorder and the controller of device taints, which need a cluster
@@ -49,7 +49,7 @@ _LE = {"le"}
 
 def text_of(world: World) -> tuple[str, str]:
     """The metrics of the extender and the agent, after the first sample."""
-    connection = http.client.HTTPConnection(world.agent, timeout=10)
+    connection = http.client.HTTPConnection(world.agent, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/metrics")
         agent = connection.getresponse().read().decode()

@@ -24,9 +24,10 @@ from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.node_objects import INSIDE, write_mounts
 from tests.kubelet.relay import api, api_services
 from tests.processes import Processes, starts_processes
+from tests.waiting import PATIENCE_S
 
 RESOURCE = "nvidia.com/gpu"
-TIMEOUT_S = 60.0
+TIMEOUT_S = PATIENCE_S
 
 
 def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:

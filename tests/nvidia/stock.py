@@ -7,6 +7,7 @@ import grpc
 from tests.driver import Gpu
 from tests.kubelet.relay import api, api_services
 from tests.nvidia.conftest import Kubelet, sharing
+from tests.waiting import PATIENCE_S
 
 
 class StockPlugin:
@@ -38,5 +39,5 @@ class StockPlugin:
             "allocation_size": size,
         }
         request = api.PreferredAllocationRequest(container_requests=[question] * times)
-        answer = self._plugin.GetPreferredAllocation(request, timeout=30.0)
+        answer = self._plugin.GetPreferredAllocation(request, timeout=PATIENCE_S)
         return [list(each.deviceIDs) for each in answer.container_responses]

@@ -21,6 +21,7 @@ from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
 from tests.debian import Unavailable, chromium
 from tests.processes import starts_processes
 from tests.serving import Server, serving
+from tests.waiting import PATIENCE_S
 
 GIB = 1 << 30
 #: More than one page of nodes holds.
@@ -119,13 +120,14 @@ class Looked:
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Page:
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE_S * 1000)
     page.set_default_timeout(20_000)
     return page
 
 
 @pytest.fixture
 def readings(window: Page, server: Server) -> Iterator[Looked]:
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=PATIENCE_S * 1000)
     window.set_viewport_size({"width": 1280, "height": 900})
     window.emulate_media(color_scheme="light", reduced_motion="no-preference")
     found = Looked(window, server.debug)

@@ -1,7 +1,6 @@
 """The page while things change: nothing that the reader has open, selected or scrolled is lost."""
 
 import re
-import time
 from typing import Any
 
 from playwright.sync_api import Browser, Page, Route, expect
@@ -10,9 +9,6 @@ from contract.gpunode import PodUse, Replicas
 from tests.page.conftest import GIB, Looked, place, report
 from tests.serving import Server
 
-#: A report must be on the page after this time (on a quiet machine after 0.4 s, at most 0.8 s:
-#: python -m benchmarks.page). Loaded machines of tests get more.
-WITHIN_MS = 10_000
 SELECTED = "document.getSelection().toString()"
 
 
@@ -43,7 +39,7 @@ def test_a_report_changes_the_open_gpu_and_keeps_scroll_and_selection(
     scrolled = detail.evaluate("element => element.scrollTop")
     assert scrolled > 0
     uses(server, "l4-0010", 5)
-    expect(detail).to_contain_text("5.0 GiB in use", timeout=WITHIN_MS)
+    expect(detail).to_contain_text("5.0 GiB in use")
     assert page.evaluate(SELECTED) == kept
     assert detail.evaluate("element => element.scrollTop") == scrolled
 
@@ -62,7 +58,7 @@ def test_a_report_changes_one_node_and_leaves_the_others_alone(
     page.evaluate("scrollTo(0, 200)")
     uses(server, "l4-0012", 6)
     changed = page.get_by_role("table", name="Devices of l4-0012")
-    expect(changed).to_contain_text("6.0 GiB", timeout=WITHIN_MS)
+    expect(changed).to_contain_text("6.0 GiB")
     expect(inside).to_be_visible()
     assert page.evaluate(SELECTED) == "GPU-l4-0011-1"
     assert page.evaluate("scrollY") == 200
@@ -73,14 +69,16 @@ def test_totals_follow_a_report_that_comes_right_after_they_were_read(
 ) -> None:
     page = readings.open("/overview")
     expect(page.locator("#live")).to_contain_text("live")
-    with page.expect_response("**/v1/fleet"):
-        pass
-    read_s = time.monotonic()
-    uses(server, "l4-0014", 7)
-    with page.expect_response("**/v1/fleet"):
-        pass
-    # Without an event the page reads again after 5 s.
-    assert time.monotonic() - read_s < 4
+    # Without an event the page reads again after 5 s: no such timer starts here.
+    page.evaluate("() => { window.started = setTimeout; }")
+    page.evaluate("() => { setTimeout = (call, ms) => ms >= 5000 ? 0 : started(call, ms); }")
+    try:
+        with page.expect_response("**/v1/fleet"):
+            pass
+        with page.expect_response("**/v1/fleet"):
+            uses(server, "l4-0014", 7)
+    finally:
+        page.evaluate("() => { setTimeout = started; }")
 
 
 def test_a_lost_stream_is_shown_and_the_page_is_read_again_without_it(
@@ -150,7 +148,7 @@ def test_a_lost_console_leaves_what_the_reader_has_open(readings: Looked) -> Non
 def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     readings: Looked, server: Server
 ) -> None:
-    """Which GPU is out of memory, and whose fault is it? At most three clicks and 30 s."""
+    """Which GPU is out of memory, and whose fault is it?"""
     place(server, "victim", "7Gi", "l4-0020")
     place(server, "leaks", "7Gi", "l4-0020")
     pods = [
@@ -159,7 +157,6 @@ def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     ]
     full = {"used_bytes": 23 * GIB, "replicas": Replicas(free=2, allocated=2)}
     report(server, "l4-0020", full, {}, pods=pods)
-    began_s = time.monotonic()
     page = readings.open("/overview")
     risk = page.get_by_role("region", name="At risk").get_by_role("listitem").first
     expect(risk).to_contain_text("overcommitted")
@@ -178,7 +175,6 @@ def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     gpu = page.locator("#answer").get_by_role("link", name="l4-0020 GPU 0")
     expect(gpu).to_have_attribute("href", "#/fleet/l4-0020/0")
     expect(page.locator(".verdict")).to_have_class("verdict bad")
-    assert time.monotonic() - began_s < 30
 
 
 def test_nodes_gpus_and_pods_link_to_the_dashboard_of_the_settings(readings: Looked) -> None:

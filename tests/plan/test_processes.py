@@ -34,9 +34,9 @@ def test_workers_end_if_the_plan_is_killed(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         plan = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        until(lambda: len(workers(plan.pid)) == 2, "both workers replay", 60.0, 0.1)
+        until(lambda: len(workers(plan.pid)) == 2, "both workers replay")
         found = workers(plan.pid)
     finally:
         plan.kill()
         plan.wait()
-    until(lambda: not any(map(is_there, found)), "no worker is left", 30.0, 0.1)
+    until(lambda: not any(map(is_there, found)), "no worker is left")

@@ -14,7 +14,7 @@ from extender.app.cli import app
 from extender.plan.recording import history_of, read_recording
 from tests import forks
 from tests.scripted import Exchange, scripted_server
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 GPU = "nvidia.com/gpu"
 
@@ -91,14 +91,14 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
             watched.clear()
             process = forks.Forked("extender", [*command, *more], log, os.environ)
             try:
-                assert watched.wait(30.0)
+                assert watched.wait(PATIENCE_S)
                 until(file.exists, "the file is written")
                 other = forks.run("extender", *command, env=os.environ, timeout_s=300.0)
                 assert other.returncode == 2
                 assert "another process records to it" in other.stderr
             finally:
                 process.terminate()
-                status = process.wait(30.0)
+                status = process.wait(PATIENCE_S)
             assert status == 0, log.read_text()
 
         recorded()
@@ -166,7 +166,7 @@ def test_a_failing_call_is_reported_in_plain_words(tmp_path: Path) -> None:
             until(lambda: "records" in log.read_text(), "it records")
         finally:
             process.terminate()
-            process.wait(30.0)
+            process.wait(PATIENCE_S)
     failed, records = log.read_text().splitlines()
     assert failed == (
         "headroom: the recording is incomplete while this fails: "

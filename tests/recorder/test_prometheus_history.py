@@ -20,6 +20,7 @@ from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.recorder.facts import GIB, HOUR_S, NOW_S
 from tests.recorder.test_past_lives import OWNED, answers, both, peaks, running
+from tests.waiting import PATIENCE_S
 
 SOURCE = Source("http://user:secret@127.0.0.1:1", 1.0)
 
@@ -38,7 +39,7 @@ class Server:
         self.count += 1
         self.asked.set()
         if self.wait is not None:
-            self.wait.wait(30)
+            self.wait.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
         (name,) = (name for name, text in QUERIES.items() if text == promql)
@@ -109,7 +110,7 @@ def test_a_query_that_hangs_is_abandoned_and_no_other_one_begins_beside_it() -> 
     server.wait.set()
     hanging = read.reader.hanging
     assert hanging is not None
-    hanging.join(10)
+    hanging.join(PATIENCE_S)
     read.clock_s = 1202
     read.reader.source = SOURCE
     assert read.check()[0]["event"] == "past_lives_read"

@@ -210,7 +210,7 @@ def test_lives_of_a_deployment_are_recorded_across_a_change_of_the_leader(
     workload = Workload(plane)
     first, second = workload.pod(), workload.pod()
     workload.report((first, 18 * GIB), (second, 18 * GIB))
-    until(lambda: workload.track().get("running"), "the lives that run are recorded", 90)
+    until(lambda: workload.track().get("running"), "the lives that run are recorded")
     profile = workload.profile()
     assert workload.track()["running"] == {str(bucket_of(18 * GIB)): 2000}
     assert profile["status"]["lives"] == 2
@@ -223,7 +223,7 @@ def test_lives_of_a_deployment_are_recorded_across_a_change_of_the_leader(
 
     workload.report((second, 18 * GIB))
     workload.end(first)
-    until(lambda: workload.track().get("ended") == 1, "the life that ended is recorded", 90)
+    until(lambda: workload.track().get("ended") == 1, "the life that ended is recorded")
     assert workload.track()["flat"] == 1
     assert workload.track()["running"] == {str(bucket_of(18 * GIB)): 1000}
 
@@ -241,7 +241,7 @@ def test_lives_of_a_deployment_are_recorded_across_a_change_of_the_leader(
         assert workload.track()["ended"] == 1
         workload.report((second, 18 * GIB))
         workload.end(third)
-        until(lambda: workload.track().get("ended") == 2, "it records lives that end", 90)
+        until(lambda: workload.track().get("ended") == 2, "it records lives that end")
         weights = workload.track()["complete"]
         assert set(weights) == {str(bucket_of(18 * GIB)), str(bucket_of(19 * GIB))}
     finally:

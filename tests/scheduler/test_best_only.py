@@ -101,7 +101,7 @@ def test_the_ranking_is_on_record(best_only: Server) -> None:
         found: dict[str, Any] = best_only.get("/v1/decisions").json()["decisions"][0]
         return found
 
-    until(lambda: bool(decision()["prioritize"]["candidates"]), "who came next is kept", 2.5)
+    until(lambda: bool(decision()["prioritize"]["candidates"]), "who came next is kept")
     made = decision()
     assert made["node"] == winner
     assert (made["filter"]["offered"], made["filter"]["fits"]) == (3, 3)

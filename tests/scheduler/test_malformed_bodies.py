@@ -11,6 +11,7 @@ import pytest
 from contract.reasons import Reason
 from tests.processes import starts_processes
 from tests.serving import Reply, Server, binding, offer, pod, serving
+from tests.waiting import PATIENCE_S
 
 FLEET = """
 nodes: [{name: gpu-a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}]
@@ -188,7 +189,7 @@ def test_bad_annotation_fits_no_node_for_one_constant_sentence(server: Server, v
 
 def test_a_client_that_disconnects_midway_does_no_harm(server: Server) -> None:
     url = urlsplit(server.verbs)
-    with socket.create_connection((url.hostname, url.port), timeout=5) as raw:
+    with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
     time.sleep(0.3)  # until the server has seen it go
     assert server.post("/filter", offer(pod("p", "1Gi"), "gpu-a")).json()["NodeNames"] == ["gpu-a"]

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from extender.server import http_limits, ports
 from extender.server.http_limits import CPU_COUNTER, LimitedProtocol, read_whole
 from tests.listening import listening
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
@@ -57,7 +57,7 @@ def counting() -> type[Counting]:
 
 def everything(port: int, sent: bytes) -> bytes:
     """All output of the server, until it ends the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(sent)
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -103,7 +103,7 @@ def test_half_a_request_does_not_keep_it_from_ending(
 
 
 def test_the_others_are_answered_meanwhile(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as slow:
         slow.sendall(HALF)
         whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
         assert everything(port, whole).endswith(b'"2"')
@@ -133,7 +133,7 @@ def test_a_body_that_comes_in_parts_is_passed_on_unchanged_and_its_cpu_is_counte
             [head + b"Transfer-Encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n"],
         ):
             before_s = cpu_seconds(counter)
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
                 for part in sent:
                     client.sendall(part)
                 with client.makefile("rb") as answer:
@@ -213,7 +213,9 @@ def test_of_too_many_connections_those_that_wait_longest_are_dropped(
     with served(counting) as port, contextlib.ExitStack() as after:
         clients = []
         for sent in (HALF, HALF, b"GET /p HT", b""):
-            client = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            client = after.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            )
             client.sendall(sent)
             clients.append(client)
         until(lambda: counting.begun == 3, "the requests have begun")
@@ -227,7 +229,9 @@ def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped(
     monkeypatch.setattr(http_limits, "MAX_BODIES_BYTES", 1_000_000)
     head = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with contextlib.ExitStack() as after, served() as port:
-        large = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        large = after.enter_context(
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        )
         large.sendall(head % 2_000_000 + b"x" * 900_000)
         small = head % 200_000 + b"x" * 200_000
 
