@@ -14,7 +14,7 @@ from tests.processes import starts_processes
 BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 #: Modules about features that only the newest minor has.
-collect_ignore = [] if UNDER_TEST == NEWEST else ["test_resize.py"]
+collect_ignore = [] if UNDER_TEST == NEWEST else ["test_resize.py", "test_starting_again.py"]
 
 ONE_GPU = Shape()
 

@@ -90,9 +90,13 @@ class Engines:
 
 
 @pytest.fixture
-def engines(plane: ControlPlane, tmp_path: Path) -> Iterator[Engines]:
+def engines(
+    plane: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Engines]:
+    """Its parameter is the kubelet; by default the newest."""
+    kubelet = getattr(request, "param", "kubelet")
     flags = [f"--state={tmp_path}/run/state.json"]
-    real = RealCluster(plane, 1, gpus=1, replicas=4, agent_flags=flags)
+    real = RealCluster(plane, 1, gpus=1, replicas=4, agent_flags=flags, kubelet=kubelet)
     try:
         real.create()
         gated = {"metadata": {"annotations": {"headroom.gpu/device-choice": "gated"}}}
@@ -113,6 +117,7 @@ def assert_one_after_the_other(engines: Engines, started: Sequence[Container]) -
     assert engines.phases() == ["running"] * 2
 
 
+@pytest.mark.parametrize("engines", ["kubelet", "kubelet-1.36"], indirect=True)
 def test_engines_that_restart_all_their_containers_start_one_after_the_other(
     engines: Engines,
 ) -> None:
