@@ -1,4 +1,5 @@
-"""The fields of DRA's objects that Headroom reads and writes: claims, devices, DeviceTaintRules.
+"""The fields of DRA's objects that Headroom reads and writes: claims, devices, DeviceClasses and
+DeviceTaintRules.
 
 They are equal in all versions of resource.k8s.io, except that v1beta1 has the attributes of a
 device under ``basic``.
@@ -8,16 +9,35 @@ from collections.abc import Mapping
 
 import msgspec
 
-from contract.kube import KubeStruct, ObjectMeta, SliceDevice
+from contract.kube import KubeStruct, ObjectMeta, Pod, SliceDevice
 
 #: Name of NVIDIA's driver.
 DRIVER = "gpu.nvidia.com"
 _UUID = ("uuid", f"{DRIVER}/uuid")
 _MEMORY = ("memory", f"{DRIVER}/memory")
 
+#: Beginning of the extended resource that each DeviceClass has without naming one. The rest is the
+#: name of the class. kube-scheduler accepts no such name in ``managedResources``.
+IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
+#: These resources for the classes of GPUs and MIG devices that NVIDIA's driver installs.
+IMPLICIT_GPU_RESOURCES = (
+    f"{IMPLICIT_RESOURCE}{DRIVER}",
+    f"{IMPLICIT_RESOURCE}mig.nvidia.com",
+)
+
 NO_SCHEDULE = "NoSchedule"
 #: Label of the DeviceTaintRules that Headroom writes; no others are ever deleted.
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "headroom-device-taints"
+
+
+def implicit_gpu_resources(pod: Pod) -> list[str]:
+    """Return the resources of ``IMPLICIT_GPU_RESOURCES`` that the pod requests."""
+    containers = (*(pod.spec.init_containers or ()), *(pod.spec.containers or ()))
+    requested: set[str] = set()
+    for each in containers:
+        if each.resources is not None:
+            requested.update(each.resources.requests or (), each.resources.limits or ())
+    return [name for name in IMPLICIT_GPU_RESOURCES if name in requested]
 
 
 def uuid_of(device: SliceDevice) -> str:
@@ -72,6 +92,18 @@ class ClaimStatus(KubeStruct, frozen=True):
 class ResourceClaim(KubeStruct, frozen=True):
     metadata: ObjectMeta
     status: ClaimStatus | None = None
+
+
+class DeviceClassSpec(KubeStruct, frozen=True):
+    #: The extended resource that devices of the class serve, such as nvidia.com/gpu.
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(KubeStruct, frozen=True):
+    """A class of devices that pods can claim, or request as an extended resource."""
+
+    metadata: ObjectMeta
+    spec: DeviceClassSpec = DeviceClassSpec()
 
 
 class DeviceSelector(KubeStruct, frozen=True):

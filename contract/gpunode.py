@@ -26,6 +26,9 @@ HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 PROCESSES_SOURCE = "proc"
 #: Flag of a reservation: made after the pod was bound without one, so it may overcommit a device.
 ADOPTED = "adopted"
+#: Flag of an adopted reservation: the pod holds its devices by a ResourceClaim (DRA). It is charged
+#: what the claim holds.
+CLAIMED = "claimed"
 #: Flag of a reservation: the pod got a device without enough free memory. Headroom evicts it before
 #: it starts.
 EVICTED = "evicted"

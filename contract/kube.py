@@ -230,6 +230,19 @@ class ContainerStatus(KubeStruct, frozen=True):
     state: ContainerState | None = None
 
 
+class ExtendedResourceRequest(KubeStruct, frozen=True):
+    """An extended resource that a claim serves."""
+
+    resource_name: str = ""
+
+
+class ExtendedResourceClaimStatus(KubeStruct, frozen=True):
+    """The ResourceClaim that kube-scheduler made for extended resources of a pod (DRA)."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[ExtendedResourceRequest] | None = None
+
+
 class PodStatus(KubeStruct, frozen=True):
     phase: str | None = None
     container_statuses: list[ContainerStatus] | None = None
@@ -239,6 +252,8 @@ class PodStatus(KubeStruct, frozen=True):
     start_time: str | None = None
     #: The node on which other pods are preempted for this pod.
     nominated_node_name: str | None = None
+    #: Set before the pod is bound, if DRA serves an extended resource that the pod requests.
+    extended_resource_claim_status: ExtendedResourceClaimStatus | None = None
 
 
 class Pod(KubeStruct, frozen=True):

@@ -165,10 +165,22 @@ class Reason(Enum):
         "schedulers off GPU nodes with a taint. Example: nvidia.com/gpu=present:NoSchedule",
     )
     # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
+    DRA_AND_PLUGIN = (
+        "GPUs of the node are offered by a device plugin and by a DRA driver",
+        "Device plugin and DRA allocate the same GPUs, and neither sees the allocations of the "
+        "other. Pods that still run with a GPU from the plugin count as well.",
+        "let only one of them offer GPUs of the node: remove the device plugin and wait until its "
+        "pods have ended, or remove the DRA driver",
+    )
     DRA_MANAGES = (
-        "GPUs of the node are managed by a DRA driver",
-        _ALLOCATED_BY_OTHERS,
-        _FOREIGN_ALLOCATOR,
+        "GPUs of the node are allocated by DRA, which counts no headroom.gpu/vram: convert the pod "
+        "(headroom convert --to dra), or select other nodes",
+        "kube-scheduler allocates the GPUs of the node by DRA, in whole devices. A pod can go "
+        "there if it requests no amount of GPU memory (headroom.gpu/vram or the default of its "
+        "namespace), no limit of SM activity, no start alone and no gate, and does not set "
+        "NVIDIA_VISIBLE_DEVICES.",
+        "convert the pod to claims: headroom convert --to dra -f pod.yaml; or select nodes with a "
+        "device plugin by a nodeSelector; or remove the annotation, to get a whole GPU",
     )
     HAMI_MANAGES = (
         "GPUs of the node are managed by HAMi",

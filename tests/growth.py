@@ -32,6 +32,9 @@ class Fixed:
 #: (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/state/node_settings.py": ["NodeSettings.cordoned"],
+    # One set, shared by all nodes.
+    "extender/placement/snapshot.py": ["NodeTerms.by_dra"],
+    "extender/state/dump.py": ["Settled.dra_resources", "Settled.exempt"],
     "extender/admission/json_patch.py": ["Draft.operations"],
     "extender/state/changes.py": ["Effects.events", "Effects.outcomes", "Effects.unsettled"],
     "extender/state/evictable_pods.py": ["Needs._terms"],
@@ -130,6 +133,13 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/kube/profiles.py": {
         "Profiles._found_by": Per("VRAMProfile", 4_000),
         "Profiles._profiles": Per("VRAMProfile", 512 << 10),
+    },
+    "extender/state/dra_allocation.py": {
+        "DraAllocation._claims": Per("ResourceClaim", 4_000),
+        "DraAllocation._classes": Per("DeviceClass", 1_500),
+        "DraAllocation._slices": Per("device", 500),
+        "DraAllocation._slices_on": Per("node", 500),
+        "DraAllocation.resources": Per("DeviceClass", 500),
     },
     # Slices, claims and holdings have a few hundred bytes for each device that they name.
     "extender/state/claimed_devices.py": {

@@ -37,6 +37,7 @@ from contract.annotations import (
     parse_share,
     parse_vram,
 )
+from contract.dra import implicit_gpu_resources
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
@@ -149,6 +150,14 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
 
 def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
     """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
+    exempt = context.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
+    implicit = implicit_gpu_resources(pod)
+    if pod.annotation(VRAM) is not None and implicit and not exempt:
+        return (
+            f"annotation {VRAM}: DRA allocates {implicit[0]} in whole devices, and counts no "
+            f"amount; request {context.rules.resources[0]}: 1 instead, or convert the pod to "
+            "claims (headroom convert --to dra), or remove the annotation"
+        )
     if not asks_for_gpu(pod, context.rules):
         return ""
     if requests_auto(pod):
@@ -169,7 +178,7 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
         except BadAnnotation as err:
             return str(err)
     # Without the mutating webhook, which such a namespace excludes, no pod is counted.
-    counts = context.settings.counts and context.namespace.labels.get(SCHEDULER) != NO_SCHEDULER
+    counts = context.settings.counts and not (exempt or implicit)
     return miscounted(pod, request) if counts and not is_template else ""
 
 

@@ -29,7 +29,7 @@ from extender.kube.informers import KubernetesSources
 from extender.kube.node_pods import NodePods
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
-from extender.kube.resources import claim_kind, profile_kind, watched_kinds
+from extender.kube.resources import profile_kind, watched_kinds
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
@@ -103,12 +103,12 @@ class Cluster:
         )
         view.observed.health = lambda: sources.health
         sources.start()
-        # Apart from the others: no decision depends on profiles and claims, so the console is ready
-        # without them.
+        # Apart from the others: no decision depends on profiles, so the console is ready without
+        # them.
         profiles = KubernetesSources(
             self.api,
             view.take_for_people,
-            [profile_kind(), claim_kind()] if for_people else (),
+            [profile_kind()] if for_people else (),
             pace=self._pace,
         )
         profiles.start()

@@ -75,7 +75,6 @@ class ClusterView:
     def take_for_people(self, events: Sequence[Event]) -> None:
         """Take events that only views show, from any thread."""
         self.profiles.apply(events)
-        self.claims.apply(events)
 
     def take_for_all(self, events: Sequence[Event]) -> None:
         """Take events that decisions and views depend on, from any thread."""

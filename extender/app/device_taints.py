@@ -16,7 +16,7 @@ from extender.kube.claims import Claims
 from extender.kube.client import KubeApi, load_configuration
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import DEFAULT_PACE, Pace
-from extender.kube.resources import claim_kind, watched_kinds
+from extender.kube.resources import watched_kinds
 from extender.kube.taint_rules import TaintRules
 from extender.observability.metrics import CertificateCollector
 from extender.observability.taint_metrics import TaintTelemetry
@@ -25,7 +25,7 @@ from extender.recorder.election import RETRY_S, Election
 from extender.server.ports import serve_ports
 
 LEASE_NAME = "headroom-device-taints"
-WATCHED = ("gpunodes", "leases", "resourceslices")
+WATCHED = ("gpunodes", "leases", "resourceslices", "resourceclaims")
 
 
 async def serve_device_taints(
@@ -44,7 +44,7 @@ async def serve_device_taints(
     claims = Claims()
     reports = Reports(claims, lambda: loop.call_soon_threadsafe(changed.set))
     kinds = [kind for kind in watched_kinds(settings.agent_namespace) if kind.name in WATCHED]
-    sources = KubernetesSources(api, reports.apply, [*kinds, claim_kind()], pace=pace)
+    sources = KubernetesSources(api, reports.apply, kinds, pace=pace)
     election = Election(
         api, settings.agent_namespace, LEASE_NAME, uuid.uuid4().hex, time.monotonic, time.time
     )

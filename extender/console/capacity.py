@@ -23,6 +23,7 @@ from extender.console.responses import (
 )
 from extender.console.view_context import InContext, Newest
 from extender.placement.capacity import Space, capacity_summary, device_classes, space
+from extender.placement.dra_nodes import by_headroom
 from extender.placement.fit import Verdicts, fit
 from extender.state.eligible_nodes import AMOUNTS, eligible_nodes
 from extender.state.node_whatif import pod_counts
@@ -160,7 +161,7 @@ def capacity(
     pod = made_up(
         "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
     )
-    request = of_size(understood(cluster, pod, "query resource"))
+    request = by_headroom(of_size(understood(cluster, pod, "query resource")))
     eligible = eligible_nodes(pod, snap, cluster.node)
     verdicts = fit(request, snap, eligible.rows, context.monotonic_s())
     free_space = space(verdicts)

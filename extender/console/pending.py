@@ -29,6 +29,7 @@ from extender.placement.explain import Explanation, explain
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import Snapshot
+from extender.state.dra_allocation import claim_name
 from extender.state.eligible_nodes import (
     Eligible,
     Feasible,
@@ -203,7 +204,8 @@ def verdict_of(
     if isinstance(request, Unreadable):
         return "unreadable", request.message
     if pod.node:
-        return "bound", f"bound to node {pod.node}"
+        claim = f"; ResourceClaim {name} holds its devices" if (name := claim_name(pod)) else ""
+        return "bound", f"bound to node {pod.node}{claim}"
     if not request.asks:
         return "not_ours", "the pod requests no GPU that Headroom manages"
     if found := not_tried(pod, asked, schedulers):

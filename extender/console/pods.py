@@ -30,6 +30,7 @@ class State(Enum):
     ENDING = "ending"
     GONE = "gone"
     UNRESERVED = "unreserved"
+    DRA = "dra"
     OVERUSING = "overusing"
     IDLE = "idle"
     EVICTING = "evicting"
@@ -65,7 +66,8 @@ AskedState = Annotated[
         alias="state",
         description="Only pods in this state. bound: all with a node; unconfirmed: bound, and no "
         "report shows them yet; gone: deleted, and their memory is not seen free yet; unreserved: "
-        "bound without a reservation; idle: as in /v1/idle.",
+        "bound without a reservation; dra: without one, because DRA allocated its GPUs; idle: as "
+        "in /v1/idle.",
         examples=["overusing"],
     ),
 ]
@@ -161,7 +163,9 @@ class _Filter:
     def states_of(self, pod: GpuPod) -> Iterator[State]:
         """Yield the states of the pod except ``bound``, its phase first."""
         yield State(pod.phase)
-        if pod.node and not pod.reserved:
+        if pod.by_dra:
+            yield State.DRA
+        elif pod.node and not pod.reserved:
             yield State.UNRESERVED
         if pod.evicting:
             yield State.EVICTING

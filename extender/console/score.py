@@ -21,7 +21,13 @@ from extender.placement.explain import Comparison, NodeExplanation, compare
 from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.state.device_occupants import Held
-from extender.state.eligible_nodes import AMOUNTS, Obstacle, eligible_nodes, not_modeled
+from extender.state.eligible_nodes import (
+    AMOUNTS,
+    DRA_DEVICES,
+    Obstacle,
+    eligible_nodes,
+    not_modeled,
+)
 from extender.state.simulation import Simulation
 from extender.state.suggestions import blockers
 
@@ -184,7 +190,11 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
                 comparison,
                 obstacles,
                 untried[1] if untried else None,
-                [AMOUNTS, *not_modeled(found_pod)],
+                [
+                    AMOUNTS,
+                    *([DRA_DEVICES] if comparison.node.by_dra else []),
+                    *not_modeled(found_pod),
+                ],
                 nearest_view(comparison.node, context.activity_age(), blocking, sees),
             ),
             stored=stored[0] if stored else None,

@@ -49,7 +49,8 @@ def snapshot(context: InContext, snap: Newest, redact: Redact = False) -> Respon
     latest = decided(context.journal.latest(MOST_DECISIONS))
     if redact:
         names = (terms.name for terms in snap.nodes)
-        redaction = Redaction(cluster.rules, names, cluster.pods(), general.namespaces)
+        spaces = {*general.namespaces, *general.exempt}
+        redaction = Redaction(cluster.rules, names, cluster.pods(), spaces)
         general, nodes = redaction.settled(general), map(redaction.facts, nodes)
         known_pods, latest = map(redaction.pod, known_pods), map(redaction.decided, latest)
     lists = {"nodes": nodes, "pods": known_pods, "decisions": latest}

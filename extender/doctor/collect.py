@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 import yaml
 
+from contract.dra import ResourceClaim
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
 from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
@@ -38,8 +39,9 @@ def list_cluster(
     answer or rejects the call.
     """
     watched = watched_kinds(settings.agent_namespace)
-    # No rule reads disruption budgets, so users of the doctor need no permission to list them.
-    kinds = [kind for kind in watched if kind.type is not PodDisruptionBudget]
+    # No rule reads disruption budgets and claims, so users of the doctor need no permission to list
+    # them.
+    kinds = [kind for kind in watched if kind.type not in (PodDisruptionBudget, ResourceClaim)]
     try:
         with closing(_api(kubeconfig, context)) as api:
             return [_list_kind(api, kind) for kind in kinds]
@@ -51,7 +53,7 @@ def list_cluster(
             ) from err
         raise NotSynced(
             f"the cluster cannot be listed: {err}; use a kubeconfig that may list nodes, "
-            "namespaces, pods, leases, resourceslices and gpunodes.headroom.gpu"
+            "namespaces, pods, leases, resourceslices, deviceclasses and gpunodes.headroom.gpu"
         ) from err
 
 

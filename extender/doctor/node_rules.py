@@ -101,8 +101,11 @@ def _facts(
     for terms in sorted(state.snapshot().nodes, key=lambda node: node.name):
         node = state.node(terms.name)
         offers = node.status.allocatable if node and node.status else None
-        if node is None or not any(state.rules.manages(name) for name in offers or ()):
-            continue  # a GPUNode without its Node, or a node without managed GPU resources
+        if node is None or terms.by_dra:
+            continue  # a GPUNode without its Node, or a node where DRA allocates the GPUs
+        offers_gpus = any(state.rules.manages(name) for name in offers or ())
+        if not offers_gpus and terms.reason is not Reason.DRA_AND_PLUGIN:
+            continue  # a node without managed GPU resources
         yield NodeFacts(
             terms,
             node.metadata.annotations or {},

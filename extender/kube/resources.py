@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from contract.dra import DRIVER, Allocation, ResourceClaim
+from contract.dra import DRIVER, Allocation, DeviceClass, ResourceClaim
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode
 from contract.gpunode_json import decode_reservations
@@ -27,6 +27,8 @@ from extender.state.changes import (
     BudgetSeen,
     ClaimGone,
     ClaimSeen,
+    ClassGone,
+    ClassSeen,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -145,6 +147,11 @@ def _dra(resources: str) -> tuple[str, ...]:
     return tuple(f"/apis/resource.k8s.io/{version}/{resources}" for version in _DRA_VERSIONS)
 
 
+def _holds_gpu(claim: ResourceClaim) -> bool:
+    allocation = (claim.status and claim.status.allocation) or Allocation()
+    return any(each.driver == DRIVER for each in allocation.devices.results or ())
+
+
 def watched_kinds(
     lease_namespace: str, concerns: Callable[[Pod], bool] = lambda pod: True
 ) -> tuple[Kind, ...]:
@@ -201,6 +208,26 @@ def watched_kinds(
             other_paths=_dra("resourceslices")[1:],
         ),
         Kind(
+            "deviceclasses",
+            _dra("deviceclasses")[0],
+            DeviceClass,
+            _reader(DeviceClass, unannotated),
+            lambda device_class, at_s: ClassSeen(device_class),
+            lambda metadata: ClassGone(metadata.name),
+            other_paths=_dra("deviceclasses")[1:],
+        ),
+        Kind(
+            "resourceclaims",
+            _dra("resourceclaims")[0],
+            ResourceClaim,
+            _reader(ResourceClaim, unannotated),
+            lambda claim, at_s: ClaimSeen(claim),
+            lambda metadata: ClaimGone(metadata.namespace, metadata.name),
+            other_paths=_dra("resourceclaims")[1:],
+            # Most claims of a cluster can be for other devices. Of a list, they are dropped.
+            concerns=_holds_gpu,
+        ),
+        Kind(
             "poddisruptionbudgets",
             "/apis/policy/v1/poddisruptionbudgets",
             PodDisruptionBudget,
@@ -233,24 +260,4 @@ def profile_kind() -> Kind:
         # Twice, which makes the kind optional: without its CRD there are no recommendations, and
         # everything else works.
         other_paths=(path,),
-    )
-
-
-def claim_kind() -> Kind:
-    """Return ResourceClaims, which the console and the controller of device taints watch."""
-    path, *others = _dra("resourceclaims")
-    return Kind(
-        "resourceclaims",
-        path,
-        ResourceClaim,
-        _reader(ResourceClaim, unannotated),
-        lambda claim, at_s: ClaimSeen(claim),
-        lambda metadata: ClaimGone(metadata.namespace, metadata.name),
-        other_paths=tuple(others),
-        # Most claims of a cluster can be for other devices. Of a list, they are dropped.
-        concerns=lambda claim: any(
-            each.driver == DRIVER
-            for each in ((claim.status and claim.status.allocation) or Allocation()).devices.results
-            or ()
-        ),
     )

@@ -22,12 +22,12 @@ from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import METADATA_ONLY, KubeApi
 from extender.state.claimed_devices import DraDevice
 
-#: Newest first. The rules have been in v1alpha3 since Kubernetes 1.33, in v1beta2 since 1.36; both
-#: are off unless they are enabled.
+#: Newest first. v1 is on in Kubernetes 1.37 and newer. The rules have been in v1alpha3 since 1.33
+#: and in v1beta2 since 1.36, and are off there unless they are enabled.
 VERSIONS = ("v1", "v1beta2", "v1alpha3")
 NOT_SERVED = (
-    "The API server serves no DeviceTaintRules. Enable feature gate DRADeviceTaintRules, and API "
-    "resource.k8s.io/v1beta2 (Kubernetes 1.36) or v1alpha3 (before)"
+    "The API server serves no DeviceTaintRules. Enable feature gate DRADeviceTaintRules. Before "
+    "Kubernetes 1.37, also enable API resource.k8s.io/v1beta2 (1.36) or v1alpha3 (1.33 to 1.35)"
 )
 #: The rules belong to this ValidatingAdmissionPolicy, which limits what the controller may write:
 #: Kubernetes deletes them when it is uninstalled.

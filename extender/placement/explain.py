@@ -81,8 +81,10 @@ class NodeExplanation:
     chosen_by: Literal["plugin", "placement", "pod"]
     #: Whether the node is for gated pods only.
     gated: bool
-    #: 0..1, the weighted mean of ``terms``; None, without terms, if the pod does not fit or
-    #: requests no GPU.
+    #: Whether kube-scheduler allocates the pod's GPUs there by DRA.
+    by_dra: bool
+    #: 0..1, the weighted mean of ``terms``; None, without terms, if the pod does not fit, requests
+    #: no GPU, or gets its GPUs by DRA.
     score: float | None
     terms: Mapping[str, float]
     #: Limit of SM activity for each candidate, in parts per million; None without a limit.
@@ -197,7 +199,8 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         for verdict in verdicts.asks
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
     )
-    reason = verdicts.reason(i)
+    reason, by_dra = verdicts.reason(i), bool(verdicts.by_dra[i])
+    scored = reason is None and not by_dra
     by_memory = verdicts.codes[i] in MEMORY_CODES
     short_bytes = max((device.short_bytes for device in devices), default=0)
     return NodeExplanation(
@@ -209,9 +212,10 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         _detail(verdicts.request, node, reason),
         closed=reason is node.reason is not None or reason in _CLOSING,
         chosen_by=chosen_by,
-        gated=node.gated,
-        score=float(ranking.scores[i]) if ranking.terms and reason is None else None,
-        terms={name: float(term[i]) for name, term in ranking.terms.items() if reason is None},
+        gated=node.gated and not by_dra,
+        by_dra=by_dra,
+        score=float(ranking.scores[i]) if ranking.terms and scored else None,
+        terms={name: float(term[i]) for name, term in ranking.terms.items() if scored},
         max_sm_ppm=verdicts.request.max_sm_ppm,
     )
 
@@ -222,6 +226,9 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
         return _NO_GATE
     if reason is Reason.NOT_PINNED and node.pins:
         return _NONE_SHARED.format(resource=request.asks[0].resource)
+    if reason is Reason.NO_SUCH_RESOURCE and node.reason is Reason.DRA_MANAGES:
+        missing = next(ask.resource for ask in request.asks if ask.resource not in node.by_dra)
+        return f"no DeviceClass has extendedResourceName: {missing}"
     if reason is Reason.NO_SUCH_RESOURCE:
         offered = sorted({terms.device.resource for terms in node.devices if terms.device.resource})
         return f"the node offers {', '.join(offered)}" if offered else ""
@@ -325,6 +332,10 @@ def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
 
     For a node without devices, only reasons that concern the whole node.
     """
+    if verdicts.by_dra[i]:
+        if (reason := verdicts.reason(i)) is not None:
+            yield reason
+        return
     row = int(verdicts.rows[i])
     node = verdicts.snap.nodes[row]
     found: dict[Reason | None, None] = {verdicts.reason(i): None, node.reason: None}

@@ -43,6 +43,8 @@ def _named(uuids: Sequence[str]) -> str:
 
 def _fits(node: NodeExplanation) -> str:
     """Return the headline for a node on which the pod fits."""
+    if node.by_dra:
+        return "fits, if kube-scheduler finds a free device: DRA allocates GPUs of the node"
     if node.chosen_by == "placement":
         return "fits, on the device that Headroom chooses"
     if node.chosen_by == "pod":

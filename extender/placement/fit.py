@@ -14,6 +14,7 @@ from extender.placement.chosen_device import (
     candidates_by_environment,
     steered_candidates,
 )
+from extender.placement.dra_nodes import served
 from extender.placement.occupancy import Starting
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import (
@@ -99,6 +100,8 @@ class Verdicts:
     now_s: float
     #: Each reason that concerns the pod and the whole node -> (n,) whether it holds.
     closed: Mapping[Reason, Nodes] = field(default_factory=dict)
+    #: (n,) whether kube-scheduler allocates the pod's GPUs there by DRA, without a reservation.
+    by_dra: Mask = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
     def fits(self) -> Mask:
@@ -131,25 +134,30 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     requests no GPU fits everywhere. Raises nothing.
     """
     if not request.asks:
-        return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), (), now_s)
+        none = np.zeros(len(rows), bool)
+        return Verdicts(request, snap, rows, none.astype(np.int8), (), now_s, by_dra=none)
     codes = snap.node_reason[rows].astype(np.int8)
-    closed: dict[Reason, Nodes] = {Reason.STALE_REPORT: snap.fresh_until_s[rows] < now_s}
+    by_dra = served(request, snap, rows, codes)
+    closed: dict[Reason, Nodes] = {
+        Reason.STALE_REPORT: (snap.fresh_until_s[rows] < now_s) & ~by_dra
+    }
     if obstacle := _OBSTACLES.get(request.visible):
         # The pod could use any device, whatever the plugin chooses. Such pods are rare, so the
         # snapshot has no column for this.
         nodes = [snap.nodes[row] for row in rows.tolist()]
         rejects = [n.obeys_environment and not by_environment(request, n) for n in nodes]
-        closed[obstacle] = np.array(rejects, bool)
+        closed[obstacle] = np.array(rejects, bool) & ~by_dra
     if not request.gated:
         # On a gated node only gates enforce the reservations. A pod without a gate could start on a
         # device without enough memory, or take memory reserved for another pod.
-        closed[Reason.NO_GATE] = snap.gated[rows]
+        closed[Reason.NO_GATE] = snap.gated[rows] & ~by_dra
     for reason, holds in closed.items():
         codes[(codes == 0) & holds] = CODE_OF[reason]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
-        codes = np.where(codes == 0, verdict.all_codes[rows], codes)
-    return Verdicts(request, snap, rows, codes, asks, now_s, closed)
+        codes = np.where((codes == 0) & ~by_dra, verdict.all_codes[rows], codes)
+        verdict.all_candidates[rows[by_dra]] = False
+    return Verdicts(request, snap, rows, codes, asks, now_s, closed, by_dra)
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:

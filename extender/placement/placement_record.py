@@ -43,7 +43,12 @@ class Placement:
 
 
 def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
-    """Return the placement on the i-th node of ``verdicts``, on which the request fits."""
+    """Return the placement on the i-th node of ``verdicts``, on which the request fits.
+
+    It is empty if kube-scheduler allocates the GPUs by DRA.
+    """
+    if verdicts.by_dra[i]:
+        return Placement((), {})
     node = snap.nodes[int(verdicts.rows[i])]
     devices = {
         resource: [node.devices[slot] for slot in slots]
@@ -60,7 +65,10 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
 
 
 def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:
-    """Return the charges on the i-th node of ``verdicts``, on which the request fits."""
+    """Return the charges on the i-th node of ``verdicts``, on which the request fits; none if
+    kube-scheduler allocates the GPUs by DRA."""
+    if verdicts.by_dra[i]:
+        return ()
     node, candidates = snap.nodes[int(verdicts.rows[i])], _candidates(verdicts, i)
     by_variable = by_environment(request, node)
     return tuple(

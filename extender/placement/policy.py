@@ -6,6 +6,7 @@ from enum import Enum
 from functools import cache
 
 from contract.annotations import ScoringPolicy
+from contract.dra import IMPLICIT_GPU_RESOURCES
 
 MIB = 1 << 20
 
@@ -79,7 +80,9 @@ class Rules:
     evict_for_memory: bool = False
 
     def manages(self, resource: str) -> bool:
-        return any(
+        """Whether Headroom decides about pods that request this extended resource: those of
+        ``resources``, and those by which pods request GPUs from DRA alone."""
+        return resource in IMPLICIT_GPU_RESOURCES or any(
             resource.startswith(name[:-1]) if name.endswith("*") else resource == name
             for name in self.resources
         )

@@ -112,6 +112,8 @@ class VramRequest:
     annotated: str | None = None
     #: Seconds after which its start times out, if it starts alone; else 0.
     start_timeout_s: int = 0
+    #: Whether it may go to nodes where kube-scheduler allocates its GPUs by DRA.
+    may_use_dra: bool = False
 
     @property
     def starts_alone(self) -> bool:
@@ -125,10 +127,9 @@ class VramRequest:
         Requests of equal kind have equal verdicts and scores. Only the choice between nodes with
         equal scores can differ.
         """
-        pinning = self.visible, self.pinned_to, self.gated
         return (
-            *(self.asks, self.policy, self.max_sm_ppm, self.processes, pinning),
-            self.starts_alone,
+            *(self.asks, self.policy, self.max_sm_ppm, self.processes),
+            *(self.visible, self.pinned_to, self.gated, self.starts_alone, self.may_use_dra),
         )
 
     @property
@@ -147,7 +148,7 @@ class VramRequest:
         return decision_id(self.uid, self.resource_version)
 
 
-Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str, bool], bool]
+Kind = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)

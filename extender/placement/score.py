@@ -58,16 +58,22 @@ class Standing:
     device_left_bytes: Rows
     #: (nodes, terms) in the order of ``KEPT``, without prices.
     terms: Scores
+    #: Whether kube-scheduler allocates the pod's GPUs there by DRA. Such a node scores 0,
+    #: because no term of its score is known. It wins only if the pod fits on no other node.
+    by_dra: Mask
 
     @classmethod
     def empty(cls) -> "Standing":
         """Return the values of no rows."""
         none = np.empty(0, np.int64)
-        return cls(np.empty(0), none, none, np.empty((0, len(KEPT))))
+        return cls(np.empty(0), none, none, np.empty((0, len(KEPT))), np.empty(0, bool))
 
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
-        return self.score, self.node_left_bytes, self.device_left_bytes, self.terms
+        return (
+            *(self.score, self.node_left_bytes, self.device_left_bytes, self.terms),
+            self.by_dra,
+        )
 
     def term(self, name: str, rows: Rows) -> Scores:
         values: Scores = self.terms[rows, KEPT.index(name)]
@@ -86,7 +92,8 @@ def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> 
     cached = standing(verdicts, weights)
     ranking = rank_rows(request, snap, rows, fits, cached, now_s, weights, market)
     named = named_terms(request, snap, rows, cached, now_s, market)
-    return Ranking(ranking.scores, ranking.winner, {n: term * fits for n, term in named.items()})
+    counts = fits & ~verdicts.by_dra
+    return Ranking(ranking.scores, ranking.winner, {n: term * counts for n, term in named.items()})
 
 
 def rank_rows(
@@ -110,9 +117,12 @@ def rank_rows(
     if market is not None and prices_decide(request, market):
         for name, term in _price_terms(snap, rows, standing, market).items():
             score = score + parts[name] * (term - standing.term(name, rows))
-    scores = score * fits
+    by_dra = standing.by_dra.take(rows)
+    scores = score * (fits & ~by_dra)
     sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
-    tied = (fits & (scores == scores.max())).nonzero()[0]
+    if not (best := fits & ~by_dra).any():
+        best = fits
+    tied = (best & (scores == scores.max())).nonzero()[0]
     for left_bytes in (standing.node_left_bytes, standing.device_left_bytes):
         values = sign * left_bytes.take(rows[tied])
         tied = tied[values == values.min()]
@@ -166,7 +176,9 @@ def standing(verdicts: Verdicts, weights: Weights) -> Standing:
     parts, score = weights.parts, np.zeros(len(found.values))
     for name, value in zip(KEPT, found.values.T, strict=True):
         score += parts[name] * value
-    return Standing(score, found.node_left_bytes, found.device_left_bytes, found.values)
+    by_dra = np.zeros(len(score), bool)
+    by_dra[verdicts.rows] = verdicts.by_dra
+    return Standing(score, found.node_left_bytes, found.device_left_bytes, found.values, by_dra)
 
 
 @dataclass(frozen=True, slots=True)

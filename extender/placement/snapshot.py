@@ -61,6 +61,8 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
     #: Whether the node has GPUs, even if no agent reports them.
     equipped: bool = True
+    #: Extended resources that kube-scheduler serves there by DRA.
+    by_dra: frozenset[str] = frozenset()
 
 
 def clamped(count_bytes: int) -> int:

@@ -137,11 +137,14 @@ class SchedulingState:
         return codes
 
     def best(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Best | None:
-        """Return the best of these rows, all of known nodes; None if the pod fits on none."""
+        """Return the best of these rows, all of known nodes.
+
+        None if the pod fits on none, or only on nodes where kube-scheduler allocates the GPUs.
+        """
         market = self.cluster.usual.market
         cached = self.fit_cache().weigh(request, snap)
         ranking = cached.rank(request, snap, rows, now_s, market)
-        if ranking.winner is None:
+        if ranking.winner is None or cached.standing.by_dra[rows[ranking.winner]]:
             return None
         contenders = best(request, snap, rows, ranking, cached.standing, now_s, market, CONTENDERS)
         return Best(ranking.winner, contenders)

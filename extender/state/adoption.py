@@ -10,14 +10,15 @@ Two kinds of pods are charged differently on nodes where ``NVIDIA_VISIBLE_DEVICE
   annotation names.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from contract.annotations import DEVICES
-from contract.gpunode import ADOPTED, STARTING, Charge, Device, Reservation
+from contract.dra import DRIVER
+from contract.gpunode import ADOPTED, CLAIMED, STARTING, Charge, Device, Reservation
 from contract.kube import Pod
 from contract.pod_limits import MAX_CONTAINERS, container_count
 from contract.quantity import MAX_DEVICE_BYTES
@@ -63,6 +64,29 @@ def adopt(
             uuids = _visible_devices(pod, devices)
         charges = _charges(request, devices, reserve_bytes, places, uuids)
     return _adopted(pod, charges, start_timeout_s)
+
+
+def claimed(
+    pod: Pod, held: Mapping[str, int | None], devices: Sequence[Device], reserve_bytes: int
+) -> Reservation:
+    """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA): what the claim
+    holds of each device.
+
+    ``held``: uuid -> bytes; None for the whole device. Devices that the agent does not report are
+    left out.
+    """
+    allocatable = device_arrays(devices, reserve_bytes).allocatable_bytes.tolist()
+    candidates: dict[str, int] = {}
+    for device, whole_bytes in zip(devices, allocatable, strict=True):
+        if device.uuid in held:
+            held_bytes = held[device.uuid]
+            candidates[device.uuid] = whole_bytes if held_bytes is None else held_bytes
+    # The pod certainly has these devices, whatever the device plugin chooses.
+    charge = Charge(
+        resource=DRIVER, count=len(candidates), candidates=candidates, by_environment=True
+    )
+    reservation = _adopted(pod, [charge] if candidates else [])
+    return msgspec.structs.replace(reservation, flags=[ADOPTED, CLAIMED])
 
 
 def _adopted(pod: Pod, charges: list[Charge], start_timeout_s: int = 0) -> Reservation:

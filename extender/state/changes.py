@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from contract.dcgm import Key
-from contract.dra import ResourceClaim
+from contract.dra import DeviceClass, ResourceClaim
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.vramprofile import VRAMProfile
@@ -112,6 +112,16 @@ class ClaimGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSeen:
+    device_class: DeviceClass
+
+
+@dataclass(frozen=True, slots=True)
+class ClassGone:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileSeen:
     profile: VRAMProfile
 
@@ -189,6 +199,7 @@ Listed = (
     | Lease
     | ResourceSlice
     | ResourceClaim
+    | DeviceClass
     | PodDisruptionBudget
     | VRAMProfile
 )
@@ -203,8 +214,11 @@ class Relisted:
     at_s: float
 
 
+DraEvent = SliceSeen | SliceGone | ClaimSeen | ClaimGone | ClassSeen | ClassGone
+
 Event = (
-    PodSeen
+    DraEvent
+    | PodSeen
     | PodGone
     | NodeSeen
     | NodeGone
@@ -214,12 +228,8 @@ Event = (
     | GPUNodeGone
     | HeartbeatSeen
     | HeartbeatGone
-    | SliceSeen
-    | SliceGone
     | BudgetSeen
     | BudgetGone
-    | ClaimSeen
-    | ClaimGone
     | ProfileSeen
     | ProfileGone
     | DepartureMarked
@@ -244,7 +254,7 @@ class Effects:
     unsettled: dict[str, None] = field(default_factory=dict)
 
 
-#: Pods: the uid. PodDisruptionBudgets: namespace and name. Other kinds: the name.
+#: Pods: the uid. PodDisruptionBudgets and ResourceClaims: namespace and name. Others: the name.
 ObjectKey = str | tuple[str, str]
 
 _GONE: Mapping[type, Callable[[str], Event]] = {
@@ -253,6 +263,7 @@ _GONE: Mapping[type, Callable[[str], Event]] = {
     GPUNode: GPUNodeGone,
     Lease: HeartbeatGone,
     ResourceSlice: SliceGone,
+    DeviceClass: ClassGone,
 }
 
 
@@ -272,12 +283,14 @@ def changes_of(event: Relisted, known: Iterable[ObjectKey]) -> Iterator[Event | 
 def _key(o: Listed) -> ObjectKey:
     if isinstance(o, PodDisruptionBudget):
         return key(o)
+    if isinstance(o, ResourceClaim):
+        return o.metadata.namespace, o.metadata.name
     return o.metadata.uid if isinstance(o, Pod) else o.metadata.name
 
 
 def _gone(kind: type, each: ObjectKey) -> Event:
     if isinstance(each, tuple):
-        return BudgetGone(*each)
+        return ClaimGone(*each) if kind is ResourceClaim else BudgetGone(*each)
     if kind is Pod:
         # The watch was down, so the pod may have had a later version than the stored one.
         return PodGone(each, is_last=False)
@@ -300,6 +313,8 @@ def _seen(o: Listed, at_s: float) -> Event:
             return SliceSeen(o)
         case ResourceClaim():
             return ClaimSeen(o)
+        case DeviceClass():
+            return ClassSeen(o)
         case PodDisruptionBudget():
             return BudgetSeen(o)
         case VRAMProfile():

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from contract.annotations import DeviceChoice, ScoringPolicy
+from contract.dra import DeviceClass, ResourceClaim
 from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Confirmation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
@@ -25,7 +26,7 @@ from extender.placement.fit import fit
 from extender.placement.overfull_devices import Misplaced, misplaced
 from extender.placement.placement_record import Placement, charges, place
 from extender.placement.policy import Rules
-from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
+from extender.placement.request import Unreadable, VramRequest, asks_for_gpu
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
 from extender.state.changes import ObjectKey
@@ -54,8 +55,7 @@ class ClusterState:
     def __init__(
         self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()
     ) -> None:
-        """``epoch_s``: the Unix time, in seconds, at which the monotonic clock was 0. It follows
-        the wall clock, which may be set at any time.
+        """``epoch_s``: the Unix time in seconds at which the monotonic clock was 0; it can change.
 
         ``unlisted``: kinds that must be listed before any node can be weighed.
         """
@@ -77,6 +77,8 @@ class ClusterState:
         self.budgets.unlisted = bool(self._queue.unlisted)
         self._heartbeats = Heartbeats(stale_after_s, epoch_s)
         self._allocators = ForeignAllocators()
+        #: Objects of DRA: classes, slices and claims.
+        self.dra = self._allocators.allocation
         #: Deleted pods: their last state, and the proof that their containers have ended.
         self.departures = DeletedPods()
         #: Compares predicted devices with the devices that agents report.
@@ -106,8 +108,6 @@ class ClusterState:
             self.back_offs,
             self.activities,
         )
-
-    # Settings and progress.
 
     @property
     def rules(self) -> Rules:
@@ -162,8 +162,6 @@ class ClusterState:
         sm_decrease = self.sm_decreases.latest if self._objects.with_max_sm else 0
         return max(self.headroom_gains.latest, sm_decrease)
 
-    # Objects.
-
     @property
     def node_specs(self) -> int:
         """Grows with every change of a node's taints or cordon, which are in no snapshot."""
@@ -208,12 +206,12 @@ class ClusterState:
         return self._objects.pods_on(name)
 
     def unreserved_pods(self, name: str) -> list[Pod]:
-        """Return the pods on the node without a reservation; none before it is initialised."""
+        """Return the pods on the node that lack a reservation; none before it is initialised."""
         gpunode = self.gpunode(name)
         if gpunode is None or not gpunode.spec.initialised:
             return []
-        reservations = gpunode.spec.reservations
-        return [pod for pod in self.pods_on(name) if pod.metadata.uid not in reservations]
+        pods = [p for p in self.pods_on(name) if p.metadata.uid not in gpunode.spec.reservations]
+        return [pod for pod in pods if self.adopt(pod, gpunode) is not None]
 
     def binding_to(self, name: str) -> dict[str, Reservation]:
         """Return the reservations that this replica is about to write for the node, by pod uid."""
@@ -231,13 +229,12 @@ class ClusterState:
             Node: list(objects.nodes),
             Namespace: self.namespaces.known(),
             GPUNode: list(objects.gpunodes),
+            **{kind: allocators.allocation.known(kind) for kind in (DeviceClass, ResourceClaim)},
             ResourceSlice: allocators.known("slice"),
             PodDisruptionBudget: self.budgets.known(),
             Lease: self._heartbeats.leased(),
         }
         return known[kind]
-
-    # Facts about one node or pod.
 
     def confirmation(self, name: str) -> Confirmation | None:
         """Return what the agent's Lease confirms of the current report; None if nothing."""
@@ -261,7 +258,7 @@ class ClusterState:
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """Return what the pod requests, with the default of its namespace applied."""
-        return understand(pod, self.namespaces.default_vram(pod.metadata.namespace), self.rules)
+        return self._weigher.understand(pod)
 
     def was_bound(self, uid: str, node: str) -> bool:
         """Whether the pod is, or was when it was last seen, bound to the node."""
@@ -291,8 +288,6 @@ class ClusterState:
         """Return pod uid -> the node that is or was held for this unbound pod. Changes no state."""
         return self.nominations.places(now_s, self._objects.has_leaving_pod)
 
-    # Judgements.
-
     def terms_of(
         self,
         name: str,
@@ -314,6 +309,10 @@ class ClusterState:
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
         """Return the reservation to write for an unreserved pod on the node."""
         return self._weigher.adopt(pod, gpunode)
+
+    def is_left_to_dra(self, pod: Pod) -> bool:
+        """Whether the bound pod needs no reservation, because it holds its GPUs by DRA."""
+        return self._weigher.is_left_to_dra(pod, pod.node)
 
     def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:
         """Fit the pod on exactly this version of the GPUNode, without the pod's own reservation.
@@ -368,7 +367,7 @@ class ClusterState:
         if snap is None:
             snap = build([self.terms_of(name, gpunode, assumed=self._objects.assumed(name))])
         verdicts = fit(request, snap, np.array([0]), NEVER_S)
-        if verdicts.reason(0) is not None or not request.asks:
+        if verdicts.reason(0) is not None or not request.asks or verdicts.by_dra[0]:
             return None
         likely = Placement(charges(request, snap, verdicts, 0), {}, request.start_timeout_s)
         return likely.reservation(pod.metadata.namespace, pod.metadata.name)

@@ -27,6 +27,7 @@ from extender.state.changes import (
     BudgetGone,
     BudgetSeen,
     DepartureMarked,
+    DraEvent,
     Effects,
     Event,
     GPUNodeGone,
@@ -40,8 +41,6 @@ from extender.state.changes import (
     PodGone,
     PodSeen,
     Relisted,
-    SliceGone,
-    SliceSeen,
     TimePassed,
     changes_of,
 )
@@ -179,10 +178,9 @@ class ClusterWriter(ClusterState):
             case HeartbeatGone(name):
                 self._heartbeats.lease_gone(name)
                 self._queue.add(name)
-            case SliceSeen(piece):
-                self._queue.add(*self._allocators.slice_seen(piece))
-            case SliceGone(name):
-                self._queue.add(*self._allocators.slice_gone(name))
+            case _ if isinstance(event, DraEvent):
+                nodes, uids = self._allocators.apply(event)
+                self._queue.add(*nodes, *self._objects.nodes_of(uids))
             case BudgetSeen(budget):
                 self.budgets.see(budget)
             case BudgetGone(namespace_name, name):

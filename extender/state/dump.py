@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from contract.annotations import DEFAULT_VRAM
-from contract.dra import DRIVER
+from contract.annotations import DEFAULT_VRAM, NO_SCHEDULER, SCHEDULER
+from contract.dra import DRIVER, DeviceClass, DeviceClassSpec
 from contract.gate import is_whole
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import (
@@ -39,6 +39,7 @@ from extender.placement.snapshot import NodeTerms
 from extender.placement.visible_devices import NO_DEVICES, followed
 from extender.state.changes import (
     ActivitySeen,
+    ClassSeen,
     Event,
     GPUNodeSeen,
     NamespaceSeen,
@@ -132,6 +133,10 @@ class Settled(msgspec.Struct, frozen=True):
     prices: Prices | None
     #: Namespace -> headroom.gpu/default-vram.
     namespaces: dict[str, str]
+    #: Namespaces whose pods do not use Headroom, by their label.
+    exempt: list[str] = []
+    #: Extended resources that DeviceClasses serve by DRA.
+    dra_resources: list[str] = []
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -154,7 +159,14 @@ def settled(cluster: ClusterState) -> Settled:
         sizes, costs = market.sizes.tolist(), market.prices.tolist()
         prices = Prices(market.unit_bytes, sizes, costs, market.mean_bytes)
     namespaces = dict(sorted(cluster.namespaces.default_vrams().items()))
-    return Settled(cluster.rules, cluster.stale_after_s, prices, namespaces)
+    return Settled(
+        cluster.rules,
+        cluster.stale_after_s,
+        prices,
+        namespaces,
+        sorted(filter(cluster.namespaces.are_exempt, cluster.namespaces.known())),
+        sorted(cluster.dra.resources),
+    )
 
 
 def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFacts]:
@@ -268,8 +280,19 @@ def state_of(inputs: Inputs) -> ClusterWriter:
 
 
 def _events(inputs: Inputs) -> Iterator[Event]:
-    for name, text in inputs.settled.namespaces.items():
-        yield NamespaceSeen(Namespace(ObjectMeta(name=name, annotations={DEFAULT_VRAM: text})))
+    settled = inputs.settled
+    for name in sorted({*settled.namespaces, *settled.exempt}):
+        metadata = ObjectMeta(
+            name=name,
+            annotations={DEFAULT_VRAM: settled.namespaces[name]}
+            if name in settled.namespaces
+            else None,
+            labels={SCHEDULER: NO_SCHEDULER} if name in settled.exempt else None,
+        )
+        yield NamespaceSeen(Namespace(metadata))
+    for number, resource in enumerate(settled.dra_resources):
+        metadata = ObjectMeta(name=f"class-{number}")
+        yield ClassSeen(DeviceClass(metadata, DeviceClassSpec(resource)))
     for pod in inputs.pods:
         yield PodSeen(pod)
     history: dict[tuple[str, int | None], Activity] = {}

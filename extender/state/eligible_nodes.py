@@ -31,6 +31,9 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 #: The check that every node in a filter call has passed.
 AMOUNTS = "CPU, memory and other resources"
+#: The check of nodes where kube-scheduler allocates GPUs by DRA; those in a filter call have passed
+#: it as well.
+DRA_DEVICES = "free devices of DRA"
 #: Maximum length of a selector or taint in a message, in characters.
 _MAX_QUOTED = 120
 
@@ -93,7 +96,8 @@ class Feasible:
     def not_checked(self, row: int | None = None) -> tuple[str, ...]:
         """Return the checks that are missing on this node; without ``row``, on all nodes here."""
         known = self.offered is not None if row is None else row in (self.offered or ())
-        return tuple(check for check in self.not_modeled if check != AMOUNTS or not known)
+        checked = (AMOUNTS, DRA_DEVICES) if known else ()
+        return tuple(check for check in self.not_modeled if check not in checked)
 
 
 def eligible(pod: Pod, node: Node) -> bool:
@@ -131,7 +135,8 @@ def feasible(
     count as unchecked.
     """
     snap = verdicts.snap
-    unmodeled = (AMOUNTS, *not_modeled(pod))
+    of_dra = (DRA_DEVICES,) if verdicts.by_dra.any() else ()
+    unmodeled = (AMOUNTS, *of_dra, *not_modeled(pod))
     if offered is None:
         return Feasible(found.rows, found, None, 0, unmodeled)
     known = frozenset(snap.row_of[name] for name in offered if name in snap.row_of)

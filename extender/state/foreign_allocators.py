@@ -13,17 +13,18 @@ HAMi       the node's handshake annotation, unless it shows that HAMi was remove
            allocation annotation, or with HAMi's resources
 gpushare   the node's ``aliyun.com/gpu-mem`` or ``gpu-count``; a bound pod with its device
            annotation, or with its resources
-DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. This
-           includes nodes whose ``nvidia.com/gpu`` is served by DRA (KEP-5004) instead of the
-           device plugin. Such a node has no allocatable ``nvidia.com/gpu``
+DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. If
+           the node's device plugin offers no GPU, kube-scheduler can also serve
+           ``nvidia.com/gpu`` by DRA there (``state.dra_allocation``)
 =========  =================================================================================
 """
 
 from collections.abc import Iterable, Iterator
 
-from contract.dra import DRIVER
-from contract.kube import Node, Pod, ResourceSlice
+from contract.kube import Node, Pod
 from contract.reasons import Reason
+from extender.state.changes import DraEvent, SliceGone, SliceSeen
+from extender.state.dra_allocation import DraAllocation, node_of
 from extender.state.tracker import LastSeen, Tracker
 
 #: The object with the trace: "node", "pod" or "slice", and its name or uid.
@@ -101,14 +102,6 @@ def is_mark(key: str) -> bool:
     return key in _MARKS or key == _HAMI_NODE or _is_kai_device(key)
 
 
-def node_of(piece: ResourceSlice) -> str:
-    """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice; empty if none."""
-    spec = piece.spec
-    if spec.driver != DRIVER or not spec.devices:
-        return ""
-    return spec.node_name or spec.pool.name
-
-
 def _is_kai_device(key: str) -> bool:
     return key.startswith("nvidia.com/container.") and key.endswith(".gpus.devices")
 
@@ -141,6 +134,8 @@ class ForeignAllocators(Tracker):
         #: Node -> the objects with a trace that concern it.
         self._keys_of: dict[str, set[_Key]] = {}
         self._managers: dict[str, Reason] = {}
+        #: Objects of DRA: classes, slices and claims.
+        self.allocation = DraAllocation()
 
     def manager(self, node: str) -> Reason | None:
         """Return the reason that names the foreign allocator of the node; None if there is none."""
@@ -153,19 +148,24 @@ class ForeignAllocators(Tracker):
     def pod_seen(self, pod: Pod, managed: bool) -> set[str]:
         return self._note(("pod", pod.metadata.uid), pod.node, of_pod(pod))
 
-    def slice_seen(self, piece: ResourceSlice) -> set[str]:
-        node = node_of(piece)
-        found = {Reason.DRA_MANAGES} if node else set()
-        return self._note(("slice", piece.metadata.name), node, found)
+    def apply(self, event: DraEvent) -> tuple[set[str], set[str]]:
+        """Take a change of DRA's objects; return the nodes, and the uids of the pods, that it
+        concerns."""
+        nodes, uids = self.allocation.apply(event)
+        match event:
+            case SliceSeen(piece):
+                node = node_of(piece)
+                found = {Reason.DRA_MANAGES} if node else set[Reason]()
+                nodes |= self._note(("slice", piece.metadata.name), node, found)
+            case SliceGone(name):
+                nodes |= self._note(("slice", name), "", ())
+        return nodes, uids
 
     def node_gone(self, name: str) -> set[str]:
         return self._note(("node", name), "", ())
 
     def pod_gone(self, uid: str, last: LastSeen | None) -> set[str]:
         return self._note(("pod", uid), "", ())
-
-    def slice_gone(self, name: str) -> set[str]:
-        return self._note(("slice", name), "", ())
 
     def known(self, what: str) -> set[str]:
         """Return names or uids of the objects with a trace. ``what``: node, pod or slice."""

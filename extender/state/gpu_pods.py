@@ -35,6 +35,8 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     phase: Phase
     #: Whether it has a reservation, and whether it is marked for eviction.
     reserved: bool
+    #: Whether it needs no reservation, because kube-scheduler allocated its GPUs by DRA.
+    by_dra: bool
     evicting: bool
     #: Names of the devices on which a report shows it.
     devices: tuple[str, ...]
@@ -216,6 +218,7 @@ def _row(
     starting: bool = False,
     model: str = "",
     reserved: bool = False,
+    by_dra: bool = False,
     evicting: bool = False,
     reserved_bytes: int = 0,
     devices: tuple[str, ...] = (),
@@ -236,6 +239,7 @@ def _row(
         model=model,
         phase=phase_of(pod, bool(devices), starting),
         reserved=reserved,
+        by_dra=by_dra,
         evicting=evicting,
         devices=devices,
         reserved_bytes=reserved_bytes,
@@ -276,7 +280,8 @@ def _on_node(
     for pod in pods:
         uid = pod.metadata.uid
         if uid not in held and (uid in uses or _is_listed(cluster, pod)):
-            yield _unreserved(pod, node, uses.get(uid, ()), by_uuid)
+            by_dra = cluster.is_left_to_dra(pod)
+            yield _unreserved(pod, node, uses.get(uid, ()), by_uuid, by_dra)
     for uid in uses.keys() - held.keys() - bound:
         if uid in users or any(use.name for use in uses[uid]):
             yield _unreserved(users.get(uid), node, uses[uid], by_uuid)
@@ -325,7 +330,11 @@ def _held(
 
 
 def _unreserved(
-    pod: Pod | None, node: str, uses: Sequence[PodUse], devices: Mapping[str, Device]
+    pod: Pod | None,
+    node: str,
+    uses: Sequence[PodUse],
+    devices: Mapping[str, Device],
+    by_dra: bool = False,
 ) -> GpuPod:
     """Return the row of a pod without a reservation; ``devices``: those of the node by uuid.
 
@@ -343,6 +352,7 @@ def _unreserved(
         identity.name,
         identity.uid,
         node,
+        by_dra=by_dra,
         model=on[0].model if on else "",
         devices=tuple(each.name for each in on),
         used_bytes=sum(known) if known and len(known) == len(uses) else None,

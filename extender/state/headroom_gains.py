@@ -43,6 +43,8 @@ class HeadroomGains:
 
 def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
     """Whether a pod may fit on the node now that did not fit before."""
+    if after.by_dra - (before.by_dra if before else frozenset()):
+        return True
     if after.reason is not None:
         return False
     if before is None or before.reason is not None:

@@ -49,10 +49,11 @@ class Totals:
     overuse: int = 0
     #: Requested memory that pods do not use.
     underuse: int = 0
-    #: Measured use of pods without a reservation.
+    #: Measured use of pods without a reservation, except where DRA allocates.
     unreserved: int = 0
 
-    def add(self, terms: DeviceTerms) -> None:
+    def add(self, terms: DeviceTerms, by_dra: bool = False) -> None:
+        """Add a device. ``by_dra``: kube-scheduler allocates it by DRA, without reservations."""
         self.devices += 1
         if not terms.believed:
             return
@@ -66,7 +67,7 @@ class Totals:
         self.unattributed += terms.unattributed_bytes
         self.headroom += max(0, headroom_bytes)
         self.overcommitted += max(0, -headroom_bytes)
-        self.unreserved += terms.unreserved_pods_bytes
+        self.unreserved += 0 if by_dra else terms.unreserved_pods_bytes
         for holder in terms.holders:
             if holder.measured_bytes is not None:
                 excess_bytes = holder.measured_bytes - holder.requested_bytes
@@ -79,7 +80,7 @@ def totals(snap: Snapshot) -> Totals:
     found = Totals()
     for node in snap.nodes:
         for terms in first_of_each_memory(node.devices):
-            found.add(terms)
+            found.add(terms, node.reason is Reason.DRA_MANAGES)
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from contract.annotations import ON_OVERUSE, OnOveruse
 from contract.gpunode import Charge
 from contract.kube import Pod
+from extender.placement.dra_nodes import by_headroom
 from extender.placement.fit import fit
 from extender.placement.request import Kind, VramRequest
 from extender.placement.snapshot import Rows, Snapshot
@@ -118,7 +119,8 @@ class Movers:
         key = request.kind, eligibility_key(pod)
         if key not in self._fitting:
             rows = self.eligible(pod).rows
-            self._fitting[key] = rows[fit(request, self.snap, rows, self.now_s).fits]
+            found = fit(by_headroom(request), self.snap, rows, self.now_s)
+            self._fitting[key] = rows[found.fits]
         return self._fitting[key]
 
     def moved(

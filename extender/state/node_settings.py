@@ -70,6 +70,16 @@ def offers_gpus(node: Node | None, rules: Rules) -> bool:
     return any(rules.manages(resource) for resource in allocatable or ())
 
 
+def has_allocatable(node: Node | None, rules: Rules) -> bool:
+    """Return whether a device plugin offers a GPU of the node: the kubelet keeps a resource without
+    a plugin in the node's allocatable, with the value 0."""
+    allocatable = node.status.allocatable if node and node.status else None
+    return any(
+        rules.manages(resource) and str(amount).strip() not in ("", "0")
+        for resource, amount in (allocatable or {}).items()
+    )
+
+
 def obstacle(
     node: Node | None,
     gpunode: GPUNode | None,

@@ -8,23 +8,33 @@ import msgspec
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import (
+    CLAIMED,
     UNATTRIBUTED_TOLERANCE_BYTES,
     GPUNode,
     GPUNodeStatus,
     Reservation,
 )
-from contract.kube import Pod
+from contract.kube import Node, Pod
+from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms, weigh
+from extender.placement.dra_nodes import suits_dra
 from extender.placement.policy import Rules
 from extender.placement.report_delta import Found, find, with_new_measurements
-from extender.placement.request import asks_for_gpu
+from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.snapshot import NodeTerms
-from extender.state.adoption import adopt
+from extender.state.adoption import adopt, claimed
+from extender.state.dra_allocation import holds_gpus_by_claim
 from extender.state.eviction_candidates import BackOffs
 from extender.state.foreign_allocators import ForeignAllocators
 from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.label_inventory import believed
-from extender.state.node_settings import NodeSettings, node_settings, obstacle, offers_gpus
+from extender.state.node_settings import (
+    NodeSettings,
+    has_allocatable,
+    node_settings,
+    obstacle,
+    offers_gpus,
+)
 from extender.state.object_cache import NOTHING, Namespaces, ObjectCache
 from extender.state.request_drift import as_bound
 from extender.state.sm_activity import Activities
@@ -70,12 +80,52 @@ class NodeWeigher:
         node = self._objects.nodes.get(name)
         return None if node is None else believed(node, self.rules)
 
+    def understand(self, pod: Pod) -> VramRequest | Unreadable:
+        """Return what the pod requests, with the default of its namespace applied."""
+        namespace, rules = pod.metadata.namespace, self.rules
+        exempt = self._namespaces.are_exempt(namespace)
+        if exempt and rules.reject_unannotated:
+            rules = replace(rules, reject_unannotated=False)
+        request = understand(pod, self._namespaces.default_vram(namespace), rules)
+        if isinstance(request, Unreadable) or not request.asks:
+            return request
+        may_use_dra = exempt or suits_dra(request)
+        return replace(request, may_use_dra=True) if may_use_dra else request
+
+    def by_dra(self, name: str) -> frozenset[str]:
+        """Return the extended resources that kube-scheduler serves on the node by DRA, and no
+        device plugin does."""
+        node = self._objects.nodes.get(name)
+        managed = self._allocators.manager(name) is Reason.DRA_MANAGES
+        if not managed or has_allocatable(node, self.rules):
+            return frozenset()
+        return self._allocators.allocation.resources
+
+    def is_left_to_dra(self, pod: Pod, name: str) -> bool:
+        """Return whether the pod needs no reservation on the node, because kube-scheduler allocates
+        its GPUs there by DRA."""
+        served = self.by_dra(name)
+        if not served or (pod.node and not holds_gpus_by_claim(pod, self.rules)):
+            return False
+        request = self.understand(pod)
+        if isinstance(request, Unreadable) or not request.may_use_dra:
+            return False
+        return all(ask.resource in served for ask in request.asks)
+
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """Return the reservation to write for an unreserved pod on the node; None if the pod
-        requests no GPU resource that Headroom manages."""
-        if not asks_for_gpu(pod, self.rules):
+        """Return the reservation to write for an unreserved pod on the node.
+
+        None if the pod requests no GPU resource that Headroom manages, if kube-scheduler allocates
+        its GPUs by DRA, or if it is not known yet what its ResourceClaim holds.
+        """
+        if not asks_for_gpu(pod, self.rules) or self.is_left_to_dra(pod, gpunode.name):
             return None
         status = self.report(gpunode.name, gpunode)
+        if holds_gpus_by_claim(pod, self.rules):
+            held = self._allocators.allocation.held(pod, gpunode.name)
+            reserve_bytes = self.node_settings(gpunode.name).reserve_bytes
+            devices = status.devices if status else ()
+            return claimed(pod, held, devices, reserve_bytes) if held else None
         return adopt(
             as_bound(pod),
             self._namespaces.default_vram(pod.metadata.namespace),
@@ -134,6 +184,12 @@ class NodeWeigher:
         if device_choice is not None:
             settings = replace(settings, device_choice=device_choice)
         node, manager = self._objects.nodes.get(name), self._allocators.manager(name)
+        by_dra = self.by_dra(name)
+        if manager is Reason.DRA_MANAGES:
+            if self._has_both(node, gpunode):
+                manager, by_dra = Reason.DRA_AND_PLUGIN, frozenset()
+            elif settings.cordoned:  # kube-scheduler could choose the cordoned device
+                manager, by_dra = Reason.CORDONED_DEVICE, frozenset()
         reason, detail = obstacle(
             node,
             gpunode,
@@ -148,7 +204,7 @@ class NodeWeigher:
             equipped = gpunode is not None or others
             if keep:
                 self._found.pop(name, None)
-            return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
+            return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped, by_dra=by_dra)
         reservations: Mapping[str, Reservation] = gpunode.spec.reservations
         unwritten = {**assumed, **self.adopted(gpunode)}
         if unwritten or not reservations.keys().isdisjoint(excluded):
@@ -183,6 +239,18 @@ class NodeWeigher:
             and status.plugin.pinning == "honoured",
             gated=settings.device_choice is DeviceChoice.GATED,
             detail=detail,
+            by_dra=by_dra,
+        )
+
+    def _has_both(self, node: Node | None, gpunode: GPUNode | None) -> bool:
+        """Return whether a device plugin offers a GPU of the node, or a pod with a GPU from the
+        plugin still runs there. kube-scheduler would allocate the same GPU by DRA."""
+        if gpunode is None or has_allocatable(node, self.rules):
+            return has_allocatable(node, self.rules)
+        reservations = {**self.adopted(gpunode), **gpunode.spec.reservations}
+        return any(
+            CLAIMED not in each.flags and any(charge.candidates for charge in each.charges)
+            for each in reservations.values()
         )
 
     def remeasure(self, before: NodeTerms, held: GPUNode, gpunode: GPUNode) -> NodeTerms | None:

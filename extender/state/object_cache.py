@@ -4,10 +4,10 @@ One thread writes. Any thread may look up single objects: values are replaced, n
 place.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from contract.annotations import DEFAULT_VRAM, MAX_SM
+from contract.annotations import DEFAULT_VRAM, MAX_SM, NO_SCHEDULER, SCHEDULER
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Namespace, Node, Pod
 from extender.state.nominations import priority
@@ -92,6 +92,11 @@ class ObjectCache:
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         return self.pods.get(self._uid_of.get((namespace, name), ""))
+
+    def nodes_of(self, uids: Iterable[str]) -> set[str]:
+        """Return the nodes that these pods are bound to; pods that are not known are left out."""
+        pods = filter(None, map(self.pods.get, uids))
+        return {pod.node for pod in pods if pod.node}
 
     def pods_on(self, name: str) -> tuple[Pod, ...]:
         """Return the pods bound to the node that have not ended."""
@@ -179,10 +184,11 @@ class Namespaces:
         self._default_vram: dict[str, str] = {}
 
     def put(self, namespace: Namespace) -> bool:
-        """Store the namespace; return whether the default request of its pods changed."""
-        name = namespace.metadata.name
+        """Store the namespace; return whether what is assumed of its pods changed."""
+        name, was_exempt = namespace.metadata.name, self.are_exempt(namespace.metadata.name)
         self._held[name] = namespace
-        return self._put_default(name, (namespace.metadata.annotations or {}).get(DEFAULT_VRAM))
+        changed = self._put_default(name, (namespace.metadata.annotations or {}).get(DEFAULT_VRAM))
+        return changed or self.are_exempt(name) != was_exempt
 
     def drop(self, name: str) -> bool:
         """Remove the namespace; return whether the default request of its pods changed."""
@@ -205,6 +211,12 @@ class Namespaces:
         """Return an annotation of the namespace; None if it or the namespace is unknown."""
         namespace = self._held.get(name)
         return (namespace.metadata.annotations or {}).get(key) if namespace else None
+
+    def are_exempt(self, name: str) -> bool:
+        """Whether the pods of the namespace do not use Headroom, by its label."""
+        namespace = self._held.get(name)
+        labels = (namespace.metadata.labels if namespace else None) or {}
+        return labels.get(SCHEDULER) == NO_SCHEDULER
 
     def default_vram(self, name: str) -> str | None:
         return self._default_vram.get(name)

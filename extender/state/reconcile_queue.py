@@ -197,6 +197,8 @@ def mismatches(state: ClusterState, gpunode: GPUNode) -> Iterator[Mismatch]:
     for uid, devices in shown.items():
         reservation = reservations.get(uid)
         if reservation is None:
-            yield Mismatch.OBSERVED_WITHOUT_RESERVATION
+            # Pods that hold devices by DRA need no reservation.
+            if state.manager(gpunode.name) is not Reason.DRA_MANAGES:
+                yield Mismatch.OBSERVED_WITHOUT_RESERVATION
         elif devices - {uuid for charge in reservation.charges for uuid in charge.candidates}:
             yield Mismatch.OUTSIDE_RESERVATION

@@ -32,6 +32,7 @@ from contract.kube import (
     Container,
     ContainerStatus,
     EnvFromSource,
+    ExtendedResourceClaimStatus,
     InitContainer,
     Node,
     NodeSpec,
@@ -92,7 +93,13 @@ class Redaction:
             self.alias("ns", name): self._amount(text) for name, text in original.namespaces.items()
         }
         rules = replace(original.rules, gate_image=self._image(original.rules.gate_image))
-        return msgspec.structs.replace(original, namespaces=namespaces, rules=rules)
+        return msgspec.structs.replace(
+            original,
+            namespaces=namespaces,
+            rules=rules,
+            exempt=[self.alias("ns", name) for name in original.exempt],
+            dra_resources=list(filter(self._rules.manages, original.dra_resources)),
+        )
 
     def facts(self, original: NodeFacts) -> NodeFacts:
         return NodeFacts(
@@ -144,8 +151,22 @@ class Redaction:
                 phase=status.phase,
                 container_statuses=self._statuses(status.container_statuses),
                 init_container_statuses=self._statuses(status.init_container_statuses),
+                extended_resource_claim_status=self._claim(status.extended_resource_claim_status),
             ),
         )
+
+    def _claim(
+        self, original: ExtendedResourceClaimStatus | None
+    ) -> ExtendedResourceClaimStatus | None:
+        """Keep the managed resources that the claim serves."""
+        if original is None:
+            return None
+        served = [
+            each
+            for each in original.request_mappings or ()
+            if self._rules.manages(each.resource_name)
+        ]
+        return ExtendedResourceClaimStatus("claim", served)
 
     def _statuses(self, original: list[ContainerStatus] | None) -> list[ContainerStatus] | None:
         return original and [

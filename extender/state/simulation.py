@@ -31,6 +31,7 @@ from contract.gpunode import (
 from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.placement.device_accounting import without
+from extender.placement.dra_nodes import by_headroom
 from extender.placement.fit import fit
 from extender.placement.fit_cache import MOST_KINDS, FitCache
 from extender.placement.placement_record import Placement, charges
@@ -124,6 +125,7 @@ class Simulation:
 
     def place(self, request: VramRequest, where: Eligible) -> Placed | NotPlaced:
         """Place the pod on the best of these nodes. It must request a GPU."""
+        request = by_headroom(request)
         snap, rows = self.snapshot(), where.rows
         cached = self._weighings.weigh(request, snap)
         ranking = cached.rank(request, snap, rows, self._now_s, self.market)
@@ -147,6 +149,7 @@ class Simulation:
 
     def places(self, request: VramRequest, where: Eligible) -> list[str]:
         """Return the names of the nodes on which the pod fits, the best first."""
+        request = by_headroom(request)
         snap, rows = self.snapshot(), where.rows
         cached = self._weighings.weigh(request, snap)
         fitting = rows[cached.codes(snap, rows, self._now_s) == 0]
@@ -157,7 +160,7 @@ class Simulation:
     def fits(self, request: VramRequest, name: str) -> bool:
         """Return whether the pod fits on this node of the copy."""
         snap = self.snapshot()
-        return bool(fit(request, snap, snap.rows([name]), self._now_s).fits[0])
+        return bool(fit(by_headroom(request), snap, snap.rows([name]), self._now_s).fits[0])
 
     def release(self, uid: str) -> list[str]:
         """Remove a pod and free its memory; return the names of its nodes."""

@@ -398,3 +398,20 @@ def test_what_quotas_count_cannot_differ_from_what_is_reserved() -> None:
     # Templates are not changed, so they count nothing.
     workload = {"spec": {"template": manifest("8Gi")}}
     assert warnings(workload, where, kind="Deployment") == []
+
+
+def test_an_amount_for_a_resource_that_dra_serves_in_whole_devices() -> None:
+    """The default scheduler asks no extender about the implicit name of a DeviceClass."""
+    name = "deviceclass.resource.kubernetes.io/gpu.nvidia.com"
+    obj = manifest("8Gi", container(gpus=0))
+    obj["spec"]["containers"][0]["resources"] = {"limits": {name: "1"}}
+    assert rejection(obj) == (
+        f"Headroom: annotation {VRAM}: DRA allocates {name} in whole devices, and counts no "
+        "amount; request nvidia.com/gpu: 1 instead, or convert the pod to claims (headroom convert "
+        "--to dra), or remove the annotation"
+    )
+    assert rejection(obj, around(labels={"headroom.gpu/scheduler": "none"})) == ""
+    workload = {"spec": {"template": obj}}
+    assert "pods of this Deployment will be rejected" in warnings(workload, kind="Deployment")[0]
+    del obj["metadata"]["annotations"][VRAM]
+    assert rejection(obj) == ""

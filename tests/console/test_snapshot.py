@@ -20,9 +20,9 @@ from contract.kube import (
     Node,
     NodeStatus,
     ObjectMeta,
-    Present,
     ResourceSlice,
     ResourceSliceSpec,
+    SliceDevice,
 )
 from contract.reasons import Reason
 from extender.app.cli import app
@@ -139,7 +139,7 @@ WAITING = {
 @pytest.fixture
 def fleet() -> Asked:
     asked = Asked(now_s=200.0)
-    foreign = ResourceSliceSpec("gpu.nvidia.com", "foreign", devices=[Present()])
+    foreign = ResourceSliceSpec("gpu.nvidia.com", "foreign", devices=[SliceDevice()])
     env = [EnvVar("TOKEN", SECRET), EnvVar("NVIDIA_VISIBLE_DEVICES", SECRET)]
     secretive = msgspec.structs.replace(container(), env=env)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": f'"value":"{SECRET}"'}

@@ -52,9 +52,10 @@ WATCHED = (
     | rights(*GPUNODES, "list", "watch")
     | rights(*LEASES, "list", "watch", where=NAMESPACE)
     | rights("resource.k8s.io", "resourceslices", "list", "watch")
+    | rights("resource.k8s.io", "deviceclasses", "list", "watch")
+    | rights("resource.k8s.io", "resourceclaims", "list", "watch")
     | rights("policy", "poddisruptionbudgets", "list", "watch")
 )
-CLAIMS = rights("resource.k8s.io", "resourceclaims", "list", "watch")
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
 
@@ -88,7 +89,7 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kube.resources:watched_kinds": WATCHED,
 }
 CONSOLE: dict[str, set[Right]] = {
-    "extender.kube.resources:_dra": CLAIMS,
+    "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
@@ -127,13 +128,14 @@ RECORDER: dict[str, set[Right]] = {
 }
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
-    # It watches three of the kinds of ``watched_kinds``.
+    # It watches four of the kinds of ``watched_kinds``.
     "extender.kube.resources:watched_kinds": (
         rights(*GPUNODES, "list", "watch")
         | rights(*LEASES, "list", "watch", where=NAMESPACE)
         | rights("resource.k8s.io", "resourceslices", "list", "watch")
+        | rights("resource.k8s.io", "resourceclaims", "list", "watch")
     ),
-    "extender.kube.resources:_dra": CLAIMS,
+    "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.taint_rules:TaintRules.create": rights(*RULES, "create"),
     "extender.kube.taint_rules:TaintRules.delete": rights(*RULES, "delete"),
     "extender.kube.taint_rules:TaintRules._path": rights(*RULES, "list"),  # and of its callers

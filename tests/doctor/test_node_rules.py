@@ -14,7 +14,18 @@ from extender.doctor.node_rules import examine
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.sharing_rules import rounded
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
+from tests.builders import (
+    GIB,
+    GPU,
+    NOW_S,
+    container,
+    device,
+    gpunode,
+    pod,
+    reservation,
+    shared,
+)
+from tests.state import dra
 from tests.state.states import state_of
 
 #: A plugin without findings.
@@ -338,3 +349,35 @@ def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> No
     assert (one.weight, one.nodes) == (Weight.WARNING, ("n",))
     assert "offers GPUs as nvidia.com/a100, which Headroom does not manage" in one.found
     assert "add nvidia.com/a100 to the setting resources" in one.do
+
+
+def test_a_node_that_offers_gpus_by_plugin_and_by_dra() -> None:
+    state = state_of(
+        dra.node(allocatable={GPU: "8"}),
+        dra.slice_of(),
+        dra.class_of(),
+        GPUNodeSeen(sliced(), NOW_S),
+    )
+    found = examine(state, NOW_S)[0]
+    assert (found.weight, found.nodes) == (Weight.WARNING, ("n",))
+    assert "offered by a device plugin and by a DRA driver" in found.found
+    assert "remove the device plugin" in found.do
+
+
+def test_the_plugin_is_gone_and_its_pods_are_not() -> None:
+    held = {"old": reservation({"a": GIB})}
+    report = gpunode(shared("a"), reservations=held, plugin=SOUND)
+    state = state_of(dra.node(), dra.slice_of(), dra.class_of(), GPUNodeSeen(report, NOW_S))
+    assert "offered by a device plugin and by a DRA driver" in examine(state, NOW_S)[0].found
+
+
+@pytest.mark.parametrize("allocatable", [{}, {GPU: "0"}])
+def test_a_node_where_dra_alone_allocates_has_no_findings(allocatable: dict[str, str]) -> None:
+    report = gpunode(shared("a", 0, resource=""), plugin=SOUND)
+    state = state_of(
+        dra.node(allocatable=allocatable),
+        dra.slice_of(),
+        dra.class_of(),
+        GPUNodeSeen(report, NOW_S),
+    )
+    assert examine(state, NOW_S) == []

@@ -159,6 +159,7 @@ _SOUND: dict[str, list[Any]] = {
     "resourceslices": [{"metadata": {"resourceVersion": "4"}, "spec": _SLICE}],
     "namespaces": [{"metadata": {"annotations": {"headroom.gpu/default-vram": "4Gi"}}}],
     "poddisruptionbudgets": [{"metadata": {}, "spec": _BUDGET, "status": _DISRUPTIONS}],
+    "deviceclasses": [{"metadata": {}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}],
     "resourceclaims": [{"metadata": {}, "status": _CLAIM}],
     "vramprofiles": [{"metadata": {}, "status": _PROFILE}],
 }

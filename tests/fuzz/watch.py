@@ -15,7 +15,7 @@ import msgspec
 
 from contract.gpunode import GPUNode
 from extender.kube.reflector import Reflector
-from extender.kube.resources import claim_kind, profile_kind
+from extender.kube.resources import profile_kind
 from extender.state.changes import Event
 from tests.builders import GIB, MIB, NOW_S
 from tests.console.asking import answer
@@ -28,7 +28,7 @@ from tests.kube.following import KINDS
 from tests.serving import offer
 from tests.serving import pod as sent_pod
 
-_KINDS = {**KINDS, "resourceclaims": claim_kind(), "vramprofiles": profile_kind()}
+_KINDS = {**KINDS, "vramprofiles": profile_kind()}
 _PATHS = (
     *("overview", "fleet", "map", "nodes", f"nodes/{BAD}", "pods", "pending", "pools", "teams"),
     *("drift", "recommendations?accepted=true", "capacity?vram=2Gi", "idle", "status", "snapshot"),

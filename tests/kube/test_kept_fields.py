@@ -209,6 +209,8 @@ def test_marks_of_other_allocators_are_kept(mark: dict[str, str]) -> None:
         ("namespaces", {"headroom.gpu/default-vram": "4Gi"}),
         ("gpunodes", {}),
         ("resourceslices", {}),
+        ("deviceclasses", {}),
+        ("resourceclaims", {}),
         ("poddisruptionbudgets", {}),
     ],
 )

@@ -51,7 +51,7 @@ def driver(plane: ControlPlane, node: str) -> Iterator[str]:
 def few_rights(plane: ControlPlane) -> Iterator[str]:
     """The token of a user that can only list what the extender watches."""
     name, rbac = "looks-at-little", "/apis/rbac.authorization.k8s.io/v1"
-    kinds = ["nodes", "namespaces", "pods", "leases", "resourceslices", "gpunodes"]
+    kinds = ["nodes", "namespaces", "pods", "leases", "resourceslices", "deviceclasses", "gpunodes"]
     rules = [{"apiGroups": ["*"], "resources": kinds, "verbs": ["list"]}]
     plane.call("POST", f"{rbac}/clusterroles", {"metadata": {"name": name}, "rules": rules})
     group = "rbac.authorization.k8s.io"
@@ -151,6 +151,6 @@ def test_an_object_without_a_name_is_skipped(tmp_path: Path) -> None:
         items = [{"spec": 5}, {"metadata": 5}, "odd", {"metadata": {"name": "n", "uid": "u"}}]
         exchange.reply(200, {"metadata": {}, "items": items})
 
-    with scripted_server(*[nameless] * 6) as server:
+    with scripted_server(*[nameless] * 7) as server:
         listed = list_cluster(Settings(), kubeconfig_of(server, tmp_path))
     assert {obj.metadata.name for kind in listed for obj in kind.objects} == {"n"}

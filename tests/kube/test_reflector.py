@@ -9,6 +9,8 @@ from structlog.testing import capture_logs
 from contract.kube import Node
 from extender.kube.resources import watched_kinds
 from extender.state.changes import (
+    ClaimGone,
+    ClassGone,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -121,6 +123,8 @@ class TestOptionalKind:
         pytest.param("namespaces", "NamespaceSeen", None, id="namespaces"),
         pytest.param("leases", "HeartbeatSeen", None, id="leases"),
         pytest.param("resourceslices", "SliceSeen", SliceGone("a"), id="resourceslices"),
+        pytest.param("deviceclasses", "ClassSeen", ClassGone("a"), id="deviceclasses"),
+        pytest.param("resourceclaims", "ClaimSeen", ClaimGone("", "a"), id="resourceclaims"),
     ],
 )
 def test_every_kind_has_its_events(kind: str, seen: str, gone: Event | None) -> None:

@@ -19,6 +19,7 @@ from tests.neighbours.dra import (
     FOLDERS,
     GIB,
     PODS,
+    RULES_VERSIONS,
     Counter,
     DraPlane,
     Scene,
@@ -37,9 +38,9 @@ pytestmark = pytest.mark.slow
 TAINTED_LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
 
 
-@pytest.mark.parametrize("version", ["v1beta2", "v1alpha3"])
+@pytest.mark.parametrize("version", RULES_VERSIONS)
 def test_rules_are_written_in_the_version_that_the_api_server_serves(version: str) -> None:
-    """A kube-scheduler 1.36 reads v1beta2 only, so the other version is tried without one."""
+    """A kube-scheduler reads the first version only, so the other is tried without one."""
     plane = DraPlane(version)
     try:
         plane.start()
@@ -99,7 +100,7 @@ def is_rejected(api: KubeApi, plane: DraPlane, body: Mapping[str, Any], message:
 def test_claims_beside_use_and_taints_of_devices(tell: Tell) -> None:
     if os.geteuid() != 0:
         pytest.fail("a kubelet needs root. Run as root: make neighbours")
-    with scene("v1beta2") as played:
+    with scene() as played:
         first, second = claims_appear_in_drift(played, tell)
         start_controller(played)
         assert played.tainted() == set()

@@ -19,11 +19,15 @@ import yaml
 from tests.controlplane import ROOT, ControlPlane, built
 from tests.e2e.cluster import Cluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE
+from tests.gobin.build import version_tuple
+from tests.kubernetes_version import UNDER_TEST
 from tests.neighbours.dra_node import DRIVER, DraNode
 from tests.processes import free_ports
 from tests.waiting import until
 
 GIB = 1 << 30
+#: Versions of DeviceTaintRules: the first of them is the one that kube-scheduler reads.
+RULES_VERSIONS = ("v1",) if version_tuple(UNDER_TEST) >= (1, 37) else ("v1beta2", "v1alpha3")
 NODE = "dra-1"
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -52,7 +56,7 @@ class DraPlane(ControlPlane):
 
     controllers = ("resourceclaim-controller", "garbage-collector-controller")
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str = RULES_VERSIONS[0]) -> None:
         super().__init__()
         self.version = version
 
@@ -175,8 +179,8 @@ def headroom(*arguments: str, text: str = "", **env: str) -> str:
 
 
 @contextlib.contextmanager
-def scene(version: str) -> Iterator[Scene]:
-    plane = DraPlane(version)
+def scene() -> Iterator[Scene]:
+    plane = DraPlane()
     node = None
     try:
         plane.start()

@@ -36,12 +36,13 @@ class DraRuntime(Runtime):
 class DraNode(Node):
     """``start`` returns when the driver has published its devices.
 
-    The driver names itself like NVIDIA's and offers GPUs of 80 GiB, in parts of 1 GiB.
+    The driver names itself like NVIDIA's and offers GPUs of 80 GiB, in parts of 1 GiB if they are
+    ``shared``.
     """
 
-    def __init__(self, plane: ControlPlane, name: str, gpus: int) -> None:
+    def __init__(self, plane: ControlPlane, name: str, gpus: int, shared: bool = True) -> None:
         super().__init__(plane, name, [], 1)
-        self._count = gpus
+        self._count, self._shared = gpus, shared
         self.driver_binary = built("dra-example-driver")["dra-example-driver"]
 
     def _new_runtime(self, cdi: Any) -> DraRuntime:
@@ -59,7 +60,7 @@ class DraNode(Node):
             f"--node-name={self.name}",
             f"--driver-name={DRIVER}",
             f"--num-devices={self._count}",
-            "--gpu-allow-multiple-allocations",
+            *(["--gpu-allow-multiple-allocations"] if self._shared else []),
             "--cdi-root=/run/cdi",
         )
         self.wait(lambda: len(self.devices()) == self._count, "the driver's devices")

@@ -12,11 +12,11 @@ from contract.kube import (
     NodeStatus,
     ObjectMeta,
     Pod,
-    Present,
     ResourcePool,
     ResourceRequirements,
     ResourceSlice,
     ResourceSliceSpec,
+    SliceDevice,
 )
 from contract.reasons import Reason
 from extender.placement.fit import fit
@@ -64,7 +64,7 @@ def marked(
 
 
 def published(name: str = "s", **spec: Any) -> ResourceSlice:
-    given = {"driver": "gpu.nvidia.com", "node_name": "n", "devices": [Present()]} | spec
+    given = {"driver": "gpu.nvidia.com", "node_name": "n", "devices": [SliceDevice()]} | spec
     return ResourceSlice(metadata=ObjectMeta(name=name), spec=ResourceSliceSpec(**given))
 
 
@@ -204,9 +204,9 @@ def test_a_node_is_rejected_while_it_has_a_trace_of_a_foreign_allocator(
     state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"}, phase="Succeeded"))])
     assert reason(state) is None
     state.apply([SliceSeen(published("a")), SliceSeen(published("b"))])
-    assert reason(state) is Reason.DRA_MANAGES
+    assert reason(state) is Reason.DRA_AND_PLUGIN
     state.apply([SliceGone("a")])
-    assert reason(state) is Reason.DRA_MANAGES
+    assert reason(state) is Reason.DRA_AND_PLUGIN
     state.apply([SliceGone("b")])
     assert reason(state) is None
 
@@ -228,14 +228,15 @@ def test_the_last_pod_of_another_opens_the_node_again(state: ClusterWriter) -> N
 
 def test_a_node_with_dra_is_not_rejected_for_a_missing_report() -> None:
     """KEP-5004: no plugin, so no allocatable, no agent's devices, no ledger."""
-    state = state_of(NodeSeen(kube_node("n")), SliceSeen(published()))
+    state = state_of(NodeSeen(msgspec.structs.replace(kube_node("n"), status=None)))
+    state.apply([SliceSeen(published())])
     assert reason(state) is Reason.DRA_MANAGES
 
 
 def test_a_slice_may_come_before_its_node_and_a_node_may_go() -> None:
     state = state_of(SliceSeen(published()), NodeSeen(kube_node("n")))
     state.apply([GPUNodeSeen(gpunode(device()), NOW_S)])
-    assert reason(state) is Reason.DRA_MANAGES
+    assert reason(state) is Reason.DRA_AND_PLUGIN
     state.apply([SliceGone("s"), NodeSeen(node({HANDSHAKE: "x"})), NodeGone("n")])
     state.apply([NodeSeen(kube_node("n"))])
     assert reason(state) is None

@@ -6,11 +6,13 @@ from types import FunctionType, ModuleType
 import pytest
 
 from contract.gpunode import Charge, Reservation
-from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec
+from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec, SliceDevice
 from extender.state import prediction_tracker
 from extender.state.changes import (
     BindBegun,
     BindEnded,
+    ClaimGone,
+    ClassGone,
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatGone,
@@ -23,6 +25,7 @@ from extender.state.changes import (
 )
 from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.recording import RecordingState
+from tests.state.dra import claim, class_of
 from tests.state.states import lease, seen, state_of
 
 #: Objects behind these do not belong to the state.
@@ -58,17 +61,21 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
     )
     beat = lease(STAMP)
     beat = type(beat)(metadata=ObjectMeta(name=node, annotations=beat.metadata.annotations))
-    spec = ResourceSliceSpec(driver="gpu.nvidia.com", node_name=node, devices=[{}])
+    spec = ResourceSliceSpec(driver="gpu.nvidia.com", node_name=node, devices=[SliceDevice()])
     piece = ResourceSlice(metadata=ObjectMeta(name="former-slice"), spec=spec)
     state.apply([*seen(kube_node(node), given, sits, waits), HeartbeatSeen(beat, NOW_S)])
-    state.apply([BindBegun(waits, node), SliceSeen(piece)])
+    state.apply([BindBegun(waits, node), SliceSeen(piece), class_of(None, "former-class")])
+    state.apply([claim("former-sits", name="former-claim")])
     assert {name for name in names_in(state) if name.startswith("former-")} >= {
         node,
         "former-slice",
+        "former-class",
+        "former-claim",
     }
     state.apply(
         [BindEnded("former-waits", node), PodGone("former-waits"), SliceGone("former-slice")]
     )
+    state.apply([ClassGone("former-class"), ClaimGone("default", "former-claim")])
     state.apply([PodGone("former-sits"), HeartbeatGone(node), GPUNodeGone(node), NodeGone(node)])
     state.take_unsettled()
     state.take_outcomes()

@@ -16,9 +16,12 @@ READS = {
     "budgets": {"known", "over"},
     "sm_decreases": {"of", "since"},
     "departures": {"ended_by_kubelet", "marked", "precede", "seen"},
+    "dra": set[str](),
     "edits": {"now", "of"},
     # In a dump, ``namespaces`` is a dictionary.
-    "namespaces": {"annotation", "default_vram", "default_vrams", "items", "known"},
+    "namespaces": {
+        *("annotation", "are_exempt", "default_vram", "default_vrams", "items", "known"),
+    },
     "neighbours": {"known", "match"},
     "nominations": {"held_for", "node_of", "nominees", "places"},
     "observations": {"is_pending", "of_pod"},

@@ -3,7 +3,7 @@
 import {ask, atMost, choice, el, gib, gpuNoun, many, podLink, since, swap, table, timed} from "./dom.js";
 
 const STATES = {"": "any state", waiting: "waiting", bound: "bound", unconfirmed: "unconfirmed", starting: "starting", running: "running", overusing: "overusing", idle: "idle",
-  evicting: "to be evicted", unreserved: "unreserved", ending: "ending", gone: "gone"};
+  evicting: "to be evicted", unreserved: "unreserved", dra: "by DRA", ending: "ending", gone: "gone"};
 const ORDERS = {"": "name", unused: "unused memory", overuse: "overuse", reserved: "reserved memory", used: "memory in use", oldest: "age"};
 /** Fields of the form that are text: parameter of the API and of the URL, label, example. */
 const TEXTS = [["search", "Search", "name, owner, node"], ["namespace", "Namespace", ""], ["owner", "Owner", "Deployment/llama"], ["node", "Node", ""]];
