@@ -22,6 +22,7 @@ READS = {
     "namespaces": {
         *("annotation", "are_exempt", "default_vram", "default_vrams", "items", "known"),
     },
+    "gpu_users": set[str](),
     "neighbours": {"known", "match"},
     "nominations": {"held_for", "node_of", "nominees", "places"},
     "observations": {"is_pending", "of_pod"},
@@ -33,7 +34,10 @@ READS = {
     "usual": set[str](),
 }
 #: These build a state of their own, or are the writer.
-WRITERS = {"extender/state/cluster_writer.py", "extender/state/dump.py"}
+WRITERS = {
+    *("extender/state/cluster_writer.py", "extender/state/dump.py"),
+    "extender/doctor/node_rules.py",
+}
 #: Calls of kube-scheduler may add demand, and the nomination that kube-scheduler will write.
 BY_CALLS = {
     "extender/scheduler/filter.py": {"usual.prepare", "usual.see"},
