@@ -25,6 +25,7 @@ If two pods together need too much, both get "no". When one of the two pods is g
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from agent.attribution import memories
@@ -168,7 +169,8 @@ def _waits_for_start(
     It waits for each pod that has begun to start there, for the first time or again. On its first
     start it also waits for each pod that is earlier in the order of starts. Pods that start again
     have no order: they wait for no pod that may itself wait at its gate. So no pods wait for each
-    other, also if they hold several devices.
+    other, also if they hold several devices. They also do not wait until an extender notes a
+    timeout, because all extenders may have to start again too.
     """
     own = spec.reservations[uid]
     if not own.starts_alone:
@@ -181,7 +183,11 @@ def _waits_for_start(
     }
     return any(
         (other in present and other in gates.starting)
-        or (reservation.is_starting and other in begun)
+        or (
+            reservation.is_starting
+            and other in begun
+            and (own.is_starting or not _is_overdue(reservation, sample.observed_at))
+        )
         or (
             own.is_starting
             and reservation.is_starting
@@ -194,6 +200,15 @@ def _waits_for_start(
         for other, reservation in spec.reservations.items()
         if other != uid
     )
+
+
+def _is_overdue(reservation: Reservation, now: str) -> bool:
+    """Return whether the start has timed out at ``now`` (RFC 3339); False if that is not known."""
+    try:
+        age = datetime.fromisoformat(now) - datetime.fromisoformat(reservation.since)
+    except (TypeError, ValueError):
+        return False
+    return age.total_seconds() >= reservation.start_timeout_s
 
 
 def _turn(reservation: Reservation, uid: str) -> tuple[bool, str, str]:

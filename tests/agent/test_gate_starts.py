@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.gate_service import GateService
 from agent.gate_starts import GateStarts
-from contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
+from contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, PodUse, Reservation
 from tests.agent.gate_node import DEVICES, node, reservation, row, status
 
 TIMEOUT_S = 600
@@ -29,6 +29,7 @@ class Agent:
     def __init__(self, state: Path | None = None) -> None:
         self.state = state
         self.now_s = 1000.0
+        self.observed_at = "now"
         self.ledger: dict[str, Reservation] = {}
         self.rows: dict[str, list[PodUse]] = {}
         self.restart()
@@ -36,7 +37,7 @@ class Agent:
     def restart(self) -> None:
         self._service = GateService(
             self,
-            lambda: status(*self._shown()),
+            self._sample,
             lambda: 0,
             lambda: self.now_s,
             GateStarts(self.state, lambda: self.now_s),
@@ -45,8 +46,11 @@ class Agent:
     def _shown(self) -> Iterable[PodUse]:
         return [each for of_pod in self.rows.values() for each in of_pod]
 
+    def _sample(self) -> GPUNodeStatus:
+        return msgspec.structs.replace(status(*self._shown()), observed_at=self.observed_at)
+
     def gpunode(self, within_s: float = 0.0) -> GPUNode:
-        return node(self.ledger, status(*self._shown()))
+        return node(self.ledger, self._sample())
 
     def admit(self, uid: str, *rows: PodUse, **of_reservation: Any) -> None:
         """The pod is bound, holds its replicas, and uses nothing."""
@@ -171,6 +175,16 @@ def test_a_pod_that_another_scheduler_has_bound_is_starting_when_it_uses_memory(
     assert agent.ask("p") == WAITS
     agent.show("adopted", 5, "first", "settled")
     agent.ledger["adopted"] = of()
+    assert agent.ask("p") == "yes"
+
+
+def test_a_timeout_that_no_extender_notes_ends_the_wait(agent: Agent) -> None:
+    """The extenders have to start again too, and the ledger still has a start from before."""
+    agent.admit("old", phase="starting", since="2026-11-21T00:00:00.000+00:00")
+    agent.show("old", 5, "second")
+    agent.observed_at = "2026-11-21T00:09:59.000000Z"
+    assert agent.ask("p") == WAITS
+    agent.observed_at = "2026-11-21T00:10:00.000000Z"
     assert agent.ask("p") == "yes"
 
 
