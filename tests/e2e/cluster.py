@@ -225,6 +225,22 @@ class Cluster:
         node: str = self.pod(name)["spec"].get("nodeName", "")
         return node
 
+    def cordon(self, node: str, closed: bool) -> None:
+        """Cordon or uncordon the node; return when kube-scheduler has seen that it is cordoned."""
+        body = {"spec": {"unschedulable": closed}}
+        self.plane.call("PATCH", f"{NODES}/{node}", body, "application/merge-patch+json")
+        if closed:
+            self.until(lambda: self._is_avoided(node), f"kube-scheduler sees that {node} is closed")
+
+    def _is_avoided(self, node: str) -> bool:
+        """Return whether kube-scheduler rejects a new pod that may only run there."""
+        name = f"only-on-{node}"
+        self.create_pod(name, None, gpus=0, nodeSelector={"kubernetes.io/hostname": node})
+        self.until(lambda: bool(self.node_of(name) or self.rejection(name)), f"{name} is tried")
+        avoided = not self.node_of(name)
+        self.delete_by_force(name)
+        return avoided
+
     def rejection(self, name: str) -> str:
         return scheduling_message(self.pod(name))
 

@@ -61,11 +61,6 @@ def bind(cluster: RealCluster, name: str, node: str) -> None:
     cluster.plane.call("POST", f"{PODS}/{name}/binding", body)
 
 
-def cordon(cluster: RealCluster, node: str, closed: bool) -> None:
-    body = {"spec": {"unschedulable": closed}}
-    cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE)
-
-
 def running(machine: Node) -> set[str]:
     """Pods whose own container runs."""
     with machine.runtime.lock:

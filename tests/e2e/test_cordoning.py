@@ -117,8 +117,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     replica_set(cluster, "held", 4, [NODE])
     cluster.until(lambda: bool(cluster.bound()), "the pod is bound")
     # The pod that replaces it must not come to this node, which reports no new pod.
-    closed = {"spec": {"unschedulable": True}}
-    cluster.plane.call("PATCH", f"/api/v1/nodes/{NODE}", closed, MERGE)
+    cluster.cordon(NODE, True)
     (pod,) = cluster.bound()
     run(cluster, pod)
     cluster.nodes.give(pod, 1, used_bytes=GIB)

@@ -100,13 +100,18 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         answers = granted(cluster.plane)
         answers.subtract(before)
         assert answers["201"] == len(victims), answers
-        shown = Counter(
-            uid for uid in told_of(cluster, "InsufficientGPUMemory") if uid in gone | innocent
-        )
-        assert shown == dict.fromkeys(gone, 1)
+
+        def shown() -> Counter[str]:
+            told = told_of(cluster, "InsufficientGPUMemory")
+            return Counter(uid for uid in told if uid in gone | innocent)
+
+        cluster.until(lambda: shown() == dict.fromkeys(gone, 1), "each has one Event")
         assert innocent <= {uid_of(pod) for pod in cluster.pods()} - deleted(cluster)
-        counted = [cluster.metric(EVICTED, replica) for replica in REPLICAS]
-        assert sum(counted) == len(victims)
+
+        def counted() -> float:
+            return sum(cluster.metric(EVICTED, replica) for replica in REPLICAS)
+
+        cluster.until(lambda: counted() == len(victims), "all evictions are counted")
         for node in bad:  # the mark went with them
             flags = (
                 reservation.flags
@@ -164,7 +169,7 @@ def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
     answers = granted(cluster.plane)
     answers.subtract(before)
     assert answers["201"] == len(leave)
-    assert cluster.metric(EVICTED) == len(leave)
+    cluster.until(lambda: cluster.metric(EVICTED) == len(leave), "all evictions are counted")
     if leave:
         end(cluster, leave)
         for node in (new, held):
@@ -257,14 +262,11 @@ def assert_foretold(pod: Pod, index: int) -> None:
 
 @contextmanager
 def cordoned(cluster: PlayedCluster, nodes: Sequence[str]) -> Iterator[None]:
-    def cordon(closed: bool) -> None:
-        for node in nodes:
-            body = {"spec": {"unschedulable": closed}}
-            cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE)
-
-    cordon(True)
+    for node in nodes:
+        cluster.cordon(node, True)
     yield
-    cordon(False)
+    for node in nodes:
+        cluster.cordon(node, False)
 
 
 def uid_of(pod: Pod) -> str:

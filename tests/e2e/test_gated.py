@@ -25,7 +25,6 @@ from tests.e2e.gated import (
     LEGACY,
     assert_nobody_took_what_was_not_there,
     bind,
-    cordon,
     ever_ran,
     evictions,
     gated_cluster,
@@ -48,7 +47,7 @@ def _empty(cluster: RealCluster) -> Iterator[None]:
     """However a test ends, the next one finds both nodes open and empty."""
     yield
     for name in cluster.names:
-        cordon(cluster, name, False)
+        cluster.cordon(name, False)
     for path in (REPLICA_SETS, JOBS):
         cluster.plane.call("DELETE", path, {"propagationPolicy": "Background"})
     cluster.empty()
@@ -76,7 +75,7 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
     # With it the kubelet writes its checkpoint again: at its restart it counts what is in there.
     small(cluster, ["s6"], here)
 
-    cordon(cluster, elsewhere, True)
+    cluster.cordon(elsewhere, True)
     with machine.kubelet_restarts():
         create(cluster, "bypass", 20)
         replica_set(cluster, "victim", 10)
@@ -84,7 +83,7 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
         assert node_of(cluster, "victim") == [here]
         (victim,) = of_set(cluster, "victim")
         bind(cluster, "bypass", here)
-        cordon(cluster, elsewhere, False)
+        cluster.cordon(elsewhere, False)
     began_s = time.monotonic()
 
     def successor_runs() -> bool:
@@ -109,7 +108,7 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
     machine = cluster.machines[here]
     # One on each device, and a checkpoint of which the restarted kubelet counts no other pod.
     small(cluster, ["s0", "s1"], here)
-    cordon(cluster, elsewhere, True)
+    cluster.cordon(elsewhere, True)
     with machine.kubelet_restarts():
         create(cluster, "bypass-1", 20)
         create(cluster, "bypass-2", 20)
@@ -156,7 +155,7 @@ def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_one_on_its_device
     cluster.until(lambda: len(machine.held()) == 3, "the replicas of the others are free")
     cluster.until(lambda: len(cluster.gpunode(here).spec.reservations) == 3, "three are left")
     small(cluster, ["s6"], here)
-    cordon(cluster, elsewhere, True)
+    cluster.cordon(elsewhere, True)
     with machine.kubelet_restarts():
         created_s = int(time.time())
         create(cluster, "first", 8, alone=True)

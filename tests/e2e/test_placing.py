@@ -29,7 +29,9 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     assert placement(pod)["containers"]["main"]["bytes"] == {"GPU-gpu-1-0": 20 * GIB}
     assert pod["metadata"]["annotations"]["headroom.gpu/bytes.0"] == str(20 * GIB)
     assert set(cluster.gpunode("gpu-1").spec.reservations) == {pod["metadata"]["uid"]}
-    assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
+    bound = 'headroom_binds_total{outcome="bound"}'
+    # The API server shows the Binding before the extender has its answer.
+    cluster.until(lambda: cluster.metric(bound) == 1, "the bind is counted")
     cluster.nodes.observe(cluster.pods())
     cluster.create_pod("second", "20Gi")
     cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is rejected")
@@ -147,7 +149,8 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
         return found
 
     cluster.until(lambda: shown() == saying.keys(), "both events are shown")
-    assert cluster.metric('headroom_events_total{outcome="written",reason="NoGPUFits"}') == 1
+    written = 'headroom_events_total{outcome="written",reason="NoGPUFits"}'
+    cluster.until(lambda: cluster.metric(written) == 1, "the event is counted")
     asked = filter_calls(cluster)
     time.sleep(10.0)
     assert filter_calls(cluster) <= asked + 1

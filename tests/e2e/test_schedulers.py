@@ -126,7 +126,8 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
         bound(cluster, f"plain-{scheduler}", None)
         if scheduler != SCHEDULERS[-1]:
             cluster.kill(scheduler)
-    assert cluster.metric('headroom_binds_total{outcome="bound"}') == len(SCHEDULERS)
+    counted = 'headroom_binds_total{outcome="bound"}'
+    cluster.until(lambda: cluster.metric(counted) == len(SCHEDULERS), "the binds are counted")
 
     def cut_and_bind(name: str) -> None:
         tunnel.cut()  # a connection that is open is asked for no certificate again
