@@ -148,7 +148,7 @@ class Injector:
                 if not self._site.verbs.succeeds_since(began_s[fault]):
                     if now_s < self._ends[fault] + self._patience_s:
                         continue
-                    what = f"no {' and '.join(VERBS)} succeeded within {self._patience_s:g} s"
+                    what = f"not a {' and a '.join(VERBS)} succeeded within {self._patience_s:g} s"
                     yield Finding("starved", f"{fault.kind}: {fault.target}", what)
                     self._due.clear()
                 self._end(fault)

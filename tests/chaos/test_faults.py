@@ -93,7 +93,6 @@ def test_a_fault_that_must_not_affect_calls_lasts_until_calls_succeed() -> None:
 
 def test_a_fault_beside_which_no_call_succeeds_is_found() -> None:
     calls, _, findings = alone(float("inf"), patience_s=0.0)
-    assert (
-        findings[0] == "starved: console slow: console-a: no filter and bind succeeded within 0 s"
-    )
+    what = "not a filter and a bind succeeded within 0 s"
+    assert set(findings) == {f"starved: console slow: console-a: {what}"}
     assert all(calls.lasted[:1])
