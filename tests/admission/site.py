@@ -240,13 +240,21 @@ def manifests(name: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if each]
 
 
-def webhooks(url: str, authority: Authority | Certificate) -> Iterator[dict[str, Any]]:
-    """The configurations as they are shipped, for a webhook of the tests."""
+def webhooks(
+    url: str, authority: Authority | Certificate, timeout_s: int | None = 30
+) -> Iterator[dict[str, Any]]:
+    """Yield the configurations as shipped, for a webhook of the tests.
+
+    ``timeout_s``: how long the API server waits. None: as shipped, at most 5 s, which can be too
+    little on a busy machine.
+    """
     bundle = base64.b64encode(authority.cert.read_bytes()).decode()
     for each in manifests("base/webhook.yaml"):
         for one in each["webhooks"]:
             path = one["clientConfig"]["service"]["path"]
             one["clientConfig"] = {"url": f"{url}{path}", "caBundle": bundle}
+            if timeout_s is not None:
+                one["timeoutSeconds"] = timeout_s
         yield each
 
 

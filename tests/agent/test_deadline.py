@@ -29,7 +29,7 @@ def stuck() -> Iterator[threading.Event]:
 
 
 def soon() -> float:
-    return time.monotonic() + 30
+    return time.monotonic() + PATIENCE_S
 
 
 def threads() -> list[threading.Thread]:

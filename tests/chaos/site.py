@@ -163,7 +163,7 @@ class Site:
             agent.start()
         for name in (*WIRED, *SCHEDULERS):
             self.start_process(name)
-        for each in webhooks(self._webhooks.url, self.plane.certificate):
+        for each in webhooks(self._webhooks.url, self.plane.certificate, timeout_s=None):
             self.plane.call("POST", f"{ADMISSION}/{each['kind'].lower()}s", each)
         self.until(self._cluster.initialised, "all GPUNodes are initialised")
         for client in self.clients:

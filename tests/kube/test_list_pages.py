@@ -41,7 +41,7 @@ def test_the_next_page_is_requested_while_the_last_is_processed() -> None:
 
     def take(raw: msgspec.Raw) -> str:
         """In a list that is taken before more is asked for, there is never a second request."""
-        deadline_s = time.monotonic() + 10.0
+        deadline_s = time.monotonic() + PATIENCE_S
         while read(raw) == "a" and len(server.requests) < 2 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         asked_for.append(len(server.requests))

@@ -121,7 +121,6 @@ class Looked:
 def window(browser: Browser) -> Page:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_S * 1000)
-    page.set_default_timeout(20_000)
     return page
 
 
