@@ -325,6 +325,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "RetrySpreader._together": Fixed(65_536 * 100),
         "RetrySpreader._tried": Fixed(65_536 * 300),
     },
+    "extender/scheduler/candidate_nodes.py": {
+        "CandidateNodes._fruitless": Fixed(16 * 2_000),
+    },
     "extender/scheduler/scheduling_state.py": {
         "SchedulingState._rejected_pods": Per("node", 64 * 10),
     },

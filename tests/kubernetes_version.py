@@ -61,5 +61,7 @@ def _minor(name: str) -> tuple[int, ...]:
     return version_tuple(NEWEST if name in COMPONENTS else name.rpartition("-")[2])
 
 
+#: The kube-scheduler of a pre-release. It runs on the newest API server.
+PRE_RELEASE = "kube-scheduler-1.38"
 #: The kube-schedulers that tests run on one API server, the oldest first.
 SCHEDULERS = (*not_newer("kube-scheduler-1.34", "kube-scheduler-1.36"), "kube-scheduler")

@@ -7,6 +7,9 @@ that lists the nodes in random order. So the message of the pod changes with eac
 retry the pod a hundred times a second. The extender cannot see the version: kube-scheduler sends no
 version with its calls. So a setting (``preempt_for_memory``) allows candidates, and if no preempt
 call follows, there are none for a while.
+
+A search for victims takes far longer than filter. So after a search that found none, pods of the
+same kind and priority have no candidates either, until a node has gained headroom.
 """
 
 from itertools import repeat
@@ -15,11 +18,14 @@ import numpy as np
 import structlog
 
 from contract.kube import Pod
+from extender.bounded import Bounded
 from extender.placement.fit import Codes
+from extender.placement.request import Kind, VramRequest
 from extender.placement.snapshot import REASONS, Mask, Rows, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.evictable_pods import CRITICAL, may_preempt
 from extender.state.nominations import priority
+from extender.state.victim_search import Preemption
 
 log = structlog.get_logger()
 
@@ -30,6 +36,10 @@ CURABLE = np.array([reason is not None and reason.evictable for reason in REASON
 MOST_UNCONFIRMED = 4
 #: Seconds for which there are no candidates then.
 PAUSE_S = 60.0
+#: Minimum and maximum seconds without candidates after a search without victims.
+FRUITLESS_S, LONGEST_FRUITLESS_S = 2.0, 60.0
+#: Maximum number of such searches that are remembered.
+MOST_FRUITLESS = 16
 
 
 class CandidateNodes:
@@ -40,14 +50,38 @@ class CandidateNodes:
         #: Answers with candidates since the last confirmation.
         self._unconfirmed = 0
         self._paused_until_s = float("-inf")
+        #: Kind of request, priority -> time and generation of the last search without victims.
+        self._fruitless: Bounded[tuple[Kind, int], tuple[float, int]] = Bounded(MOST_FRUITLESS)
 
     def confirm(self) -> None:
         """Note a preempt call with an empty list of victims, which only 1.38 and newer make."""
         self._unconfirmed = 0
 
+    def searched(self, pod: Pod, request: VramRequest, found: Preemption, now_s: float) -> None:
+        """Note the result of a search for victims.
+
+        A failed search is remembered only if its cause cannot end without a gain of headroom: not
+        while nodes are held for other pods, pods are leaving or disruption budgets are unknown.
+        """
+        kind, cluster = (request.kind, priority(pod)), self._cluster
+        self._fruitless.pop(kind, None)
+        passing = found.soon or cluster.budgets.unlisted or cluster.held_for(pod, now_s)
+        if found.best is None and not passing:
+            self._fruitless[kind] = now_s, cluster.generation
+
+    def _is_fruitless(self, pod: Pod, request: VramRequest, now_s: float) -> bool:
+        """Return whether another search would probably find no victims either."""
+        noted = self._fruitless.get((request.kind, priority(pod)))
+        if noted is None:
+            return False
+        at_s, generation = noted
+        gained = self._cluster.latest_gain > generation
+        return now_s < at_s + (FRUITLESS_S if gained else LONGEST_FRUITLESS_S)
+
     def choose(
         self,
         pod: Pod,
+        request: VramRequest,
         rows: Rows,
         codes: Codes,
         large_enough: Mask,
@@ -64,6 +98,8 @@ class CandidateNodes:
         these nodes, only that node is one: then kube-scheduler waits for the victims there.
         """
         if now_s < self._paused_until_s or not may_preempt(pod):
+            return None
+        if self._is_fruitless(pod, request, now_s):
             return None
         candidates: Mask = CURABLE[codes] & (rows >= 0)
         nominated = pod.status.nominated_node_name if pod.status else None

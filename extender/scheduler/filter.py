@@ -224,7 +224,9 @@ class Filter:
         if not self._state.replica.preempts_for_memory:
             return None
         large_enough = self._state.fit_cache().weigh(request, snap).large_enough
-        return self._state.candidate_nodes.choose(pod, rows, codes, large_enough, snap, now_s)
+        return self._state.candidate_nodes.choose(
+            pod, request, rows, codes, large_enough, snap, now_s
+        )
 
     def _may_name_best(self, pod: Pod, request: VramRequest | Unreadable) -> bool:
         """Return whether filter may name only the best node for the pod: it requests GPUs, and no

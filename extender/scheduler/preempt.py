@@ -45,6 +45,8 @@ class Preempt:
             return extender_v1.encode_preempt(offered if observes else {})
         rejected = without_victims | {*self._rejected_for_memory(pod, began_s)}
         found = preemption(state.cluster, pod, proposed, rejected, began_s)
+        if isinstance(request, VramRequest):
+            state.candidate_nodes.searched(pod, request, found, began_s)
         answer = answered(found)
         if found.best is not None and not observes:
             state.cluster.nominations.expect(pod, found.best.node, began_s)

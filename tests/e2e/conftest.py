@@ -8,13 +8,21 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
-from tests.kubernetes_version import NEWEST, SCHEDULERS, UNDER_TEST
+from tests.kubernetes_version import NEWEST, PRE_RELEASE, SCHEDULERS, UNDER_TEST
 from tests.processes import starts_processes
 
 BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
-
-#: Modules about features that only the newest minor has.
-collect_ignore = [] if UNDER_TEST == NEWEST else ["test_resize.py", "test_starting_again.py"]
+if UNDER_TEST == NEWEST:
+    BINARIES += (PRE_RELEASE,)
+    collect_ignore: list[str] = []
+else:
+    #: Modules about features that older minors do not have.
+    collect_ignore = [
+        "test_native_preemption.py",
+        "test_preemption_retries.py",
+        "test_resize.py",
+        "test_starting_again.py",
+    ]
 
 ONE_GPU = Shape()
 

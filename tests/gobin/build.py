@@ -46,9 +46,14 @@ BY_HAND = (
     "vpa-memory",
 )
 
-#: Components of older versions of Kubernetes that `make test` runs beside the newest version.
+#: Components of other versions of Kubernetes that `make test` runs beside the newest version.
 #: All others are built only when named.
-BESIDE_THE_NEWEST = ("kube-scheduler-1.36", "kube-scheduler-1.34", "kubelet-1.36")
+BESIDE_THE_NEWEST = (
+    "kube-scheduler-1.38",
+    "kube-scheduler-1.36",
+    "kube-scheduler-1.34",
+    "kubelet-1.36",
+)
 
 #: The end of the name of a component that belongs to a minor of Kubernetes.
 OF_A_VERSION = r"-1\.\d+$"

@@ -10,7 +10,7 @@ from tests.builders import DISTRIBUTED, NOW_S
 from tests.scheduler.test_needless_evictions import World
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod
-from tests.state.evictions import On
+from tests.state.evictions import On, full_node
 from tests.state.states import EPOCH_S
 
 ANY = "insufficient GPU memory on any device"
@@ -140,3 +140,41 @@ def test_a_scheduler_that_calls_preempt_always_gets_candidates() -> None:
         for _ in range(20):
             assert set(world.filtered(important(nominated="lower"))["FailedNodes"]) == {"lower"}
         world.preempted(important(), {"mixed": []})
+
+
+def test_there_is_no_second_search_until_a_node_has_gained_headroom() -> None:
+    world = Preempting({"n": [[On("a", 10, 3), On("b", 10, 9)]]})
+
+    def candidates(shown: dict[str, Any]) -> list[str]:
+        return list(world.filtered(shown, ["n"])["FailedNodes"])
+
+    # Without a, 14 GiB are free.
+    shown, equal, larger = important("15Gi"), important("15Gi"), important("16Gi")
+    equal["metadata"] |= {"name": "equal", "uid": "uid-equal"}
+    higher = important("15Gi", priority=6)
+    assert candidates(shown) == ["n"]
+    assert world.preempted(shown, {"n": []}) == {}
+    assert candidates(shown) == candidates(equal) == []
+    assert candidates(larger) == candidates(higher) == ["n"]
+    world.now_s = NOW_S + 59.0
+    assert candidates(shown) == []
+    world.now_s = NOW_S + 60.0
+    assert candidates(shown) == ["n"]
+    assert world.preempted(shown, {"n": []}) == {}
+    world.state.apply(full_node("n", [On("a", 10, 3), On("b", 8, 9)], plugin=DISTRIBUTED))
+    world.now_s += 1.9
+    assert candidates(shown) == []
+    world.now_s += 0.1
+    assert candidates(shown) == ["n"]
+    assert uids(world.preempted(shown, {"n": []})) == {"n": ["a"]}
+    assert candidates(shown) == ["n"]
+
+
+def test_a_search_beside_a_hold_is_repeated() -> None:
+    world = Preempting({"n": [[On("a", 20, 3)]]})
+    first, second = important(), important()
+    second["metadata"] |= {"name": "second", "uid": "uid-second"}
+    world.filtered(first, ["n"])
+    assert uids(world.preempted(first, {"n": []})) == {"n": ["a"]}
+    assert world.preempted(second, {"n": []}) == {}
+    assert list(world.filtered(second, ["n"])["FailedNodes"]) == ["n"]

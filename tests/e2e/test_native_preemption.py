@@ -1,0 +1,101 @@
+"""Preemption for GPU memory by kube-scheduler 1.38 itself, without evict_for_memory and the mirror.
+
+Older versions cannot do this, and the setting must not harm them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.controlplane import ControlPlane
+from tests.e2e.cluster import PlayedCluster
+from tests.e2e.conftest import Tell
+from tests.e2e.nodes import Shape
+from tests.e2e.preempting import (
+    SCENARIOS,
+    TWO_LARGE,
+    Scenario,
+    Stage,
+)
+from tests.kubernetes_version import PRE_RELEASE
+
+PAIR = Shape(gpus=2, replicas=4)
+SETTINGS = {"preempt_for_memory": True, "nomination_hold_s": 20}
+#: Kubernetes' default. Unlike with the shipped value, no back-off limits the attempts.
+DEFAULT_GATES = ("SchedulerPopFromBackoffQ=true",)
+
+
+#: All scenarios that differ without the mirror.
+NATIVE = {
+    (*each.running, *each.newcomers, each.grace_s, *each.guarded): replace(
+        each, name=each.name.removesuffix(", mirrored"), mirrored=False
+    )
+    for each in reversed(SCENARIOS)
+}
+
+
+@pytest.fixture(scope="module", params=[(), DEFAULT_GATES], ids=["shipped gates", "default gates"])
+def whole_stage(
+    plane: ControlPlane, binaries: None, request: pytest.FixtureRequest
+) -> Iterator[Stage]:
+    """Two nodes of two shared GPUs of 24 GiB, and kube-scheduler 1.38."""
+    cluster = PlayedCluster(plane, 2, PAIR)
+    try:
+        cluster.create()
+        stage = Stage(cluster)
+        stage.create_classes()
+        url = cluster.start_extender(settings=SETTINGS)
+        cluster.start_scheduler(url, PRE_RELEASE, gates=request.param)
+        cluster.settle()
+        yield stage
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def stage(whole_stage: Stage) -> Iterator[Stage]:
+    try:
+        yield whole_stage
+    finally:
+        whole_stage.clear()
+
+
+def assert_not_overcommitted(stage: Stage) -> None:
+    assert stage.cluster.metric("headroom_fleet_headroom_bytes") > 0  # the metrics are served
+    assert stage.cluster.metric("headroom_fleet_overcommitted_bytes") == 0
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in NATIVE.values()])
+def test_kube_scheduler_evicts_only_required_pods(
+    stage: Stage, scenario: Scenario, tell: Tell
+) -> None:
+    outcome = stage.run(scenario)
+    tell(
+        f"1.38, {scenario.name}: evicted {outcome.evicted}, bound after "
+        f"{[round(each, 1) for each in outcome.took_s.values()]} s, "
+        f"{outcome.filter_calls} filter calls"
+    )
+    assert set(outcome.evicted) in scenario.victims
+    assert outcome.in_vain == 0
+    assert len(outcome.took_s) == scenario.placed
+    assert outcome.filter_calls < 15 * len(scenario.newcomers)
+    assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
+    assert_not_overcommitted(stage)
+
+
+def test_the_pod_is_nominated_and_no_other_pod_takes_the_freed_memory(stage: Stage) -> None:
+    stage.run_batch(TWO_LARGE)
+    cluster = stage.cluster
+    with stage.played(2.0) as outcome:
+        stage.submit("new-0", 20, ["gpu-1"])
+        cluster.until(lambda: "deletionTimestamp" in cluster.pod("a")["metadata"], "a leaves")
+        cluster.until(
+            lambda: cluster.pod("new-0")["status"].get("nominatedNodeName") == "gpu-1",
+            "kube-scheduler nominates the pod",
+        )
+        stage.submit("thief", 3, ["gpu-1"], "middle")
+        cluster.until(lambda: bool(cluster.node_of("new-0")), "the new pod is bound")
+        assert not cluster.node_of("thief")
+    assert outcome.evicted == ["a"]
+    assert_not_overcommitted(stage)
