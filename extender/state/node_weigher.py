@@ -20,7 +20,13 @@ from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.dra_nodes import suits_dra
 from extender.placement.policy import Rules
 from extender.placement.report_delta import Found, find, with_new_measurements
-from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
+from extender.placement.request import (
+    Unreadable,
+    VramRequest,
+    asks_for_gpu,
+    replicas_requested,
+    understand,
+)
 from extender.placement.snapshot import NodeTerms
 from extender.state.adoption import adopt, claimed
 from extender.state.dra_allocation import holds_gpus_by_claim
@@ -126,6 +132,8 @@ class NodeWeigher:
             reserve_bytes = self.node_settings(gpunode.name).reserve_bytes
             devices = status.devices if status else ()
             return claimed(pod, held, devices, reserve_bytes) if held else None
+        if not pod.node and self.by_dra(gpunode.name) >= replicas_requested(pod, self.rules).keys():
+            return None  # kube-scheduler makes a claim for it
         return adopt(
             as_bound(pod),
             self._namespaces.default_vram(pod.metadata.namespace),

@@ -227,6 +227,15 @@ class TestBoundPods:
         state.apply([ClaimGone("default", "p-extended")])
         assert unreserved_pods(state) == []
 
+    def test_a_pod_with_an_amount_is_not_charged_before_it_has_a_claim(self) -> None:
+        """Mode observe binds it although it does not fit: not yet what the plugin would give."""
+        state = by_dra()
+        plugins = gpunode(shared("GPU-0"), shared("GPU-1"), plugin=DISTRIBUTED, version="2")
+        state.apply([GPUNodeSeen(plugins, NOW_S)])
+        held = state.gpunode("n")
+        assert held is not None
+        assert state.adopt(pod("1Gi"), held) is None
+
     def test_a_part_of_a_device_is_charged_its_bytes(self) -> None:
         state = by_dra()
         state.apply([claim(consumedCapacity={"memory": "10Gi"})])
