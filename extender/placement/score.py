@@ -59,7 +59,7 @@ class Standing:
     #: (nodes, terms) in the order of ``KEPT``, without prices.
     terms: Scores
     #: Whether kube-scheduler allocates the pod's GPUs there by DRA. Such a node scores 0,
-    #: because no term of its score is known. It wins only if the pod fits on no other node.
+    #: because no term of its score is known.
     by_dra: Mask
 
     @classmethod
@@ -120,9 +120,7 @@ def rank_rows(
     by_dra = standing.by_dra.take(rows)
     scores = score * (fits & ~by_dra)
     sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
-    if not (best := fits & ~by_dra).any():
-        best = fits
-    tied = (best & (scores == scores.max())).nonzero()[0]
+    tied = (fits & (scores == scores.max())).nonzero()[0]
     for left_bytes in (standing.node_left_bytes, standing.device_left_bytes):
         values = sign * left_bytes.take(rows[tied])
         tied = tied[values == values.min()]

@@ -83,4 +83,7 @@ def test_a_pod_with_an_amount_learns_the_way_out(asked: Asked) -> None:
 def test_capacity_counts_what_headroom_can_place(asked: Asked) -> None:
     """Only kube-scheduler can count the pods that DRA could serve."""
     found = asked.get("/v1/capacity").json()
-    assert (found["pods"], found["pods_at_least"]) == (0, False)
+    assert (found["pods"], found["space"]["fitting_nodes"]) == (0, 0)
+    assert {each["reason"] for each in found["reasons"]} == {"dra_manages", "no_replica"}
+    placed = asked.post("/v1/whatif", {"pods": [{"count": 2}]}).json()
+    assert placed["placed"] == 0, placed
