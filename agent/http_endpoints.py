@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 
 from agent.gate_decision import Verdict
 from agent.http_port import Answer, HttpPort, Route
-from agent.metrics import AgentCollector, Sample
+from agent.metrics import AgentCollector, Sample, SampleCollector
 from contract.gpunode import GPUNodeStatus
 
 _JSON = "application/json"
@@ -30,8 +31,6 @@ LOCAL_HOST = "127.0.0.1"
 GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
-#: Seconds for which rendered metrics are reused.
-METRICS_FOR_S = 1.0
 _GATE_THREADS = 4
 
 
@@ -80,21 +79,46 @@ class LatestSample:
 
 
 class _Metrics:
-    """Renders the metrics, at most once in ``METRICS_FOR_S`` seconds."""
+    """Renders the metrics: those of a sample once, whatever the number of scrapes.
 
-    def __init__(self, registry: CollectorRegistry, monotonic: Callable[[], float]) -> None:
-        self._registry = registry
-        self._monotonic = monotonic
+    Any pod can scrape, and rendering the metrics of a sample takes most of the time of an answer.
+    """
+
+    def __init__(self, board: LatestSample, live: Collector) -> None:
+        self._board = board
         self._lock = threading.Lock()
-        self._rendered = b""
-        self._rendered_at_s = float("-inf")
+        self._live = _registry(live)
+        self._of_sample = _registry(SampleCollector(lambda: board.shown))
+        #: The status whose metrics were rendered last, and the text.
+        self._rendered: tuple[GPUNodeStatus | None, bytes] = (None, b"")
 
-    def answer(self, _: str) -> Answer:
-        with self._lock:
-            if self._monotonic() - self._rendered_at_s > METRICS_FOR_S:
-                self._rendered = generate_latest(self._registry)
-                self._rendered_at_s = self._monotonic()
-            return Answer(200, self._rendered, _PROMETHEUS)
+    def at_once(self, _: str) -> Answer | None:
+        """Return the metrics if those of the newest sample were rendered, otherwise None."""
+        status, of_sample = self._rendered
+        if status is not self._newest:
+            return None
+        return Answer(200, generate_latest(self._live), _PROMETHEUS, of_sample)
+
+    def answer(self, query: str) -> Answer:
+        """Return the metrics, after those of the newest sample were rendered."""
+        with self._lock:  # each port has a thread of its own
+            if (answer := self.at_once(query)) is None:
+                newest = self._newest  # a sample that comes now is rendered with the next call
+                of_sample = generate_latest(self._of_sample)
+                self._rendered = newest, of_sample
+                answer = Answer(200, generate_latest(self._live), _PROMETHEUS, of_sample)
+            return answer
+
+    @property
+    def _newest(self) -> GPUNodeStatus | None:
+        shown = self._board.shown
+        return None if shown is None else shown.status
+
+
+def _registry(collector: Collector) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
 
 
 class Server:
@@ -123,12 +147,11 @@ class Server:
         self._board = board
         self._ask = ask
         self._stuck = stuck
-        registry = CollectorRegistry()
-        registry.register(AgentCollector(lambda: board.shown, writes, answers))
+        metrics = _Metrics(board, AgentCollector(lambda: board.shown, writes, answers))
         both = {
             "/healthz": Route(self._healthz),
             "/readyz": Route(self._readyz),
-            "/metrics": Route(_Metrics(registry, board.monotonic).answer, threads=1),
+            "/metrics": Route(metrics.answer, threads=1, at_once=metrics.at_once),
         }
         public = {
             "/v1/gate": Route(self._gate, threads=_GATE_THREADS),

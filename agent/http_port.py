@@ -46,12 +46,14 @@ class Answer:
     status: int
     body: bytes
     content_type: str = TEXT
+    #: Follows ``body``. Many answers have the same object, so slow clients take no memory for it.
+    shared: bytes = b""
 
     def head(self) -> bytes:
         lines = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             f"Content-Type: {self.content_type}",
-            f"Content-Length: {len(self.body)}",
+            f"Content-Length: {len(self.body) + len(self.shared)}",
             "Connection: close",
         )
         return "".join(f"{line}\r\n" for line in (*lines, "")).encode("ascii")
@@ -63,6 +65,9 @@ class Route:
     answer: Callable[[str], Answer]
     #: Number of its threads if it may block; 0 if it never blocks.
     threads: int = 0
+    #: Returns the answer if that does not block, otherwise None: then a thread is asked. A thread
+    #: costs more CPU than a small answer.
+    at_once: Callable[[str], Answer | None] = lambda query: None
 
 
 @dataclass(eq=False, slots=True)
@@ -155,6 +160,8 @@ class HttpPort:
             return Answer(405, b"only GET is answered\n")
         try:
             if threads := self._threads.get(path):
+                if (answer := route.at_once(query)) is not None:
+                    return answer
                 return await asyncio.wrap_future(threads.give(lambda: route.answer(query)))
             return route.answer(query)
         except Exception:  # noqa: BLE001 - a failed request must not affect others
@@ -208,9 +215,11 @@ class HttpPort:
         with contextlib.suppress(OSError):
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        writer.write(answer.head())
-        for start in range(0, len(answer.body), _SEND_BUFFER_BYTES):
-            writer.write(answer.body[start : start + _SEND_BUFFER_BYTES])
+        # One write for a small answer, because each one takes as much CPU as all the rest.
+        writer.write(answer.head() + answer.body + answer.shared[:_SEND_BUFFER_BYTES])
+        await writer.drain()
+        for start in range(_SEND_BUFFER_BYTES, len(answer.shared), _SEND_BUFFER_BYTES):
+            writer.write(answer.shared[start : start + _SEND_BUFFER_BYTES])
             await writer.drain()
         writer.close()
         await writer.wait_closed()

@@ -64,8 +64,25 @@ class Sample:
     pod_sm: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
+class SampleCollector(Collector):
+    """Collects the metrics that stay the same until the next sample.
+
+    ``shown`` returns the newest sample, None before the first one.
+    """
+
+    def __init__(self, shown: Callable[[], Sample | None]) -> None:
+        self._shown = shown
+
+    def collect(self) -> Iterator[Metric]:
+        if (shown := self._shown()) is not None:
+            yield from _agent(shown)
+            yield from _devices(shown)
+            yield from _pods(shown)
+            yield from _limits(shown)
+
+
 class AgentCollector(Collector):
-    """Collects the metrics.
+    """Collects the metrics that can change at any time.
 
     ``shown`` returns the newest sample, None before the first one. ``writes`` is (kind, outcome) ->
     number of writes to the API server. ``answers`` is (resource, result) -> number of containers
@@ -98,13 +115,13 @@ class AgentCollector(Collector):
                 ("resource", "result"),
                 sorted(dict(self._answers).items()),
             )
-        shown = self._shown()
-        if shown is None:
-            return
-        yield from _agent(shown)
-        yield from _devices(shown)
-        yield from _pods(shown)
-        yield from _limits(shown)
+        if (shown := self._shown()) is not None:
+            yield _gauge(
+                "headroom_agent_sample_age_seconds",
+                "Age of the newest sample",
+                (),
+                [((), shown.age_s)],
+            )
 
 
 def reason_codes(reason: str) -> list[str]:
@@ -135,9 +152,6 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, series: _Series) ->
 
 def _agent(shown: Sample) -> Iterator[Metric]:
     status = shown.status
-    yield _gauge(
-        "headroom_agent_sample_age_seconds", "Age of the newest sample", (), [((), shown.age_s)]
-    )
     versions = {
         "version": status.agent_version,
         "driver_version": status.driver_version,

@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
-from agent.metrics import DEVICE_LABELS, POD_LABELS, AgentCollector, Sample
+from agent.metrics import DEVICE_LABELS, POD_LABELS, AgentCollector, Sample, SampleCollector
 from contract.gpunode import GPUNodeStatus
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.metrics import (
@@ -139,7 +139,8 @@ def _fleet() -> Iterator[Described]:
 
 def _agent() -> list[Described]:
     sample = Sample("", GPUNodeStatus(), 0.0)
-    return list(_families([AgentCollector(lambda: sample, {}, {})]))
+    collectors = [AgentCollector(lambda: sample, {}, {}), SampleCollector(lambda: sample)]
+    return list(_families(collectors))
 
 
 def _families(collectors: Iterable[Collector]) -> Iterator[Described]:

@@ -20,7 +20,7 @@ from agent import liveness_probe
 from agent.gate_decision import Verdict
 from agent.http_endpoints import LatestSample, Server
 from agent.logs import log_to_stderr
-from contract.gpunode import GPUNodeStatus
+from contract.gpunode import Device, GPUNodeStatus
 from tests.builders import shared
 from tests.waiting import PATIENCE_S, until
 
@@ -286,14 +286,32 @@ def test_a_client_that_reads_slowly_gets_the_whole_answer(world: World, server: 
     assert logs == []
 
 
-def test_metrics_are_rendered_once_for_all_that_ask_within_a_second(
-    world: World, http: httpx.Client
+class Read(list[Device]):
+    """Devices that count how often they are read."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Device]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_the_metrics_of_a_sample_are_rendered_once(
+    world: World, server: Server, http: httpx.Client
 ) -> None:
-    before = http.get("/metrics").text
-    world.board.set(GPUNodeStatus(devices=[shared("GPU-0")]))
-    assert http.get("/metrics").text == before
-    world.now_s += 1.125
-    assert "GPU-0" in http.get("/metrics").text
+    devices = Read([shared("GPU-0")])
+    world.board.set(GPUNodeStatus(devices=devices))
+    first = http.get("/metrics").text
+    times = devices.times
+    assert times
+    world.now_s += 5.0
+    later = http.get("/metrics").text
+    http.get(f"http://127.0.0.1:{server.local_port}/metrics")
+    assert devices.times == times
+    changed = {*later.splitlines()} - {*first.splitlines()}
+    assert changed == {"headroom_agent_sample_age_seconds 5.0"}
+    world.board.set(GPUNodeStatus(devices=[shared("GPU-1")]))
+    assert "GPU-1" in http.get("/metrics").text
 
 
 @pytest.mark.parametrize(

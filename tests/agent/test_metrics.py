@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.attribution import pod_sm
-from agent.metrics import AgentCollector, Sample, reason_codes
+from agent.metrics import AgentCollector, Sample, SampleCollector, reason_codes
 from agent.probes.readings import ActivityReading, HoldingReading, MirrorReading, ProcessReading
 from contract.gpunode import (
     ContainerLimit,
@@ -103,6 +103,7 @@ def families(shown: Sample | None) -> dict[str, Metric]:
     registry = CollectorRegistry()
     answers = None if shown is None else {("nvidia.com/gpu", "reserved"): 7}
     registry.register(AgentCollector(lambda: shown, {("report", "accepted"): 3}, answers))
+    registry.register(SampleCollector(lambda: shown))
     text = generate_latest(registry).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
