@@ -25,7 +25,7 @@ BUDGETS_S = {
     "demo": 60,
     "deploy": 575,
     "doctor": 6,
-    "e2e": 1180,
+    "e2e": 1310,
     "fuzz": 20,
     "gobin": 15,
     "helm": 5,

@@ -32,6 +32,7 @@ def agree(cached_fits: FitCache, what: VramRequest, snap: Snapshot, ranked: bool
     for now_s in (NOW_S, LATE_S):
         verdicts = fit(what, snap, rows, now_s)
         assert cached.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
+        assert cached.large_enough[rows].tolist() == verdicts.large_enough().tolist()
         if not ranked:  # as where one node is left, or none
             continue
         kept, afresh = cached.rank(what, snap, rows, now_s), rank(verdicts, Weights())

@@ -1,13 +1,16 @@
 """The rejected nodes on which kube-scheduler 1.38 may search for victims."""
 
 import json
+import random
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from contract.gpunode import Plugin
 from tests.builders import DISTRIBUTED, NOW_S
-from tests.scheduler.test_needless_evictions import World
+from tests.examples import examples
+from tests.scheduler.test_needless_evictions import PLUGINS, World, drawn, newcomer
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node
@@ -26,8 +29,13 @@ NODES = ["lower", "equal", "mixed", "gone"]
 class Preempting(World):
     """An extender with ``preempt_for_memory``."""
 
-    def __init__(self, layout: dict[str, list[list[On]]] = LAYOUT, allowed: bool = True) -> None:
-        super().__init__(layout, DISTRIBUTED)
+    def __init__(
+        self,
+        layout: dict[str, list[list[On]]] = LAYOUT,
+        allowed: bool = True,
+        plugin: Plugin = DISTRIBUTED,
+    ) -> None:
+        super().__init__(layout, plugin)
         self.verbs = verbs_on(
             self.state,
             lambda: self.now_s,
@@ -178,3 +186,21 @@ def test_a_search_beside_a_hold_is_repeated() -> None:
     assert uids(world.preempted(first, {"n": []})) == {"n": ["a"]}
     assert world.preempted(second, {"n": []}) == {}
     assert list(world.filtered(second, ["n"])["FailedNodes"]) == ["n"]
+
+
+def test_every_node_on_which_an_eviction_helps_is_a_candidate() -> None:
+    random_, helped, others = random.Random(11), 0, 0
+    with capture_logs():
+        while helped < examples(250):
+            layout, plugin = drawn(random_), random_.choice(PLUGINS)
+            shown = newcomer(random_.randint(8, 30), random_.randint(1, 4), mirrored=False)
+            for node, devices in layout.items():
+                world = Preempting({node: devices}, plugin=plugin)
+                answer = world.filtered(shown, [node])
+                if answer["NodeNames"]:
+                    continue
+                victims = world.preempted(shown, {node: []})
+                helped += bool(victims)
+                others += not answer["FailedNodes"]
+                assert not victims or answer["FailedNodes"], (layout, plugin)
+    assert others > helped / 10
