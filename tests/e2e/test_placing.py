@@ -9,7 +9,7 @@ import pytest
 from contract.annotations import FINALIZER
 from tests.accounting import written
 from tests.controlplane import SCHEDULER_NAME
-from tests.e2e.cluster import Cluster, placement
+from tests.e2e.cluster import NAMESPACE, Cluster, placement
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
 from tests.kubernetes_version import SCHEDULERS
@@ -247,6 +247,46 @@ def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster
     finally:
         cluster.plane.call("DELETE", f"{slices}/gpu-1-gpus")
     cluster.until(lambda: cluster.node_of("p") == "gpu-1", "the pod is bound")
+
+
+def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
+    new_cluster: NewCluster,
+) -> None:
+    """The extender is called for it, as for every pod of Headroom's scheduler."""
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    call, resources = cluster.plane.call, "/apis/resource.k8s.io/v1"
+    claims = f"{resources}/namespaces/{NAMESPACE}/resourceclaims"
+    driver = "nic.example.com"
+    spec = {
+        "driver": driver,
+        "nodeName": "gpu-2",
+        "pool": {"name": "gpu-2", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "nic-0"}],
+    }
+    request = {"name": "nic", "exactly": {"deviceClassName": driver}}
+    claim = {"metadata": {"name": "nic"}, "spec": {"devices": {"requests": [request]}}}
+    created = {
+        f"{resources}/resourceslices": {"metadata": {"name": "gpu-2-nics"}, "spec": spec},
+        f"{resources}/deviceclasses": {"metadata": {"name": driver}, "spec": {}},
+        claims: claim,
+    }
+    for path, body in created.items():
+        call("POST", path, body)
+    try:
+        used = [{"name": "nic", "resourceClaimName": "nic"}]
+        cluster.create_pod("claims", None, gpus=0, resourceClaims=used)
+        cluster.until(lambda: cluster.node_of("claims") == "gpu-2", "the pod is bound")
+        allocated = call("GET", f"{claims}/nic")["status"]["allocation"]["devices"]["results"]
+        assert [each["device"] for each in allocated] == ["nic-0"]
+        assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
+        assert not cluster.gpunode("gpu-2").spec.reservations
+    finally:
+        cluster.delete_by_force("claims")
+        merge = "application/merge-patch+json"
+        call("PATCH", f"{claims}/nic", {"metadata": {"finalizers": None}}, merge)
+        for path, body in created.items():
+            call("DELETE", f"{path}/{body['metadata']['name']}")
 
 
 def node_reason(cluster: Cluster) -> str | None:
