@@ -1,11 +1,15 @@
 """A GPU resource that a node offers and the settings do not manage is found."""
 
+from prometheus_client import CollectorRegistry
+
 from contract.gpunode import GPUNode
 from contract.kube import Node, NodeStatus, ObjectMeta
+from extender.observability.fleet_metrics import FleetCollector
 from extender.placement.policy import Rules
+from extender.state.pending_pods import Pending
 from extender.state.unmanaged_gpus import unmanaged_gpus
 from tests.builders import GPU, device, gpunode
-from tests.state.states import seen, state_of
+from tests.state.states import STALE_AFTER_S, seen, state_of
 
 GPU_LABELS = {"nvidia.com/gpu.count": "2"}
 
@@ -35,6 +39,16 @@ def test_beside_a_managed_resource_the_report_shows_which_resources_are_gpus() -
     report = gpunode(device("GPU-0"), device("GPU-1", resource="example.com/gpu"))
     assert found(node, report) == {"example.com/gpu": ["n"]}
     assert found(node, report, manages=(GPU, "example.com/gpu")) == {}
+
+
+def test_the_metric_counts_the_nodes_by_resource() -> None:
+    nodes = [offering(name, "nvidia.com/a100", labels=GPU_LABELS) for name in ("a", "b")]
+    state = state_of(*seen(*nodes, offering("managed", GPU, labels=GPU_LABELS)))
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(state, state.snapshot, Pending, 10, STALE_AFTER_S))
+    metric = "headroom_unmanaged_gpu_nodes"
+    assert registry.get_sample_value(metric, {"resource": "nvidia.com/a100"}) == 2
+    assert registry.get_sample_value(metric, {"resource": GPU}) is None
 
 
 def test_a_resource_that_the_node_no_longer_offers_is_not_found() -> None:
