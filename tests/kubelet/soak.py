@@ -170,9 +170,9 @@ class Soak:
                 self.node._show("nvidia-device-plugin")
             case "kubelet":
                 self.node.kill("kubelet")
+                self.node.wait(lambda: not self.steered.steered(), "a report without steering")
                 self.node.start_kubelet()
                 self.node._show("kubelet")
-                self.node.wait(lambda: not self.steered.steered(), "a report without steering")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
         self.restarted = [*self.restarted[-2:], f"{process} at {time.time():.1f}"]

@@ -203,8 +203,8 @@ def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_th
     steered.until_steered()
     assert steered.place("second", "GPU-1") == "GPU-1"
     node.kill("kubelet")
-    node.start_kubelet()
     node.wait(lambda: not steered.steered(), "a report without steering")
+    node.start_kubelet()
     steered.until_steered()
     assert steered.place("third", "GPU-1") == "GPU-1"
     assert node.allocatable() == 6
