@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -31,6 +30,7 @@ from agent.deadline import hurry
 from agent.logs import log_to_stderr
 from agent.once_report import table, well
 from agent.probes.checkpoint import watched
+from agent.probes.host_processes import is_new
 from agent.probes.readings import DriverReading, Reading
 from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, device_probe_of, next_due_s
 from agent.settings import Settings, read_settings
@@ -65,8 +65,6 @@ _LARGE_BYTES = 64 << 10
 #: New objects between two garbage collections. With Python's default of 700, collections take a
 #: tenth of a sample on a node with thousands of processes, and samples contain almost no cycles.
 _COLLECTED_AFTER = 20_000
-#: Seconds after its start in which a kubelet reports its version in the Node's status.
-_NEW_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,7 +164,7 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
         raise _CannotStart(str(err)) from err
     publisher = KubernetesPublisher(server, settings.node, settings.namespace, settings.heartbeat_s)
     kubelet = settings.checkpoint.parent / "kubelet.sock"
-    node_api = NodeApi(server, settings.node, changing=lambda: _is_new(kubelet))
+    node_api = NodeApi(server, settings.node, changing=lambda: is_new(kubelet))
     gpunode_watch = GPUNodeWatch(server, settings.node, requeue.set)
 
     def mode() -> DeviceChoice | None:
@@ -207,14 +205,6 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
             requeue.set,
         ),
     )
-
-
-def _is_new(kubelet: Path) -> bool:
-    """Whether the kubelet has created its socket in the last ``_NEW_S`` seconds."""
-    try:
-        return time.time() - kubelet.stat().st_ctime < _NEW_S
-    except OSError:
-        return False
 
 
 def _run(

@@ -23,7 +23,8 @@ If two pods together need too much, both get "no". When one of the two pods is g
 "yes". The agent stores which pods that start alone got "yes", and no other answers.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -241,8 +242,11 @@ def taken_bytes(
     """
     of_pods_bytes = 0
     rows = rows_in(memory, sample)
-    for key in {reserved_for(row, spec) for row in rows} | certain(spec, memory):
-        figures = [row.used_bytes for row in rows if reserved_for(row, spec) == key]
+    rows_of: defaultdict[str, list[PodUse]] = defaultdict(list)
+    for row in rows:
+        rows_of[reserved_for(row, spec)].append(row)
+    for key in rows_of.keys() | certain(spec, memory):
+        figures = [row.used_bytes for row in rows_of.get(key, ())]
         used_bytes = sum(figure or 0 for figure in figures)
         reservation = spec.reservations.get(key)
         uses = used_bytes > 0 or None in figures
@@ -264,8 +268,24 @@ def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
     return {(row.device, row.replica) for row in status.pods if row.uid == uid and row.replica}
 
 
-def missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
+def held_by_pods(status: GPUNodeStatus) -> dict[str, set[tuple[str, str]]]:
+    """Return uid -> (device, replica) of all replicas that the pod holds."""
+    held: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for row in status.pods:
+        if row.replica:
+            held[row.uid].add((row.device, row.replica))
+    return dict(held)
+
+
+def missing(
+    status: GPUNodeStatus,
+    uid: str,
+    charge: Charge,
+    held_by: Mapping[str, set[tuple[str, str]]] | None = None,
+) -> int:
     """Return the number of a charge's replicas that the pod does not hold.
+
+    ``held_by`` is the result of ``held_by_pods``, for callers that ask about many pods.
 
     A replica held by two containers counts once. Replicas of a candidate device count whatever
     their resource, because a changed plugin configuration can rename the resource.
@@ -275,7 +295,8 @@ def missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
         for device in status.devices
         if device.resource == charge.resource or device.uuid in charge.candidates
     }
-    return max(0, charge.count - sum(uuid in counted for uuid, _ in _held(status, uid)))
+    held = _held(status, uid) if held_by is None else held_by.get(uid, ())
+    return max(0, charge.count - sum(uuid in counted for uuid, _ in held))
 
 
 def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:

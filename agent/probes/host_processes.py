@@ -7,6 +7,7 @@ be written by anyone, so size and nesting are limited before it is decoded.
 
 import socket
 import struct
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from agent.probes.files_inside import read_inside
 from agent.probes.readings import SourceReading
 
 _CREDENTIALS = struct.Struct("3i")
+#: Seconds after its start in which a kubelet reports its version in the Node's status.
+NEW_S = 60.0
 #: Timeout in seconds of a connection. A listener with a full queue does not accept at once.
 _CONNECT_S = 1.0
 #: Calls of ``update`` after which a socket that no process listens on is tried again.
@@ -64,6 +67,12 @@ def identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_ctime_ns
+
+
+def is_new(path: Path) -> bool:
+    """Return whether a socket was created in the last ``NEW_S`` seconds."""
+    found = identity(path)
+    return found is not None and time.time() - found[1] / 1e9 < NEW_S
 
 
 @dataclass(frozen=True, slots=True)

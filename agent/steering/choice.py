@@ -27,7 +27,16 @@ from dataclasses import dataclass
 import msgspec
 
 from agent.attribution import memories
-from agent.gate_decision import Limits, asked, certain, missing, reserved_for, rows_in, taken_bytes
+from agent.gate_decision import (
+    Limits,
+    asked,
+    certain,
+    held_by_pods,
+    missing,
+    reserved_for,
+    rows_in,
+    taken_bytes,
+)
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
 from agent.steering.messages import ContainerRequest
@@ -99,11 +108,14 @@ def choose(
     # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
     # reservation may still exist.
     ended = (held_before | arrived_before) - _holders(sample, spec)
+    held_by = held_by_pods(sample)
     unconfirmed = [
         (uid, reservation, charge)
         for uid, reservation in spec.reservations.items()
         for charge in reservation.charges
-        if charge.resource == resource and uid not in ended and missing(sample, uid, charge)
+        if charge.resource == resource
+        and uid not in ended
+        and missing(sample, uid, charge, held_by)
     ]
     if not steered and not any(charge.choice for _, _, charge in unconfirmed):
         return Choice(())

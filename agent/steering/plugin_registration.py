@@ -13,8 +13,8 @@ Consequences:
   creates its socket again, as above.
 * After the end of a proxy the kubelet needs a new list of the plugin, which it gets if the plugin
   itself is registered again. For a moment the plugin is the current endpoint then. So the next
-  agent waits until no unconfirmed pod depends on an agent's choice. Then it registers first the
-  plugin and then the proxy.
+  agent waits until no unconfirmed pod depends on an agent's choice, at most until the kubelet has
+  rejected them all. Then it registers first the plugin and then the proxy.
 * The plugin is registered again only after the kubelet has noticed that the proxy is gone. Before
   that, the end of the proxy's stream would make the kubelet drop the plugin.
 * Each registration has a new socket name. Kubelet 1.37, which is not steered, would reject a second
@@ -33,7 +33,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from agent.probes.host_processes import identity
+from agent.probes.host_processes import identity, is_new
 from agent.probes.protobuf import BadMessage
 from agent.steering.messages import asks_for_preference
 from agent.steering.plugin_proxy import (
@@ -52,6 +52,9 @@ CHECK_EVERY_S = 0.2
 #: Seconds after which a plugin or a kubelet that created its socket has registered, or been
 #: registered with. Until then the proxy waits for healthy devices.
 SETTLED_S = 3.0
+#: Seconds in which a kubelet without healthy devices has rejected every pod that was bound before.
+#: Reservations that are still unconfirmed then are of pods that have ended.
+DECIDED_S = 6.0
 RETRY_S = 1.0
 #: Seconds to wait until the kubelet notices that the proxy is gone, or that the plugin is back.
 NOTICE_S = 3.0
@@ -196,12 +199,22 @@ class PluginRegistration:
         if self._proxy is None:
             return
         self._proxy.stop()
-        if self._promotes():
+        if self._promotes() or self._keeps_devices_of_new_kubelet():
             return
         if bring_plugin_back:
             bring_back(self._folder, self._plugin, self._healthy)
         else:
             _leave_socket(self._folder / socket_of(self._plugin))
+
+    def _keeps_devices_of_new_kubelet(self) -> bool:
+        """Whether a kubelet whose version may not be known yet uses the plugin without the proxy.
+
+        An older kubelet counts all devices as gone at the end of the proxy.
+        """
+        if not is_new(self._folder / "kubelet.sock"):
+            return False
+        _until(lambda: self._healthy(self.resource) is False)
+        return self._healthy(self.resource) is True
 
     def update(self) -> None:
         """Create the proxy if it does not listen, and register it if a registration is due."""
@@ -258,7 +271,8 @@ class PluginRegistration:
             self._failed("the kubelet's PodResources service does not list the devices")
             return
         if healthy is False and not self._listed and not self._promotes():
-            if not self._may_choose():
+            may = self._may_choose()
+            if not may and (may is None or waited_s < DECIDED_S):
                 self._failed("unconfirmed pods are bound for the GPU that an agent would choose")
                 self._retry_at_s = now_s + RETRY_S
             elif self._register(self._plugin, now_s):

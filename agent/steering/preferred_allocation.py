@@ -195,7 +195,7 @@ class PreferredAllocation:
     @property
     def may_leave(self) -> bool | None:
         """Whether the plugins may choose again, for all resources; see ``may_choose_again``."""
-        return may_choose_again(self._ledger)
+        return self._may_choose_again()
 
     def stop(self, bring_back: bool = True) -> None:
         """End steering: return every resource to its plugin, or leave it without replicas."""
@@ -245,7 +245,7 @@ class PreferredAllocation:
                 self._healthy,
                 self._changed,
                 self._promotes,
-                partial(may_choose_again, self._ledger, resource),
+                partial(self._may_choose_again, resource),
             )
             self._registrations[resource].start()
             _log.info("steering_begins", resource=resource)
@@ -264,7 +264,7 @@ class PreferredAllocation:
             self._returning[resource] = None
             _log.info("steering_ends", resource=resource)
             self._changed()  # at the next sample there may be no unconfirmed pod
-        elif self._returning[resource] is None and may_choose_again(self._ledger, resource):
+        elif self._returning[resource] is None and self._may_choose_again(resource):
             thread = threading.Thread(target=registration.stop, name="return", daemon=True)
             self._returning[resource] = thread
             thread.start()
@@ -282,7 +282,7 @@ class PreferredAllocation:
             last, _ = self._restored.get(plugin, (None, None))
             if resource in self._registrations or sockets == last:
                 continue
-            if not (may_choose_again(self._ledger, resource) and self._lock_on_node.acquire()):
+            if not (self._may_choose_again(resource) and self._lock_on_node.acquire()):
                 continue
             thread = threading.Thread(
                 target=restore,
@@ -291,6 +291,9 @@ class PreferredAllocation:
             )
             self._restored[plugin] = (sockets, thread)
             thread.start()
+
+    def _may_choose_again(self, resource: str = "") -> bool | None:
+        return may_choose_again(self._ledger, resource, self._arrivals.see(()))
 
     def _promotes(self) -> bool:
         """Whether the kubelet uses the plugin by itself when the proxy ends."""
@@ -379,12 +382,15 @@ def _soon(until_s: float, read: Callable[[], T | None], why_not: str) -> T:
     return found
 
 
-def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool | None:
+def may_choose_again(
+    ledger: KubernetesPublisher, resource: str = "", arrived_before: Set[str] = frozenset()
+) -> bool | None:
     """Return whether the plugin may choose the devices of ``resource`` (if empty: of all).
 
     Two conditions: the GPUNode reports that the resource is not steered, and no unconfirmed pod has
     a reservation on the single device that an agent would choose. Otherwise the plugin could choose
     a device on which nothing is reserved for the pod. None if the GPUNode cannot be read.
+    ``arrived_before`` are uids of pods that have had devices: they are confirmed, or have ended.
     """
     try:
         node = ledger.gpunode()
@@ -392,7 +398,7 @@ def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool | 
         return None
     if node is None or node.status is None:
         return True
-    confirmed = {row.uid for row in node.status.pods}
+    confirmed = {row.uid for row in node.status.pods} | arrived_before
     steered = set(node.status.plugin.steered)
     chosen = {
         charge.resource

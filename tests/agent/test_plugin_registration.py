@@ -46,13 +46,13 @@ def test_a_socket_that_cannot_be_made_is_tried_again(
 
 
 @contextmanager
-def answering(socket: Path, service: str, method: str) -> Iterator[list[bytes]]:
-    """Answers every call of one method with nothing, and keeps what was asked."""
+def answering(socket: Path, service: str, method: str, says: bytes = b"") -> Iterator[list[bytes]]:
+    """Answers every call of one method with ``says``, and keeps what was asked."""
     asked: list[bytes] = []
 
     def answer(request: bytes, context: object) -> bytes:
         asked.append(request)
-        return b""
+        return says
 
     handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
     server = grpc.server(ThreadPoolExecutor(2))
@@ -97,6 +97,39 @@ def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registrat
         restore(tmp_path, plugin, lambda _: True, promotes=True)
     assert not registered
     assert not left.exists()
+
+
+@pytest.mark.parametrize(("kept", "registrations"), [(True, 1), (False, 2)])
+def test_a_kubelet_that_has_just_started_and_keeps_the_devices_has_the_plugin_already(
+    kept: bool, registrations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version may not be known yet: kubelet 1.37 must not get the plugin's socket again."""
+    monkeypatch.setattr(keeping, "NOTICE_S", 0.02)
+    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
+    monkeypatch.setattr(keeping, "_BACK_TRIES", 1)
+    plugin, ended = plugin_socket(RESOURCE), False
+    wants_preference = b"\x10\x01"
+    with (
+        answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
+        answering(
+            tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions", wants_preference
+        ),
+    ):
+        registration = PluginRegistration(
+            tmp_path,
+            NodeLock(tmp_path),
+            RESOURCE,
+            lambda wanted: None,
+            lambda _: kept or not ended,
+            lambda: None,
+            lambda: False,
+            lambda: True,
+        )
+        registration.start()
+        until(lambda: registered, "the proxy")
+        ended = True
+        registration.stop()
+    assert len(registered) == registrations
 
 
 def test_a_socket_that_cannot_be_removed_ends_no_agent(

@@ -196,6 +196,19 @@ def test_it_may_leave_when_no_pod_depends_on_a_choice_any_more(tmp_path: Path) -
     assert not steering.may_leave
 
 
+def test_a_pod_that_has_had_its_device_does_not_depend_on_a_choice_any_more(
+    tmp_path: Path,
+) -> None:
+    """Its reservation stays until an extender has seen that it is gone."""
+    ledger = Ledger(told=GPUNodeStatus())
+    (tmp_path / "kubelet.sock").touch()
+    steering = allocation(tmp_path, ledger, GPUNodeStatus(pods=[PodUse("u", "B", replica="B::0")]))
+    steering.leave()
+    assert not steering.may_leave
+    list(steering.follow([]))
+    assert steering.may_leave
+
+
 class Steering:
     """Steering whose mode, sample and ledger the test sets; no plugin listens in the folder."""
 
