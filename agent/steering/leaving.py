@@ -7,10 +7,13 @@ extender binds a pod to a node whose agent is stale. Until then the agent reject
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Protocol
 
 import structlog
+
+from agent.kube_publisher import KubernetesPublisher, NotDelivered
+from contract.errors import BadReport
 
 _log = structlog.get_logger()
 
@@ -73,3 +76,31 @@ def leave(
         why = "reservations of unconfirmed pods are for the device that this agent would choose"
         _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
     allocation.stop(bool(may))
+
+
+def may_choose_again(
+    ledger: KubernetesPublisher, resource: str = "", arrived_before: Set[str] = frozenset()
+) -> bool | None:
+    """Return whether the plugin may choose the devices of ``resource`` (if empty: of all).
+
+    Two conditions: the GPUNode reports that the resource is not steered, and no unconfirmed pod has
+    a reservation on the single device that an agent would choose. Otherwise the plugin could choose
+    a device on which nothing is reserved for the pod. None if the GPUNode cannot be read.
+    ``arrived_before`` are uids of pods that have had devices: they are confirmed, or have ended.
+    """
+    try:
+        node = ledger.gpunode()
+    except (NotDelivered, BadReport):
+        return None
+    if node is None or node.status is None:
+        return True
+    confirmed = {row.uid for row in node.status.pods} | arrived_before
+    steered = set(node.status.plugin.steered)
+    chosen = {
+        charge.resource
+        for uid, reservation in node.spec.reservations.items()
+        if uid not in confirmed
+        for charge in reservation.charges
+        if charge.choice
+    }
+    return not ({resource} & (steered | chosen) if resource else steered | chosen)

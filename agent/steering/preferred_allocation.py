@@ -29,6 +29,7 @@ from agent.probes.readings import (
     SteeredReading,
 )
 from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
+from agent.steering.leaving import may_choose_again
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, Rejected
 from agent.steering.plugin_registration import (
@@ -380,31 +381,3 @@ def _soon(until_s: float, read: Callable[[], T | None], why_not: str) -> T:
             raise Rejected(f"Headroom: {why_not}")
         time.sleep(min(_RETRY_S, left_s))
     return found
-
-
-def may_choose_again(
-    ledger: KubernetesPublisher, resource: str = "", arrived_before: Set[str] = frozenset()
-) -> bool | None:
-    """Return whether the plugin may choose the devices of ``resource`` (if empty: of all).
-
-    Two conditions: the GPUNode reports that the resource is not steered, and no unconfirmed pod has
-    a reservation on the single device that an agent would choose. Otherwise the plugin could choose
-    a device on which nothing is reserved for the pod. None if the GPUNode cannot be read.
-    ``arrived_before`` are uids of pods that have had devices: they are confirmed, or have ended.
-    """
-    try:
-        node = ledger.gpunode()
-    except (NotDelivered, BadReport):
-        return None
-    if node is None or node.status is None:
-        return True
-    confirmed = {row.uid for row in node.status.pods} | arrived_before
-    steered = set(node.status.plugin.steered)
-    chosen = {
-        charge.resource
-        for uid, reservation in node.spec.reservations.items()
-        if uid not in confirmed
-        for charge in reservation.charges
-        if charge.choice
-    }
-    return not ({resource} & (steered | chosen) if resource else steered | chosen)
