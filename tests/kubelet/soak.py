@@ -175,6 +175,10 @@ class Soak:
                 self.node._show("kubelet")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
+        # An agent that does not know which pods have ended counts them as unconfirmed.
+        # An extender reserves one device at a time while there are such pods.
+        self.node.wait(lambda: all(map(self.node.is_gone, self.ending)), "that ended pods are gone")
+        self.forget_gone()
         self.restarted = [*self.restarted[-2:], f"{process} at {time.time():.1f}"]
         if process == "agent":
             self.began, self.restarts = self.vitals(), 0
