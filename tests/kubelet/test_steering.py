@@ -148,6 +148,7 @@ def test_an_agent_that_ends_waits_for_unconfirmed_pods_and_restores_the_plugin(
     node = steered.node
     steered.place("before", "GPU-1")
     node._processes["first"] = node._processes.pop("agent")
+    node.runtime.reach = {}  # the first one still listens on its port
     steered.start_agent("--device-choice=steered")
     node.wait(lambda: '"started"' in node.log("agent"), "a second agent, which waits for its turn")
     assert steered.place("still", "GPU-1") == "GPU-1"
