@@ -46,13 +46,13 @@ def test_a_socket_that_cannot_be_made_is_tried_again(
 
 
 @contextmanager
-def answering(socket: Path, service: str, method: str, says: bytes = b"") -> Iterator[list[bytes]]:
-    """Answers every call of one method with ``says``, and keeps what was asked."""
+def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> Iterator[list[bytes]]:
+    """Answers every call of one method with ``reply``, and keeps what was asked."""
     asked: list[bytes] = []
 
     def answer(request: bytes, context: object) -> bytes:
         asked.append(request)
-        return says
+        return reply
 
     handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
     server = grpc.server(ThreadPoolExecutor(2))
