@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from contract.annotations import FINALIZER
+from contract.reasons import Reason
 from tests.accounting import written
 from tests.controlplane import SCHEDULER_NAME
 from tests.e2e.cluster import NAMESPACE, Cluster, placement
@@ -226,7 +227,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
     assert set(reserved()) == {*late, cluster.pod("second")["metadata"]["uid"]}
 
 
-def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster) -> None:
+def test_gpus_that_a_dra_driver_offers_too_are_left_to_it(new_cluster: NewCluster) -> None:
     cluster = new_cluster(1)
     cluster.bring_up()
     slices = "/apis/resource.k8s.io/v1/resourceslices"
@@ -238,11 +239,11 @@ def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster
     }
     cluster.plane.call("POST", slices, {"metadata": {"name": "gpu-1-gpus"}, "spec": spec})
     try:
-        cluster.until(lambda: node_reason(cluster) == "dra_manages", "the slice is seen")
+        cluster.until(lambda: node_reason(cluster) == "dra_and_plugin", "the slice is seen")
         cluster.create_pod("p", "8Gi")
         cluster.until(lambda: bool(cluster.rejection("p")), "the pod is rejected")
         assert cluster.rejection("p").startswith(
-            "0/1 nodes are available: 1 GPUs of the node are managed by a DRA driver."
+            f"0/1 nodes are available: 1 {Reason.DRA_AND_PLUGIN.sentence}."
         )
     finally:
         cluster.plane.call("DELETE", f"{slices}/gpu-1-gpus")
