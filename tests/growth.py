@@ -327,6 +327,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/scheduler/candidate_nodes.py": {
         "CandidateNodes._fruitless": Fixed(16 * 2_000),
+        "_Fruitless.nodes": Per("node", 16 * 64),
     },
     "extender/scheduler/scheduling_state.py": {
         "SchedulingState._rejected_pods": Per("node", 64 * 10),

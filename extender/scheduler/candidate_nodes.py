@@ -8,10 +8,12 @@ retry the pod a hundred times a second. The extender cannot see the version: kub
 version with its calls. So a setting (``preempt_for_memory``) allows candidates, and if no preempt
 call follows, there are none for a while.
 
-A search for victims takes far longer than filter. So after a search that found none, pods of the
-same kind and priority have no candidates either, until a node has gained headroom.
+A search for victims takes far longer than filter. So nodes on which a search found none are no
+candidates for pods of the same kind and priority either, until a node has gained headroom.
 """
 
+from collections.abc import Set
+from dataclasses import dataclass, field
 from itertools import repeat
 
 import numpy as np
@@ -36,10 +38,19 @@ CURABLE = np.array([reason is not None and reason.evictable for reason in REASON
 MOST_UNCONFIRMED = 4
 #: Seconds for which there are no candidates then.
 PAUSE_S = 60.0
-#: Minimum and maximum seconds without candidates after a search without victims.
+#: Minimum and maximum seconds for which a search without victims is not repeated.
 FRUITLESS_S, LONGEST_FRUITLESS_S = 2.0, 60.0
-#: Maximum number of such searches that are remembered.
+#: Maximum number of kinds of pods whose searches are remembered.
 MOST_FRUITLESS = 16
+
+
+@dataclass(slots=True)
+class _Fruitless:
+    """Searches that found no victims, the first one at ``at_s`` in this snapshot's generation."""
+
+    at_s: float
+    generation: int
+    nodes: set[str] = field(default_factory=set)
 
 
 class CandidateNodes:
@@ -50,8 +61,8 @@ class CandidateNodes:
         #: Answers with candidates since the last confirmation.
         self._unconfirmed = 0
         self._paused_until_s = float("-inf")
-        #: Kind of request, priority -> time and generation of the last search without victims.
-        self._fruitless: Bounded[tuple[Kind, int], tuple[float, int]] = Bounded(MOST_FRUITLESS)
+        #: By the kind of request and the priority of the pods.
+        self._fruitless: Bounded[tuple[Kind, int], _Fruitless] = Bounded(MOST_FRUITLESS)
 
     def confirm(self) -> None:
         """Note a preempt call with an empty list of victims, which only 1.38 and newer make."""
@@ -64,19 +75,22 @@ class CandidateNodes:
         while nodes are held for other pods, pods are leaving or disruption budgets are unknown.
         """
         kind, cluster = (request.kind, priority(pod)), self._cluster
-        self._fruitless.pop(kind, None)
         passing = found.soon or cluster.budgets.unlisted or cluster.held_for(pod, now_s)
-        if found.best is None and not passing:
-            self._fruitless[kind] = now_s, cluster.generation
+        if found.best is not None or passing:
+            self._fruitless.pop(kind, None)
+            return
+        if not self.fruitless(pod, request, now_s):
+            self._fruitless[kind] = _Fruitless(now_s, cluster.generation)
+        self._fruitless[kind].nodes.update(found.helpless_nodes)
 
-    def _is_fruitless(self, pod: Pod, request: VramRequest, now_s: float) -> bool:
-        """Return whether another search would probably find no victims either."""
+    def fruitless(self, pod: Pod, request: VramRequest, now_s: float) -> Set[str]:
+        """Return the nodes on which another search would probably find no victims either."""
         noted = self._fruitless.get((request.kind, priority(pod)))
         if noted is None:
-            return False
-        at_s, generation = noted
-        gained = self._cluster.latest_gain > generation
-        return now_s < at_s + (FRUITLESS_S if gained else LONGEST_FRUITLESS_S)
+            return frozenset()
+        gained = self._cluster.latest_gain > noted.generation
+        is_over = now_s >= noted.at_s + (FRUITLESS_S if gained else LONGEST_FRUITLESS_S)
+        return frozenset() if is_over else noted.nodes
 
     def choose(
         self,
@@ -94,12 +108,11 @@ class CandidateNodes:
         ``large_enough``: ``Verdicts.large_enough`` of each row of the snapshot.
 
         A node is a candidate if its reason can be resolved by evictions, if its devices are large
-        enough, and if it has a pod of lower priority with GPUs. If the pod is nominated to one of
-        these nodes, only that node is one: then kube-scheduler waits for the victims there.
+        enough, if it has a pod of lower priority with GPUs, and if it is not ``fruitless``. If the
+        pod is nominated to one of these nodes, only that node is one: then kube-scheduler waits for
+        the victims there.
         """
         if now_s < self._paused_until_s or not may_preempt(pod):
-            return None
-        if self._is_fruitless(pod, request, now_s):
             return None
         candidates: Mask = CURABLE[codes] & (rows >= 0)
         nominated = pod.status.nominated_node_name if pod.status else None
@@ -113,6 +126,8 @@ class CandidateNodes:
         candidates[found] = large_enough[found_rows] & (
             np.fromiter(least, np.int64, len(names)) < limit
         )
+        if fruitless := self.fruitless(pod, request, now_s):
+            candidates[found] &= [name not in fruitless for name in names]
         if not candidates.any():
             return None
         if not nominated:

@@ -44,6 +44,8 @@ class Preempt:
         if state.replica.unready():  # do not evict pods on incomplete data
             return extender_v1.encode_preempt(offered if observes else {})
         rejected = without_victims | {*self._rejected_for_memory(pod, began_s)}
+        if isinstance(request, VramRequest):
+            rejected -= state.candidate_nodes.fruitless(pod, request, began_s)
         found = preemption(state.cluster, pod, proposed, rejected, began_s)
         if isinstance(request, VramRequest):
             state.candidate_nodes.searched(pod, request, found, began_s)

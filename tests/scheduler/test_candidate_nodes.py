@@ -204,3 +204,17 @@ def test_every_node_on_which_an_eviction_helps_is_a_candidate() -> None:
                 others += not answer["FailedNodes"]
                 assert not victims or answer["FailedNodes"], (layout, plugin)
     assert others > helped / 10
+
+
+def test_a_failed_search_counts_only_for_its_nodes() -> None:
+    layout = {"n": [[On("a", 10, 3), On("b", 10, 9)]], "m": [[On("c", 20, 3)]]}
+    world = Preempting(layout)
+    shown, other = important("15Gi"), important("15Gi")
+    other["metadata"] |= {"name": "other", "uid": "uid-other"}
+    # A node selector keeps the first pod from node m.
+    assert list(world.filtered(shown, ["n"])["FailedNodes"]) == ["n"]
+    assert world.preempted(shown, {"n": []}) == {}
+    answer = world.filtered(other, ["n", "m"])
+    assert list(answer["FailedNodes"]) == ["m"]
+    assert list(answer["FailedAndUnresolvableNodes"]) == ["n"]
+    assert uids(world.preempted(other, {"m": []})) == {"m": ["c"]}
