@@ -52,14 +52,14 @@ class Load:
         self._workloads.create(name, self._gib)
         get = self._workloads.get
         try:
-            until(lambda: get(name)["spec"].get("nodeName"), f"{name} is bound", 60.0)
+            until(lambda: get(name)["spec"].get("nodeName"), f"{name} is bound")
         except AssertionError:
             self.failures.append(json.dumps(get(name)["status"]))
             return
         self.waits_s.append(time.monotonic() - began_s)
-        until(lambda: get(name)["status"].get("phase") == "Running", f"{name} runs", 60.0)
+        until(lambda: get(name)["status"].get("phase") == "Running", f"{name} runs")
         self._workloads.delete(name)
-        until(lambda: self._workloads.is_gone(name), f"{name} is gone", 60.0)
+        until(lambda: self._workloads.is_gone(name), f"{name} is gone")
 
 
 class Changes:

@@ -218,8 +218,12 @@ class Upgraded(Play):
         for number in range(room + 3):
             self.workloads.create(f"pod-{number}", _STAYS_GIB)
         until(lambda: len(self.workloads.running()) == room, f"{room} pods that run")
-        # A sample of the agents, a report, and a retry of a pod that does not fit.
-        time.sleep(6.0)
+        # Each pod that does not fit is tried again after the reports of the others.
+        said = f"{len(self.machines)} insufficient GPU memory on any device"
+        until(
+            lambda: [said in each for each in self.workloads.rejections()] == [True],
+            "the same reason of all pods that do not fit",
+        )
         self.found["room"] = room
         self.found["running"] = len(self.workloads.running())
         self.found["messages"] = self.workloads.rejections()
