@@ -128,7 +128,7 @@ class Preemption:
     helpless: int = 0
     #: Whether the preemptor fits as soon as terminating pods have ended.
     soon: bool = False
-    #: All examined nodes, offered or not, if no eviction was found to help on any of them.
+    #: The examined nodes that were not offered, if no eviction was found to help on any node.
     helpless_nodes: tuple[str, ...] = ()
     #: Whether some node was not examined completely.
     cut_short: bool = False
@@ -176,7 +176,7 @@ def preemption(
     cut_short = search.tries.left <= 0 or len(examined) < len(offered)
     found.sort(key=lambda each: (each.rank, not each.offered, each.node))
     if not found or (soon and not found[0].leaving_anyway):
-        nodes = () if found else (*examined, *not_offered)
+        nodes = () if found else tuple(not_offered)
         return Preemption(soon=soon, helpless_nodes=nodes, helpless=helpless, cut_short=cut_short)
     return Preemption(found[0], tuple(found[1:]), helpless, soon, cut_short=cut_short)
 

@@ -218,3 +218,9 @@ def test_a_failed_search_counts_only_for_its_nodes() -> None:
     assert list(answer["FailedNodes"]) == ["m"]
     assert list(answer["FailedAndUnresolvableNodes"]) == ["n"]
     assert uids(world.preempted(other, {"m": []})) == {"m": ["c"]}
+
+
+def test_a_search_for_missing_cpu_does_not_count_for_pods_that_lack_only_memory() -> None:
+    world = Preempting({"n": [[On("a", 10, 3), On("b", 10, 9)]]})
+    assert world.preempted(important("15Gi"), {"n": ["a"]}) == {}
+    assert list(world.filtered(important("15Gi"), ["n"])["FailedNodes"]) == ["n"]
