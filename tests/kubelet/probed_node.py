@@ -96,7 +96,8 @@ class Agent:
         for process in self.node._processes.values():
             (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         for folder in self.node.runtime.proc.glob("*"):
-            (self.proc / folder.name).symlink_to(folder)
+            if not folder.is_symlink():  # one of the processes above
+                (self.proc / folder.name).symlink_to(folder)
 
 
 @pytest.fixture

@@ -4,17 +4,20 @@ PodResources lists no ordinary init containers. The kubelet keeps their devices 
 exists.
 """
 
+import time
 from typing import Any
 
 import pytest
 
+from agent.probes.kubelet import SETTLED_AFTER_S
 from contract.gpunode import GPUNodeStatus
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import PODS, Node
 from tests.kubelet.node_objects import gpu_container, gpu_pod
 from tests.kubelet.probed_node import Agent, StartAgent, start_agent, states
+from tests.kubelet.steered_node import StartSteered, start_steered
 
-__all__ = ["start_agent"]
+__all__ = ["start_agent", "start_steered"]
 
 
 def _allocated(status: GPUNodeStatus) -> int:
@@ -102,11 +105,28 @@ def test_an_agent_that_starts_later_sees_a_pod_with_a_gpu_in_its_init_container(
     node.wait(lambda: node.status("ended")["phase"] == "Succeeded", "a pod that ended")
     agent = start_agent(node, settled_after_s=1.0)
     node.wait(lambda: _allocated(agent.sample()) == 1, "the replica of the pod that runs")
-    node.kill("kubelet")
-    node.start_kubelet()
+    # A kubelet without its plugin would reject the pod, because its init container has ended.
+    with node.kubelet_restarts():
+        pass
     node.wait(lambda: states(agent.sample())["podresources"] == "ok", "a kubelet with its pods")
     assert _rows(agent, node.uid("p")) == _held_by(node, "p")
-    assert _allocated(agent.sample()) == 1
+    node.wait(lambda: _allocated(agent.sample()) == 1, "the plugin has registered again")
+
+
+def test_a_gate_opens_if_only_an_init_container_uses_a_gpu(start_steered: StartSteered) -> None:
+    """The agent reports the replica of the pod, so the gate's answer does not stay "not yet"."""
+    steered = start_steered(gpus=1, replicas=2, flags=("--device-choice=predicted",))
+    socket = steered.node.root / "pod-resources/kubelet.sock"
+    # Until then pods that are not listed count as running.
+    steered.node.wait(
+        lambda: time.time() - socket.stat().st_ctime > SETTLED_AFTER_S, "a kubelet that has settled"
+    )
+    uid = {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    gate = {"name": "gate", "image": "any", "command": ["python", "-m", "agent.gate_client"]}
+    steered.reservation(_pod("p", [gate | {"env": [uid]}, _INIT], _without_gpu("main")), "GPU-0", 4)
+    steered.bind("p")
+    running = steered.node.runtime.running
+    steered.node.wait(lambda: "main" in running("p"), "a pod whose gate has opened")
 
 
 def test_an_ephemeral_container_holds_no_replica(
