@@ -54,6 +54,9 @@ class Soak:
         self.beside_s: list[float] = []
         self.gpu_s: list[float] = []
         self.bypassed = 0
+        #: The names of the pods with a reservation, and how many of them a restart has ended.
+        self.reserved: set[str] = set()
+        self.lost = 0
         #: Threads and descriptors of one life of the agent, when it began and at its end.
         self.grown: list[tuple[int, int]] = []
         self.running: list[str] = []
@@ -100,6 +103,7 @@ class Soak:
         device = self.device()
         began_s = time.monotonic()
         if reserved:
+            self.reserved.add(name)
             self.steered.reservation(pod, device, 1)
             self.steered.bind(name)
         else:
@@ -175,6 +179,12 @@ class Soak:
                 self.node._show("kubelet")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
+        # A kubelet that starts can reject a pod whose container it had not started.
+        for name in [each for each in self.running if each in self.reserved]:
+            if "UnexpectedAdmissionError" in self.node.events(name):
+                self.running.remove(name)
+                self.lost += 1
+                self.end(name)
         # An agent that does not know which pods have ended counts them as unconfirmed.
         # An extender reserves one device at a time while there are such pods.
         self.node.wait(lambda: all(map(self.node.is_gone, self.ending)), "that ended pods are gone")
@@ -270,7 +280,7 @@ def _report(soak: Soak, args: argparse.Namespace, took_s: float) -> None:
         ordered = sorted(times)
         p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
         say(f"pods {what}: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {ordered[-1]:.2f} s")
-    say(f"bypassed: {soak.bypassed}")
+    say(f"bypassed: {soak.bypassed}; rejected when a kubelet started: {soak.lost}")
     threads = max(each[0] for each in soak.grown)
     descriptors = max(each[1] for each in soak.grown)
     say(
