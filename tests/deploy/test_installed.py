@@ -222,6 +222,10 @@ def what_was_really_asked_for_is_what_the_roles_give(installation: Installation)
         assert unused <= NOT_ON_A_QUIET_DAY[account], f"given to {account}, and not used here"
 
 
+#: Resources that Kubernetes grants to every user, or to every service account (1.37).
+GRANTED_TO_ALL = ("selfsubject", "clustertrustbundles")
+
+
 def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
     """As the API server itself computes it, from all bindings that there are."""
     plane = installation.plane
@@ -245,7 +249,7 @@ def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
-        if not resource.startswith("selfsubject")  # Kubernetes grants these to every user
+        if not resource.startswith(GRANTED_TO_ALL)
     }
     assert may == {right[:3] for right in given(AGENT)}
 
