@@ -206,8 +206,8 @@ def _parsed(series: bytes) -> tuple[dict[str, str], float]:
     values = tail.split()
     if not brace or len(values) not in (1, 2) or "_" in values[0]:
         raise ValueError("not a series with labels and a value")
-    if len(values) > 1:
-        int(values[1])  # the time
+    if len(values) > 1 and abs(int(values[1])) >= 1 << 63:
+        raise ValueError("not a time in milliseconds")
     labels: dict[str, str] = {}
     at = 0
     while at < len(text):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent import gate_client
-from agent.probes import dcgm_exposition
+from agent.probes.dcgm_exposition import Exposition
 from agent.probes.device_health import HealthState
 from agent.probes.node_probe import of_labels
 from agent.probes.state_file import StateFile
@@ -57,8 +57,10 @@ def test_a_pod_is_bound_by_its_own_names_only() -> None:
 )
 def test_a_figure_of_the_exporter_that_has_no_end_hides_no_other(line: str) -> None:
     name = "DCGM_FI_DEV_FB_USED"
-    readings, bad = dcgm_exposition.parse(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n')
-    assert ([reading.uuid for reading in readings], bad) == (["GPU-y"], 1)
+    exposition = Exposition()
+    exposition.feed(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n'.encode())
+    scraped = exposition.end()
+    assert ([each.uuid for each in scraped.readings], scraped.bad_lines) == (["GPU-y"], 1)
 
 
 @pytest.mark.parametrize("count", [LONG, "٣"])
