@@ -187,7 +187,7 @@ def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> N
 
 def the_control_plane_has_an_image_of_kube_scheduler(plane: AuditedPlane, run: Run) -> None:
     """As kubeadm labels it."""
-    container = {"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.36.3"}
+    container = {"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.37.2"}
     pod: Mapping[str, Any] = {
         "metadata": {"name": "kube-scheduler-a", "labels": {"component": "kube-scheduler"}},
         "spec": {"containers": [container]},

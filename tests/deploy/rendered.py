@@ -20,12 +20,12 @@ NAMESPACE = "headroom-system"
 IMAGES = {
     "set-me.invalid/headroom-extender:set-me": "registry.example/headroom-extender:0.1.0",
     "set-me.invalid/headroom-agent:set-me": "registry.example/headroom-agent:0.1.0",
-    "set-me.invalid/kube-scheduler:set-me": "registry.example/kube-scheduler:v1.36.3",
+    "set-me.invalid/kube-scheduler:set-me": "registry.example/kube-scheduler:v1.37.2",
 }
 IMAGE_VALUES = {
     "extender": {"repository": "registry.example/headroom-extender", "tag": "0.1.0"},
     "agent": {"repository": "registry.example/headroom-agent", "tag": "0.1.0"},
-    "kubeScheduler": {"repository": "registry.example/kube-scheduler", "tag": "v1.36.3"},
+    "kubeScheduler": {"repository": "registry.example/kube-scheduler", "tag": "v1.37.2"},
 }
 #: Overlays, each of which has a file of values of the same name.
 PLATFORMS = (
