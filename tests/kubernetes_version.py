@@ -35,6 +35,11 @@ def not_newer(*names: str) -> tuple[str, ...]:
     return tuple(name for name in names if _minor(name) <= version_tuple(UNDER_TEST))
 
 
+def is_at_least(minor: str) -> bool:
+    """Return whether the minor under test is this one or newer."""
+    return version_tuple(UNDER_TEST) >= version_tuple(minor)
+
+
 def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
     """Return the flags that cannot be set in deploy/base/kube-scheduler.yaml, as shipped.
 
@@ -61,7 +66,5 @@ def _minor(name: str) -> tuple[int, ...]:
     return version_tuple(NEWEST if name in COMPONENTS else name.rpartition("-")[2])
 
 
-#: The kube-scheduler of a pre-release. It runs on the newest API server.
-PRE_RELEASE = "kube-scheduler-1.38"
 #: The kube-schedulers that tests run on one API server, the oldest first.
 SCHEDULERS = (*not_newer("kube-scheduler-1.34", "kube-scheduler-1.36"), "kube-scheduler")

@@ -10,20 +10,13 @@ import pytest
 
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PlayedCluster
-from tests.e2e.conftest import Tell
+from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import Shape
-from tests.e2e.preempting import (
-    SCENARIOS,
-    TWO_LARGE,
-    Scenario,
-    Stage,
-)
-from tests.kubernetes_version import PRE_RELEASE
+from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Batch, Scenario, Stage
+from tests.e2e.retries import DEFAULT_GATES, NODES, filter_calls
 
 PAIR = Shape(gpus=2, replicas=4)
 SETTINGS = {"preempt_for_memory": True, "nomination_hold_s": 20}
-#: Kubernetes' default. Unlike with the shipped value, no back-off limits the attempts.
-DEFAULT_GATES = ("SchedulerPopFromBackoffQ=true",)
 
 
 #: All scenarios that differ without the mirror.
@@ -46,7 +39,7 @@ def whole_stage(
         stage = Stage(cluster)
         stage.create_classes()
         url = cluster.start_extender(settings=SETTINGS)
-        cluster.start_scheduler(url, PRE_RELEASE, gates=request.param)
+        cluster.start_scheduler(url, gates=request.param)
         cluster.settle()
         yield stage
     finally:
@@ -99,3 +92,13 @@ def test_the_pod_is_nominated_and_no_other_pod_takes_the_freed_memory(stage: Sta
         assert not cluster.node_of("thief")
     assert outcome.evicted == ["a"]
     assert_not_overcommitted(stage)
+
+
+def test_a_pod_that_evictions_do_not_help_is_not_retried_without_end(
+    new_cluster: NewCluster, tell: Tell
+) -> None:
+    running = [Batch(f"a-{node}", node, 0, 4) for node in NODES]
+    running += [Batch(f"b-{node}", node, 0, 18, "prod") for node in NODES]
+    calls = filter_calls(new_cluster, "kube-scheduler", running)
+    tell(f"kube-scheduler 1.38, no eviction would help: {calls} filter calls")
+    assert calls < 10

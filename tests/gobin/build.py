@@ -49,7 +49,6 @@ BY_HAND = (
 #: Components of other versions of Kubernetes that `make test` runs beside the newest version.
 #: All others are built only when named.
 BESIDE_THE_NEWEST = (
-    "kube-scheduler-1.38",
     "kube-scheduler-1.36",
     "kube-scheduler-1.34",
     "kubelet-1.36",
@@ -100,7 +99,7 @@ def main() -> int:
 def targets() -> dict[str, Target]:
     """Return all that can be built, by name."""
     found: dict[str, Target] = {}
-    newest = (0,)
+    newest: tuple[int, ...] = (0,)
     for go_mod in sorted(MODULES.glob("*/go.mod")):
         folder = go_mod.parent
         packages = tool_lines(go_mod.read_text())
