@@ -1,4 +1,4 @@
-# make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
+# make demo | check | test | e2e | real | chaos | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-hanging | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
 # images | containers | newcomer | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CACHE := $(or $(HEADROOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headroom)
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
+.PHONY: demo check test lint quick all e2e real chaos fuzz cluster versions soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-hanging bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
 	docs site images containers newcomer neighbours samples release binary publish lock
 
@@ -65,6 +65,9 @@ fuzz: $(VENV)/test.stamp  ## hostile input for every parser of foreign data: ARG
 
 cluster: $(VENV)/test.stamp  ## run a small real cluster for kubectl, until Ctrl-C
 	@$(RUN) -m tests.e2e
+
+versions: $(VENV)/test.stamp  ## as root: run the tests with real components on each minor of Kubernetes: ARGS="1.36 1.35"
+	@$(RUN) -m tests.versions $(ARGS)
 
 soak-steering: $(VENV)/test.stamp  ## run a steered node for half an hour: 2,000 different pods, 150 restarts
 	@$(RUN) -m tests.kubelet.soak $(ARGS)

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Mapping
 
-from reference import annotations, api, cli, crd, helm_values, metrics, reasons, settings
+from reference import (
+    annotations,
+    api,
+    cli,
+    crd,
+    helm_values,
+    kubernetes_versions,
+    metrics,
+    reasons,
+    settings,
+)
 from reference.markdown import ROOT
 
 FOLDER = ROOT / "docs/reference"
@@ -14,6 +24,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "crd.md": crd.page,
     "events.md": reasons.events_page,
     "helm-values.md": helm_values.page,
+    "kubernetes-versions.md": kubernetes_versions.page,
     "metrics.md": metrics.page,
     "reasons.md": reasons.page,
     "settings.md": settings.page,
