@@ -91,6 +91,7 @@ EXTENDER: dict[str, set[Right]] = {
 CONSOLE: dict[str, set[Right]] = {
     "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
+    "extender.kube.node_pods:NodePods.on": rights("", "pods", "list"),
     "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.kube.resources:watched_kinds": WATCHED,

@@ -150,7 +150,7 @@ def test_every_kind_has_events_for_create_update_and_delete(plane: ControlPlane)
             )
         )[before:]
         assert all(health.synced for health in sources.health)
-        assert [health.reconnects for health in sources.health] == [0] * 7
+        assert [health.reconnects for health in sources.health] == [0] * 9
     labels = [each.node.metadata.labels for each in events if isinstance(each, NodeSeen)]
     assert labels == [None, {"gpu": "yes"}]
     reports = [each.gpunode.status for each in events if isinstance(each, GPUNodeSeen)]

@@ -27,6 +27,7 @@ ELSEWHERE = {
 }
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
+    "headroom_unmanaged_gpu_nodes",
     "headroom_held_gpus",
     "headroom_held_bytes",
     "headroom_idle_gpus",

@@ -125,10 +125,10 @@ def test_every_series_that_a_rule_goes_by_is_there(real: Prometheus) -> None:
     def absent() -> set[str]:
         return {name for name in names if not answered(real, name)}
 
-    # No port speaks TLS here.
-    certificates = {"headroom_certificate_end_timestamp_seconds"}
-    until(lambda: absent() <= certificates, "Prometheus has scraped every series")
-    assert absent() == certificates
+    # No port speaks TLS here, and all GPU resources are managed.
+    expected = {"headroom_certificate_end_timestamp_seconds", "headroom_unmanaged_gpu_nodes"}
+    until(lambda: absent() <= expected, "Prometheus has scraped every series")
+    assert absent() == expected
 
 
 def test_panels_do_not_overlap() -> None:
