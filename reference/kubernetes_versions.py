@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reference.markdown import ROOT, code, head, table
+from tests.gobin.build import BESIDE_THE_NEWEST
 from tests.gobin.kubernetes import NOT_BUILT, VERSIONS, minor_of
 
 RESULTS = ROOT / "tests/recorded/kubernetes-versions.json"
@@ -15,7 +16,7 @@ INTRODUCTION = """\
 them. kube-controller-manager and kubectl have the version of the API server. A component that
 cannot be built is replaced by the component of the newest stable version. kube-scheduler and
 kubelet are never newer than the API server, except for a pre-release whose API server cannot be
-built.
+built. Some tests also run {beside} beside the newest version.
 
 """
 
@@ -27,7 +28,8 @@ def page() -> str:
     """Return the text of docs/reference/kubernetes-versions.md."""
     results = json.loads(RESULTS.read_text())
     text = head("Versions of Kubernetes", "tests/gobin/kubernetes.py and run `make versions`")
-    text += INTRODUCTION + table("version | component | date | passed | failed", rows(results))
+    text += INTRODUCTION.format(beside=", ".join(BESIDE_THE_NEWEST))
+    text += table("version | component | date | passed | failed", rows(results))
     failures = [
         (version, code(test), error)
         for version, components in results.items()
@@ -53,18 +55,19 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def support_row() -> str:
-    """Return the row about Kubernetes of README's table: tested, from documents, untested."""
+    """Return the row about Kubernetes of README's table: tested, from documents, untested.
+
+    A component of a version counts as tested if no test failed.
+    """
     results: Results = json.loads(RESULTS.read_text())
-    tested, untested = [], []
+    tested = []
     for component in COMPONENTS:
         passed = [
             minor_of(version)
             for version in VERSIONS
             if (outcome := results.get(version, {}).get(component)) and not outcome["failed"]
         ]
-        others = [minor_of(each) for each in VERSIONS if minor_of(each) not in passed]
         if passed:
             tested.append(f"{component} {', '.join(passed)}")
-        if others:
-            untested.append(f"{component} {', '.join(others)}")
-    return f"| Kubernetes | {'; '.join(tested)} | | {'; '.join(untested)} |"
+    table = "docs/reference/kubernetes-versions.md"
+    return f"| Kubernetes | {'; '.join(tested)} ([table]({table})) | | all others |"
