@@ -56,7 +56,7 @@ def small() -> subprocess.CompletedProcess[str]:
     make, target = step.command.split()
     arguments = f"RUN={sys.executable}", f"ARGS={' '.join(SMALL)}"
     return subprocess.run(
-        [make, "--old-file=.venv/demo.stamp", *arguments, target],
+        [make, "--no-print-directory", "--old-file=.venv/demo.stamp", *arguments, target],
         env=environment(),
         cwd=ROOT,
         capture_output=True,
