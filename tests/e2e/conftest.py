@@ -16,6 +16,7 @@ BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 #: those of a pre-release, which would take `make test` the build of one more kube-scheduler.
 FIRST_MINORS = {
     "test_native_preemption.py": "1.38",
+    "test_native_retries.py": "1.38",
     "test_resize.py": "1.37",
     "test_starting_again.py": "1.37",
 }

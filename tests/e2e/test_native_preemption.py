@@ -10,10 +10,10 @@ import pytest
 
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PlayedCluster
-from tests.e2e.conftest import NewCluster, Tell
+from tests.e2e.conftest import Tell
 from tests.e2e.nodes import Shape
-from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Batch, Scenario, Stage
-from tests.e2e.retries import DEFAULT_GATES, NODES, filter_calls
+from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage
+from tests.e2e.retries import DEFAULT_GATES
 
 PAIR = Shape(gpus=2, replicas=4)
 SETTINGS = {"preempt_for_memory": True, "nomination_hold_s": 20}
@@ -92,13 +92,3 @@ def test_the_pod_is_nominated_and_no_other_pod_takes_the_freed_memory(stage: Sta
         assert not cluster.node_of("thief")
     assert outcome.evicted == ["a"]
     assert_not_overcommitted(stage)
-
-
-def test_a_pod_that_evictions_do_not_help_is_not_retried_without_end(
-    new_cluster: NewCluster, tell: Tell
-) -> None:
-    running = [Batch(f"a-{node}", node, 0, 4) for node in NODES]
-    running += [Batch(f"b-{node}", node, 0, 18, "prod") for node in NODES]
-    calls = filter_calls(new_cluster, "kube-scheduler", running)
-    tell(f"kube-scheduler 1.38, no eviction would help: {calls} filter calls")
-    assert calls < 10
