@@ -170,7 +170,7 @@ def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
             left_out += 1
     verified = None
     if verify:
-        # What cannot be read cannot be printed either.
+        # The checksum covers every entry, so it cannot be computed if one was left out.
         verified = not left_out and _verified(
             file.checksum,
             None if raw_entries is None else good,
