@@ -12,7 +12,8 @@ from the agent's newest sample, is:
               or the pod starts alone, for the first time or again, and must wait for another
               such pod
     no        the pods on one of its devices need more than is allocatable, or the device is
-              unhealthy, or the ledger marks the pod as evicted
+              unhealthy, or it is cordoned and Headroom did not place the pod there, or the ledger
+              marks the pod as evicted
     yes       on each of its devices everything fits, including unconfirmed pods:
 
     sum over pods there, or that may come: max(reserved, measured)
@@ -31,6 +32,7 @@ from typing import Literal
 
 from agent.attribution import memories
 from agent.probes.cgroup import is_static
+from contract.cordon import is_cordoned, may_start_on
 from contract.gpunode import (
     ADOPTED,
     EVICTED,
@@ -109,6 +111,14 @@ def judge(
         return Verdict("not yet", "the GPUNode does not show the devices of this pod yet")
     if not {uuid for uuid, _ in held} <= {device.uuid for device in sample.devices}:
         return Verdict("not yet", "a device of this pod is not among the node's devices")
+    uuids = {uuid for uuid, _ in held}
+    if any(
+        device.uuid in uuids
+        and is_cordoned(device, node.spec)
+        and not may_start_on(reservation, device.uuid)
+        for device in sample.devices
+    ):
+        return Verdict("no", "a device of this pod is cordoned")
     verdicts = [
         _verdict(memory, node.spec, sample, uid, limits, gates)
         for memory in memories(sample.devices)

@@ -403,6 +403,9 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent; empty if the Node
     #: has none.
     device_choice: str = ""
+    #: Copy of the Node's annotation ``headroom.gpu/cordon`` for the agent: UUIDs of devices, or of
+    #: their GPUs, that take no new pods.
+    cordoned: list[str] = msgspec.field(default_factory=list)
 
 
 class GPUNode(KubeStruct, frozen=True):

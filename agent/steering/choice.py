@@ -16,13 +16,18 @@ usually there is nothing to guess.
 Reservations made while the resource was not steered name no device. The extender assumed the
 plugin's order for them, so of the devices with enough memory the plugin's next choice is chosen.
 
-If no pod is unconfirmed whose device Headroom reserved, the request is never rejected. It gets the
-device with the most free memory, unless adopted pods, or pods that choose their device themselves,
-are unconfirmed and fit on a device: then it gets the fullest of these devices.
+If no pod is unconfirmed whose device Headroom reserved, the request is not rejected for lack of
+memory. It gets the device with the most free memory, unless adopted pods, or pods that choose their
+device themselves, are unconfirmed and fit on a device: then it gets the fullest of these devices.
+
+A cordoned device is chosen only for pods that Headroom placed on it, which was before the cordon.
+Also if the plugin would choose, the agent chooses among the devices that are not cordoned. If they
+have too few free replicas, the request is rejected.
 """
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import msgspec
 
@@ -40,6 +45,7 @@ from agent.gate_decision import (
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
 from agent.steering.messages import ContainerRequest
+from contract.cordon import is_cordoned, may_start_on
 from contract.device_choice import (
     KUBELET_UNKNOWN,
     STEERING_NOT_PERMITTED,
@@ -84,6 +90,11 @@ class NoRoom:
     asked_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class OnlyCordoned:
+    """Too few replicas are free on devices that are not cordoned."""
+
+
 def choose(
     request: ContainerRequest,
     resource: str,
@@ -93,7 +104,7 @@ def choose(
     limits: Limits,
     steered: bool = True,
     arrived_before: Set[str] = frozenset(),
-) -> Choice | NoRoom:
+) -> Choice | NoRoom | OnlyCordoned:
     """Choose the replicas for one container.
 
     ``steered``: whether the resource is steered according to the GPUNode's status. If not, the
@@ -124,7 +135,13 @@ def choose(
     ]
     reserved = {charge.choice for _, _, charge in scheduled}
     reserved_device = next(iter(reserved)) if len(reserved) == 1 else ""
-    candidates = list(_candidates(request, resource, spec, sample, limits))
+    placed = {uuid for _, reservation, _ in scheduled for uuid in _placed(reservation, resource)}
+    closed = {d.uuid for d in sample.devices if is_cordoned(d, spec)} - placed
+    candidates = [
+        each
+        for each in _candidates(request, resource, spec, sample, limits)
+        if each.device not in closed
+    ]
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(pods: Sequence[_Unconfirmed]) -> _Candidate | None:
@@ -150,13 +167,40 @@ def choose(
     if best is None and scheduled:
         if not candidates and any(not charge.choice for _, _, charge in scheduled):
             # A container requests more replicas than a device has, reserved without steering.
-            return Choice(())
+            return _plugins_choice(request, closed)
         return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in scheduled))
     if best is None and candidates:
         best = max(candidates, key=lambda each: (each.healthy, each.free_bytes, each.device))
     if best is None:
-        return Choice(())
+        return _plugins_choice(request, closed)
     return Choice(best.replicas, best.device, reserved_device, len(scheduled))
+
+
+def _placed(reservation: Reservation, resource: str) -> set[str]:
+    """Return the UUIDs of the devices on which the pod may start although they are cordoned."""
+    return {
+        uuid
+        for charge in reservation.charges
+        if charge.resource == resource
+        for uuid in ([charge.choice] if charge.choice else charge.candidates)
+        if may_start_on(reservation, uuid)
+    }
+
+
+def _plugins_choice(request: ContainerRequest, closed: Set[str]) -> Choice | OnlyCordoned:
+    """Let the plugin choose, or choose for it if it could choose a closed device (UUIDs)."""
+    if not any(device_of(replica) in closed for replica in request.available):
+        return Choice(())
+    rest: dict[str, list[str]] = {}
+    for replica in sorted(set(request.available) - set(request.must_include)):
+        if (device := device_of(replica)) not in closed:
+            rest.setdefault(device, []).append(replica)
+    needed = max(0, request.size - len(request.must_include))
+    # One replica of each device in turn, as the plugin distributes them.
+    turns = [replica for turn in zip_longest(*rest.values()) for replica in turn if replica]
+    if needed > len(turns):
+        return OnlyCordoned()
+    return Choice((*request.must_include, *turns[:needed]))
 
 
 def arrived(

@@ -28,7 +28,7 @@ from agent.probes.readings import (
     Reading,
     SteeredReading,
 )
-from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
+from agent.steering.choice import Eligibility, NoRoom, OnlyCordoned, choose, eligibility
 from agent.steering.leaving import may_choose_again
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, Rejected
@@ -323,6 +323,13 @@ class PreferredAllocation:
             _log.warning("steering_rejected", resource=resource, asked_bytes=found.asked_bytes)
             raise Rejected(
                 "Headroom: no GPU of this node has enough free memory for a pod bound to the node"
+            )
+        if isinstance(found, OnlyCordoned):
+            self.answers[resource, "rejected"] += 1
+            _log.warning("steering_rejected", resource=resource, reason="only cordoned GPUs")
+            raise Rejected(
+                "Headroom: only cordoned GPUs of this node have enough free replicas. To allow new "
+                "pods there, run: kubectl headroom uncordon NODE GPU"
             )
         if found.reserved and found.device != found.reserved:
             result = "elsewhere"

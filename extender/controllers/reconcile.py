@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 import structlog
 
@@ -27,13 +28,14 @@ from extender.state.changes import (
     NodeSeen,
 )
 from extender.state.cluster_state import ClusterState
+from extender.state.node_settings import AgentSettings
 from extender.state.notices import notices
 from extender.state.reconcile_queue import (
     Orphan,
     Unmarked,
     UnreservedPod,
     being_deleted,
-    changed_choices,
+    changed_settings,
     orphans,
     uninitialised,
     unreserved_pods,
@@ -95,7 +97,7 @@ class ReconcileController:
 
     def react(self, effects: Effects) -> None:
         """Schedule a check of nodes that may have an orphaned or missing reservation, may have to
-        be initialised, or have a changed device choice."""
+        be initialised, or have changed settings for the agent."""
         if effects.unsettled:
             self._unsettled |= effects.unsettled
             self._reservations_changed.set()
@@ -104,7 +106,7 @@ class ReconcileController:
         if (
             any(map(_changes_readiness, effects.events))
             or uninitialised(self._cluster, seen)
-            or changed_choices(self._cluster, held)
+            or changed_settings(self._cluster, held)
         ):
             self._nodes_changed.set()
 
@@ -124,22 +126,24 @@ class ReconcileController:
         await self.record_events()
 
     async def prepare_nodes(self, ledger: Ledger) -> None:
-        """Remove the finalizers of deleted GPUNodes, initialise new nodes, and write changed device
-        choices."""
+        """Remove the finalizers of deleted GPUNodes, initialise new nodes, and copy changed
+        settings of Nodes for their agents."""
         if self._unready():
             self._nodes_changed.set()  # Nodes take no pods until they are initialised.
             return
-        gone, choices = list[str](), list[tuple[str, str]]()
+        gone, changed = list[str](), list[tuple[str, AgentSettings]]()
         async for held in part_by_part(self._cluster.gpunodes(), AT_ONCE):
             gone += being_deleted(held)
-            choices += changed_choices(self._cluster, held)
+            changed += changed_settings(self._cluster, held)
         if gone:
             with _logged():
                 await ledger.initialiser.remove_finalizer(gone)
-        for name, choice in choices:
+        for name, settings in changed:
             with _logged():
-                noted = await ledger.initialiser.note_choice(name, choice)
-                log.info("device_choice_noted", node=name, device_choice=choice, noted=noted)
+                copied = await ledger.initialiser.copy_settings(
+                    name, settings.device_choice, settings.cordoned
+                )
+                log.info("node_settings_copied", node=name, copied=copied, **asdict(settings))
         waiting: list[Node] = []
         async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
             waiting += uninitialised(self._cluster, some)

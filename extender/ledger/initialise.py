@@ -201,20 +201,22 @@ class Initialiser:
                         await self._store.remove_finalizer(gpunode)
         errors.raise_first()
 
-    async def note_choice(self, node: str, choice: str) -> bool:
-        """Write the device choice of the Node into its GPUNode, where the agent reads it.
+    async def copy_settings(self, node: str, device_choice: str, cordoned: Sequence[str]) -> bool:
+        """Write settings of the Node into its GPUNode, where the agent reads them.
 
         Reservations are unchanged. Filter uses the device choice that the agent reports, and an
-        agent changes it only when no unconfirmed pod depends on it. Return whether the GPUNode has
-        this choice now; raise store errors except lost races.
+        agent changes it only when no unconfirmed pod depends on it. ``cordoned``: UUIDs. Return
+        whether the GPUNode has these settings now; raise store errors except lost races.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)
             if gpunode is None:
                 return False
-            if gpunode.spec.device_choice == choice:
+            spec = msgspec.structs.replace(
+                gpunode.spec, device_choice=device_choice, cordoned=list(cordoned)
+            )
+            if spec == gpunode.spec:
                 return True
-            spec = msgspec.structs.replace(gpunode.spec, device_choice=choice)
             with suppress(StoreConflict, StoreNotFound):
                 await self._reservations.write(gpunode, spec)
                 return True

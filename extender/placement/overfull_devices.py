@@ -6,9 +6,14 @@ that was not predicted, or unattributed use may have appeared. Then a device can
     sum over pods on the device: max(requested, measured)
     + unreserved pods + unattributed > allocatable
 
-The agent lets no gated pod start on an overfull or unhealthy device. Pods that have not started and
-have a controller that replaces them can be evicted: the newest first, and only as many as
-necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it is gone.
+The agent lets no gated pod start on an overfull or unhealthy device, nor on a cordoned one on which
+Headroom did not place it. Pods that have not started can be evicted: the newest first, and only as
+many as necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it
+is gone.
+
+A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
+only while it keeps no pod of another namespace from starting or from its memory: the pod's author
+decides whether it has a controller, and that must not decide whose pod is evicted.
 
 At most one pod is marked at a time. Marking two could evict both, although evicting one of them is
 enough.
@@ -33,6 +38,8 @@ class Idle:
     replaced: bool
     #: Whether the ledger already marks it for eviction.
     marked: bool
+    #: UUIDs of the devices on which it may start although they are cordoned.
+    placed_on: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +51,13 @@ class Misplaced:
 
 
 def overfull(devices: Iterable[DeviceTerms]) -> bool:
-    """Return whether some device that has pods with reservations is overfull or unhealthy."""
+    """Return whether some device with pods that have reservations is overfull, unhealthy or
+    cordoned."""
     return any(
         terms.reservation_bytes
         and (
             _excess_bytes(terms, _observed_holders(terms)) > 0
-            or terms.health_issue is Reason.UNHEALTHY_DEVICE
+            or terms.health_issue in (Reason.UNHEALTHY_DEVICE, Reason.CORDONED_DEVICE)
         )
         for terms in devices
     )
@@ -68,16 +76,16 @@ def misplaced(
     for terms in devices:
         if not terms.believed:
             continue  # no pod starts there, and its free memory is unknown
-        unhealthy = terms.health_issue is Reason.UNHEALTHY_DEVICE
         observed = [
             holder for holder in _observed_holders(terms) if holder.uid not in leaving | leave
         ]
         excess_bytes = _excess_bytes(terms, observed)
         for holder in sorted(observed, key=lambda h: _eviction_order(h, idle), reverse=True):
             pod = idle.get(holder.uid)
-            if pod is None or not (excess_bytes > 0 or (unhealthy and pod.gated)):
+            if pod is None or not (excess_bytes > 0 or _is_closed_to(terms, pod)):
                 continue
-            if not pod.replaced:
+            harms = excess_bytes > 0 and _harms_others(holder, pod, observed, idle)
+            if not pod.replaced and not harms:
                 if pod.gated:
                     stuck.add(holder.uid)
             elif pod.marked or may_mark:
@@ -85,6 +93,29 @@ def misplaced(
                 leave.add(holder.uid)
                 excess_bytes -= holder.charged_bytes
     return Misplaced(frozenset(leave), frozenset(stuck))
+
+
+def _is_closed_to(terms: DeviceTerms, pod: Idle) -> bool:
+    """Return whether the agent lets the pod not start there, whatever memory is free."""
+    if not pod.gated:
+        return False
+    if terms.cordoned:
+        return terms.device.uuid not in pod.placed_on
+    return terms.health_issue is Reason.UNHEALTHY_DEVICE
+
+
+def _harms_others(
+    holder: Holder, pod: Idle, observed: Iterable[Holder], idle: Mapping[str, Idle]
+) -> bool:
+    """Return whether a pod of another namespace lacks memory because of this one.
+
+    A gated pod uses no memory, so it only keeps other gated pods from starting.
+    """
+    return any(
+        other.namespace != holder.namespace
+        and (not pod.gated or (other.uid in idle and idle[other.uid].gated))
+        for other in observed
+    )
 
 
 def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, str, str]:

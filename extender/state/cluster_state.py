@@ -382,7 +382,7 @@ class ClusterState:
 
     @property
     def crowded(self) -> list[str]:
-        """Nodes with an overfull or unhealthy device, or with a pod marked for eviction."""
+        """Nodes with an overfull, unhealthy or cordoned device, or a pod marked for eviction."""
         return list(self._crowded)
 
     def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:

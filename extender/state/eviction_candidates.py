@@ -10,6 +10,7 @@ Only pods that have not started their work are evicted, because that only costs 
 
 from collections.abc import Iterable, Set
 
+from contract.cordon import may_start_on
 from contract.gate import has_gate, waits
 from contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
 from contract.kube import Pod
@@ -109,6 +110,12 @@ def idle_on(
                 gated=gated,
                 replaced=any(owner.controller for owner in owners),
                 marked=EVICTED in reservation.flags,
+                placed_on=frozenset(
+                    uuid
+                    for charge in reservation.charges
+                    for uuid in charge.candidates
+                    if may_start_on(reservation, uuid)
+                ),
             )
     return found
 

@@ -1,5 +1,6 @@
 """Parses a node's annotations, and finds the reason why a node takes no GPU pods at all."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from contract.annotations import (
@@ -49,19 +50,37 @@ def node_settings(node: Node | None) -> NodeSettings:
         return NodeSettings(reason=Reason.BAD_NODE_ANNOTATION, detail=str(err))
 
 
-def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
-    """Return the device choice to copy from the Node's annotation to its GPUNode; "" removes it.
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The settings of a Node that its agent reads in the GPUNode, where it sees a change at once.
 
-    None if nothing has to be copied: both agree, the annotation is not valid, or there is no Node.
+    The API server copies nothing: the extender writes them there.
+    """
+
+    #: Device choice; empty if the Node has no annotation.
+    device_choice: str
+    #: UUIDs of cordoned devices, in alphabetical order.
+    cordoned: tuple[str, ...]
+
+
+def settings_to_copy(node: Node | None, gpunode: GPUNode) -> AgentSettings | None:
+    """Return the settings to copy from the Node's annotations to its GPUNode.
+
+    None if nothing has to be copied: both agree, or there is no Node. An annotation that is not
+    valid changes nothing.
     """
     if node is None:
         return None
-    text = (node.metadata.annotations or {}).get(DEVICE_CHOICE, "")
-    try:
+    annotations, spec = node.metadata.annotations or {}, gpunode.spec
+    choice, cordoned = spec.device_choice, tuple(spec.cordoned)
+    with suppress(BadAnnotation):
+        text = annotations.get(DEVICE_CHOICE, "")
         choice = parse_device_choice(text).value if text else ""
-    except BadAnnotation:
+    with suppress(BadAnnotation):
+        cordoned = tuple(sorted(parse_cordon(annotations.get(CORDON, ""))))
+    if (choice, cordoned) == (spec.device_choice, tuple(spec.cordoned)):
         return None
-    return None if choice == gpunode.spec.device_choice else choice
+    return AgentSettings(choice, cordoned)
 
 
 def offers_gpus(node: Node | None, rules: Rules) -> bool:

@@ -17,7 +17,7 @@ from contract.reasons import Reason
 from extender.state.cluster_state import ClusterState
 from extender.state.deleted_pods import is_unreachable
 from extender.state.heartbeats import age
-from extender.state.node_settings import choice_to_note
+from extender.state.node_settings import AgentSettings, settings_to_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,12 @@ def being_deleted(among: Iterable[GPUNode]) -> list[str]:
     ]
 
 
-def changed_choices(state: ClusterState, among: Iterable[GPUNode]) -> list[tuple[str, str]]:
-    """Return (name, device choice of the Node) of each GPUNode whose device choice differs."""
-    found = ((held.name, choice_to_note(state.node(held.name), held)) for held in among)
-    return [(name, choice) for name, choice in found if choice is not None]
+def changed_settings(
+    state: ClusterState, among: Iterable[GPUNode]
+) -> list[tuple[str, AgentSettings]]:
+    """Return (name, settings of the Node) of each GPUNode whose copy of the settings differs."""
+    found = ((held.name, settings_to_copy(state.node(held.name), held)) for held in among)
+    return [(name, settings) for name, settings in found if settings is not None]
 
 
 def devices_known(state: ClusterState, gpunode: GPUNode) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.gate_decision import Limits
 from agent.probes.checkpoint import Entry
-from agent.steering.choice import Choice, NoRoom, choose
+from agent.steering.choice import Choice, NoRoom, OnlyCordoned, choose
 from agent.steering.messages import (
     ContainerRequest,
     allocated,
@@ -69,9 +69,11 @@ def answer(
     entries: tuple[Entry, ...] = (),
     devices: tuple[Device, ...] = (gpu("GPU-0"), gpu("GPU-1")),
     pods: tuple[PodUse, ...] = (),
-) -> Choice | NoRoom:
+    cordoned: tuple[str, ...] = (),
+) -> Choice | NoRoom | OnlyCordoned:
     sample = GPUNodeStatus(devices=list(devices), pods=list(pods))
-    return choose(requested, RESOURCE, GPUNodeSpec(True, reservations), sample, entries, NO_LIMITS)
+    spec = GPUNodeSpec(True, reservations, cordoned=list(cordoned))
+    return choose(requested, RESOURCE, spec, sample, entries, NO_LIMITS)
 
 
 def chosen(*args: Any, **kwargs: Any) -> str:
@@ -85,7 +87,7 @@ def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
     spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
-    def device(*arrived: str) -> Choice | NoRoom:
+    def device(*arrived: str) -> Choice | NoRoom | OnlyCordoned:
         return choose(BOTH, RESOURCE, spec, sample, (), NO_LIMITS, arrived_before={*arrived})
 
     ambiguous, certain = device(), device("old", "of another node")
@@ -345,3 +347,52 @@ def test_messages_are_those_of_the_device_plugin_api() -> None:
         RESOURCE,
     )
     assert register.options == options
+
+
+class TestCordonedDevices:
+    """GPU-1 is cordoned: it takes no new pods, whichever scheduler bound them."""
+
+    CORDON = ("GPU-1",)
+
+    def test_a_pod_whose_own_device_lacks_memory_is_rejected(self) -> None:
+        overuse = (PodUse("o", "GPU-0", replica="GPU-0::9", used_bytes=20 * GIB),)
+        reservations = {"o": reservation(8, "GPU-0"), "p": reservation(8, "GPU-0")}
+        assert chosen(BOTH, reservations, pods=overuse) == "GPU-1"
+        rejected = answer(BOTH, reservations, pods=overuse, cordoned=self.CORDON)
+        assert rejected == NoRoom(8 * GIB)
+
+    def test_a_pod_of_another_scheduler_gets_another_device(self) -> None:
+        used = (PodUse("o", "GPU-0", replica="GPU-0::9", used_bytes=8 * GIB),)
+        reservations = {"o": reservation(8, "GPU-0")}
+        assert chosen(BOTH, reservations, pods=used) == "GPU-1"
+        assert chosen(BOTH, reservations, pods=used, cordoned=self.CORDON) == "GPU-0"
+
+    def test_a_pod_of_another_scheduler_is_rejected_if_only_cordoned_devices_are_free(self) -> None:
+        only = free("GPU-1::0", "GPU-1::1")
+        assert chosen(only, {}) == "GPU-1"
+        assert answer(only, {}, cordoned=self.CORDON) == OnlyCordoned()
+
+    def test_an_adopted_pod_is_a_new_pod_there(self) -> None:
+        adopted = {"p": msgspec.structs.replace(reservation(8, "GPU-1"), flags=["adopted"])}
+        assert chosen(BOTH, adopted, cordoned=self.CORDON) == "GPU-0"
+        assert answer(free("GPU-1::0"), adopted, cordoned=self.CORDON) == OnlyCordoned()
+
+    def test_a_pod_that_was_placed_before_the_cordon_starts_there(self) -> None:
+        assert chosen(BOTH, {"p": reservation(8, "GPU-1")}, cordoned=self.CORDON) == "GPU-1"
+
+    def test_a_choice_of_the_plugin_among_several_devices_leaves_it_out(self) -> None:
+        across = ContainerRequest((*BOTH.available, "GPU-2::0"), (), 2)
+        two = (gpu("GPU-0"), gpu("GPU-1"), gpu("GPU-2"))
+        wide = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-2::0"), (), 2)
+        assert answer(wide, {}, devices=two) == Choice(())
+        got = answer(wide, {}, devices=two, cordoned=self.CORDON)
+        assert got == Choice(("GPU-0::0", "GPU-2::0"))
+        every = ContainerRequest(wide.available, (), 3)
+        assert answer(every, {}, devices=two, cordoned=self.CORDON) == OnlyCordoned()
+        assert chosen(across, {}, devices=two, cordoned=self.CORDON) == "GPU-0"
+
+    def test_the_cordon_of_a_gpu_covers_its_mig_devices(self) -> None:
+        shares = (gpu("MIG-0", parent="GPU-0"), gpu("MIG-1", parent="GPU-1"))
+        both = free("MIG-0::0", "MIG-1::0")
+        assert chosen(both, {}, devices=shares) == "MIG-1"
+        assert chosen(both, {}, devices=shares, cordoned=self.CORDON) == "MIG-0"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gate_decision import Verdict
+from agent.gate_decision import Limits, Verdict, judge
 from contract.gpunode import (
     EVICTED,
     Charge,
@@ -17,7 +17,18 @@ from contract.gpunode import (
     Reservation,
     Source,
 )
-from tests.agent.gate_node import DEVICES, GPU, MEMORY, ask, device, reservation, row, status, stray
+from tests.agent.gate_node import (
+    DEVICES,
+    GPU,
+    MEMORY,
+    ask,
+    device,
+    node,
+    reservation,
+    row,
+    status,
+    stray,
+)
 
 
 def test_a_pod_that_is_charged_on_its_device_may_start() -> None:
@@ -273,3 +284,33 @@ def test_a_pod_whose_variable_names_another_device_only_holds_a_replica_here(
 ) -> None:
     reservations = {"p": reservation(60, "GPU-a"), "e": certain(50, "GPU-b")}
     assert ask(reservations, status(row("p", "GPU-a"), row("e", "GPU-a", used))).answer == answer
+
+
+class TestCordonedDevices:
+    def cordoned(self, held: Reservation, **more: Any) -> str:
+        asking = node({"p": held}, status(row("p", "GPU-a"), **more))
+        spec = msgspec.structs.replace(asking.spec, cordoned=["GPU-a"])
+        assert asking.status is not None
+        closed = msgspec.structs.replace(asking, spec=spec)
+        return judge(closed, asking.status, "p", Limits(0, 0)).answer
+
+    def test_a_pod_that_was_placed_elsewhere_does_not_start_there(self) -> None:
+        assert ask({"p": reservation(10, "GPU-b")}, status(row("p", "GPU-a"))).answer == "yes"
+        assert self.cordoned(reservation(10, "GPU-b")) == "no"
+
+    def test_a_pod_that_was_placed_there_before_the_cordon_starts(self) -> None:
+        assert self.cordoned(reservation(10, "GPU-a")) == "yes"
+
+    def test_a_pod_of_another_scheduler_does_not_start_there(self) -> None:
+        adopted = msgspec.structs.replace(reservation(10, "GPU-a"), flags=["adopted"])
+        assert self.cordoned(adopted) == "no"
+
+    def test_the_cordon_of_a_gpu_covers_its_mig_devices(self) -> None:
+        mig = (device("GPU-x", parent="GPU-a"), device("GPU-b"))
+        asking = node({"p": reservation(10, "GPU-b")}, status(row("p", "GPU-x"), devices=mig))
+        closed = msgspec.structs.replace(
+            asking, spec=msgspec.structs.replace(asking.spec, cordoned=["GPU-a"])
+        )
+        assert asking.status is not None
+        assert judge(asking, asking.status, "p", Limits(0, 0)).answer == "yes"
+        assert judge(closed, asking.status, "p", Limits(0, 0)).answer == "no"

@@ -1,7 +1,7 @@
 """A store with a node and a pod, a ledger over it, and faults between them."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -151,8 +151,8 @@ class Stage:
         reservation = self.node().spec.reservations[uid]
         return self._watched(lambda: self.ledger.departed_by("n", uid, reservation))
 
-    def note_choice(self, choice: str, node: str = "n") -> bool:
-        return self._watched(lambda: self.ledger.note_choice(node, choice))
+    def copy_choice(self, choice: str, node: str = "n", cordoned: Sequence[str] = ()) -> bool:
+        return self._watched(lambda: self.ledger.copy_settings(node, choice, cordoned))
 
     def initialise(self, *names: str) -> list[str]:
         nodes = [Node(metadata=ObjectMeta(name=name, uid=f"node-{name}")) for name in names]

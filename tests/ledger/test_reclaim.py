@@ -134,24 +134,29 @@ class TestDeviceChoice:
     def test_the_choice_is_written_with_the_reservations(self, stage: Stage) -> None:
         stage.bind()
         for choice in ("steered", ""):
-            assert stage.note_choice(choice)
+            assert stage.copy_choice(choice)
             assert stage.node().spec.device_choice == choice
             assert stage.reserved == {"uid-p"}
 
     def test_the_choice_is_written_once(self, stage: Stage) -> None:
-        assert stage.note_choice("steered")
+        assert stage.copy_choice("steered")
         version = stage.node().metadata.resource_version
-        assert stage.note_choice("steered")
+        assert stage.copy_choice("steered")
         assert stage.node().metadata.resource_version == version
 
     def test_a_concurrent_reservation_is_kept(self, stage: Stage) -> None:
         stage.fault = once("write_spec", "before", stage.rival_binds)
-        assert stage.note_choice("steered")
+        assert stage.copy_choice("steered")
         assert stage.reserved == {"uid-p"}
         assert stage.node().spec.device_choice == "steered"
 
+    def test_the_cordoned_devices_are_written(self, stage: Stage) -> None:
+        for cordoned in (("GPU-a", "GPU-b"), ()):
+            assert stage.copy_choice("", cordoned=cordoned)
+            assert stage.node().spec.cordoned == list(cordoned)
+
     def test_without_a_gpunode_no_choice_is_written(self, stage: Stage) -> None:
-        assert not stage.note_choice("steered", "gone")
+        assert not stage.copy_choice("steered", "gone")
 
 
 class TestDeparture:

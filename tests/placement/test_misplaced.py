@@ -1,7 +1,8 @@
 """Which pods must leave a device that cannot hold all of its pods."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from extender.placement.overfull_devices import Idle, Misplaced, misplaced, overfull
@@ -27,14 +28,22 @@ def found(
     used: dict[str, int] | None = None,
     leaving: frozenset[str] = frozenset(),
     may_mark: bool = True,
+    namespaces: dict[str, str] | None = None,
+    cordoned: frozenset[str] = frozenset(),
 ) -> Misplaced:
-    """Return the misplaced pods. ``sizes`` in GiB; pods are on device ``a`` by default."""
+    """Return the misplaced pods. ``sizes`` in GiB; pods are on device ``a`` by default, and in
+    namespace default."""
     weighed = terms(
         *(devices or (shared("a", free=0, allocated=len(sizes)), shared("b"))),
         reservations={
-            uid: reservation({"a": gib * GIB, "b": gib * GIB}) for uid, gib in sizes.items()
+            uid: msgspec.structs.replace(
+                reservation({"a": gib * GIB, "b": gib * GIB}),
+                namespace=(namespaces or {}).get(uid, "default"),
+            )
+            for uid, gib in sizes.items()
         },
         pods=[use(uid, (on or {}).get(uid, "a"), (used or {}).get(uid, 0)) for uid in sizes],
+        cordoned=cordoned,
     )
     return misplaced(weighed, idle, leaving, may_mark)
 
@@ -102,6 +111,52 @@ def test_a_pod_without_a_controller_stays_and_is_stuck() -> None:
 
 def test_a_new_pod_without_a_controller_is_not_evicted_and_blocks_no_pod() -> None:
     assert found({"p": newcomer(replaced=False)}, {"p": 16, "q": 9}) == NOBODY
+
+
+class TestPodWithoutAController:
+    """Its author decides that it has none, so that decides about pods of its own namespace only."""
+
+    OTHERS: ClassVar = {"q": "other"}
+
+    def test_it_leaves_if_an_older_pod_of_another_namespace_waits_because_of_it(self) -> None:
+        idle = {"p": waiting("2", replaced=False), "q": waiting("1")}
+        assert found(idle, {"p": 16, "q": 9}) == leave("q", stuck=("p",))
+        assert found(idle, {"p": 16, "q": 9}, namespaces=self.OTHERS) == leave("p")
+
+    def test_it_waits_if_the_pods_of_other_namespaces_run(self) -> None:
+        idle = {"p": waiting(replaced=False)}
+        assert found(idle, {"p": 16, "q": 9}, namespaces=self.OTHERS) == leave(stuck=("p",))
+
+    def test_it_leaves_without_a_gate_if_it_may_take_memory_of_another_namespace(self) -> None:
+        idle = {"p": newcomer(replaced=False)}
+        assert found(idle, {"p": 16, "q": 9}, namespaces=self.OTHERS) == leave("p")
+
+    def test_it_waits_at_an_unhealthy_device_whoever_else_is_there(self) -> None:
+        sick = shared("a", free=2, allocated=2, healthy=False)
+        idle = {"p": waiting("2", replaced=False), "q": waiting("1")}
+        expected = leave("q", stuck=("p",))
+        assert found(idle, {"p": 1, "q": 1}, sick, namespaces=self.OTHERS) == expected
+
+
+class TestCordonedDevice:
+    CORDON = frozenset("a")
+
+    def test_a_gated_pod_that_was_placed_elsewhere_leaves(self) -> None:
+        assert found({"p": waiting()}, {"p": 1}) == NOBODY
+        assert found({"p": waiting()}, {"p": 1}, cordoned=self.CORDON) == leave("p")
+
+    def test_a_gated_pod_that_was_placed_there_stays(self) -> None:
+        placed = {"p": waiting(placed_on=frozenset("a"))}
+        assert found(placed, {"p": 1}, cordoned=self.CORDON) == NOBODY
+
+    def test_a_pod_without_a_gate_stays(self) -> None:
+        assert found({"p": newcomer()}, {"p": 1}, cordoned=self.CORDON) == NOBODY
+
+    def test_its_node_is_checked(self) -> None:
+        held = {"p": reservation({"a": GIB})}
+        pods = [use("p", "a")]
+        assert not overfull(terms(shared("a"), reservations=held, pods=pods))
+        assert overfull(terms(shared("a"), reservations=held, pods=pods, cordoned={"a"}))
 
 
 def test_no_pod_starts_on_an_unhealthy_device() -> None:

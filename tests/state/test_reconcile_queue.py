@@ -1,9 +1,11 @@
 """Findings that must be reconciled."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from contract.annotations import DEVICE_CHOICE, FINALIZER, OBSERVED_AT
+from contract.annotations import CORDON, DEVICE_CHOICE, FINALIZER, OBSERVED_AT
 from contract.gpunode import Device, GPUNode, Reservation, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import (
@@ -33,12 +35,13 @@ from extender.state.changes import (
     SliceSeen,
 )
 from extender.state.deleted_pods import DeletedPods
+from extender.state.node_settings import AgentSettings
 from extender.state.reconcile_queue import (
     Orphan,
     Unmarked,
     UnreservedPod,
     being_deleted,
-    changed_choices,
+    changed_settings,
     orphans,
     uninitialised,
     unreserved_pods,
@@ -369,26 +372,38 @@ def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotation", "noted", "found"),
+    ("annotations", "copied", "found"),
     [
-        pytest.param("steered", "", [("n", "steered")], id="new"),
-        pytest.param(" steered ", "steered", [], id="known"),
-        pytest.param("predicted", "steered", [("n", "predicted")], id="changed"),
-        pytest.param(None, "steered", [("n", "")], id="removed"),
-        pytest.param("best", "steered", [], id="none that exists"),
+        pytest.param({DEVICE_CHOICE: "steered"}, {}, ("steered", ()), id="new"),
+        pytest.param({DEVICE_CHOICE: " steered "}, {"device_choice": "steered"}, None, id="known"),
+        pytest.param(
+            {DEVICE_CHOICE: "predicted"},
+            {"device_choice": "steered"},
+            ("predicted", ()),
+            id="changed",
+        ),
+        pytest.param({}, {"device_choice": "steered"}, ("", ()), id="removed"),
+        pytest.param({DEVICE_CHOICE: "best"}, {"device_choice": "steered"}, None, id="no such"),
+        pytest.param({CORDON: "GPU-b,GPU-a"}, {}, ("", ("GPU-a", "GPU-b")), id="cordoned"),
+        pytest.param({CORDON: "GPU-a"}, {"cordoned": ["GPU-a"]}, None, id="cordoned before"),
+        pytest.param({}, {"cordoned": ["GPU-a"]}, ("", ()), id="uncordoned"),
+        pytest.param({CORDON: "GPU a"}, {"cordoned": ["GPU-a"]}, None, id="not a UUID"),
+        pytest.param(
+            {DEVICE_CHOICE: "best", CORDON: "GPU-a"},
+            {"device_choice": "steered"},
+            ("steered", ("GPU-a",)),
+            id="one of two is valid",
+        ),
     ],
 )
-def test_a_device_choice_that_the_gpunode_does_not_have_is_found(
-    annotation: str | None, noted: str, found: list[tuple[str, str]]
+def test_settings_that_the_gpunode_does_not_have_are_found(
+    annotations: dict[str, str], copied: dict[str, Any], found: tuple[str, tuple[str, ...]] | None
 ) -> None:
     held = gpunode()
-    held = msgspec.structs.replace(
-        held, spec=msgspec.structs.replace(held.spec, device_choice=noted)
-    )
+    held = msgspec.structs.replace(held, spec=msgspec.structs.replace(held.spec, **copied))
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
-    annotations = None if annotation is None else {DEVICE_CHOICE: annotation}
     state.apply([NodeSeen(kube_node(annotations=annotations)), GPUNodeSeen(held, NOW_S)])
-    assert changed_choices(state, state.gpunodes()) == found
-    assert (
-        changed_choices(RecordingState(Rules(), 90.0, WALL_S - NOW_S), [held]) == []
-    )  # without its Node
+    expected = [] if found is None else [("n", AgentSettings(*found))]
+    assert changed_settings(state, state.gpunodes()) == expected
+    without_its_node = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
+    assert changed_settings(without_its_node, [held]) == []
