@@ -192,7 +192,8 @@ def _replace_running(
     for key, lives in by_container.items():
         families[key] = lives[-1].program.family.value
         container = profile.container(*key)
-        container.memory_bytes = max(container.memory_bytes, *(e.memory_bytes for e in lives))
+        # Not the largest ever seen: a false report must not count for ever.
+        container.memory_bytes = max(each.memory_bytes for each in lives)
         container.replace_running((each.program.fingerprint, each.life) for each in lives)
     for key, container in profile.containers.items():
         if key not in by_container:

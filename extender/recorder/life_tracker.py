@@ -1,6 +1,6 @@
 """Turns the agents' reports into lives: which run, and which have ended and how."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from contract.gpunode import GPUNodeStatus
@@ -25,7 +25,7 @@ class TrackedLife:
     model: str
     program: Program
     life: Life
-    #: Memory of its device without the driver's part; 0 if unknown.
+    #: Memory of its device without the driver's part; 0 for past lives.
     memory_bytes: int = 0
 
 
@@ -40,17 +40,17 @@ class LifeTracker:
 
     def follow(
         self,
-        reports: Iterable[GPUNodeStatus],
+        reports: Mapping[str, GPUNodeStatus],
         pods: Mapping[str, PodFacts],
         gone: Mapping[str, PodFacts],
         now_s: float,
     ) -> list[TrackedLife]:
-        """Take the newest reports of all nodes; return the lives that have ended.
+        """Take the newest reports by node; return the lives that have ended.
 
         ``pods`` are the pods that exist, by uid, ``gone`` those that were deleted since the last
-        call. Reports of pods that are in neither are ignored. A life that no report shows goes on
-        until its pod shows the end of the container, or is gone, because an agent may stop
-        measuring.
+        call. A report counts only for pods that are bound to its node. A life that no report
+        shows goes on until its pod shows the end of the container, or is gone, because an agent may
+        stop measuring.
         """
         seen = _seen(reports, {**gone, **pods}, now_s)
         ended: list[TrackedLife] = []
@@ -77,25 +77,31 @@ class LifeTracker:
 
 
 def _seen(
-    reports: Iterable[GPUNodeStatus], pods: Mapping[str, PodFacts], now_s: float
+    reports: Mapping[str, GPUNodeStatus], pods: Mapping[str, PodFacts], now_s: float
 ) -> dict[Key, TrackedLife]:
     """Return the measured lives in the reports. A container on several devices has one life, with
-    the highest peak of a device, because a request is an amount of each device."""
+    the highest peak of a device, because a request is an amount of each device.
+
+    No peak is larger than its device. Rows without a device of the report are ignored.
+    """
     found: dict[Key, TrackedLife] = {}
-    for status in reports:
+    for node, status in reports.items():
         devices = {device.uuid: device for device in status.devices}
         for use in status.pods:
             started_s = seconds(use.started_at)
-            pod = pods.get(use.uid)
-            if pod is None or not use.container or not use.peak_bytes or not started_s:
+            pod, device = pods.get(use.uid), devices.get(use.device)
+            if pod is None or pod.node != node or device is None:
                 continue
+            memory_bytes = device.memory_bytes - max(0, device.reserved_bytes)
+            if not use.container or not use.peak_bytes or not started_s or memory_bytes <= 0:
+                continue
+            peak_bytes = min(use.peak_bytes, memory_bytes)
             startup_bytes = use.startup_peak_bytes if use.settled_at else None
-            life = Life(use.peak_bytes, started_s, now_s, None, startup_bytes, use.peak_partial)
+            if startup_bytes is not None:
+                startup_bytes = min(startup_bytes, memory_bytes)
+            life = Life(peak_bytes, started_s, now_s, None, startup_bytes, use.peak_partial)
             program = pod.programs.get(use.container, _NO_PROGRAM)
-            device = devices.get(use.device)
-            model = device.model if device else ""
-            memory_bytes = device.memory_bytes - max(0, device.reserved_bytes) if device else 0
-            tracked = TrackedLife(pod, use.container, model, program, life, max(0, memory_bytes))
+            tracked = TrackedLife(pod, use.container, device.model, program, life, memory_bytes)
             key = (use.uid, use.container)
             found[key] = _highest(tracked, found.get(key))
     return found

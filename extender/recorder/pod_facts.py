@@ -70,6 +70,8 @@ class PodFacts:
     disrupted: bool = False
     #: Whether its deletion was requested.
     deleting: bool = False
+    #: The node that it is bound to; empty if it is pending. Only reports of this node count for it.
+    node: str = ""
     #: The controller by which a new pod of the same owner finds the profile.
     found_by: ProfileController = field(default_factory=ProfileController)
 
@@ -112,6 +114,7 @@ def _facts(
         {each.name: end for each in statuses if (end := _end(each)) is not None},
         _is_disrupted(pod.status),
         pod.metadata.deletion_timestamp is not None,
+        pod.node,
         profile_controller(pod, generate_name),
     )
 

@@ -55,12 +55,12 @@ class Observed:
             for event in events:
                 self._apply(event)
 
-    def take(self) -> tuple[list[GPUNodeStatus], dict[str, PodFacts], dict[str, PodFacts]]:
-        """Return copies of reports and pods, and the pods that are gone since the last call."""
+    def take(self) -> tuple[dict[str, GPUNodeStatus], dict[str, PodFacts], dict[str, PodFacts]]:
+        """Return copies of reports (by node) and pods, and the pods gone since the last call."""
         with self._lock:
             gone = dict(self._gone)
             self._gone.clear()
-            return list(self._reports.values()), dict(self._pods), gone
+            return dict(self._reports), dict(self._pods), gone
 
     def _apply(self, event: Event) -> None:
         match event:

@@ -12,6 +12,8 @@ from extender.recorder.pod_facts import End, PodFacts, read_pod
 
 GIB = 1 << 30
 HOUR_S = 3600.0
+#: The node of pods and reports.
+NODE = "n1"
 #: A time of day, far from zero.
 NOW_S = 1_800_000_000.0
 REPLICA_SET = OwnerReference(
@@ -28,6 +30,7 @@ def facts(**changes: Any) -> PodFacts:
         "controller": REPLICA_SET,
         "found_by": ProfileController(kind="ReplicaSet", name="llm"),
         "programs": {"main": Program("p1", Family.UNKNOWN)},
+        "node": NODE,
         **changes,
     }
     return PodFacts(**given)
@@ -83,6 +86,7 @@ def pod_json(**changes: Any) -> dict[str, Any]:
             ],
         },
         "spec": {
+            "nodeName": NODE,
             "containers": [
                 {
                     "name": "main",
@@ -95,7 +99,7 @@ def pod_json(**changes: Any) -> dict[str, Any]:
                     ],
                     "resources": {"limits": {"nvidia.com/gpu": "1"}},
                 }
-            ]
+            ],
         },
         "status": {"phase": "Running"},
     }

@@ -1,6 +1,7 @@
 """Profiles in memory: what is written when, conflicts, and bounds."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -173,3 +174,18 @@ def test_a_status_of_maximum_size_is_bounded() -> None:
     assert len(status.containers) == 16
     assert max(len(each.tracks) for each in status.containers) <= 8
     assert len(msgspec.json.encode(write.profile)) < 256 << 10
+
+
+def test_a_device_size_that_no_running_life_has_is_not_kept() -> None:
+    """An agent that reports a false size must not lift the limit of recommendations for ever."""
+
+    def size(gib: int) -> int:
+        each = owned(ending=None)
+        tracked = replace(each.tracked, memory_bytes=gib * GIB)
+        book.take([], [replace(each, tracked=tracked)])
+        (write,) = book.due(NOW_S + RUNNING_EVERY_S, 10)
+        book.stored(write.key, answered(write))
+        return write.profile.status.containers[0].memory_bytes
+
+    book = ProfileBook()
+    assert [size(24), size(16384), size(24)] == [24 * GIB, 16384 * GIB, 24 * GIB]

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from contract.gpunode import GPUNodeStatus
+from contract.vramprofile import stamp
 from extender.recommend.lives import Ending
 from extender.recorder.life_tracker import LifeTracker, TrackedLife
 from extender.recorder.pod_facts import PodFacts
-from tests.recorder.facts import GIB, HOUR_S, NOW_S, ended, facts, report, use
+from tests.recorder.facts import GIB, HOUR_S, NODE, NOW_S, ended, facts, report, use
 
 
 def followed(
@@ -17,8 +18,9 @@ def followed(
     pods: dict[str, PodFacts],
     gone: dict[str, PodFacts] | None = None,
     now_s: float = NOW_S,
+    node: str = NODE,
 ) -> list[TrackedLife]:
-    return tracker.follow([status], pods, gone or {}, now_s)
+    return tracker.follow({node: status}, pods, gone or {}, now_s)
 
 
 def begun(*uses: Any) -> LifeTracker:
@@ -133,3 +135,30 @@ def test_a_pod_that_was_gone_before_it_was_followed_leaves_nothing() -> None:
     tracker = LifeTracker()
     assert followed(tracker, report(use(8)), {}, {"u1": facts()}) == []
     assert tracker.running == []
+
+
+def test_a_report_counts_only_for_pods_of_its_node() -> None:
+    tracker = LifeTracker()
+    pods = {"u1": facts(), "u2": facts(node="")}
+    lie = report(use(23), use(23, uid="u2"))
+    assert followed(tracker, lie, pods, node="another") == []
+    assert tracker.running == []
+    tracker.follow({"n1": report(use(8)), "another": lie}, pods, {}, NOW_S)
+    (running,) = tracker.running
+    assert running.life.peak_bytes == 8 * GIB
+    # Neither does it end or restart the life, nor count for a pod that is deleted.
+    restarted = report(use(1, NOW_S))
+    assert tracker.follow({"n1": report(use(8)), "another": restarted}, pods, {}, NOW_S) == []
+    (ended,) = tracker.follow({"another": lie}, {}, {"u1": facts()}, NOW_S)
+    assert ended.life.peak_bytes == 8 * GIB
+
+
+def test_no_peak_is_larger_than_its_device() -> None:
+    tracker = begun(use(4096, startup_peak_bytes=4096 * GIB, settled_at=stamp(NOW_S)))
+    (running,) = tracker.running
+    assert (running.life.peak_bytes, running.life.startup_peak_bytes) == (23 * GIB, 23 * GIB)
+
+
+@pytest.mark.parametrize("device", ["GPU-of-no-report", ""])
+def test_a_row_without_a_device_of_the_report_is_ignored(device: str) -> None:
+    assert begun(use(8, device=device)).running == []

@@ -20,6 +20,7 @@ def test_facts_of_a_running_pod() -> None:
     assert found.found_by == ProfileController(kind="ReplicaSet", name="llm")
     assert found.programs["main"].family is Family.VLLM
     assert (found.ends, found.disrupted, found.deleting) == ({}, False, False)
+    assert found.node == "n1"
 
 
 def test_variables_of_headroom_do_not_change_the_program() -> None:

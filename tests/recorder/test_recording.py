@@ -153,7 +153,8 @@ class Workload:
             }
             for pod, peak in uses
         ]
-        status = {"devices": [{"uuid": "GPU-0", "model": "NVIDIA L4"}], "pods": pods}
+        device = {"uuid": "GPU-0", "model": "NVIDIA L4", "memory": 24 * GIB, "reserved": 0}
+        status = {"devices": [device], "pods": pods}
         self._plane.call(
             "PATCH",
             f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node}/status",

@@ -23,7 +23,7 @@ from extender.recorder.pod_facts import ObservedPod, PodFacts
 from extender.recorder.rounds import Observed, Recorder
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
 from tests.monitoring.documented import documented
-from tests.recorder.facts import GIB, NOW_S, REPLICA_SET, ended, facts, report, use
+from tests.recorder.facts import GIB, NODE, NOW_S, REPLICA_SET, ended, facts, report, use
 
 OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
 KEY = ("team", "deployment-llm")
@@ -86,7 +86,7 @@ class World:
 
     def see(self, pod: PodFacts, *uses: Any) -> None:
         metadata = ObjectMeta(name=pod.name, namespace=pod.namespace, uid="u1")
-        node = GPUNode(metadata=ObjectMeta(name="n"), status=report(*uses))
+        node = GPUNode(metadata=ObjectMeta(name=NODE), status=report(*uses))
         self.observed.apply(
             [PodSeen(ObservedPod(metadata=metadata, facts=pod)), GPUNodeSeen(node, 0.0)]
         )
@@ -161,7 +161,7 @@ def test_a_life_is_written_while_it_runs_and_when_it_has_ended(world: World) -> 
 def test_a_pod_that_is_deleted_between_two_rounds_is_recorded(world: World) -> None:
     world.see(facts(), use(8))
     world.round()
-    world.observed.apply([PodGone("u1"), GPUNodeGone("n")])
+    world.observed.apply([PodGone("u1"), GPUNodeGone(NODE)])
     world.round()
     assert world.track.ended == 1
 
