@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import urllib3
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+from contract import kubeconfig
+from contract.kubeconfig import ACCOUNT
+
 #: Connections that are kept open. The watch occupies one; samples, gates and steering share the
 #: others.
 _CONNECTIONS = 8
@@ -43,13 +45,20 @@ class ApiServer:
 
 
 def connect() -> ApiServer:
-    """Return the API server of the pod's cluster, or of $KUBECONFIG. Raises ``NoCluster``."""
+    """Return the API server that kubectl uses: in a pod, its cluster's. Raises ``NoCluster``."""
     try:
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-            return in_cluster(os.environ)
-        return _of_kubeconfig()
-    except OSError as err:
+        return in_cluster(os.environ) if _uses_account() else _of_kubeconfig()
+    except (OSError, kubeconfig.BadKubeconfig) as err:
         raise NoCluster(f"no cluster to report to: {err}; without one, pass --no-publish") from err
+
+
+def _uses_account() -> bool:
+    """Return whether this is a pod without a kubeconfig. Raises ``BadKubeconfig``."""
+    try:
+        kubeconfig.find()
+    except kubeconfig.NoCluster:
+        return kubeconfig.in_pod()
+    return False
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer:
@@ -69,17 +78,12 @@ def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiSe
 
 
 def _of_kubeconfig() -> ApiServer:
-    """Return the API server of the kubeconfig. Raises ``OSError``."""
-    from kubernetes import client, config
-    from kubernetes.config import ConfigException
+    """Return the API server of the kubeconfig. Raises ``BadKubeconfig``."""
+    from kubernetes import client
 
-    # Not config.load_config: it prefers a kubeconfig in the home directory, and prints.
-    untyped: Any = config
-    try:
-        untyped.load_kube_config()
-    except ConfigException as err:
-        raise OSError(str(err)) from err
-    return of_client(client.ApiClient())
+    configuration = client.Configuration()
+    kubeconfig.configure(configuration)
+    return of_client(client.ApiClient(configuration))
 
 
 def of_client(client: Any) -> ApiServer:

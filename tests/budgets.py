@@ -33,7 +33,7 @@ BUDGETS_S = {
     "install": 185,
     "history": 40,
     "kube": 40,
-    "kubectl": 45,
+    "kubectl": 70,
     "kubelet": 540,
     "ledger": 35,
     "model": 65,

@@ -20,8 +20,6 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from kubernetes.config import kube_config
-
 from tests.waiting import PATIENCE_S
 
 _PR_SET_PDEATHSIG = 1
@@ -150,8 +148,6 @@ def _run(
     _load_libraries(env)
     if inside is not None:
         inside()
-    # The Kubernetes client reads KUBECONFIG only when it is imported.
-    kube_config.KUBE_CONFIG_DEFAULT_LOCATION = env.get("KUBECONFIG", "~/.kube/config")
     # Undo the handler that multiprocessing sets for its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]

@@ -6,7 +6,6 @@ This layer never sends a request twice: only the caller can decide whether a los
 repeated. The event loop uses ``extender.kube.async_client``.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from kubernetes.client import ApiClient
 from kubernetes.client import Configuration as Configuration
 from kubernetes.client.exceptions import ApiException
 
+from contract import kubeconfig as kubeconfigs
 from extender.errors import BadSettings
 from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
@@ -69,26 +69,15 @@ def load_configuration(
     context: str | None = None,
     hint: str = "example: export KUBECONFIG=$HOME/.kube/config",
 ) -> Configuration:
-    """Return the configuration of a kubeconfig, or inside a cluster that of the service account.
+    """Return the configuration of the cluster that kubectl uses.
 
-    If ``kubeconfig`` or ``context`` is given, the kubeconfig is used inside a cluster too. Raise
-    ``BadSettings`` if there is no configuration; its message ends with ``hint``.
+    Raise ``BadSettings`` if there is none; its message ends with ``hint``.
     """
     configuration = Configuration()
-    load: Any = kubernetes.config  # only some releases have type hints
-    in_cluster = kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
     try:
-        if in_cluster:
-            load.load_incluster_config(client_configuration=configuration)
-        else:
-            load.load_kube_config(
-                config_file=kubeconfig, context=context, client_configuration=configuration
-            )
-    except Exception as err:  # the package raises many kinds for a file that is no kubeconfig
-        path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        where = "" if in_cluster else f"{path}: "
-        why = " ".join(str(err).split()).removesuffix(".")
-        raise BadSettings(f"no cluster is configured: {where}{why}; {hint}") from err
+        kubeconfigs.configure(configuration, kubeconfig, context)
+    except kubeconfigs.BadKubeconfig as err:
+        raise BadSettings(f"no cluster is configured: {err}; {hint}") from err
     return configuration
 
 

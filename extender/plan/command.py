@@ -138,7 +138,7 @@ def plan(
 def record(
     file: Annotated[Path, typer.Argument(help="File of the recording; continued if it exists.")],
     kubeconfig: Annotated[
-        str | None, typer.Option(help="Kubeconfig; default: $KUBECONFIG, or in a pod its account.")
+        str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
 ) -> None:

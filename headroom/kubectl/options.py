@@ -91,7 +91,7 @@ def set_options(
         str | None, typer.Option(help="Private key of the client certificate in PEM.")
     ] = None,
     kubeconfig: Annotated[
-        str | None, typer.Option(help="Path of the kubeconfig; default: as kubectl finds it.")
+        str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
     ] = None,
     kube_context: Annotated[
         str | None, typer.Option("--context", help="Context of the kubeconfig.")

@@ -1,13 +1,11 @@
 """Connections to a debug API: to an address, or through the API server like kubectl port-forward.
 
-The ``kubernetes`` package handles kubeconfigs (contexts, tokens, exec plugins, client
-certificates). It is imported only if a cluster is needed. The credentials for the API server also
-authenticate the user at the debug API: a token always, a client certificate if the pod's port is
-named ``debug-tls``.
+The ``kubernetes`` package is imported only if a cluster is needed. The credentials for the API
+server also authenticate the user at the debug API: a token always, a client certificate if the
+pod's port is named ``debug-tls``.
 """
 
 import http.client
-import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -15,7 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from headroom.kubectl.debug_api_client import TIMEOUT_S, UNREACHABLE, CommandError, Transport
+from contract import kubeconfig as kubeconfigs
+from headroom.kubectl.debug_api_client import (
+    BAD_INPUT,
+    TIMEOUT_S,
+    UNREACHABLE,
+    CommandError,
+    Transport,
+)
 
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
@@ -192,53 +197,41 @@ def transport_for(
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
-    """Return the namespace of the context, like kubectl; "default" if it has none."""
+    """Return the namespace of the context, like kubectl. Raises ``CommandError``."""
     try:
-        from kubernetes import config
-
-        load: Any = config  # typed in some releases, in part
-        contexts, active = load.list_kube_config_contexts(config_file=kubeconfig)
-    except Exception:  # noqa: BLE001 - without a kubeconfig or the package, use the default
-        return "default"
-    chosen = next((each for each in contexts if each["name"] == context), active)
-    return str((chosen or {}).get("context", {}).get("namespace") or "default")
+        return kubeconfigs.namespace(kubeconfig, context)
+    except kubeconfigs.BadKubeconfig as err:
+        raise _not_configured(err) from err
 
 
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
-    """Return a ``CoreV1Api`` of the kubeconfig. Raises ``CommandError``.
+    """Return a ``CoreV1Api`` of the cluster that kubectl uses. Raises ``CommandError``.
 
     It repeats a request only if the connection failed. An API server that hangs would delay each
     attempt by the whole timeout.
     """
     try:
-        from kubernetes import client, config
+        from kubernetes import client
         from urllib3 import Retry
     except ImportError as err:
         raise CommandError(f"{err}; install it: pip install headroom-gpu", 2) from err
-    load: Any = config
+    configuration = client.Configuration()
     try:
-        api = client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
-    except config.ConfigException as err:
-        contexts = _contexts(kubeconfig) if context else []
-        if contexts and context not in contexts:
-            known = ", ".join(contexts)
-            raise CommandError(
-                f"--context: the kubeconfig has no context {context!r}. It has: {known}", 2
-            ) from err
-        raise _not_configured(kubeconfig, err) from err
-    except Exception as err:  # the package raises many kinds for a file that is no kubeconfig
-        raise _not_configured(kubeconfig, err) from err
+        kubeconfigs.configure(configuration, kubeconfig, context)
+    except kubeconfigs.BadKubeconfig as err:
+        raise _not_configured(err) from err
+    api = client.CoreV1Api(client.ApiClient(configuration))
     # Else urllib3 repeats it three times, also after a timeout.
     api.api_client.rest_client.pool_manager.connection_pool_kw["retries"] = Retry(2, read=0)
     return api
 
 
-def _not_configured(kubeconfig: str | None, err: Exception) -> CommandError:
-    """Return an error that names the kubeconfig that cannot be used."""
-    path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    why = " ".join(str(err).split()).removesuffix(".")
+def _not_configured(err: kubeconfigs.BadKubeconfig) -> CommandError:
+    """Return an error with the reason why no cluster is configured."""
+    if isinstance(err, kubeconfigs.NoContext):
+        return CommandError(str(err), BAD_INPUT)
     return CommandError(
-        f"no cluster is configured: {path}: {why}; set --kubeconfig or KUBECONFIG, or without a "
+        f"no cluster is configured: {err}; set --kubeconfig or KUBECONFIG, or without a "
         f"cluster --server. Example: --server {_EXAMPLE}",
         UNREACHABLE,
     )
@@ -247,18 +240,6 @@ def _not_configured(kubeconfig: str | None, err: Exception) -> CommandError:
 def unanswered(err: Any) -> str:
     """Describe an ``HTTPError`` of urllib3 by its reason, without the long path."""
     return f"the API server does not answer: {getattr(err, 'reason', None) or err}"
-
-
-def _contexts(kubeconfig: str | None) -> list[str]:
-    """Return the names of the kubeconfig's contexts; empty if it cannot be read."""
-    from kubernetes import config
-
-    load: Any = config
-    try:
-        contexts, _ = load.list_kube_config_contexts(config_file=kubeconfig)
-    except config.ConfigException:
-        return []
-    return sorted(str(each["name"]) for each in contexts)
 
 
 def target(pod: Any) -> Target:

@@ -1,0 +1,324 @@
+"""Finds the cluster, the user and the namespace that kubectl uses.
+
+All programs of Headroom use this module. It follows the rules of kubectl (``tools/clientcmd`` of
+client-go), because the package ``kubernetes`` has others: it uses the current context of the last
+file instead of the first, rejects empty files, and makes the user anonymous if an exec plugin
+fails. The package is imported only to connect, and gets only the context that was found.
+"""
+
+import ipaddress
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+#: Folder with the credentials of a pod's service account.
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+#: Fields of clusters and users that name a file, relative to the folder of the kubeconfig.
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+#: Fields of users that make requests act as another user.
+_IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
+#: Value of ``no_proxy`` that matches no host. If it is empty, libraries read the environment.
+_NO_HOST = "no-host.invalid"
+
+
+class BadKubeconfig(ValueError):
+    """A kubeconfig that cannot be used; the message names the file or the context."""
+
+
+class NoContext(BadKubeconfig):
+    """The context does not exist; the message lists those that do."""
+
+
+class NoCluster(BadKubeconfig):
+    """No kubeconfig selects a cluster. ``namespace`` is the context's; empty if it has none."""
+
+    def __init__(self, why: str, namespace: str = "") -> None:
+        super().__init__(why)
+        self.namespace = namespace
+
+
+class _Context(msgspec.Struct):
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class _Named(msgspec.Struct):
+    """An entry of one of the three lists. It has the field that is called like its list."""
+
+    name: str = ""
+    context: _Context = msgspec.field(default_factory=_Context)
+    cluster: dict[str, Any] = msgspec.field(default_factory=dict)
+    user: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class _File(msgspec.Struct, rename="kebab"):
+    path: str = ""
+    current_context: str = ""
+    contexts: list[_Named] = msgspec.field(default_factory=list)
+    clusters: list[_Named] = msgspec.field(default_factory=list)
+    users: list[_Named] = msgspec.field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Cluster, user and namespace of a context, with absolute paths and without empty fields."""
+
+    #: Empty if the context has none.
+    namespace: str
+    cluster: dict[str, Any]
+    #: Empty for an anonymous user.
+    user: dict[str, Any]
+    user_name: str
+    #: Path of the kubeconfig that contains the user; empty for an anonymous user.
+    user_file: str
+
+
+def find(
+    explicit: str | None = None,
+    context: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Selected:
+    """Return what ``context`` selects, by default the current context.
+
+    If ``explicit`` is a path, only this kubeconfig is read. Otherwise the files of KUBECONFIG are
+    merged: the first file that defines a name or a current context wins. Raises ``NoCluster``,
+    ``NoContext`` and ``BadKubeconfig``.
+    """
+    paths = [explicit] if explicit else _default_paths(environment)
+    files = [file for path in paths if (file := _read(path, required=bool(explicit)))]
+    where = os.pathsep.join(paths)
+    if not files:
+        raise NoCluster(f"{where} does not exist")
+    name = context or next((each.current_context for each in files if each.current_context), "")
+    if not name:
+        raise NoCluster(f"{where} has no current context; select one: kubectl config use-context")
+    contexts = _first_by_name([(each.path, each.contexts) for each in files])
+    if name not in contexts:
+        known = f"It has: {', '.join(sorted(contexts))}" if contexts else "It has none"
+        option = "--context" if context else "current-context"
+        raise NoContext(f"{option}: the kubeconfig has no context {name!r}. {known}")
+    chosen = contexts[name][1].context
+    clusters = _first_by_name([(each.path, each.clusters) for each in files])
+    users = _first_by_name([(each.path, each.users) for each in files])
+    path, cluster = clusters.get(chosen.cluster, ("", _Named()))
+    if not cluster.cluster.get("server"):
+        why = f"{where}: context {name!r} has no cluster with a server"
+        raise NoCluster(why, chosen.namespace)
+    user_file, user = users.get(chosen.user, ("", _Named()))
+    return Selected(
+        chosen.namespace,
+        _resolved(cluster.cluster, path),
+        _resolved(user.user, user_file),
+        chosen.user,
+        user_file,
+    )
+
+
+def namespace(
+    explicit: str | None = None,
+    context: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    account: Path = ACCOUNT,
+) -> str:
+    """Return the namespace of the context, or in a pod the pod's; "default" if there is none.
+
+    Raises ``BadKubeconfig``, but not ``NoCluster``.
+    """
+    try:
+        found = find(explicit, context, environment).namespace
+    except NoCluster as err:
+        found = err.namespace
+    if not found and in_pod(environment) and (account / "token").is_file():
+        file = account / "namespace"
+        found = environment.get("POD_NAMESPACE", "")
+        found = found or (file.read_text().strip() if file.is_file() else "")
+    return found or "default"
+
+
+def in_pod(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process runs in a pod that can reach its cluster."""
+    return bool(environment.get("KUBERNETES_SERVICE_HOST"))
+
+
+def configure(
+    configuration: Any,
+    explicit: str | None = None,
+    context: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Set address, credentials and proxy of a ``kubernetes.client.Configuration``.
+
+    In a pod without a kubeconfig, they are those of its service account. Raises ``NoCluster`` and
+    ``BadKubeconfig``.
+    """
+    from kubernetes import config
+
+    load: Any = config  # typed in some releases, in part
+    try:
+        selected = find(explicit, context, environment)
+    except NoCluster:
+        if not in_pod(environment):
+            raise
+        try:
+            load.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException as err:
+            raise BadKubeconfig(f"{ACCOUNT}: {err}") from err
+        _set_proxy(configuration, "", environment)
+        return
+    where = f"{selected.user_file}: user {selected.user_name!r}"
+    if used := [key for key in _IMPERSONATION if key in selected.user]:
+        raise BadKubeconfig(f"{where}: {used[0]} (impersonation) is not supported")
+    with _logged_errors() as errors:
+        try:
+            _load(configuration, selected)
+        except Exception as err:  # the package raises many kinds for invalid values
+            raise BadKubeconfig(f"{where}: {' '.join(str(err).split())}") from err
+    if "exec" in selected.user and not (configuration.api_key or configuration.cert_file):
+        raise BadKubeconfig(f"{where}: {'; '.join(errors) or 'the exec plugin returned nothing'}")
+    _set_proxy(configuration, selected.cluster.get("proxy-url", ""), environment)
+
+
+def _load(configuration: Any, selected: Selected) -> None:
+    """Let the package ``kubernetes`` read certificates and credentials."""
+    from kubernetes.config.kube_config import KubeConfigLoader
+
+    user = dict(selected.user)
+    token_file = user.pop("tokenFile", None)
+    only: dict[str, Any] = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": selected.cluster}],
+        "users": [{"name": "u", "user": user}],
+    }
+    loader: Any = KubeConfigLoader
+    loader(only, config_base_path="", config_persister=lambda: _persist(selected)).load_and_set(
+        configuration
+    )
+    if token_file:
+        # Read again for each request, because the token can be replaced.
+        def read_token(configuration: Any) -> None:
+            configuration.api_key["BearerToken"] = f"Bearer {Path(token_file).read_text().strip()}"
+
+        configuration.refresh_api_key_hook = read_token
+        read_token(configuration)
+
+
+def _persist(selected: Selected) -> None:
+    """Write tokens that an auth provider has renewed to the kubeconfig, as kubectl does."""
+    import yaml
+
+    config = yaml.safe_load(Path(selected.user_file).read_text())
+    for each in config["users"]:
+        if each["name"] == selected.user_name:
+            each["user"]["auth-provider"] = selected.user["auth-provider"]
+    Path(selected.user_file).write_text(yaml.safe_dump(config))
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect the messages that the package ``kubernetes`` logs instead of raising them."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> None:
+    """Set the proxy of the cluster, or that of the environment as Go's programs read it."""
+    parts = urlsplit(configuration.host)
+    host = parts.hostname or ""
+    if url:  # applies to all hosts
+        configuration.proxy, configuration.no_proxy = url, _NO_HOST
+        return
+    keys = f"{parts.scheme}_proxy".upper(), f"{parts.scheme}_proxy"
+    proxy = next((value for key in keys if (value := environment.get(key))), None)
+    except_for = environment.get("NO_PROXY") or environment.get("no_proxy") or _NO_HOST
+    local = host == "localhost" or _is_loopback(host)
+    configuration.proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
+    configuration.no_proxy = host if local else except_for
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _default_paths(environment: Mapping[str, str]) -> list[str]:
+    written = environment.get("KUBECONFIG")
+    if not written:
+        return [os.path.join(environment.get("HOME") or os.path.expanduser("~"), ".kube", "config")]
+    return [path for path in dict.fromkeys(written.split(os.pathsep)) if path] or [written]
+
+
+def _read(path: str, *, required: bool) -> _File | None:
+    """Return the content of a kubeconfig; None if it does not exist and is not required.
+
+    Raises ``BadKubeconfig``.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_bytes())
+    except FileNotFoundError:
+        if not required:
+            return None
+        raise BadKubeconfig(f"{path} does not exist") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as err:
+        raise BadKubeconfig(f"{path}: {' '.join(str(err).split())}") from err
+    try:
+        file = msgspec.convert(_without_nulls(content) or {}, _File)
+    except msgspec.ValidationError as err:
+        raise BadKubeconfig(f"{path}: {err}") from err
+    for key in ("contexts", "clusters", "users"):
+        names = Counter(each.name for each in getattr(file, key))
+        if twice := next((name for name, count in names.items() if count > 1), None):
+            raise BadKubeconfig(f"{path}: {key} has two entries with the name {twice!r}")
+    return msgspec.structs.replace(file, path=path)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out all nulls, which mean "not set" in a kubeconfig."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value if each is not None]
+    return value
+
+
+def _first_by_name(
+    lists: Sequence[tuple[str, Sequence[_Named]]],
+) -> dict[str, tuple[str, _Named]]:
+    """Return for each name the first entry, with the path of its file."""
+    found: dict[str, tuple[str, _Named]] = {}
+    for path, entries in lists:
+        for each in entries:
+            found.setdefault(each.name, (path, each))
+    return found
+
+
+def _resolved(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Make the paths in a cluster or a user absolute, and leave out empty strings."""
+    folder = os.path.dirname(os.path.abspath(path))
+    resolved = {key: value for key, value in fields.items() if value != ""}
+    for key in _FILES:
+        if key in resolved:
+            resolved[key] = os.path.join(folder, str(resolved[key]))
+    command = str(resolved.get("exec", {}).get("command", ""))
+    if os.sep in command:
+        resolved["exec"] = {**resolved["exec"], "command": os.path.join(folder, command)}
+    return resolved
