@@ -48,6 +48,8 @@ class ResourceRequirements(KubeStruct, frozen=True):
     #: Resource name -> quantity. For extended resources, limits equal requests.
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
+    #: Devices that DRA allocates.
+    claims: list["Present"] | None = None
 
 
 class Present(KubeStruct, frozen=True):
@@ -97,14 +99,29 @@ class VolumeMount(KubeStruct, frozen=True):
 
 
 class InitContainer(Container, frozen=True):
-    """An init container, with the fields that identify the gate (``contract.gate``)."""
+    """An init container, with every field of Kubernetes' API, to recognise the gate.
+
+    ``contract.gate`` compares all of them. ``tests/admission/test_api_fields.py`` compares the
+    names with each supported version of Kubernetes.
+    """
 
     image: str = ""
     command: list[str] | None = None
     args: list[str] | None = None
     working_dir: str | None = None
     volume_mounts: list[VolumeMount] | None = None
-    volume_devices: list[Present] | None = None
+    volume_devices: Any = None
+    image_pull_policy: str | None = None
+    lifecycle: Any = None
+    liveness_probe: Any = None
+    resize_policy: Any = None
+    restart_policy_rules: Any = None
+    security_context: Any = None
+    stdin: Any = None
+    stdin_once: Any = None
+    termination_message_path: str | None = None
+    termination_message_policy: str | None = None
+    tty: Any = None
 
 
 class Toleration(KubeStruct, frozen=True):

@@ -16,6 +16,8 @@ webhook again if another webhook added containers: then these are handled too.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
 from contract.annotations import (
     BYTES,
@@ -33,9 +35,10 @@ from contract.annotations import (
     parse_vram,
     render_vram,
 )
-from contract.gate import GATE, gate_container
+from contract.gate import GATE, GATE_RESOURCES, PORT, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
+from contract.quantity import format_bytes
 from extender.admission.automatic import replace_auto
 from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
 from extender.admission.counted_vram import count, declared_amount
@@ -44,6 +47,7 @@ from extender.admission.mib import cap_mib, mirrored_mib, mps_mib
 from extender.placement.policy import Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
 from extender.placement.visible_devices import VISIBLE_DEVICES, followed
+from extender.state.pod_requests import amount, larger, spec_requests
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
 FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
@@ -55,6 +59,15 @@ MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 UNLIMITED = (
     f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
     " every eligible node must be able to enforce it (docs/how-to/limit-memory.md)"
+)
+#: Maximum CPU and memory of the gate. The CPU manager would assign whole cores to the gate, and so
+#: choose a NUMA node before the GPU is chosen.
+_MOST_CPU, _MOST_MEMORY_BYTES = Decimal("0.5"), Decimal(1 << 30)
+#: Annotations of Istio and Linkerd: outbound ports that the proxy does not take. The proxy starts
+#: after the gate, but their CNI plugins redirect connections before.
+_SKIPPED_PORTS = (
+    "traffic.sidecar.istio.io/excludeOutboundPorts",
+    "config.linkerd.io/skip-outbound-ports",
 )
 NO_IMAGE = "the gate has no image; set gate_image in Headroom's settings to the agent's image"
 
@@ -79,6 +92,7 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
         return Mutated()
     draft = Draft(pod)
     warnings = [*_remove_extender_annotations(draft)]
+    _replace_gates(draft, context)
     _default(draft, context)
     warnings += replace_auto(draft, context)
     warnings += _scheduler(draft, context)
@@ -299,14 +313,42 @@ def _gate(
             f" {GATED}: 'true'"
         )
         return
-    gate = gate_container(context.settings.gate_image)
-    for index, container in enumerate(draft.pod.spec.init_containers or ()):
-        if container.name == GATE:
-            # The gate must be exactly this container, and the first one, even if another webhook
-            # or the user changed it.
-            draft.replace_first(index, gate)
-            return
-    draft.first(gate)
+    if not any(each.name == GATE for each in draft.pod.spec.init_containers or ()):
+        draft.first(_gate_beside(draft.pod, context))
+    for key in _SKIPPED_PORTS:
+        ports = [each for each in (draft.pod.annotation(key) or "").split(",") if each.strip()]
+        if str(PORT) not in ports:
+            draft.annotate(key, ",".join([*ports, str(PORT)]))
+
+
+def _replace_gates(draft: Draft, context: AdmissionContext) -> None:
+    """Replace what the author or another webhook calls a gate by the webhook's own, as the first.
+
+    So no author can write a container that counts as the gate, whatever it looks like.
+    """
+    init = draft.pod.spec.init_containers or ()
+    found = next((index for index, each in enumerate(init) if each.name == GATE), None)
+    if found is not None and context.settings.gate_image:
+        draft.replace_first(found, _gate_beside(draft.pod, context))
+
+
+def _gate_beside(pod: Pod, context: AdmissionContext) -> dict[str, Any]:
+    """Return the gate with as much CPU, memory and storage as other containers have, within limits.
+
+    So a LimitRange that accepts the other containers accepts the gate too. The pod as a whole
+    requests no more than before, because the gate ends before the others start.
+    """
+    requests = {name: amount(quantity) for name, quantity in GATE_RESOURCES.items()}
+    for each in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        if each.name != GATE:
+            requests = larger(requests, spec_requests(each))
+    resources = {
+        "cpu": f"{int(min(requests['cpu'], _MOST_CPU) * 1000)}m",
+        "memory": format_bytes(int(min(requests["memory"], _MOST_MEMORY_BYTES))),
+    }
+    if storage_bytes := int(requests.get("ephemeral-storage", 0)):
+        resources["ephemeral-storage"] = format_bytes(storage_bytes)
+    return gate_container(context.settings.gate_image, resources)
 
 
 # Containers.

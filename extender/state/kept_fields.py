@@ -5,16 +5,17 @@ that no decision depends on. Of such text only the size is kept, because the API
 pod whose annotations grow beyond its limit.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from contract.annotations import EXTENDER_ANNOTATIONS, PREFIX, STARTUP, USER_ANNOTATIONS
 from contract.gate import is_whole
 from contract.kube import (
     COLLECTED,
     Container,
+    InitContainer,
     Namespace,
     Node,
     ObjectMeta,
@@ -33,6 +34,12 @@ MAX_MARK_CHARS = 256
 MAX_MARKS = 16
 
 _OURS_FIRST = frozenset((*EXTENDER_ANNOTATIONS, *USER_ANNOTATIONS))
+#: Fields that only a gate needs, with their defaults.
+_OF_GATES: dict[str, Any] = {
+    name: field.default
+    for field in fields(InitContainer)
+    if (name := field.name) not in Container.__struct_fields__
+}
 T = TypeVar("T", bound=Struct)
 C = TypeVar("C", bound=Container)
 
@@ -138,16 +145,18 @@ def _is_ready(pod: Pod) -> bool:
 
 
 def _kept_containers(containers: list[C] | None, with_probes: bool) -> list[C] | None:
+    # A gate is recognised by all its fields.
     return containers and [
-        replace(
-            each,
-            env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
-            ports=each.ports and [port for port in each.ports if port.host_port],
-            readiness_probe=each.readiness_probe if with_probes else None,
-            startup_probe=each.startup_probe if with_probes else None,
-        )
-        if (each.env or each.ports or each.readiness_probe or each.startup_probe)
-        and not is_whole(each)  # a gate is recognised by all its fields
-        else each
-        for each in containers
+        each if is_whole(each) else _kept_container(each, with_probes) for each in containers
     ]
+
+
+def _kept_container(container: C, with_probes: bool) -> C:
+    return replace(
+        container,
+        env=container.env and [each for each in container.env if each.name == VISIBLE_DEVICES],
+        ports=container.ports and [port for port in container.ports if port.host_port],
+        readiness_probe=container.readiness_probe if with_probes else None,
+        startup_probe=container.startup_probe if with_probes else None,
+        **(_OF_GATES if isinstance(container, InitContainer) else {}),
+    )

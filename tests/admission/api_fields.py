@@ -21,6 +21,7 @@ TYPES = {
     "PodStatus": ("k8s.io/api", "core/v1/types.go"),
     "NodeStatus": ("k8s.io/api", "core/v1/types.go"),
     "Binding": ("k8s.io/api", "core/v1/types.go"),
+    "Container": ("k8s.io/api", "core/v1/types.go"),
     "ObjectMeta": ("k8s.io/apimachinery", "pkg/apis/meta/v1/types.go"),
 }
 #: File with the API server's table of resources and subresources.

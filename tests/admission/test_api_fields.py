@@ -8,9 +8,11 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from contract.kube import InitContainer
 from tests.admission.api_fields import FILE
 from tests.controlplane import ROOT
 
@@ -82,6 +84,11 @@ class TestMinors:
 
     def test_a_binding_has_only_a_target_beside_its_metadata(self, minor: str) -> None:
         assert set(FIELDS[minor]["Binding"]) == {"metadata", "target"}
+
+    def test_every_field_of_a_container_can_tell_a_gate(self, minor: str) -> None:
+        """A field that is not decoded could change what a container does that looks like a gate."""
+        decoded = {field.encode_name for field in msgspec.structs.fields(InitContainer)}
+        assert not set(FIELDS[minor]["Container"]) - decoded
 
     def test_a_node_reports_its_resources_in_two_fields(self, minor: str) -> None:
         allows = listed("headroom-extender-nodes", "foreign")

@@ -76,14 +76,51 @@ class TestGate:
             pytest.param({"restartPolicy": "Always"}, id="a sidecar"),
             pytest.param({"env": [{"name": "HEADROOM_AGENT_PORT", "value": "1"}]}, id="a port"),
             pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/app"}]}, id="other files"),
+            pytest.param({"ofTheFuture": True}, id="a field of the future"),
         ],
     )
+    @pytest.mark.parametrize("wish", [None, "true", "false"])
+    @pytest.mark.parametrize("placed", [{}, {"nodeName": "a"}, {"schedulerName": "other"}])
     def test_what_only_has_its_name_is_replaced_by_the_whole_gate(
-        self, other: dict[str, Any]
+        self, other: dict[str, Any], wish: str | None, placed: dict[str, str]
     ) -> None:
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)
         forged = {**gate_container(GATE_IMAGE), **other}
-        stored, _ = mutated(manifest(initContainers=[container("mesh", 0), forged]), where)
+        annotations = {} if wish is None else {"headroom.gpu/gated": wish}
+        obj = manifest(annotations=annotations, initContainers=[container("mesh", 0), forged])
+        stored, _ = mutated(obj | {"spec": obj["spec"] | placed}, where)
         gate, mesh = stored["spec"]["initContainers"]
         assert gate == gate_container(GATE_IMAGE)
         assert mesh["name"] == "mesh"
+
+    def test_it_has_as_much_cpu_and_memory_as_a_limit_range_may_require(self) -> None:
+        """And no whole cores, which the CPU manager would assign."""
+        amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}
+        main = container(resources={"limits": amounts, "requests": amounts})
+        where = around(node("a", "gated"), gate_image=GATE_IMAGE)
+        stored, _ = mutated(manifest("8Gi", main), where)
+        most = {"cpu": "500m", "memory": "1Gi"}
+        assert stored["spec"]["initContainers"][0]["resources"] == {
+            "limits": most,
+            "requests": most,
+        }
+        amounts = {"cpu": "250m", "memory": "1M", "nvidia.com/gpu": "1"}
+        stored, _ = mutated(manifest("8Gi", container(resources={"requests": amounts})), where)
+        own = stored["spec"]["initContainers"][0]["resources"]["requests"]
+        assert own == {"cpu": "250m", "memory": "32Mi"}
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(None, "9410"), ("443", "443,9410"), ("9410,443", "9410,443")]
+    )
+    @pytest.mark.parametrize(
+        "key",
+        ["traffic.sidecar.istio.io/excludeOutboundPorts", "config.linkerd.io/skip-outbound-ports"],
+    )
+    def test_a_mesh_does_not_take_its_connections(
+        self, key: str, before: str | None, after: str
+    ) -> None:
+        """The CNI plugins of meshes redirect connections before their proxy runs."""
+        where = around(node("a", "gated"), gate_image=GATE_IMAGE)
+        obj = manifest(annotations={} if before is None else {key: before})
+        stored, _ = mutated(obj, where)
+        assert stored["metadata"]["annotations"][key] == after

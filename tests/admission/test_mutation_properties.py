@@ -123,6 +123,14 @@ WRITTEN = {
 }
 
 
+#: Prefixes of annotations that are written; the last two let the gate past a mesh's proxy.
+OURS = (
+    "headroom.gpu/",
+    "traffic.sidecar.istio.io/excludeOutboundPorts",
+    "config.linkerd.io/skip-outbound-ports",
+)
+
+
 def without_ours(obj: dict[str, Any]) -> Any:
     """The pod less what Headroom may write: values of variables that a user set are no part of
     that."""
@@ -132,7 +140,7 @@ def without_ours(obj: dict[str, Any]) -> Any:
     scheduler = spec["schedulerName"]
     return (
         metadata,
-        {key: text for key, text in annotations.items() if not key.startswith("headroom.gpu/")},
+        {key: text for key, text in annotations.items() if not key.startswith(OURS)},
         "-" if scheduler in ("default-scheduler", "headroom") else scheduler,
         [_bare(c) for c in all_containers(obj) if c["name"] != "headroom-gate"],
     )

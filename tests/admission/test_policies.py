@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from contract.annotations import EXTENDER_ANNOTATION_PREFIXES, EXTENDER_ANNOTATIONS
-from contract.gate import gate_container
+from contract.gate import gate_container, is_gated
+from contract.kube import Pod
 from tests.admission.policy_site import (
     BOUND,
     GPUNODE,
@@ -112,30 +114,74 @@ class TestAnnotations:
     def test_other_annotations_are_not_checked(self, site: Site) -> None:
         assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
 
-    def test_the_gate_of_a_pod_keeps_its_image(self, site: Site) -> None:
-        """Otherwise an author could open it once the pod is bound."""
-        gates = [gate_container("registry.example/headroom-agent:1"), container("warm-up", 0)]
-        obj = manifest("8Gi", schedulerName="headroom", initContainers=gates)
-        obj["metadata"]["name"] = "gated"
-        assert site.send("POST", PODS, obj).status == 201
-        strategic = "application/strategic-merge-patch+json"
-
-        def change(name: str, image: str) -> Reply:
-            spec = {"initContainers": [{"name": name, "image": image}]}
-            path = f"{PODS}/gated?dryRun=All"
-            return site.send("PATCH", path, {"spec": spec}, content_type=strategic)
-
-        reply = change("headroom-gate", "busybox")
-        rejected(reply, "headroom-pod-annotations", "headroom-gate cannot be changed")
-        documented(reply)
-        assert change("warm-up", "busybox").status == 200
-
     def test_a_binding_of_others_brings_none(self, site: Site, plane: ControlPlane) -> None:
         for key, reported in (
             ("headroom.gpu/placement", "is written by Headroom alone"),
             ("headroom.gpu/vram", "may come with a Binding of Headroom's alone"),
         ):
             rejected(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, reported)
+
+
+@pytest.fixture(scope="module")
+def gated(site: Site) -> Site:
+    """The site with an unbound pod that has a gate."""
+    gates = [gate_container("registry.example/headroom-agent:1"), container("warm-up", 0)]
+    obj = manifest("8Gi", schedulerName="headroom", initContainers=gates)
+    obj["metadata"]["name"] = "gated"
+    assert site.send("POST", PODS, obj).status == 201
+    return site
+
+
+class TestGates:
+    """Otherwise an author could open the gate of a bound pod."""
+
+    POLICY = "headroom-gates"
+    PATH = f"{PODS}/gated"
+
+    def test_the_stored_gate_counts(self, gated: Site) -> None:
+        """With all fields that the API server adds."""
+        stored = msgspec.convert(gated.send("GET", self.PATH).body, Pod)
+        assert is_gated(stored, "registry.example/headroom-agent:1")
+
+    def test_a_gate_keeps_its_image(self, gated: Site) -> None:
+        strategic = "application/strategic-merge-patch+json"
+
+        def change(name: str, image: str) -> Reply:
+            spec = {"initContainers": [{"name": name, "image": image}]}
+            path = f"{self.PATH}?dryRun=All"
+            return gated.send("PATCH", path, {"spec": spec}, content_type=strategic)
+
+        reply = change("headroom-gate", "busybox")
+        rejected(reply, self.POLICY, "headroom-gate cannot be changed")
+        documented(reply)
+        assert change("warm-up", "busybox").status == 200
+
+    def test_a_gate_runs_no_command_of_others(self, gated: Site) -> None:
+        def run(name: str) -> Reply:
+            return gated.send("POST", f"{self.PATH}/exec?container={name}&command=sh")
+
+        reply = run("headroom-gate")
+        rejected(reply, self.POLICY, "commands cannot be run in init container headroom-gate")
+        documented(reply)
+        assert "does not have a host assigned" in run("warm-up").message
+
+    def test_a_waiting_pod_cannot_be_debugged(self, gated: Site) -> None:
+        strategic = "application/strategic-merge-patch+json"
+        added = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox"}]}}
+
+        def debug(name: str) -> Reply:
+            path = f"{PODS}/{name}/ephemeralcontainers?dryRun=All"
+            return gated.send("PATCH", path, added, content_type=strategic)
+
+        reply = debug("gated")
+        rejected(reply, self.POLICY, "a pod can be debugged once init container")
+        documented(reply)
+        assert debug(WAITING).status == 200
+        ended = {"name": "headroom-gate", "state": {"terminated": {"exitCode": 0}}}
+        ended |= {"image": "i", "imageID": "i", "ready": True, "restartCount": 0}
+        status = {"status": {"initContainerStatuses": [ended]}}
+        assert gated.send("PATCH", f"{self.PATH}/status", status).status == 200
+        assert debug("gated").status == 200
 
 
 @pytest.fixture(scope="module")

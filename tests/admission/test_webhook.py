@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from contract.gate import is_gated
+from contract.kube import Pod
 from extender.recommend.pod_programs import programs_of
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
@@ -196,23 +198,47 @@ def test_what_is_written_into_containers_the_api_server_takes(site: Site) -> Non
     }
 
 
-def test_the_strictest_pod_security_takes_the_gate(site: Site) -> None:
+def test_the_strictest_namespace_takes_the_gate(site: Site) -> None:
+    """With Pod Security restricted and a LimitRange."""
     level = "pod-security.kubernetes.io/enforce"
     site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: "restricted"}}})
+    limits = {
+        "type": "Container",
+        "min": {"cpu": "400m", "memory": "512Mi", "ephemeral-storage": "1Gi"},
+        "max": {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "9Gi"},
+        "maxLimitRequestRatio": {"cpu": "1", "memory": "1", "ephemeral-storage": "1"},
+    }
+    site.create(
+        f"{NAMESPACE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [limits]}}
+    )
     strict = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+    amounts = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "9Gi", "nvidia.com/gpu": "1"}
+    resources = {"limits": amounts, "requests": amounts}
     try:
-        obj = manifest("8Gi", container(securityContext=strict))
+        obj = manifest("8Gi", container(securityContext=strict, resources=resources))
+        until(
+            lambda: "minimum memory" in create(site, small(obj)).message, "the LimitRange applies"
+        )
         obj["metadata"]["annotations"]["headroom.gpu/gated"] = "true"
         reply = create(site, obj)
         assert reply.status == 201, reply.message
-        assert reply.body["spec"]["initContainers"][0]["name"] == "headroom-gate"
+        assert is_gated(msgspec.convert(reply.body, Pod), GATE_IMAGE)
     finally:
         site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: None}}})
+        site.send("DELETE", f"{NAMESPACE}/limitranges/l")
+
+
+def small(obj: dict[str, Any]) -> dict[str, Any]:
+    """The pod with too little memory for the LimitRange."""
+    amounts = {"cpu": "1", "memory": "1Mi", "nvidia.com/gpu": "1"}
+    (main,) = obj["spec"]["containers"]
+    resources = {"limits": amounts, "requests": amounts}
+    return obj | {"spec": obj["spec"] | {"containers": [main | {"resources": resources}]}}
 
 
 def test_a_dead_webhook_delays_gpu_pods_only(site: Site) -> None:

@@ -10,6 +10,7 @@ from contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
+    ObjectMeta,
     Pod,
     PodStatus,
     Present,
@@ -99,6 +100,7 @@ def decoded_with(*init: dict[str, Any]) -> Pod:
     [
         pytest.param({}, True, id="as it was made"),
         pytest.param({"imagePullPolicy": "Always", "tty": False}, True, id="what defaults add"),
+        pytest.param({"terminationMessagePath": "/dev/termination-log"}, True, id="a default"),
         pytest.param({"image": f"{IMAGE[:-3]}2.0"}, True, id="another tag"),
         pytest.param({"image": f"{IMAGE}@sha256:{'0' * 64}"}, True, id="a digest"),
         pytest.param({"volumeMounts": [TOKEN]}, True, id="the account's token"),
@@ -110,6 +112,17 @@ def decoded_with(*init: dict[str, Any]) -> Pod:
         pytest.param({"workingDir": "/tmp"}, False, id="another folder"),
         pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/opt"}]}, False, id="files"),
         pytest.param({"volumeDevices": [{"name": "v"}]}, False, id="devices"),
+        pytest.param({"resources": {"claims": [{"name": "gpu"}]}}, False, id="a device of DRA"),
+        pytest.param({"securityContext": {"privileged": True}}, False, id="more rights"),
+        pytest.param({"lifecycle": {"postStart": {}}}, False, id="a hook"),
+        pytest.param({"livenessProbe": {"exec": {}}}, False, id="a probe that runs a command"),
+        pytest.param({"stdin": True}, False, id="input"),
+        pytest.param({"resizePolicy": [{}]}, False, id="a policy of resizing"),
+        pytest.param({"restartPolicyRules": [{"action": "Restart"}]}, False, id="restarts"),
+        pytest.param({"imagePullPolicy": "Never"}, False, id="an image that is there"),
+        pytest.param(
+            {"terminationMessagePath": "/opt/headroom/bin/python"}, False, id="an empty file"
+        ),
         pytest.param({"envFrom": [{"prefix": "PYTHON"}]}, False, id="variables of a ConfigMap"),
         pytest.param({"restartPolicy": "Always"}, False, id="a sidecar"),
         pytest.param({"resources": {"limits": {GPU: "1"}}}, False, id="it holds a GPU"),
@@ -120,6 +133,40 @@ def test_a_gate_counts_if_it_is_the_webhooks_container_whole(
     changed: dict[str, Any], counts: bool
 ) -> None:
     assert is_gated(decoded_with({**gate_container(IMAGE), **changed}), IMAGE) is counts
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/var/run/secrets/../../../agent",
+        "/var/run/secrets/kubernetes.io/serviceaccount/../../../../../agent",
+        "/var/run/secrets//../../../agent",
+        "/var/run/secrets/",
+        "/var/run/secrets/x",
+        "/",
+        "opt",
+    ],
+)
+def test_an_author_s_files_are_in_no_gate(path: str) -> None:
+    """The API server stores such paths, and container runtimes resolve them."""
+    mounts = [TOKEN, {"name": "v", "mountPath": path}]
+    changed = {**gate_container(IMAGE), "volumeMounts": mounts}
+    assert not is_gated(decoded_with(changed), IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "counts"),
+    [(None, True), ("true", True), ("false", False), (" false ", False), ("no", False)],
+)
+def test_a_pod_that_requests_no_gate_is_not_gated(annotation: str | None, counts: bool) -> None:
+    of = decoded_with(gate_container(IMAGE))
+    annotations = {} if annotation is None else {"headroom.gpu/gated": annotation}
+    of = msgspec.structs.replace(of, metadata=ObjectMeta(annotations=annotations))
+    assert is_gated(of, IMAGE) is counts
+
+
+def test_the_program_of_the_gate_reads_no_other_folder_or_variable() -> None:
+    assert gate_container(IMAGE)["command"] == ["python", "-I", "-m", "agent.gate_client"]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_agent_image_reports_a_missing_driver(builder: Builder) -> None:
     assert (driver["type"], driver["status"], driver["reason"]) == (
         "DriverReady", "False", "NoDriver",
     )  # fmt: skip
-    for gate in (["headroom", "gate"], ["python", "-m", "agent.gate_client"]):
+    for gate in (["headroom", "gate"], ["python", "-I", "-m", "agent.gate_client"]):
         asked = builder.run(image("agent"), *gate)
         assert asked.returncode == 2
         assert "POD_UID is not set" in asked.stdout + asked.stderr

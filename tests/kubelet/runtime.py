@@ -10,8 +10,8 @@ process is an id in the driver's table, and a cgroup in a folder that looks like
 has a directory in ``cgroups`` from its sandbox's start to its stop. A kubelet that manages cgroups
 creates it a moment earlier and removes it a moment later.
 
-Our own commands, which begin with ``headroom`` or ``python -m``, are really run. They find the node
-on loopback: ``reach`` has the addresses.
+Our own commands, which begin with ``headroom`` or ``python -I -m``, are really run. They find the
+node on loopback: ``reach`` has the addresses.
 """
 
 import contextlib
@@ -248,7 +248,8 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             case ["headroom", *arguments]:
                 self._run(container, "headroom", arguments)
                 return
-            case ["python", "-m", module, *arguments]:
+            # The module is found in the repository, which -I would not allow.
+            case ["python", "-I", "-m", module, *arguments]:
                 self._run(container, module, arguments)
                 return
         self.ever_ran.add(container.pod)

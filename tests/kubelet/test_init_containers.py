@@ -122,7 +122,7 @@ def test_a_gate_opens_if_only_an_init_container_uses_a_gpu(start_steered: StartS
         lambda: time.time() - socket.stat().st_ctime > SETTLED_AFTER_S, "a kubelet that has settled"
     )
     uid = {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-    gate = {"name": "gate", "image": "any", "command": ["python", "-m", "agent.gate_client"]}
+    gate = {"name": "gate", "image": "any", "command": ["python", "-I", "-m", "agent.gate_client"]}
     steered.reservation(_pod("p", [gate | {"env": [uid]}, _INIT], _without_gpu("main")), "GPU-0", 4)
     steered.bind("p")
     running = steered.node.runtime.running
