@@ -1,8 +1,9 @@
 """Metrics of the newest sample and of the agent itself, for /metrics.
 
-Label names are those of dcgm-exporter. Values are bytes and ratios 0..1. Devices have
+Label names are those of dcgm-exporter, except ``model_name``, which dcgm-exporter calls
+``modelName`` against Prometheus' conventions. Values are bytes and ratios 0..1. Devices have
 ``headroom_device_*`` and pods ``headroom_pod_*``, so no sum counts both. With MIG, as in
-dcgm-exporter, ``UUID`` and ``modelName`` are the physical GPU's, and ``GPU_I_ID`` and
+dcgm-exporter, ``UUID`` and ``model_name`` are the physical GPU's, and ``GPU_I_ID`` and
 ``GPU_I_PROFILE`` identify the GPU instance. Compute instances that share its memory are one series.
 """
 
@@ -14,18 +15,16 @@ from datetime import datetime
 from itertools import product
 
 import msgspec
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity
+from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity
 
-DEVICE_LABELS = ("gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE")
+DEVICE_LABELS = ("gpu", "UUID", "Hostname", "model_name", "GPU_I_ID", "GPU_I_PROFILE")
 POD_LABELS = ("namespace", "pod", "container", "pod_uid")
+#: Value of a label of ``POD_LABELS`` that is not known. Prometheus would replace an empty value by
+#: the label of the agent's own pod.
+_UNKNOWN = "(unknown)"
 
 #: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "... MIG 1c.2g.20gb": the last is one compute slice of two.
 _MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
@@ -280,7 +279,7 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     for row in shown.status.pods:
         if row.device not in devices:
             continue
-        pod_labels = (row.namespace, row.name, row.container, row.uid)
+        pod_labels = _pod_labels(row)
         key = (*_labels(shown.node, devices[row.device]), *pod_labels)
         used.setdefault(key, []).append(row.used_bytes)
         held[key] += bool(row.replica)
@@ -363,7 +362,7 @@ def _limits(shown: Sample) -> Iterator[Metric]:
     limited: list[tuple[Sequence[str], float | None]] = []
     for row in shown.status.limits:
         if row.device in devices:
-            pod_labels = (row.namespace, row.name, row.container, row.uid, row.container_id)
+            pod_labels = (*_pod_labels(row), row.container_id)
             key = (*_labels(shown.node, devices[row.device]), *pod_labels)
             used.append((key, row.used_bytes))
             limited += [((*key, "soft"), row.soft_bytes), ((*key, "hard"), row.hard_bytes)]
@@ -381,6 +380,12 @@ def _limits(shown: Sample) -> Iterator[Metric]:
         (*labels, "limit"),
         limited,
     )
+
+
+def _pod_labels(row: PodUse | ContainerLimit) -> tuple[str, ...]:
+    """Return the values of ``POD_LABELS``."""
+    names = (row.namespace, row.name, row.container)
+    return (*(name or _UNKNOWN for name in names), row.uid)
 
 
 def _labels(node: str, device: Device) -> tuple[str, ...]:

@@ -50,12 +50,14 @@ _SECTIONS = {
     "not lead write nothing.",
     "The controller of device taints": "Only with component `device-taints` "
     "([dra.md](../how-to/dra.md)).",
-    "The agent": "The labels are those of dcgm-exporter: *device* stands for "
+    "The agent": "The labels are those of dcgm-exporter, with `model_name` instead of `modelName`: "
+    "*device* stands for "
     + ", ".join(map(code, DEVICE_LABELS))
     + "; *pod* stands for these and "
     + ", ".join(map(code, POD_LABELS))
-    + ". Metrics of pods have other names than metrics of devices, so no sum counts memory twice. "
-    "[agent.md](../operate/agent.md) describes the measurements.",
+    + ". A name that the agent does not know is `(unknown)`. Metrics of pods have other names than "
+    "metrics of devices, so no sum counts memory twice. [agent.md](../operate/agent.md) describes "
+    "the measurements.",
 }
 
 
@@ -146,8 +148,6 @@ def _agent() -> list[Described]:
 def _families(collectors: Iterable[Collector]) -> Iterator[Described]:
     for collector in collectors:
         for family in collector.collect():
-            if family.name.endswith("_created"):
-                continue
             # The library has no public name for the labels of a metric without series.
             of_family = getattr(family, "_labelnames", ())
             yield _described(family, getattr(collector, "_labelnames", of_family))

@@ -42,7 +42,7 @@ class CostsView(BaseModel):
 
 
 class NamespaceCostsView(CostsView):
-    #: Empty: the namespaces beyond the 200 that held most, together.
+    #: "(others)": the namespaces beyond the 200 that held most, together.
     namespace: str
 
 

@@ -43,6 +43,10 @@ EVERY_S = 1.0
 #: Pods that are counted before the event loop serves other tasks.
 PODS_AT_ONCE = 128
 
+#: Namespace and name of a pod that is not known. Prometheus would replace an empty label by the
+#: label of the console's own pod.
+_UNKNOWN = "(unknown)"
+
 #: Attribute of ``Totals``, part of the metric's name -> its help text.
 _FLEET = {
     "capacity": "Physical memory of all devices, driver reserve included.",
@@ -141,7 +145,7 @@ class FleetCollector(Collector):
         )
         worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.excess_bytes)
         for each in worst[:MOST_OFFENDERS]:
-            labels = [each.namespace, each.name, each.node, each.device]
+            labels = [each.namespace or _UNKNOWN, each.name or _UNKNOWN, each.node, each.device]
             family.add_metric(labels, each.excess_bytes)
         yield family
 
@@ -163,8 +167,8 @@ class FleetCollector(Collector):
             sums[each.namespace] = gpu_ratio + each.gpu_ratio, held_bytes + each.held_bytes
         worst = sorted(sums.items(), key=lambda each: -each[1][0])[:MOST_OFFENDERS]
         for namespace, (gpu_ratio, held_bytes) in worst:
-            gpus.add_metric([namespace], gpu_ratio)
-            held.add_metric([namespace], held_bytes)
+            gpus.add_metric([namespace or _UNKNOWN], gpu_ratio)
+            held.add_metric([namespace or _UNKNOWN], held_bytes)
         yield gpus
         yield held
 
@@ -172,7 +176,7 @@ class FleetCollector(Collector):
         gpus = GaugeMetricFamily(
             "headroom_held_gpus",
             "GPUs that the pods of the namespace hold, by whether they use an SM: active, idle, "
-            "unmeasured. Namespaces beyond 200 are summed under an empty name.",
+            "unmeasured. Namespaces beyond 200 are summed as (others).",
             labels=["namespace", "state"],
         )
         memory = GaugeMetricFamily(
@@ -182,9 +186,9 @@ class FleetCollector(Collector):
         )
         for namespace, held in self._held().items():
             for state in ("active", "idle", "unmeasured"):
-                gpus.add_metric([namespace, state], getattr(held, f"{state}_gpus"))
+                gpus.add_metric([namespace or _UNKNOWN, state], getattr(held, f"{state}_gpus"))
             for state in ("used", "unused", "unmeasured"):
-                memory.add_metric([namespace, state], getattr(held, f"{state}_bytes"))
+                memory.add_metric([namespace or _UNKNOWN, state], getattr(held, f"{state}_bytes"))
         yield gpus
         yield memory
 

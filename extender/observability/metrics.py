@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -19,6 +20,9 @@ from contract.reasons import Reason
 from extender.placement.prediction_outcome import Result, Surprise
 from extender.placement.snapshot import Snapshot
 from extender.version import own_version
+
+# Else the library adds a gauge with the time of creation to each counter and histogram.
+prometheus_client.disable_created_metrics()
 
 #: From 0.1 ms, which a repeated rejection takes, to 1 s, the order of schedulers' timeouts.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

@@ -39,6 +39,8 @@ _REQUESTS = 'kube_pod_container_resource_requests{resource=~"nvidia_com_.*"}'
 #: The pods whose other metrics matter: those that requested a GPU on that day.
 _OF_GPU_PODS = f" and on (namespace, pod) max_over_time({_REQUESTS}[1d])"
 PEAK = "headroom_pod_peak_bytes"
+#: The model's label of the agent and of dcgm-exporter.
+_MODELS = ("model_name", "modelName")
 #: Beginning of the names of queries -> metric.
 _MEMORY = {"peak": PEAK, "used": USED_MIB, "used-bytes": USED_BYTES}
 
@@ -195,7 +197,7 @@ def _by_device(answers: Answers, units: Mapping[str, int]) -> dict[tuple[_Contai
                 continue
             container = namespace, pod, _label(sample, "container"), _label(sample, "pod_uid")
             device = _label(sample, "UUID") + _label(sample, "GPU_I_ID")
-            each = found.setdefault((container, device), _Series(_label(sample, "modelName")))
+            each = found.setdefault((container, device), _Series(_model(sample)))
             match figure:
                 case "most":
                     each.peak_bytes = max(each.peak_bytes, sample.value * unit_bytes)
@@ -237,6 +239,10 @@ def _pod(sample: Sample) -> tuple[str, str]:
 def _label(sample: Sample, name: str) -> str:
     """Return a label of the exporter, which Prometheus renames if the target has it too."""
     return sample.labels.get(f"exported_{name}") or sample.labels.get(name, "")
+
+
+def _model(sample: Sample) -> str:
+    return next(filter(None, (_label(sample, name) for name in _MODELS)), "")
 
 
 def _owner(namespace: str, pod: str, kind: str, name: str, generate_name: str) -> Owner:

@@ -18,7 +18,7 @@ from extender.state.idle_pods import on_node
 
 #: Namespaces that are counted by name. Those that hold less are summed under ``OTHERS``.
 MOST_NAMESPACES = 200
-OTHERS = ""
+OTHERS = "(others)"
 #: Minutes for which sums are kept.
 KEPT_MINUTES = 60
 #: The share of a GPU is a multiple of 1/PER_GPU, a power of 2. Sums of such values are exact, and

@@ -23,8 +23,6 @@ _COLUMNS = (
     ("UNUSED", "unused_gib_days"),
 )
 _PRICED = (("COST", "cost"), ("IDLE COST", "idle_cost"))
-#: Name of the sum over the namespaces that have no row of their own.
-_OTHERS = "(others)"
 #: A report is complete if at least this part of its time is recorded.
 _COMPLETE_RATIO = 0.99
 
@@ -67,7 +65,7 @@ def table(body: Body) -> Table:
     found = Table(("NAMESPACE", *(header for header, _ in columns)))
     for row in body["namespaces"]:
         cells = (f"{row[field]:,.2f}" for _, field in columns)
-        found.add(row["namespace"] or _OTHERS, *cells)
+        found.add(row["namespace"], *cells)
     total = body["total"]
     text = f"held {total['held_gpu_hours']:,.2f} GPU hours, {total['idle_gpu_hours']:,.2f} idle"
     if body["gpu_hour_price"] is not None:

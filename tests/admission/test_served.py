@@ -25,6 +25,7 @@ from tests.certificates import Authority, Certificate
 from tests.controlplane import ControlPlane
 from tests.monitoring.documented import documented
 from tests.monitoring.test_metrics import full_name
+from tests.promtool import complaints
 
 TEAM = "team-of-the-served-webhook"
 
@@ -142,8 +143,9 @@ def webhook(
 def test_probes_are_answered_and_metrics_are_those_of_the_page(http: httpx.Client) -> None:
     assert (http.get("/healthz").text, http.get("/readyz").text) == ("ok\n", "ok\n")
     http.post("/mutate", json=review(manifest(None), namespace=TEAM))
-    families = text_string_to_metric_families(http.get("/metrics").text)
-    named = {full_name(each) for each in families if not each.name.endswith("_created")}
+    text = http.get("/metrics").text
+    assert complaints(text) == []
+    named = {full_name(each) for each in text_string_to_metric_families(text)}
     shared = {
         *("headroom_build_info", "headroom_settings_reloads_total"),
         *("headroom_loop_failures_total", "headroom_certificate_end_timestamp_seconds"),

@@ -189,7 +189,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
             "gpu": "0",
             "UUID": "GPU-a",
             "Hostname": "n1",
-            "modelName": "NVIDIA A100-SXM4-80GB",
+            "model_name": "NVIDIA A100-SXM4-80GB",
             "GPU_I_ID": "",
             "GPU_I_PROFILE": "",
         }

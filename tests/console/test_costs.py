@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from contract.gpunode import Replicas
 from extender.console.auth import GetPod, ReadPath
@@ -15,12 +15,13 @@ from extender.observability.history_handover import HistoryHandover, head_line
 from extender.observability.history_recorder import HistoryRecorder
 from extender.state.changes import PodGone
 from extender.state.history import History
-from extender.state.holdings import OTHERS, Holdings, Minute, summed
+from extender.state.holdings import OTHERS, Holdings, Minute, limited, summed
 from extender.state.pending_pods import Pending
 from tests.builders import GIB, device, mig, shared
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.console.test_auth import World
 from tests.console.test_idle import AN_HOUR, SM, TWO_DAYS, add, fleet, row
+from tests.promtool import complaints
 
 ROUND_S = 10.0
 
@@ -211,6 +212,21 @@ def test_the_metrics_have_each_state(team: Asked) -> None:
     assert gpus == [pytest.approx(1 / 3), 0.5, 0.0]
     memory = [sample("headroom_held_bytes", each) for each in ("used", "unused", "unmeasured")]
     assert memory == [12 * GIB, 8 * GIB, 0]
+
+
+def test_pods_whose_names_are_not_known_have_no_empty_namespace(team: Asked) -> None:
+    """Prometheus would replace an empty one by the console's own."""
+    registry = CollectorRegistry()
+    snapshot = team.cluster.snapshot()
+    held = limited({f"team-{n}": Holdings(1.0) for n in range(300)} | {"": Holdings(2.0)})
+    registry.register(
+        FleetCollector(team.cluster, lambda: snapshot, Pending, 10, STALE_AFTER_S, lambda: held)
+    )
+    text = generate_latest(registry).decode()
+    assert complaints(text) == []
+    lines = {line for line in text.splitlines() if "headroom_held_gpus{" in line}
+    of = 'headroom_held_gpus{{namespace="({})",state="active"}} {}'
+    assert {of.format("unknown", 2.0), of.format("others", 101.0)} <= lines
 
 
 def test_a_console_that_starts_takes_over_the_minutes(team: Asked) -> None:

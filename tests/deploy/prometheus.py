@@ -2,6 +2,7 @@
 
 from tests.deploy.installation import Installation
 from tests.deploy.rendered import DEPLOY
+from tests.promtool import complaints
 from tests.waiting import until
 
 ACCOUNT, NAMESPACE = "prometheus-k8s", "monitoring"
@@ -21,8 +22,11 @@ def prometheus_reads_metrics_and_nothing_else(installation: Installation) -> Non
     # A rejection is cached for some seconds.
     until(lambda: installation.answers("/metrics", token)[0] == 200, "the console's metrics")
     until(lambda: installation.journal_answers("/metrics", token)[0] == 200, "the extender's")
-    assert "headroom_console_ready 1.0" in installation.answers("/metrics", token)[1]
-    assert "headroom_ready 1.0" in installation.journal_answers("/metrics", token)[1]
+    of_console = installation.answers("/metrics", token)[1]
+    of_extender = installation.journal_answers("/metrics", token)[1]
+    assert "headroom_console_ready 1.0" in of_console
+    assert "headroom_ready 1.0" in of_extender
+    assert [complaints(text) for text in (of_console, of_extender)] == [[], []]
     for path in ("/v1/status", "/v1/decisions"):
         status, body = installation.answers(path, token)
         assert status == 403, body

@@ -23,7 +23,7 @@ BODY: dict[str, Any] = {
     "to_s": 720 * 3600.0,
     "covered_s": 720 * 3600.0,
     "gpu_hour_price": 2.5,
-    "namespaces": [{"namespace": "ml", **HOURS}, {"namespace": "", **HOURS}],
+    "namespaces": [{"namespace": "ml", **HOURS}, {"namespace": "(others)", **HOURS}],
     "total": HOURS | {"held_gpu_hours": 2880.0, "cost": 7200.0, "idle_cost": 2000.0},
 }
 

@@ -10,7 +10,7 @@ _ROW = re.compile(
     r" \| [^|]+ \| (?P<alerts>.+) \|$",
     re.MULTILINE,
 )
-_DEVICE = {"gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE"}
+_DEVICE = {"gpu", "UUID", "Hostname", "model_name", "GPU_I_ID", "GPU_I_PROFILE"}
 _STANDS_FOR = {
     "*device*": _DEVICE,
     "*pod*": _DEVICE | {"namespace", "pod", "container", "pod_uid"},

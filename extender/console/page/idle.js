@@ -73,7 +73,7 @@ function costs(view, state) {
     const columns = [["GPU hours held", "held_gpu_hours"], ["GPU hours used", "used_gpu_hours"], ["GPU hours idle", "idle_gpu_hours"], ["GPU hours not measured", "unmeasured_gpu_hours"],
       ["GiB days held", "held_gib_days"], ["GiB days unused", "unused_gib_days"], ...(priced ? [["Cost", "cost"], ["Idle cost", "idle_cost"]] : [])];
     swap(rows, ...(body.namespaces.length ? [table("GPU hours by namespace, the most idle first", ["Namespace", ...columns.map(([header]) => header)],
-      body.namespaces.slice(0, atMost(MOST, PHONE)).map(each => [each.namespace || "(others)", ...columns.map(([, field]) => number(each[field]))]), "numbers cards")] : []));
+      body.namespaces.slice(0, atMost(MOST, PHONE)).map(each => [each.namespace, ...columns.map(([, field]) => number(each[field]))]), "numbers cards")] : []));
   }
   return load;
 }
