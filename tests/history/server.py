@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,7 +18,6 @@ from tests.waiting import PATIENCE_S, until
 #: Labels that Prometheus gives each target, as the GPU Operator's ServiceMonitor does.
 TARGET = {"namespace": "gpu-operator", "pod": "dcgm-exporter", "container": "exporter"}
 _SCRAPED_EVERY_S = 1
-_INTERVALS = "scrape_interval", "evaluation_interval"
 _JOB = "dcgm"
 
 
@@ -40,14 +39,16 @@ class Prometheus:
             f"  - {{targets: [{targets}], labels: {{{labels}}}}}\n"
         )
 
-    def watch(self, targets: Sequence[str], rules: Path) -> None:
-        """Scrape these HOST:PORT, and evaluate a file of rules, every second."""
-        often = ", ".join(f"{each}: {_SCRAPED_EVERY_S}s" for each in _INTERVALS)
-        (self._folder / "prometheus.yml").write_text(
-            f"global: {{{often}, scrape_timeout: 1s}}\nrule_files: [{rules}]\n"
-            f"scrape_configs: [{{job_name: headroom, static_configs: "
-            f"[{{targets: [{', '.join(map(repr, targets))}]}}]}}]\n"
-        )
+    def scrape(self, jobs: Sequence[Mapping[str, Any]], rules: Path | None = None) -> None:
+        """Scrape these jobs, in the form of Prometheus' configuration, and evaluate rules, every
+        second."""
+        often = {f"{what}_interval": f"{_SCRAPED_EVERY_S}s" for what in ("scrape", "evaluation")}
+        config = {
+            "global": {**often, "scrape_timeout": "1s"},
+            "rule_files": [] if rules is None else [str(rules)],
+            "scrape_configs": list(jobs),
+        }
+        (self._folder / "prometheus.yml").write_text(json.dumps(config))
 
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of a successful answer of its API."""

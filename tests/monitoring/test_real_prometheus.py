@@ -49,7 +49,8 @@ def real(world: World) -> Iterator[Prometheus]:
     try:
         with prometheus(world.port) as running, webhook_metrics() as webhook:
             extender = world.extender.debug.removeprefix("http://")
-            running.watch([extender, world.agent, webhook], RULES)
+            targets = {"targets": [extender, world.agent, webhook]}
+            running.scrape([{"job_name": "headroom", "static_configs": [targets]}], RULES)
             running.run()
             asked = 'headroom_history_queries_total{outcome="answered"} > 0'
             until(lambda: answered(running, asked), "the extender has asked it for history")

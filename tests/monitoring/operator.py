@@ -1,0 +1,51 @@
+"""Scrape configurations that the Prometheus Operator makes of Headroom's monitors."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from tests.deploy.rendered import DEPLOY
+
+MONITORS = DEPLOY / "components/monitors/monitors.yaml"
+_NAMESPACE = "headroom-system"
+
+
+def monitors() -> dict[str, dict[str, Any]]:
+    """Return name -> the only endpoint of each monitor."""
+    found = {}
+    for monitor in yaml.safe_load_all(MONITORS.read_text()):
+        spec = monitor["spec"]
+        (found[monitor["metadata"]["name"]],) = spec.get("endpoints") or spec["podMetricsEndpoints"]
+    return found
+
+
+def job(name: str, address: str, node: str = "", **labels: str) -> dict[str, Any]:
+    """Return the configuration of a monitor and one target, scraped every second without TLS.
+
+    ``node``: the node of the target's pod. ``labels``: further labels of the target.
+    """
+    endpoint = monitors()[name]
+    target = {
+        "__meta_kubernetes_pod_node_name": node,
+        "namespace": _NAMESPACE,
+        "pod": f"{name}-x2x7f",
+        "container": name.removeprefix("headroom-"),
+        "endpoint": endpoint["port"],
+        "job": name,
+        **labels,
+    }
+    return {
+        "job_name": f"{name}/{address}/{sorted(labels.items())}",
+        "honor_labels": endpoint.get("honorLabels", False),
+        "honor_timestamps": endpoint.get("honorTimestamps", True),
+        "static_configs": [{"targets": [address], "labels": target}],
+        "relabel_configs": [_rule(each) for each in endpoint.get("relabelings", ())],
+        "metric_relabel_configs": [_rule(each) for each in endpoint.get("metricRelabelings", ())],
+    }
+
+
+def _rule(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule in Prometheus' own spelling of its fields."""
+    return {re.sub("(?=[A-Z])", "_", key).lower(): value for key, value in of.items()}
