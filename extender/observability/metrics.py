@@ -22,7 +22,7 @@ from extender.placement.snapshot import Snapshot
 from extender.version import own_version
 
 # Else the library adds a gauge with the time of creation to each counter and histogram.
-prometheus_client.disable_created_metrics()
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 #: From 0.1 ms, which a repeated rejection takes, to 1 s, the order of schedulers' timeouts.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
