@@ -15,9 +15,9 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
+from agent.exposition import rendered
 from agent.gate_decision import Verdict
 from agent.http_port import Answer, HttpPort, Route
 from agent.metrics import AgentCollector, Sample, SampleCollector
@@ -87,8 +87,8 @@ class _Metrics:
     def __init__(self, board: LatestSample, live: Collector) -> None:
         self._board = board
         self._lock = threading.Lock()
-        self._live = _registry(live)
-        self._of_sample = _registry(SampleCollector(lambda: board.shown))
+        self._live = live
+        self._of_sample = SampleCollector(lambda: board.shown)
         #: The status whose metrics were rendered last, and the text.
         self._rendered: tuple[GPUNodeStatus | None, bytes] = (None, b"")
 
@@ -97,28 +97,22 @@ class _Metrics:
         status, of_sample = self._rendered
         if status is not self._newest:
             return None
-        return Answer(200, generate_latest(self._live), _PROMETHEUS, of_sample)
+        return Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
 
     def answer(self, query: str) -> Answer:
         """Return the metrics, after those of the newest sample were rendered."""
         with self._lock:  # each port has a thread of its own
             if (answer := self.at_once(query)) is None:
                 newest = self._newest  # a sample that comes now is rendered with the next call
-                of_sample = generate_latest(self._of_sample)
+                of_sample = rendered(self._of_sample.collect())
                 self._rendered = newest, of_sample
-                answer = Answer(200, generate_latest(self._live), _PROMETHEUS, of_sample)
+                answer = Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
             return answer
 
     @property
     def _newest(self) -> GPUNodeStatus | None:
         shown = self._board.shown
         return None if shown is None else shown.status
-
-
-def _registry(collector: Collector) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(collector)
-    return registry
 
 
 class Server:

@@ -1,21 +1,27 @@
 """An HTTP server for GET requests on which no client can block others.
 
-One thread with an event loop serves all connections, so a slow client costs only its connection. A
-route that may block has its own threads, so it does not delay other routes. Bytes and seconds of
-each connection are limited. If there are more than ``MAX_CONNECTIONS``, the address with the most
-connections loses one.
+One thread serves all connections, so a slow client costs only its connection. A route that may
+block has its own threads, so it does not delay other routes. Bytes and seconds of each connection
+are limited. If there are more than ``MAX_CONNECTIONS``, the address with the most connections loses
+one.
+
+Any pod can send requests, so they have to be cheap. The event loop of asyncio takes several times
+as much CPU for a request as its system calls. So this server uses ``selectors``.
 """
 
-import asyncio
 import contextlib
 import socket
 import threading
-from collections import defaultdict
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from queue import SimpleQueue
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from typing import TypeVar
 
 import structlog
 
@@ -34,9 +40,14 @@ CONNECTION_S = 30.0
 _SEND_BUFFER_BYTES = 64 << 10
 #: Connections that may wait to be accepted.
 _BACKLOG = 1024
-#: Maximum number of connections that the event loop accepts in one step.
+#: Maximum number of connections that are accepted in one step.
 _ACCEPT_AT_ONCE = 64
+#: Seconds without new connections after the kernel could not accept one, such as for lack of
+#: descriptors.
+_PAUSE_S = 1.0
 _END = b"\r\n\r\n"
+
+T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -70,15 +81,6 @@ class Route:
     at_once: Callable[[str], Answer | None] = lambda query: None
 
 
-@dataclass(eq=False, slots=True)
-class _Connection:
-    #: Address of the client.
-    address: str
-    task: asyncio.Task[None]
-    #: Whether the request has not arrived completely.
-    reading: bool = True
-
-
 class _Threads:
     """The threads of a route that may block.
 
@@ -104,12 +106,55 @@ class _Threads:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             future, work = job
-            if not future.set_running_or_notify_cancel():
-                continue  # the connection was closed
-            try:
+            if future.set_running_or_notify_cancel():  # otherwise the connection was closed
                 future.set_result(work())
-            except Exception as err:  # noqa: BLE001 - raised again by the caller that awaits it
-                future.set_exception(err)
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    sock: socket.socket
+    #: Address of the client.
+    address: str
+    #: Time on the monotonic clock at which the connection is closed.
+    deadline_s: float
+    #: Whether the request has not arrived completely.
+    reading: bool = True
+    request: bytes = b""
+    #: The answer, if a thread determines it.
+    future: Future[Answer] | None = None
+    #: The parts of the answer that have not been sent.
+    unsent: list[memoryview] = field(default_factory=list)
+    #: Events that the selector waits for, such as ``EVENT_READ``; 0: none.
+    events: int = 0
+
+    def read(self) -> bool:
+        """Read what has arrived; return whether the request is complete. Raises ``OSError``."""
+        try:
+            part = self.sock.recv(MAX_REQUEST_BYTES)
+        except BlockingIOError:
+            return False
+        self.request += part
+        if _END in self.request:
+            return True
+        if not part or len(self.request) >= MAX_REQUEST_BYTES:
+            raise ConnectionError("the request is not complete, or too long")
+        return False
+
+    def begin(self, answer: Answer) -> None:
+        self.unsent = [memoryview(answer.head() + answer.body), memoryview(answer.shared)]
+
+    def write(self) -> bool:
+        """Send what the kernel takes; return whether it was everything. Raises ``OSError``."""
+        try:
+            sent_bytes = self.sock.sendmsg(self.unsent)
+        except BlockingIOError:
+            return False
+        unsent, self.unsent = self.unsent, []
+        for part in unsent:
+            if sent_bytes < len(part):
+                self.unsent.append(part[sent_bytes:])
+            sent_bytes = max(0, sent_bytes - len(part))
+        return not self.unsent
 
 
 class HttpPort:
@@ -120,6 +165,9 @@ class HttpPort:
 
     def __init__(self, name: str, host: str, port: int, routes: Mapping[str, Route]) -> None:
         self._socket = listening_socket(host, port, _BACKLOG)
+        self._socket.setblocking(False)
+        # Accepted connections inherit it.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.port: int = self._socket.getsockname()[1]
         self._routes = routes
         self._threads = {
@@ -127,27 +175,39 @@ class HttpPort:
             for path, route in routes.items()
             if route.threads
         }
-        #: Address -> its connections, oldest first.
-        self._open: defaultdict[str, dict[_Connection, None]] = defaultdict(dict)
-        self._count = 0
-        self._loop = asyncio.new_event_loop()
-        self._ended = asyncio.Event()
+        #: The open connections, oldest first.
+        self._connections: dict[_Connection, None] = {}
+        #: Connections whose answer a thread has determined.
+        self._answered = SimpleQueue[_Connection]()
+        #: Time on the monotonic clock until which no connection is accepted; 0: accepting.
+        self._paused_until_s = 0.0
+        self._stopping = False
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self._selector = DefaultSelector()
+        self._selector.register(self._woken, EVENT_READ, self._send_answered)
+        self._selector.register(self._socket, EVENT_READ, self._accept)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
+        self._stopping = True
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._ended.set)
+            self._wake()
             self._thread.join()
-        self._socket.close()
-        self._loop.close()
+        for connection in [*self._connections]:
+            self._close(connection)
+        self._selector.close()
+        for sock in (self._socket, self._woken, self._waker):
+            sock.close()
         for threads in self._threads.values():
             threads.close()
 
-    async def respond(self, request: bytes) -> Answer:
-        """Return the answer to a request, given as request line and headers."""
+    def respond(self, request: bytes) -> Answer | Future[Answer]:
+        """Return the answer to a request, given as request line and headers, or its future."""
         try:
             method, target, _ = request.partition(b"\r\n")[0].decode("ascii").split(" ")
         except ValueError:
@@ -158,96 +218,122 @@ class HttpPort:
             return Answer(404, f"not found; try {', '.join(self._routes)}\n".encode())
         if method != "GET":
             return Answer(405, b"only GET is answered\n")
-        try:
-            if threads := self._threads.get(path):
-                if (answer := route.at_once(query)) is not None:
-                    return answer
-                return await asyncio.wrap_future(threads.give(lambda: route.answer(query)))
-            return route.answer(query)
-        except Exception:  # noqa: BLE001 - a failed request must not affect others
-            _log.exception("answer_failed", path=path)
-            return Answer(500, b"the agent could not answer; its log has the error\n")
+        determine = partial(_safely, path, route.answer, query)
+        if (threads := self._threads.get(path)) is None:
+            return determine()
+        return _safely(path, route.at_once, query) or threads.give(determine)
 
     def _run(self) -> None:
-        self._loop.set_exception_handler(_report)
-        self._loop.run_until_complete(self._serve())
+        while not self._stopping:
+            for key, _ in self._selector.select(self._next_deadline_in_s()):
+                key.data()
+            now_s = time.monotonic()
+            for connection in [c for c in self._connections if c.deadline_s <= now_s]:
+                self._close(connection)
+            if self._paused_until_s and self._paused_until_s <= now_s:
+                self._paused_until_s = 0.0
+                self._selector.register(self._socket, EVENT_READ, self._accept)
 
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(
-            self._accepted, sock=self._socket, limit=MAX_REQUEST_BYTES, backlog=_ACCEPT_AT_ONCE
-        )
-        self._socket.listen(_BACKLOG)
-        await self._ended.wait()
-        server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _next_deadline_in_s(self) -> float | None:
+        """Return the seconds until a deadline; None if there is none."""
+        deadlines_s = [connection.deadline_s for connection in self._connections]
+        if self._paused_until_s:
+            deadlines_s.append(self._paused_until_s)
+        return max(0.0, min(deadlines_s) - time.monotonic()) if deadlines_s else None
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, and close it after ``CONNECTION_S`` at the latest."""
-        peer = writer.get_extra_info("peername")
-        task = asyncio.current_task()
-        assert task is not None
-        connection = _Connection(peer[0] if peer else "", task)
-        self._add(connection)
-        try:
-            async with asyncio.timeout(CONNECTION_S):
-                await self._exchange(connection, reader, writer)
-        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
-            pass  # the client closed the connection, was too slow or sent too much
-        except asyncio.CancelledError:
-            pass  # cancelled by _add or _serve; before Python 3.12 the loop would log it
-        finally:
-            # A closed transport has no loop, so aborting it would fail.
-            if writer.get_extra_info("socket").fileno() >= 0:
-                writer.transport.abort()
-            self._remove(connection)
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                sock, peer = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as err:
+                _log.error("port_failed", reason=str(err))
+                self._selector.unregister(self._socket)
+                self._paused_until_s = time.monotonic() + _PAUSE_S
+                return
+            sock.setblocking(False)
+            connection = _Connection(sock, peer[0], time.monotonic() + REQUEST_S)
+            self._connections[connection] = None
+            if len(self._connections) > MAX_CONNECTIONS:
+                self._close(self._one_too_many())
+            self._proceed(connection)
 
-    async def _exchange(
-        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Read the request and write the answer. Raises ``TimeoutError`` if it arrives too late."""
-        async with asyncio.timeout(REQUEST_S):
-            request = await reader.readuntil(_END)
-        connection.reading = False
-        answer = await self.respond(request)
-        with contextlib.suppress(OSError):
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        # One write for a small answer, because each one takes as much CPU as all the rest.
-        writer.write(answer.head() + answer.body + answer.shared[:_SEND_BUFFER_BYTES])
-        await writer.drain()
-        for start in range(_SEND_BUFFER_BYTES, len(answer.shared), _SEND_BUFFER_BYTES):
-            writer.write(answer.shared[start : start + _SEND_BUFFER_BYTES])
-            await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+    def _one_too_many(self) -> _Connection:
+        """Return a connection of the address that has most.
 
-    def _add(self, connection: _Connection) -> None:
-        """Add a connection. If there are too many, close one of the address that has most.
-
-        A connection whose request has not arrived is preferred, otherwise the oldest is closed.
+        One whose request has not arrived is preferred, otherwise it is the oldest.
         """
-        self._open[connection.address][connection] = None
-        self._count += 1
-        if self._count > MAX_CONNECTIONS:
-            crowded = max(self._open.values(), key=len)
-            closed = next((each for each in crowded if each.reading), next(iter(crowded)))
-            self._remove(closed)
-            closed.task.cancel()
+        counts = Counter(connection.address for connection in self._connections)
+        crowded, _ = counts.most_common(1)[0]
+        of_crowded = [each for each in self._connections if each.address == crowded]
+        return next((each for each in of_crowded if each.reading), of_crowded[0])
 
-    def _remove(self, connection: _Connection) -> None:
-        of_address = self._open.get(connection.address, {})
-        if connection in of_address:
-            del of_address[connection]
-            self._count -= 1
-            if not of_address:
-                del self._open[connection.address]
+    def _proceed(self, connection: _Connection) -> None:
+        """Read or write as far as possible without waiting; close the connection at its end."""
+        try:
+            if connection.reading:
+                if not connection.read():
+                    self._wait(connection, EVENT_READ)
+                    return
+                connection.reading = False
+                connection.deadline_s += CONNECTION_S - REQUEST_S
+                answer = self.respond(connection.request)
+                if isinstance(answer, Future):
+                    self._wait(connection, 0)
+                    connection.future = answer
+                    answer.add_done_callback(lambda _: self._take_answer(connection))
+                    return
+                connection.begin(answer)
+            if not connection.write():
+                self._wait(connection, EVENT_WRITE)
+                return
+        except OSError:
+            pass  # the client closed the connection, or sent too much
+        self._close(connection)
+
+    def _wait(self, connection: _Connection, events: int) -> None:
+        """Proceed with a connection once one of ``events`` occurs; 0: with none."""
+        if events == connection.events:
+            return
+        if connection.events:
+            self._selector.unregister(connection.sock)
+        if events:
+            self._selector.register(connection.sock, events, partial(self._proceed, connection))
+        connection.events = events
+
+    def _close(self, connection: _Connection) -> None:
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        if connection.future is not None:
+            connection.future.cancel()
+        self._wait(connection, 0)
+        connection.sock.close()
+
+    def _take_answer(self, connection: _Connection) -> None:
+        """Let the server's thread send an answer; called by the thread of a route."""
+        self._answered.put(connection)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake already, or has ended
+            self._waker.send(b"\0")
+
+    def _send_answered(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(MAX_CONNECTIONS)
+        while not self._answered.empty():
+            connection = self._answered.get()
+            if connection in self._connections and connection.future is not None:
+                connection.begin(connection.future.result())
+                self._proceed(connection)
 
 
-def _report(_: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
-    """Log errors of the event loop, such as no free descriptor for a new connection."""
-    error = context.get("exception")
-    if not isinstance(error, ConnectionError | TimeoutError):
-        _log.error("port_failed", reason=str(context.get("message", "")), error=repr(error))
+def _safely(path: str, answer: Callable[[str], T], query: str) -> T | Answer:
+    """Return the answer; if that fails, log it and return a 500."""
+    try:
+        return answer(query)
+    except Exception:  # noqa: BLE001 - a failed request must not affect others
+        _log.exception("answer_failed", path=path)
+        return Answer(500, b"the agent could not answer; its log has the error\n")

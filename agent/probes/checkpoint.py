@@ -25,7 +25,7 @@ from agent.probes import protobuf
 
 _MOST_BYTES = 64 << 20
 #: Seconds between two checks of whether the file has changed.
-CHECK_EVERY_S = 0.1
+CHECK_EVERY_S = 0.2
 
 
 class BadCheckpoint(Exception):
