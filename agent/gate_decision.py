@@ -12,8 +12,8 @@ from the agent's newest sample, is:
               or the pod starts alone, for the first time or again, and must wait for another
               such pod
     no        the pods on one of its devices need more than is allocatable, or the device is
-              unhealthy, or it is cordoned and Headroom did not place the pod there, or the ledger
-              marks the pod as evicted
+              unhealthy or closed by its compute mode, or it is cordoned and Headroom did not place
+              the pod there, or the ledger marks the pod as evicted
     yes       on each of its devices everything fits, including unconfirmed pods:
 
     sum over pods there, or that may come: max(reserved, measured)
@@ -99,9 +99,7 @@ def judge(
     if reservation is None or not node.spec.initialised:
         return Verdict("not yet", "no memory is reserved for this pod on this node")
     if EVICTED in reservation.flags:
-        return Verdict(
-            "no", "this pod is being evicted: its device does not have enough free memory"
-        )
+        return Verdict("no", "this pod is being evicted, because it cannot start on its device")
     if HOLDINGS_SOURCES.isdisjoint(s.name for s in sample.sources if s.state == "ok"):
         return Verdict("not yet", "the kubelet does not report which pod holds which device")
     held = _held(sample, uid)
@@ -140,6 +138,8 @@ def _verdict(
     first = memory[0]
     if not all(device.healthy for device in memory):
         return Verdict("no", "the device of this pod is unhealthy")
+    if any(device.is_closed_by_mode for device in memory):
+        return Verdict("no", "the compute mode of this pod's device does not allow it")
     if min(first.memory_bytes, first.reserved_bytes, first.used_bytes) < 0:
         return Verdict("not yet", "the memory of this pod's device is not known")
     allocatable_bytes = first.memory_bytes - first.reserved_bytes - limits.reserve_bytes

@@ -6,10 +6,10 @@ that was not predicted, or unattributed use may have appeared. Then a device can
     sum over pods on the device: max(requested, measured)
     + unreserved pods + unattributed > allocatable
 
-The agent lets no gated pod start on an overfull or unhealthy device, nor on a cordoned one on which
-Headroom did not place it. Pods that have not started can be evicted: the newest first, and only as
-many as necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it
-is gone.
+The agent lets no gated pod start on a device that is overfull, unhealthy or closed by its compute
+mode, nor on a cordoned one on which Headroom did not place it. Pods that have not started can be
+evicted: the newest first, and only as many as necessary. Terminating pods count as gone. A pod
+marked for eviction stays marked until it is gone.
 
 A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
 only while it keeps no pod of another namespace from starting or from its memory: the pod's author
@@ -25,6 +25,9 @@ from dataclasses import dataclass
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
+
+#: Issues of a device on which the agent lets no gated pod start.
+_CLOSED = (Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,13 @@ class Misplaced:
 
 
 def overfull(devices: Iterable[DeviceTerms]) -> bool:
-    """Return whether some device with pods that have reservations is overfull, unhealthy or
-    cordoned."""
+    """Return whether some device with pods that have reservations is overfull or closed to some
+    pods."""
     return any(
         terms.reservation_bytes
         and (
             _excess_bytes(terms, _observed_holders(terms)) > 0
-            or terms.health_issue in (Reason.UNHEALTHY_DEVICE, Reason.CORDONED_DEVICE)
+            or terms.health_issue in (*_CLOSED, Reason.CORDONED_DEVICE)
         )
         for terms in devices
     )
@@ -101,7 +104,7 @@ def _is_closed_to(terms: DeviceTerms, pod: Idle) -> bool:
         return False
     if terms.cordoned:
         return terms.device.uuid not in pod.placed_on
-    return terms.health_issue is Reason.UNHEALTHY_DEVICE
+    return terms.health_issue in _CLOSED
 
 
 def _harms_others(

@@ -104,9 +104,23 @@ def test_of_several_devices_the_worst_decides() -> None:
     assert ask(reservations, both).answer == "no"
 
 
-def test_a_broken_device_is_none_to_start_on() -> None:
-    sample = status(row("p", "GPU-a"), devices=[device("GPU-a", healthy=False)])
-    assert ask({"p": reservation(1)}, sample).answer == "no"
+@pytest.mark.parametrize(
+    ("state", "answer"),
+    [
+        pytest.param({"healthy": False}, "no", id="unhealthy"),
+        pytest.param({"compute_mode": "prohibited"}, "no", id="no process may use it"),
+        pytest.param({"compute_mode": "exclusive-process"}, "no", id="only one process may use it"),
+        pytest.param(
+            {"compute_mode": "exclusive-process", "sharing": "mps"}, "yes", id="the MPS server's"
+        ),
+        pytest.param(
+            {"compute_mode": "exclusive-process", "sharing": "none"}, "yes", id="one pod's"
+        ),
+    ],
+)
+def test_no_pod_starts_on_a_device_that_takes_none(state: dict[str, Any], answer: str) -> None:
+    sample = status(row("p", "GPU-a"), devices=[device("GPU-a", **state)])
+    assert ask({"p": reservation(1)}, sample).answer == answer
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,9 @@ class TestCordonedDevice:
         assert overfull(terms(shared("a"), reservations=held, pods=pods, cordoned={"a"}))
 
 
-def test_no_pod_starts_on_an_unhealthy_device() -> None:
-    sick = shared("a", free=3, allocated=1, healthy=False)
+@pytest.mark.parametrize("state", [{"healthy": False}, {"compute_mode": "prohibited"}])
+def test_no_pod_starts_on_a_device_that_takes_none(state: dict[str, Any]) -> None:
+    sick = shared("a", free=3, allocated=1, **state)
     assert found({"p": waiting()}, {"p": 1}, sick) == leave("p")
     assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it fits there
 
@@ -208,6 +209,11 @@ def test_an_unconfirmed_pod_is_on_no_device_yet() -> None:
         pytest.param(shared("a", allocated=1, memory_bytes=48 * GIB), False, id="it fits"),
         pytest.param(
             shared("a", allocated=1, memory_bytes=48 * GIB, healthy=False), True, id="it is sick"
+        ),
+        pytest.param(
+            shared("a", allocated=1, memory_bytes=48 * GIB, compute_mode="exclusive-process"),
+            True,
+            id="only one process may use it",
         ),
         pytest.param(device("b", healthy=False), False, id="it is unhealthy, and no pod is on it"),
     ],
