@@ -13,6 +13,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod, Quantity
 from contract.reasons import Reason
 from extender.app.cluster_view import ClusterView
+from extender.app.followed_store import FollowedStore
 from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.app import extender_app
@@ -32,13 +33,13 @@ from extender.observability.feed import Feed
 from extender.observability.journal_stream import AssumedLine, assumed_line
 from extender.observability.journals import Journals
 from extender.observability.metrics import Telemetry
-from extender.observability.outcome_recorder import ConflictCountingStore, record_prediction
+from extender.observability.outcome_recorder import record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.filter import PodStore
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, VerbsApp
-from extender.state.changes import Effects, GPUNodeSeen
+from extender.state.changes import Effects, GPUNodeWritten
 from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.reconcile_queue import devices_known
@@ -171,10 +172,10 @@ class Extender(ClusterView):
             return self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
-            ConflictCountingStore(store, self.telemetry),
+            self._followed(store),
             judge,
             self.cluster.adopt,
-            written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
+            written=lambda gpunode: self.deliver([GPUNodeWritten(gpunode, time.monotonic())]),
             wall_s=time.time,
             new_id=self.new_id,
             known=lambda gpunode: devices_known(self.cluster, gpunode),
@@ -182,6 +183,9 @@ class Extender(ClusterView):
             together=gathered,
             capacity=NodeCapacity(bound, self._shared_resources) if bound else None,
         )
+
+    def _followed(self, store: Store) -> FollowedStore:
+        return FollowedStore(store, self.telemetry, self.cluster, self.deliver)
 
     def _shared_resources(self, node: str) -> Mapping[str, Quantity] | None:
         """Return the allocatable resources of a node without those that the ledger counts."""
@@ -200,10 +204,10 @@ class Extender(ClusterView):
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
-        counting = ConflictCountingStore(store, self.telemetry)
-        evictions = Evictions(counting, ledger, evictor, misplaced_now)
+        followed = self._followed(store)
+        evictions = Evictions(followed, ledger, evictor, misplaced_now)
         self.overuse_controller = OveruseController(
-            self.cluster, counting, ledger, evictor, self.telemetry, self.event_recorder
+            self.cluster, followed, ledger, evictor, self.telemetry, self.event_recorder
         )
         self.reconciler.eviction_controller = EvictionController(
             self.cluster, evictions, self.telemetry, self.event_recorder

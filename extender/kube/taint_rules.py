@@ -99,13 +99,16 @@ class TaintRules:
         return _decode_rule(self._api.call("POST", self._path(), body=_encode(rule)))
 
     def delete(self, rule: DeviceTaintRule) -> None:
-        """Delete this rule; nothing happens if it is gone or was replaced."""
+        """Delete this rule; nothing happens if it is gone.
+
+        Raise ``ApiStatus`` with 409 if another rule of its name has replaced it.
+        """
         preconditions = {"preconditions": {"uid": rule.metadata.uid}}
         path = f"{self._path()}/{quote(rule.metadata.name, safe='')}"
         try:
             self._api.call("DELETE", path, body=_encode(preconditions))
         except ApiStatus as err:
-            if err.status not in (404, 409):
+            if err.status != 404:
                 raise
 
     def _served(self) -> Iterator[str]:

@@ -17,7 +17,13 @@ import msgspec
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
+from extender.errors import (
+    OutcomeUnknown,
+    StoreConflict,
+    StoreError,
+    StoreNotFound,
+    StoreRejected,
+)
 from extender.ledger.node_batcher import NodeBatcher, NodeQueue
 from extender.ledger.node_capacity import NodeCapacity
 from extender.ledger.reservations import ATTEMPTS, Reservations
@@ -250,7 +256,7 @@ class Binder:
         if gpunode is not before:
             try:
                 queue.gpunode = gpunode = await self._reservations.write(before, gpunode.spec)
-            except (StoreConflict, OutcomeUnknown) as err:
+            except (StoreConflict, StoreNotFound, OutcomeUnknown) as err:
                 error = err
         for pending in binds:
             # A pod may have been declined because of another reservation in the failed write.

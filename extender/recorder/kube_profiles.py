@@ -141,7 +141,10 @@ class ProfileStore:
             raise
 
     def delete(self, profile: VRAMProfile) -> None:
-        """Delete this version of a profile; nothing happens if it is gone or has changed."""
+        """Delete this version of a profile; nothing happens if it is gone.
+
+        Raise ``ApiStatus`` with 409 if it has changed, or another one has replaced it.
+        """
         metadata = profile.metadata
         preconditions = {"uid": metadata.uid, "resourceVersion": metadata.resource_version}
         try:
@@ -149,7 +152,7 @@ class ProfileStore:
                 "DELETE", self._path(metadata), body=_encode({"preconditions": preconditions})
             )
         except ApiStatus as err:
-            if err.status not in (404, 409):
+            if err.status != 404:
                 raise
 
     def _folder(self, metadata: ObjectMeta) -> str:

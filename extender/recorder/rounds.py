@@ -10,12 +10,12 @@ import structlog
 
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import OwnerReference
-from contract.vramprofile import ProfileOwner
+from contract.vramprofile import ProfileOwner, VRAMProfile
 from extender.bounded import Bounded
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import RecorderTelemetry
 from extender.periodic import progressed
-from extender.recorder.book import Owned, ProfileBook, Write
+from extender.recorder.book import Owned, ProfileBook, ProfileKey, Write
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.life_tracker import LifeTracker, TrackedLife
 from extender.recorder.past_lives import PastLives
@@ -187,7 +187,16 @@ class Recorder:
             outcome = await self._write(write, now_s)
             self._telemetry.writes.labels(outcome).inc()
         for key, profile in self._book.forgotten(now_s):
+            await self._delete(key, profile)
+
+    async def _delete(self, key: ProfileKey, profile: VRAMProfile) -> None:
+        try:
             await _ask(partial(self._store.delete, profile))
+        except ApiStatus as err:
+            if err.status != 409:
+                raise
+            self._book.stored(key, await _ask(partial(self._store.read, *key)))
+        else:
             self._book.drop(key)
 
     async def _write(self, write: Write, now_s: float) -> str:

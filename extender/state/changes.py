@@ -62,8 +62,23 @@ class GPUNodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class GPUNodeWritten:
+    """The API server's answer to a write of this process.
+
+    It can arrive after the watch has reported that the object was deleted, and created again. So it
+    only replaces an earlier version of the same object, by uid.
+    """
+
+    gpunode: GPUNode
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GPUNodeGone:
     name: str
+    #: Uid of the object that a call of this process did not find; a later object of the same name
+    #: has another uid. None: the watch, which reports changes in order, reported the deletion.
+    uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +240,7 @@ Event = (
     | NamespaceSeen
     | NamespaceGone
     | GPUNodeSeen
+    | GPUNodeWritten
     | GPUNodeGone
     | HeartbeatSeen
     | HeartbeatGone

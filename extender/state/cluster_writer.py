@@ -11,7 +11,7 @@ apply the same change again.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import GPUNode
 from contract.heartbeat import confirmation_of
 from contract.kube import Lease, Pod, PodDisruptionBudget
 from extender.placement.overfull_devices import overfull
@@ -32,6 +32,7 @@ from extender.state.changes import (
     Event,
     GPUNodeGone,
     GPUNodeSeen,
+    GPUNodeWritten,
     HeartbeatGone,
     HeartbeatSeen,
     NamespaceGone,
@@ -78,11 +79,8 @@ class ClusterWriter(ClusterState):
         self._effects = Effects()
 
     def follow(self, rules: Rules) -> None:
-        """Use these rules from now on.
-
-        Only rules about rejection, scoring and eviction may differ from the old ones. Nodes are not
-        weighed again.
-        """
+        """Use these rules from now on: only those about rejection, scoring and eviction may differ
+        from the old ones. Nodes are not weighed again."""
         self._weigher.rules = rules
 
     def set_epoch(self, epoch_s: float) -> None:
@@ -168,11 +166,15 @@ class ClusterWriter(ClusterState):
                     self._mark_namespace_dirty(name)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
-            case GPUNodeGone(name):
-                self._objects.gpunodes.pop(name, None)
-                self._incomplete.discard(name)
-                self._queue.add(name)
-                self._track(lambda tracker: tracker.gpunode_gone(name))
+            case GPUNodeWritten(gpunode, at_s):
+                if self._objects.uid_of_gpunode(gpunode.name) == gpunode.metadata.uid:
+                    self._put_gpunode(gpunode, at_s)
+            case GPUNodeGone(name, uid):
+                if uid in (None, self._objects.uid_of_gpunode(name)):
+                    self._objects.gpunodes.pop(name, None)
+                    self._incomplete.discard(name)
+                    self._queue.add(name)
+                    self._track(lambda tracker: tracker.gpunode_gone(name))
             case HeartbeatSeen(lease, at_s):
                 self._put_lease(lease, at_s)
             case HeartbeatGone(name):
@@ -186,7 +188,8 @@ class ClusterWriter(ClusterState):
             case BudgetGone(namespace_name, name):
                 self.budgets.lose(namespace_name, name)
             case DepartureMarked(name, uid, version, at_s):
-                self.departures.mark(name, uid, version, at_s)
+                if uid in self._objects.reserved(name):
+                    self.departures.mark(name, uid, version, at_s)
             case TimePassed(at_s):
                 self.overuses.update(at_s)
                 for name in self.back_offs.over(at_s):
@@ -200,8 +203,7 @@ class ClusterWriter(ClusterState):
                 self._assume(pod, name, placement)
             case BindEnded(uid, name):
                 self._objects.end_assumed(name, uid)
-                held = self._objects.gpunodes.get(name)
-                if held is None or uid not in held.spec.reservations:
+                if uid not in self._objects.reserved(name):
                     self._queue.add(name)  # the assumed reservation no longer counts
             case AssumedSeen(binds, nominations):
                 after = {name: dict(assumed) for name, assumed in binds.items()}
@@ -338,11 +340,10 @@ class ClusterWriter(ClusterState):
         gpunode, metadata = self._objects.gpunodes.get(name), pod.metadata
         if gpunode is None:
             return
-        reservation: Reservation | None
-        if placement is not None:
-            reservation = placement.reservation(metadata.namespace, metadata.name)
-        else:
+        if placement is None:
             reservation = self.likely_reservation(pod, gpunode) or self.adopt(pod, gpunode)
+        else:
+            reservation = placement.reservation(metadata.namespace, metadata.name)
         if reservation is not None:
             self._objects.assume(name, metadata.uid, reservation)
             self._queue.add(name)

@@ -61,6 +61,16 @@ class ObjectCache:
         self.nodes.pop(name, None)
         self.cordoned.discard(name)
 
+    def uid_of_gpunode(self, name: str) -> str | None:
+        """Return the uid of the GPUNode of this name; None if there is none."""
+        gpunode = self.gpunodes.get(name)
+        return gpunode.metadata.uid if gpunode else None
+
+    def reserved(self, name: str) -> Mapping[str, Reservation]:
+        """Return the reservations in the GPUNode of this name, by pod uid."""
+        gpunode = self.gpunodes.get(name)
+        return gpunode.spec.reservations if gpunode else NOTHING
+
     def put_pod(self, pod: Pod) -> None:
         """Store a pod whose last version was dropped."""
         uid = pod.metadata.uid

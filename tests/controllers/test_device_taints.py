@@ -58,10 +58,9 @@ class FakeApi:
             self.rules[given["metadata"]["name"]] = given
             return json.dumps(given).encode()
         name = rest.rpartition("/")[2]
-        if (
-            self.rules.get(name, {"metadata": {}})["metadata"].get("uid")
-            != given["preconditions"]["uid"]
-        ):
+        if name not in self.rules:
+            raise ApiStatus(f"{method} {path}", 404, "not found")
+        if self.rules[name]["metadata"]["uid"] != given["preconditions"]["uid"]:
             raise ApiStatus(f"{method} {path}", 409, "precondition failed")
         del self.rules[name]
         return b"{}"
@@ -248,6 +247,17 @@ def test_a_rule_that_a_person_deleted_is_created_again(world: World) -> None:
     world.api.rules.clear()
     world.reports.apply([HeartbeatSeen(Lease(metadata=ObjectMeta(name="n")), world.now_s + 50)])
     assert world.round(LIST_EVERY_S) == ["gpu-0"]
+
+
+def test_a_rule_that_replaced_ours_is_deleted_as_soon_as_it_is_listed(world: World) -> None:
+    world.reported(5)
+    world.round()
+    (name,) = world.api.rules
+    world.api.rules[name]["metadata"]["uid"] = "successor"
+    world.reported()
+    world.round()
+    assert world.round(FIRST_HOLD_S) == ["gpu-0"]
+    assert world.round() == []
 
 
 def test_a_failed_write_is_repeated(world: World) -> None:

@@ -102,6 +102,20 @@ class TestBind:
         assert stage.bind() == Bound()
         assert stage.calls == ["write_spec", "read_gpunode", "write_spec", "bind"]
 
+    def test_a_gpunode_that_was_deleted_meanwhile_takes_no_pod(self, stage: Stage) -> None:
+        stage.fault = once("write_spec", "before", lambda: stage.store.delete_gpunode("n"))
+        assert stage.bind() == Declined(Reason.NO_REPORT)
+        assert (stage.calls, stage.pod().node) == (["write_spec", "read_gpunode"], "")
+
+    def test_a_gpunode_that_was_created_again_meanwhile_takes_the_pod(self, stage: Stage) -> None:
+        def recreate() -> None:
+            stage.store.delete_gpunode("n")
+            stage.new_node("n", initialised=True)
+
+        stage.fault = once("write_spec", "before", recreate)
+        assert stage.bind() == Bound()
+        assert (stage.reserved, stage.pod().node) == ({"uid-p"}, "n")
+
     def test_a_concurrent_reservation_is_considered(self, stage: Stage) -> None:
         stage.store.admit(pod("q"))
         rival = stage.new_ledger("rival")

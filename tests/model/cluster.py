@@ -234,6 +234,17 @@ def loses_the_object(node: str) -> Deed:
     return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
 
 
+def deletes_the_object(node: str) -> Deed:
+    """A user deletes the GPUNode by force."""
+    return lambda world: world.without_gpunode(node) if node in world.gpunodes else None
+
+
+def creates_the_object(node: str) -> Deed:
+    """Another extender creates the missing GPUNode, and the agent reports to it."""
+    successor = gpunode(node, initialised=False)
+    return lambda world: None if node in world.gpunodes else world.with_gpunode(successor)
+
+
 # The judge.
 
 

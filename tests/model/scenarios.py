@@ -10,7 +10,9 @@ from types import ModuleType
 from tests.model.cluster import (
     binds,
     charges,
+    creates_the_object,
     deletes,
+    deletes_the_object,
     edits,
     ends,
     ends_start,
@@ -116,6 +118,20 @@ def two_set_up_the_lost_object(code: ModuleType, losses: int) -> Scenario:
     return Scenario(HELD, actors, {"the object is lost": loses_the_object("n1")}, losses)
 
 
+def the_object_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario:
+    """A has cached the object that was deleted, and R removes a reservation from it."""
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "I": initialises("I", "n1", code),
+        "R": removes("R", "n1", "p", code),
+    }
+    deeds = {
+        "the object is deleted": deletes_the_object("n1"),
+        "the object is created": creates_the_object("n1"),
+    }
+    return Scenario(HELD, actors, deeds, losses)
+
+
 def a_pod_goes_around_us(code: ModuleType, losses: int) -> Scenario:
     """Both replicas see it and charge it, while one of them binds another."""
     actors = {
@@ -193,6 +209,7 @@ PLAYS: Mapping[str, Play] = {
         a_pod_deleted_under_its_bind,
         the_object_is_lost,
         two_set_up_the_lost_object,
+        the_object_is_missing_for_a_while,
         a_pod_goes_around_us,
         a_pod_goes_around_us_while_we_bind_it,
         a_pod_goes_around_us_as_the_object_is_lost,

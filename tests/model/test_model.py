@@ -89,8 +89,10 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "        after = await self.store.write_spec(before, spec)\n",
     ),
     "a reservation that lost the race is taken for made": (
-        "            except (StoreConflict, OutcomeUnknown) as err:\n                error = err\n",
-        "            except (StoreConflict, OutcomeUnknown):\n                pass\n",
+        "            except (StoreConflict, StoreNotFound, OutcomeUnknown) as err:\n"
+        "                error = err\n",
+        "            except (StoreConflict, StoreNotFound, OutcomeUnknown):\n"
+        "                pass\n",
     ),
     "the Binding carries no resourceVersion": (
         "resource_version=pod.metadata.resource_version,",

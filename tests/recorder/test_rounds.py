@@ -18,6 +18,7 @@ from extender.kube.api_errors import ApiStatus, NoAnswer
 from extender.observability.metrics import RecorderTelemetry
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.profile_status import restored
+from extender.recorder.book import FORGOTTEN_AFTER_S
 from extender.recorder.past_lives import Owner, PastLife, PastLives
 from extender.recorder.pod_facts import ObservedPod, PodFacts
 from extender.recorder.rounds import Observed, Recorder
@@ -67,6 +68,7 @@ class Api:
         return stored
 
     def delete(self, profile: VRAMProfile) -> None:
+        self._fail("delete")
         self.profiles.pop((profile.metadata.namespace, profile.metadata.name), None)
 
 
@@ -231,6 +233,20 @@ def test_a_profile_in_a_namespace_that_is_gone_is_dropped(world: World) -> None:
     world.see(facts(), use(8))
     world.round()
     assert world.counted("headroom_recorder_profiles") == 0
+
+
+def test_a_forgotten_profile_that_was_replaced_is_read_again(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.see(facts(ends=ended(0)))
+    world.round()
+    world.observed.apply([PodGone("u1"), GPUNodeGone("n")])
+    world.round()
+    world.api.failures["delete"] = [ApiStatus("DELETE", 409, "")]
+    world.round(FORGOTTEN_AFTER_S + 86_400.0)
+    assert (world.api.profiles.keys(), world.counted("headroom_recorder_profiles")) == ({KEY}, 1)
+    world.round()
+    assert (world.api.profiles, world.counted("headroom_recorder_profiles")) == ({}, 0)
 
 
 def test_a_life_whose_owner_cannot_be_read_waits(world: World) -> None:

@@ -407,3 +407,9 @@ def test_settings_that_the_gpunode_does_not_have_are_found(
     assert changed_settings(state, state.gpunodes()) == expected
     without_its_node = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     assert changed_settings(without_its_node, [held]) == []
+
+
+def test_a_mark_that_arrives_after_its_gpunode_was_deleted_is_dropped() -> None:
+    state = state_with(gpunode(shared(), reservations={"uid-p": PROMISE}), pod(node="n"))
+    state.apply([PodGone("uid-p"), GPUNodeGone("n"), DepartureMarked("n", "uid-p", "100")])
+    assert not state.departures.marked("n", "uid-p")

@@ -1,0 +1,54 @@
+"""A store whose calls correct the cache: it drops a GPUNode that a call finds to be deleted."""
+
+from collections.abc import Callable, Sequence
+
+from contract.gpunode import GPUNode, GPUNodeSpec
+from extender.errors import StoreNotFound
+from extender.ledger.store import Store
+from extender.observability.metrics import Telemetry
+from extender.observability.outcome_recorder import ConflictCountingStore
+from extender.state.changes import Event, GPUNodeGone
+from extender.state.cluster_state import ClusterState
+
+
+class FollowedStore(ConflictCountingStore):
+    """Passes all calls to another store, and delivers ``GPUNodeGone`` for what it does not find.
+
+    A uid is never used again. So an object that was cached before a call, and is missing in the
+    answer, is deleted for good, however late the answer arrives.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        telemetry: Telemetry,
+        cluster: ClusterState,
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> None:
+        super().__init__(store, telemetry)
+        self._cluster = cluster
+        self._deliver = deliver
+
+    async def read_gpunode(self, name: str) -> GPUNode | None:
+        cached = self._cluster.gpunode(name)
+        found = await super().read_gpunode(name)
+        if found is None and cached is not None:
+            self._gone(cached)
+        return found
+
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        try:
+            return await super().write_spec(before, spec)
+        except StoreNotFound:
+            self._gone(before)
+            raise
+
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
+        try:
+            await super().remove_finalizer(gpunode)
+        except StoreNotFound:
+            self._gone(gpunode)
+            raise
+
+    def _gone(self, gpunode: GPUNode) -> None:
+        self._deliver([GPUNodeGone(gpunode.name, gpunode.metadata.uid)])
