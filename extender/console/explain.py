@@ -66,11 +66,11 @@ MOST_QUOTED = 500
 class SuggestionsView(BaseModel):
     """A change with which the pod would fit; for quota, what to do before such a change."""
 
-    #: lower (the request), recommended (lower it as recommended from past lives), wait (for a pod),
-    #: overuse (limit a pod that uses more than it reserved), eligible (change where the pod may
-    #: run), steer (let Headroom choose the device), replicas (add some), repair (a node or its
-    #: device), activity (change the limit of SM activity), or quota (raise it first: it could
-    #: reject the pod when it is created again).
+    #: rollout (end an old pod first), lower (the request), recommended (lower it as recommended
+    #: from past lives), wait (for a pod), overuse (limit a pod that uses more than it reserved),
+    #: eligible (change where the pod may run), steer (let Headroom choose the device), replicas
+    #: (add some), repair (a node or its device), activity (change the limit of SM activity), or
+    #: quota (raise it first: it could reject the pod when it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.

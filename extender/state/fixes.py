@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 
 from contract.annotations import VRAM
 from contract.kube import Pod
@@ -9,6 +10,8 @@ from extender.state.idle_pods import owner_of
 
 #: Controllers that create their pods again after a change of their template.
 _ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
+#: Kind of a controller -> field of its strategy for updates.
+_STRATEGIES = {"Deployment": "strategy", "DaemonSet": "updateStrategy"}
 
 
 def request_memory(pod: Pod, text: str) -> str:
@@ -16,12 +19,28 @@ def request_memory(pod: Pod, text: str) -> str:
 
     ``text``: the value of ``headroom.gpu/vram``.
     """
-    kind, owner = owner_of(pod)
-    if kind in _ROLLED_OUT:
-        patch = json.dumps({"spec": {"template": {"metadata": {"annotations": {VRAM: text}}}}})
-        where = f"-n {pod.metadata.namespace} patch {kind.lower()} {owner}"
-        return f"kubectl {where} --type merge -p {shlex.quote(patch)}"
+    if owner_of(pod)[0] in _ROLLED_OUT:
+        return _patch(pod, {"template": {"metadata": {"annotations": {VRAM: text}}}})
     return f"metadata:\n  annotations:\n    {VRAM}: {json.dumps(text)}"
+
+
+def end_old_pods_first(pod: Pod) -> str:
+    """Return the command that makes the pod's controller end an old pod before it starts a new one.
+
+    Empty if the kind of the controller has no such setting, or an unknown one.
+    """
+    field = _STRATEGIES.get(owner_of(pod)[0])
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    return _patch(pod, {field: rolling}) if field else ""
+
+
+def _patch(pod: Pod, spec: Mapping[str, object]) -> str:
+    """Return the command that patches the spec of the pod's controller."""
+    kind, owner = owner_of(pod)
+    patch = shlex.quote(json.dumps({"spec": spec}))
+    return (
+        f"kubectl -n {pod.metadata.namespace} patch {kind.lower()} {owner} --type merge -p {patch}"
+    )
 
 
 def tolerate(taint: str) -> str:

@@ -22,8 +22,8 @@ from extender.state.heartbeats import age
 IDLE_AFTER_S = 3600.0
 HELD_BYTES = 1 << 30
 
-#: Label with which the Deployment controller names the ReplicaSets of a Deployment.
-_TEMPLATE_HASH = "pod-template-hash"
+#: Label whose value ends the names of the ReplicaSets of a controller -> kind of the controller.
+TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 
 
 class IdlePod(msgspec.Struct, frozen=True, gc=False):
@@ -169,12 +169,14 @@ def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: in
 
 def owner_of(pod: Pod | None) -> tuple[str, str]:
     """Return kind and name of the pod's controller; of a Deployment, not of its ReplicaSet."""
-    metadata = pod.metadata if pod is not None else None
-    owners = (metadata.owner_references or ()) if metadata is not None else ()
+    if pod is None:
+        return "", ""
+    owners, labels = pod.metadata.owner_references or (), pod.metadata.labels or {}
     for owner in owners:
         if owner.controller:
-            suffix = f"-{(metadata.labels or {}).get(_TEMPLATE_HASH, '')}" if metadata else ""
-            if owner.kind == "ReplicaSet" and len(suffix) > 1 and owner.name.endswith(suffix):
-                return "Deployment", owner.name.removesuffix(suffix)
+            for label, kind in TEMPLATE_HASHES.items() if owner.kind == "ReplicaSet" else ():
+                suffix = f"-{labels.get(label, '')}"
+                if len(suffix) > 1 and owner.name.endswith(suffix):
+                    return kind, owner.name.removesuffix(suffix)
             return owner.kind, owner.name
     return "", ""

@@ -1,6 +1,7 @@
-"""Suggestions for a pod that fits on no node: request less, wait for a pod, limit pods that use
-more than they reserved, make more nodes eligible, steer or repair a node, raise the replicas, raise
-the limit of SM activity. With each, the pod fits on the snapshot."""
+"""Suggestions for a pod that fits on no node: end the old pod of a rolling update first, request
+less, wait for a pod, limit pods that use more than they reserved, make more nodes eligible, steer
+or repair a node, raise the replicas, raise the limit of SM activity. With each, the pod fits on the
+snapshot."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,11 +25,13 @@ from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Held, holders
 from extender.state.eligible_nodes import Feasible, Obstacle
 from extender.state.node_whatif import rejection_beside
+from extender.state.rollouts import end_first, replaced_pods, same_workload
 from extender.state.simulation import Simulation
 from extender.state.steering_whatif import helped_by_steering, nodes_text
 
 #: The console adds "recommended".
 Kind = Literal[
+    "rollout",
     "lower",
     "recommended",
     "wait",
@@ -84,6 +87,7 @@ def suggest(
     if explanation.fits or not verdicts.asks:
         return []
     return [
+        *_rollout(cluster, pod, verdicts, where),
         *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
         *_wait(cluster, pod, verdicts, explanation, holding, where),
         *_overuse(explanation, holding),
@@ -151,6 +155,19 @@ def but_not_checked(checks: Iterable[str]) -> str:
     return f" (not checked: {names})" if names else ""
 
 
+def _rollout(
+    cluster: ClusterState, pod: Pod, verdicts: Verdicts, where: Feasible
+) -> Iterator[Suggestion]:
+    """Suggest that a rolling update ends an old pod first, whose memory the new pod needs."""
+    for old in islice(replaced_pods(cluster, pod, verdicts), _MAX_SIMULATED):
+        node, gone = old.node, {old.metadata.uid}
+        if not rejection_beside(cluster, verdicts.request, node, (), verdicts.now_s, gone):
+            checks = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
+            fix = fixes.end_old_pods_first(pod)
+            yield Suggestion("rollout", f"{end_first(old)}{checks}", node, fix=fix)
+            return
+
+
 def _lower(
     cluster: ClusterState,
     pod: Pod,
@@ -184,7 +201,10 @@ def _wait(
     where: Feasible,
 ) -> Iterator[Suggestion]:
     """Suggest waiting for the smallest pod whose end makes the pod fit on a nearest node, or for
-    the end of its start."""
+    the end of its start.
+
+    Pods of the same workload are left out: if one ended, its controller would create it again.
+    """
     waits_for_start = {
         node.node for node in explanation.nearest if node.reason is Reason.OTHER_STARTING
     }
@@ -195,6 +215,11 @@ def _wait(
         # A pod that holds less than is missing does not help. If only a replica is missing, every
         # pod may help.
         if held.charged_bytes >= (node.short_bytes or 0)
+        and (
+            node.node in waits_for_start
+            or held.phase in ("ending", "gone")
+            or not same_workload(pod, cluster.pod(held.uid))
+        )
     ]
     candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(candidates, _MAX_SIMULATED):

@@ -1,0 +1,120 @@
+"""Suggestions for a new pod of a workload whose old pods fill the GPU."""
+
+import json
+import shlex
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.kube import OwnerReference, Pod
+from extender.state.changes import Event, PodSeen
+from tests.builders import pod
+from tests.console.explained import asked, explained, kinds, node
+
+HASH = "pod-template-hash"
+#: End of all suggestions.
+UNCHECKED = " (not checked: CPU, memory and other resources)"
+
+
+def owned(who: Pod, kind: str, name: str, deleted: bool = False, **labels: str) -> Pod:
+    owners = [OwnerReference("apps/v1", kind, name, controller=True)]
+    labels = {key.replace("_", "-"): value for key, value in labels.items()}
+    deletion = "2026-11-21T00:00:00Z" if deleted else None
+    metadata = msgspec.structs.replace(
+        who.metadata, owner_references=owners, labels=labels, deletion_timestamp=deletion
+    )
+    return msgspec.structs.replace(who, metadata=metadata)
+
+
+def full(old: Pod) -> list[Event]:
+    """Node a with ``old``, which holds 20 of 24 GiB."""
+    return [PodSeen(old) if isinstance(event, PodSeen) else event for event in node("a", old=20)]
+
+
+def of(kind: str, name: str, label: str, old: str, new: str, **how: Any) -> dict[str, object]:
+    """Explain a pod of revision ``new`` beside one of revision ``old``."""
+    placed = pod("20Gi", uid="u-old", name="old", node="a", phase="Running")
+    waits = pod("20Gi", uid="uw", name="waits")
+    return explained(
+        asked(
+            *full(owned(placed, kind, name.format(old), **how, **{label: old})),
+            waits=owned(waits, kind, name.format(new), **{label: new}),
+        )
+    )
+
+
+def test_a_rolling_update_on_a_full_gpu_must_end_the_old_pod_first() -> None:
+    body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb")
+    assert kinds(body) == ["rollout", "lower"]
+    first = body["advice"][0]  # type: ignore[index]
+    assert first["sentence"] == (
+        "set maxSurge: 0 and maxUnavailable: 1, or strategy Recreate, in Deployment llm: its "
+        "rolling update ends the old pod on node a only when this pod is ready, and this pod fits "
+        f"there only without the old one{UNCHECKED}"
+    )
+    *command, patch = shlex.split(first["fix"])
+    assert command == shlex.split("kubectl -n default patch deployment llm --type merge -p")
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    assert json.loads(patch) == {"spec": {"strategy": rolling}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "label", "shown", "field"),
+    [
+        ("DaemonSet", "llm", "controller-revision-hash", "DaemonSet llm", "updateStrategy"),
+        ("ReplicaSet", "llm-{}", "rollouts-pod-template-hash", "Rollout llm", None),
+    ],
+)
+def test_other_controllers_that_start_new_pods_first_are_named(
+    kind: str, name: str, label: str, shown: str, field: str | None
+) -> None:
+    body = of(kind, name, label, "aaa", "bbb")
+    first = body["advice"][0]  # type: ignore[index]
+    assert first["sentence"].startswith(f"set maxSurge: 0 and maxUnavailable: 1 in {shown}: its")
+    assert (field in first["fix"]) if field else (first["fix"] is None)
+
+
+def test_an_old_pod_that_is_being_deleted_is_waited_for() -> None:
+    body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb", deleted=True)
+    assert kinds(body) == ["lower", "wait"]
+
+
+def test_no_pod_waits_for_another_pod_of_its_revision() -> None:
+    """Its Deployment would create that pod again."""
+    assert kinds(of("ReplicaSet", "llm-{}", HASH, "aaa", "aaa")) == ["lower"]
+    assert kinds(of("StatefulSet", "llm", "controller-revision-hash", "aaa", "aaa")) == ["lower"]
+
+
+def test_pods_of_one_job_wait_for_each_other() -> None:
+    assert kinds(of("Job", "train", "job-name", "train", "train")) == ["lower", "wait"]
+
+
+def test_an_old_pod_whose_end_does_not_suffice_is_not_named() -> None:
+    old = owned(
+        pod("1Gi", uid="u-old", name="old", node="a", phase="Running"),
+        "ReplicaSet",
+        "llm-aaa",
+        **{HASH: "aaa"},
+    )
+    events = [
+        PodSeen(old) if isinstance(event, PodSeen) and event.pod.metadata.name == "old" else event
+        for event in node("a", old=1, other=18)
+    ]
+    waits = owned(pod("20Gi", uid="uw", name="waits"), "ReplicaSet", "llm-bbb", **{HASH: "bbb"})
+    assert kinds(explained(asked(*events, waits=waits))) == ["lower", "wait"]
+
+
+def test_the_old_pod_is_found_behind_nearer_nodes() -> None:
+    """Ten nodes lack less memory than the old pod's node."""
+    old = owned(
+        pod("20Gi", uid="u-old", name="old", node="a", phase="Running"),
+        "ReplicaSet",
+        "llm-aaa",
+        **{HASH: "aaa"},
+    )
+    others = [event for n in range(10) for event in node(f"b{n}", **{f"other-{n}": 5})]
+    waits = owned(pod("20Gi", uid="uw", name="waits"), "ReplicaSet", "llm-bbb", **{HASH: "bbb"})
+    body = explained(asked(*full(old), *others, waits=waits))
+    assert "a" not in [each["node"] for each in body["nearest"]]  # type: ignore[union-attr]
+    assert kinds(body)[0] == "rollout"
