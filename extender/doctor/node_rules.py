@@ -29,6 +29,7 @@ from extender.doctor.recommendation_rule import examine_recommendations
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.resource_rules import examine_resources
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
+from extender.doctor.waiting_pods import WaitingPods
 from extender.placement.snapshot_builder import reach
 from extender.state.changes import Event, Relisted
 from extender.state.cluster_state import ClusterState
@@ -45,17 +46,12 @@ def examine_nodes(
 ) -> list[Finding]:
     """Examine the nodes and pods of the cluster that ``events`` describe."""
     state = state_of(settings, events)
-    others = (pod for pod in _pods(events) if state.pod(pod.metadata.uid) is None)
+    objects = (each for event in events if isinstance(event, Relisted) for each in event.objects)
+    pods = (each for each in objects if isinstance(each, Pod))
+    others = (pod for pod in pods if state.pod(pod.metadata.uid) is None)
     state.gpu_users.find(state.gpunodes(), others)
     found = examine(state, time.monotonic(), own_version(), recent)
     return [*found, *examine_recommendations(state, profiles, time.time())]
-
-
-def _pods(events: Sequence[Event]) -> Iterator[Pod]:
-    for event in events:
-        for each in event.objects if isinstance(event, Relisted) else ():
-            if isinstance(each, Pod):
-                yield each
 
 
 def advised_plugin_config(
@@ -98,6 +94,7 @@ def _facts(
     typical = typical_requests(requests)
     counted = typical_requests(recent.beside(requests), recent.span_s)
     unannotated = Counter(each.resource for each in requests if not each.is_annotated)
+    waiting = WaitingPods(state)
     for terms in sorted(state.snapshot().nodes, key=lambda node: node.name):
         node = state.node(terms.name)
         offers = node.status.allocatable if node and node.status else None
@@ -116,6 +113,7 @@ def _facts(
             typical,
             counted,
             unannotated,
+            waiting.on(node),
         )
 
 

@@ -1,4 +1,4 @@
-"""Advises the replicas of time-sliced devices, from the amounts of memory that pods request.
+"""Advises the replicas of devices, from the amounts of memory that pods request.
 
 The pods are those that exist, and those that came in the last hours, if the console can be read.
 Under ``distributed`` too many replicas waste no memory, because memory runs out first. Too few
@@ -6,13 +6,17 @@ waste much: small pods find no free replica although memory is free. So there mu
 device that is full of small pods; the lower quartile of the requests is a small pod. Under
 ``packed`` the device plugin prefers a full device until all its replicas are allocated, so there
 should be only as many as typical pods fit (docs/design/device-choice.md).
+
+A device that is not shared needs replicas if pods wait of which several would fit on it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 from zlib import crc32
 
+from contract.annotations import PPM, VRAM, Amount, Bytes, Share
 from extender.doctor.findings import PartialFinding, Weight
 from extender.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, Typical, rounded
 
@@ -43,6 +47,43 @@ class Advice:
 
 
 def advise(facts: NodeFacts) -> Iterator[Advice]:
+    """Yield the advice for each kind of device whose replicas do not match the pods."""
+    yield from _other_counts(facts)
+    if facts.node.reason is None:
+        yield from _to_share(facts)
+
+
+def _to_share(facts: NodeFacts) -> Iterator[Advice]:
+    """Advise to share devices on which several of the waiting pods would fit."""
+    for resource, allocatable_bytes in {
+        (t.device.resource, t.allocatable_bytes) for t in facts.unshared
+    }:
+        waiting = facts.waiting.get(resource, Counter())
+        sizes = sorted(_bytes_of(amount, allocatable_bytes) for amount in waiting.elements())
+        sizes = [size for size in sizes if 2 * size <= allocatable_bytes]
+        if len(sizes) >= FEWEST_REPLICAS:
+            small = sizes[(len(sizes) - 1) // 4]
+            yield Advice(
+                resource,
+                min(MAX_REPLICAS, allocatable_bytes // max(1, small)),
+                f"each {resource} device of {rounded(allocatable_bytes)} is not shared, so it runs "
+                f"one pod; {len(sizes)} GPU containers that wait request {rounded(sizes[-1])} or "
+                "less",
+                ": pods then share it by time-slicing, and a pod that needs all of its memory "
+                f"requests {VRAM}: 100%",
+            )
+
+
+def _bytes_of(amount: Amount, allocatable_bytes: int) -> int:
+    match amount:
+        case Bytes(count_bytes):
+            return count_bytes
+        case Share(ppm):
+            return allocatable_bytes * ppm // PPM
+    return allocatable_bytes
+
+
+def _other_counts(facts: NodeFacts) -> Iterator[Advice]:
     """Yield the advice for each kind of time-sliced device whose replicas do not match the pods."""
     for resource, replicas, allocatable_bytes, policy in {
         (t.device.resource, t.device.replicas.total, t.allocatable_bytes, t.policy)

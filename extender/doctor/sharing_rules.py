@@ -11,6 +11,7 @@ from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, VRAM, Bytes, Devic
 from contract.gpunode import GPUNodeStatus
 from contract.quantity import format_bytes
 from extender.doctor.findings import PartialFinding, Weight
+from extender.doctor.waiting_pods import Amounts
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
@@ -59,10 +60,18 @@ class NodeFacts:
     recent: Mapping[str, Typical]
     #: Resource -> number of GPU containers that request no amount of memory.
     unannotated: Mapping[str, int]
+    #: The pods that wait and may run on the node.
+    waiting: Amounts
 
     @property
     def shared(self) -> list[DeviceTerms]:
         return [terms for terms in self.node.devices if terms.shared and terms.health_issue is None]
+
+    @property
+    def unshared(self) -> list[DeviceTerms]:
+        return [
+            terms for terms in self.node.devices if not terms.common and terms.health_issue is None
+        ]
 
     @property
     def sliced(self) -> list[DeviceTerms]:

@@ -77,14 +77,14 @@ def only(found: Sequence[Finding]) -> Finding:
 
 
 @pytest.mark.parametrize(
-    "node",
+    ("node", "size"),
     [
-        pytest.param(sliced(), id="time-sliced"),
-        pytest.param(gpunode(device("a"), device("b"), plugin=Plugin()), id="unshared"),
+        pytest.param(sliced(), "8Gi", id="time-sliced"),
+        pytest.param(gpunode(device("a"), device("b"), plugin=Plugin()), "20Gi", id="unshared"),
     ],
 )
-def test_a_healthy_node_has_no_findings(node: GPUNode) -> None:
-    assert findings(node, pods=asking(*["8Gi"] * 6)) == []
+def test_a_healthy_node_has_no_findings(node: GPUNode, size: str) -> None:
+    assert findings(node, pods=asking(*[size] * 6)) == []
 
 
 def test_nodes_without_gpus_of_ours_are_passed_over() -> None:

@@ -1,18 +1,20 @@
 """The advised replicas, and the device plugin's ConfigMap with them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
-from contract.gpunode import GPUNode
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from contract.gpunode import GPUNode, Replicas
+from contract.kube import Node, NodeStatus, ObjectMeta, Pod, SchedulingGate
 from extender.config.settings import Settings
+from extender.doctor.findings import Weight
 from extender.doctor.node_rules import advised_plugin_config
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from tests.builders import GPU, NOW_S, container, gpunode, pod, shared
-from tests.doctor.test_node_rules import asking, findings, sliced
+from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
+from tests.doctor.test_node_rules import SOUND, asking, findings, sliced
 
 
 def config(gpunodes: dict[str, GPUNode], pods: Sequence[Pod], resource: str = GPU) -> str:
@@ -82,3 +84,76 @@ def test_renamed_resources_keep_their_name() -> None:
 
 def test_nothing_is_printed_if_the_replicas_match() -> None:
     assert config({"n": sliced(6)}, asking(*["4Gi"] * 6)) == ""
+
+
+def whole(free: int = 2, **how: Any) -> GPUNode:
+    """Two GPUs of 80 GiB that are not shared, ``free`` of them without a pod."""
+    return gpunode(
+        *(
+            device(
+                name, memory_bytes=80 * GIB, replicas=Replicas(int(i < free), int(i >= free)), **how
+            )
+            for i, name in enumerate("ab")
+        ),
+        plugin=SOUND,
+    )
+
+
+def test_a_gpu_that_is_not_shared_is_named_if_small_pods_wait() -> None:
+    (found,) = findings(whole(), pods=asking(*["8Gi"] * 5, "20Gi", "60Gi"), offers={GPU: "2"})
+    assert found.weight is Weight.ADVICE
+    assert found.found == (
+        "each nvidia.com/gpu device of 80Gi is not shared, so it runs one pod; 6 GPU containers "
+        "that wait request 20Gi or less"
+    )
+    assert found.do == (
+        "set replicas: 10 in the device plugin's configuration (headroom doctor --plugin-config "
+        "prints it): pods then share it by time-slicing, and a pod that needs all of its memory "
+        "requests headroom.gpu/vram: 100%"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "free"),
+    [
+        pytest.param(asking(*["8Gi"] * 2), 2, id="a free GPU for each"),
+        pytest.param(asking("8Gi", *["60Gi"] * 5), 0, id="one small pod"),
+        pytest.param(asking(*[None] * 6), 0, id="without an amount"),
+        pytest.param([], 0, id="no pods"),
+    ],
+)
+def test_other_pods_give_no_reason_to_share_a_gpu(pods: list[Pod], free: int) -> None:
+    assert findings(whole(free), pods=pods, offers={GPU: "2"}) == []
+
+
+def test_only_pods_that_may_run_on_the_node_and_wait_for_memory_count() -> None:
+    gated = [SchedulingGate("quota")]
+    elsewhere = {"zone": "b"}
+    for name, value in (("scheduling_gates", gated), ("node_selector", elsewhere)):
+        pods = [
+            msgspec.structs.replace(each, spec=msgspec.structs.replace(each.spec, **{name: value}))
+            for each in asking(*["8Gi"] * 6)
+        ]
+        assert findings(whole(0), pods=pods, offers={GPU: "2"}) == []
+    several = [pod("8Gi", container(gpus=2), uid=f"u{i}", name=f"p{i}") for i in range(6)]
+    assert findings(whole(0), pods=several, offers={GPU: "2"}) == []
+    bound = [pod("8Gi", uid=f"u{i}", name=f"p{i}", node="n") for i in range(6)]
+    assert findings(whole(0), pods=bound, offers={GPU: "2"}) == []
+
+
+def test_two_waiting_pods_are_enough_and_shares_of_the_memory_count() -> None:
+    (found,) = findings(whole(0), pods=asking("25%", "8Gi"), offers={GPU: "2"})
+    assert "2 GPU containers that wait request 20Gi or less" in found.found
+    assert found.do.startswith("set replicas: 10 in")
+
+
+def test_the_configmap_shares_a_gpu_for_which_small_pods_wait() -> None:
+    text = config({"n": whole(0)}, asking(*["8Gi"] * 6))
+    (key,) = yaml.safe_load(text)["data"]
+    slicing = yaml.safe_load(yaml.safe_load(text)["data"][key])["sharing"]["timeSlicing"]
+    assert slicing["resources"] == [{"name": "nvidia.com/gpu", "replicas": 10}]
+
+
+def test_an_unhealthy_gpu_is_not_advised_to_be_shared() -> None:
+    found = findings(whole(0, healthy=False), pods=asking(*["8Gi"] * 6), offers={GPU: "2"})
+    assert [each for each in found if "not shared" in each.found] == []
