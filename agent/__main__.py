@@ -257,7 +257,7 @@ def _run(
     finally:
         if cluster is not None:
             cluster.gpunode_watch.stop()
-            _leave(cluster, sampler, board)
+            _leave(cluster, sampler, board, settings.stale_after_s)
         if server is not None:
             server.stop()
     _log.info("stopped")
@@ -298,7 +298,9 @@ def _loop(
             requeue.clear()
 
 
-def _leave(cluster: _Cluster, sampler: Sampler, board: "LatestSample") -> None:
+def _leave(
+    cluster: _Cluster, sampler: Sampler, board: "LatestSample", stale_after_s: float
+) -> None:
     """End steering; see ``agent.steering.leaving``."""
     from agent.steering.leaving import leave
 
@@ -308,7 +310,7 @@ def _leave(cluster: _Cluster, sampler: Sampler, board: "LatestSample") -> None:
         board.set(status, pod_sm(readings))
         cluster.status_writer.deliver(status, began_s)
 
-    leave(cluster.allocation, report, SAMPLES_APART_S)
+    leave(cluster.allocation, report, SAMPLES_APART_S, stale_after_s)
 
 
 class GivenUp(Exception):

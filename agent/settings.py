@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Settings:
     namespace: str
     interval_s: float
     heartbeat_s: float
+    stale_after_s: float
     #: Host and port of ``listen``; port 0 is any free port.
     host: str
     port: int
@@ -105,6 +107,15 @@ FLAGS = (
         "30",
         "s",
         "seconds between two heartbeats; after three missed ones the node takes no new pods",
+        float,
+    ),
+    Flag(
+        "stale-after",
+        "90",
+        "s",
+        "at least the setting stale_after_s of the extenders. An agent that steers, and cannot read"
+        " the ledger when it ends, rejects GPU pods for this time and 15 s: then no extender uses"
+        " the node, and the device plugin can choose again",
         float,
     ),
     Flag(
@@ -231,6 +242,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         namespace=args.namespace,
         interval_s=args.interval,
         heartbeat_s=args.heartbeat,
+        stale_after_s=args.stale_after,
         host=without_brackets(host),
         port=int(port),
         local_port=args.local_port,
@@ -288,6 +300,11 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
         yield (
             f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}). "
             "Example: --interval 5 --heartbeat 30"
+        )
+    if not args.heartbeat <= args.stale_after < math.inf:
+        yield (
+            f"--stale-after {args.stale_after} is less than the heartbeat ({args.heartbeat}), or "
+            "has no end. Example: --stale-after 90"
         )
     if args.dcgm_url and (wrong := _why_not_scraped(args.dcgm_url)):
         yield (

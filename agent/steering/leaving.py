@@ -20,9 +20,8 @@ _log = structlog.get_logger()
 #: Maximum of seconds for which an agent that ends still steers, until no reservation of an
 #: unconfirmed pod depends on its choice.
 CONFIRM_WITHIN_S = 6.0
-#: Seconds after the agent's last write after which no bound pod depends on its choice: the default
-#: of the extender's ``stale_after_s``, and a margin for a bind that is in progress.
-SILENT_S = 90.0 + 15.0
+#: Margin in seconds for a bind that is in progress when the agent becomes stale.
+BIND_S = 15.0
 _RETRY_S = 1.0
 
 
@@ -44,13 +43,15 @@ def leave(
     allocation: Allocation,
     report: Callable[[], object],
     pause_s: float,
+    stale_after_s: float,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
     """End steering, and return once every resource has its plugin, or no replicas.
 
-    ``report`` takes a sample and writes it, at most every ``pause_s``. If a pod still depends on
-    the agent's choice, the resources have no replicas until the next agent starts.
+    ``report`` takes a sample and writes it, at most every ``pause_s``. No extender uses the node
+    ``stale_after_s`` after the agent's last write. If a pod still depends on the agent's choice,
+    the resources have no replicas until the next agent starts.
     """
 
     def confirmed() -> bool | None:
@@ -68,7 +69,7 @@ def leave(
     may = confirmed()
     if may is None:
         _log.warning("ledger_not_read", hint="waiting until extenders stop using this node")
-        until_s = monotonic() + SILENT_S
+        until_s = monotonic() + stale_after_s + BIND_S
         while (may := allocation.may_leave) is None and monotonic() < until_s:
             sleep(_RETRY_S)
         may = True if may is None else confirmed()

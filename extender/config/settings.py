@@ -174,7 +174,9 @@ class Settings(PortSettings):
     stale_after_s: float = Field(
         90.0,
         gt=0,
-        description="A node without a report or heartbeat for this time takes no new pods.",
+        description="A node without a report or heartbeat for this time takes no new pods. With "
+        "more than 90 and steered nodes, agents need the same value as HEADROOM_STALE_AFTER, and "
+        "60 s more as terminationGracePeriodSeconds; the chart sets both.",
     )
     blind_after_s: float = Field(
         90.0,

@@ -145,6 +145,28 @@ def test_without_agents_their_image_is_not_needed(tmp_path: Path) -> None:
     assert ("DaemonSet", NAMESPACE, "headroom-agent") not in found
 
 
+@pytest.mark.parametrize(
+    ("settings", "waits", "grace_s"),
+    [
+        pytest.param({}, None, 150, id="as shipped"),
+        pytest.param({"stale_after_s": 30}, None, 150, id="less"),
+        pytest.param({"stale_after_s": 300}, 300, 360, id="more"),
+        pytest.param({"stale_after_s": 120.5}, 120.5, 181, id="a fraction"),
+        pytest.param({"stale_after_s": 1000000}, 1000000, 1000060, id="a number with many digits"),
+    ],
+)
+def test_an_agent_that_may_steer_can_wait_until_it_is_stale(
+    settings: dict[str, float], waits: float | None, grace_s: int, tmp_path: Path
+) -> None:
+    values = {"settings": settings, "agent": {"steering": {"permitted": True}}}
+    agents = objects(template(tmp_path, values))["DaemonSet", NAMESPACE, "headroom-agent"]
+    pod = agents["spec"]["template"]["spec"]
+    environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    found = environment.get("HEADROOM_STALE_AFTER")
+    assert (found and float(found)) == waits
+    assert pod["terminationGracePeriodSeconds"] == grace_s
+
+
 def test_a_pool_of_nodes_has_agents_with_values_of_their_own(tmp_path: Path) -> None:
     label = {"key": "pool", "value": "gpu-canary"}
     steering = {"permitted": True, "byDefault": True}

@@ -127,7 +127,12 @@
 {{- if $agent.steering.permitted }}
 {{- /* The kubelet waits for the agent's answer (components/steering). */}}
 {{- $_ := set $container.resources.requests "cpu" "100m" }}
-{{- $_ := set $spec "terminationGracePeriodSeconds" 150 }}
+{{- /* An agent that ends without access to the API server waits until no extender uses its node (components/steering). */}}
+{{- $stale := .root.Values.settings.stale_after_s | default 90 }}
+{{- $_ := set $spec "terminationGracePeriodSeconds" (max 150 (add 60 (ceil $stale))) }}
+{{- if gt (float64 $stale) 90.0 }}
+{{- $_ := set $container "env" (append $container.env (dict "name" "HEADROOM_STALE_AFTER" "value" (toString $stale))) }}
+{{- end }}
 {{- end }}
 {{- include "headroom.container" (dict "container" $container "values" $agent) }}
 {{- if $agent.steering.permitted }}
