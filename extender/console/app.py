@@ -76,6 +76,7 @@ _REJECTIONS: dict[int | str, dict[str, Any]] = {
     503: {"description": "The API server cannot be asked whether the caller may read this"},
 }
 _probes = APIRouter()
+_metrics = APIRouter()
 
 
 @_probes.get(
@@ -103,7 +104,7 @@ def readyz(context: InContext) -> Response:
     return PlainTextResponse(f"{not_ready_because or 'ok'}\n", 503 if not_ready_because else 200)
 
 
-@_probes.get("/metrics", response_class=PlainTextResponse)
+@_metrics.get("/metrics", response_class=PlainTextResponse)
 def metrics(context: InContext, snap: Newest) -> Response:
     """Return the metrics in the format of Prometheus."""
     text = context.telemetry.exposition(snap, not context.unready())
@@ -131,6 +132,8 @@ def _app(context: Context, *views: ModuleType) -> FastAPI:
         # The usual viewers load files from the internet, which closed networks cannot reach.
         docs_url=None,
         redoc_url=None,
+        # A redirect would name the host that the client wrote into its Host header.
+        redirect_slashes=False,
     )
     app.state.context = context
     app.state.kept = {}
@@ -143,14 +146,17 @@ def _app(context: Context, *views: ModuleType) -> FastAPI:
 def _routes(guarded: bool, *views: ModuleType) -> Sequence[BaseRoute]:
     """Return the routes of probes and views, which all applications of a process share.
 
-    FastAPI prepares them at the first request, which takes 0.1 s.
+    The guard checks all routes but those of probes and the page, which hold no data of the cluster.
+    FastAPI prepares the routes at the first request, which takes 0.1 s.
     """
-    router = APIRouter(
-        dependencies=[Depends(_check)] if guarded else [],
-        responses=_REJECTIONS if guarded else {},
+    router = APIRouter()
+    checked: dict[str, Any] = (
+        {"dependencies": [Depends(_check)], "responses": _REJECTIONS} if guarded else {}
     )
-    for group in (_probes, *(module.routes for module in views)):
-        router.include_router(group)
+    router.include_router(_probes)
+    router.include_router(_metrics, **checked)
+    for module in views:
+        router.include_router(module.routes, **({} if module is page_files else checked))
     return router.routes
 
 

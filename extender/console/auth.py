@@ -34,9 +34,6 @@ from extender.server.client_certificates import PEER, Peer, User
 
 #: Returns whether the caller may see a pod, by namespace and name. It can block on the API server.
 Sees = Callable[[str, str], bool]
-#: Paths that need no authentication, like the files of the page.
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
-OPEN_FOLDER = "/page/"
 #: Paths of views that show a single pod, named by the rest of the path.
 _PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/", "/v1/timeline/pods/")
 #: Views that show a single pod, named by the query parameter ``pod``.
@@ -130,9 +127,19 @@ def sufficient_permissions(
     return [of_path]
 
 
+def routed_path(request: Request) -> str:
+    """Return the path by which the request was routed to its view.
+
+    The path of ``request.url`` is parsed from a URL that contains the Host header, so a client
+    can change it and still reach the same view.
+    """
+    path: str = request.scope["path"]
+    return path
+
+
 def _shows_pods_whole(request: Request) -> bool:
     """Return whether the view is a snapshot that is not redacted."""
-    if request.url.path != "/v1/snapshot":
+    if routed_path(request) != "/v1/snapshot":
         return False
     try:
         return not _is_true(request.query_params.get("redact", "false"))
@@ -162,12 +169,10 @@ class Guard:
         Raises ``HTTPException``: 401 if the caller is not authenticated, 403 if it may not read the
         view, 503 if the API server does not answer.
         """
-        if request.url.path in OPEN_PATHS or request.url.path.startswith(OPEN_FOLDER):
-            return
         token = shown.credentials if shown is not None else ""
         peer: Peer | None = request.scope.get(PEER)
         asked = sufficient_permissions(
-            request.method, request.url.path, request.path_params, request.query_params
+            request.method, routed_path(request), request.path_params, request.query_params
         )
         try:
             user, key = await self._bearer(token) if token else self._certified(peer)

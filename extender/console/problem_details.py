@@ -87,12 +87,12 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
 
     async def rejected(request: Request, err: Exception) -> Response:
         assert isinstance(err, HTTPException)
-        detail = err.detail
+        detail, path = err.detail, request.scope["path"]
         if err.status_code == 404 and "route" not in request.scope:
-            detail = f"{request.url.path} is not a view; GET /openapi.json describes all views"
+            detail = f"{path} is not a view; GET /openapi.json describes all views"
         if err.status_code == 405:
             allowed = (err.headers or {}).get("Allow", "another method")
-            detail = f"{request.url.path} does not support {request.method}; use {allowed}"
+            detail = f"{path} does not support {request.method}; use {allowed}"
         return problem(err.status_code, detail, dict(err.headers or {}))
 
     async def malformed(request: Request, err: Exception) -> Response:

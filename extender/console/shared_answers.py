@@ -37,7 +37,7 @@ class SharedAnswers:
         self._shared_s = shared_s
         self._lock = Lock()
         #: Path, query and encoding -> the latest answer.
-        self._answers: Bounded[tuple[str, str, str], _Answer] = Bounded(MOST_ANSWERS)
+        self._answers: Bounded[tuple[str, bytes, str], _Answer] = Bounded(MOST_ANSWERS)
 
     def of(self, request: Request, now_s: float, compute: Callable[[], Response]) -> Response:
         """Return the answer of an earlier call for the same path and query, else compute it.
@@ -47,7 +47,7 @@ class SharedAnswers:
         its own time and generation. Exceptions of ``compute`` are raised, and nothing is stored.
         """
         encoding = "gzip" if "gzip" in request.headers.get("accept-encoding", "") else ""
-        key = request.url.path, request.url.query, encoding
+        key = request.scope["path"], request.scope["query_string"], encoding
         with self._lock:
             answer = self._answers[key] = self._answers.get(key) or _Answer()
         with answer.lock:

@@ -183,12 +183,31 @@ def test_permission_for_the_path_permits_the_views_of_every_pod() -> None:
     assert world.get(EXPLAIN, "sre").status_code == 404
 
 
-def test_probes_and_the_page_need_no_authentication() -> None:
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("debug", "x/page/", "x/?", "x/healthz#", "x?", "x#", "@/page/", "x/page/@b", ""),
+        *("x\\page\\", "[::1]/page/", "a/page/:80", "x;/page/", "[::1", "x]"),
+    ],
+)
+def test_only_probes_and_the_page_need_no_authentication(host: str) -> None:
     world = World()
     world.reviews.fails = "down"
-    for path in ("/", "/healthz", "/readyz"):
-        assert world.get(path, None).status_code == 200
+    public = {"/", "/page/app.js", "/healthz", "/readyz", "/openapi.json"}
+    views = world.api.app.openapi()["paths"]
+    assert {"/healthz", "/readyz", "/metrics", "/v1/pods", "/v1/snapshot"} <= views.keys()
+    for path in [*public, *views]:
+        for method in views.get(path, ["get"]):
+            answer = world.api.get(path, {"Host": host}, method.upper())
+            assert answer.status_code == (200 if path in public else 401), (method, path)
     assert world.reviews.asked == []
+
+
+def test_a_host_header_redirects_no_reader() -> None:
+    answer = World().api.get("/v1/nodes/", {"Host": "elsewhere.example"})
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+    assert answer.json()["detail"].startswith("/v1/nodes/ is not a view")
 
 
 def test_requests_are_rejected_while_the_api_server_does_not_answer(
