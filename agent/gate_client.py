@@ -115,7 +115,8 @@ def _read(status: int, body: bytes, question: Question) -> Answer:
 def _line(reason: object) -> str:
     """Return a reason as one printable line; empty if there is none."""
     text = reason if isinstance(reason, str) else ""
-    return " ".join(text.encode("utf-8", "replace").decode().split())[:_MOST_REASON_CHARS]
+    line = " ".join(text.split())[:_MOST_REASON_CHARS]
+    return "".join(each if each.isprintable() else "?" for each in line)
 
 
 def wait(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
+from contract.printable import printable
 from contract.quantity import gib
 
 _HEAD = ("", "device", "memory", "used", "unattributed", "free", "SM", "health")
@@ -20,13 +21,18 @@ def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], flo
         rows += _pods(device, status.pods, pod_sm)
         rows += [_limit(row) for row in status.limits if row.device == device.uuid]
         rows += [
-            ("", f"  {clean(p.command) or _UNKNOWN} (pid {p.pid}, no pod)", "", size(p.used_bytes))
+            (
+                "",
+                f"  {printable(p.command) or _UNKNOWN} (pid {p.pid}, no pod)",
+                "",
+                size(p.used_bytes),
+            )
             for p in status.unattributed_processes
             if p.device == device.uuid
         ]
     lines = [_title(node, status), "", *_aligned(rows)]
     lacks = [
-        f"  {source.name} {source.state}: {clean(source.message)}"
+        f"  {source.name} {source.state}: {printable(source.message)}"
         for source in status.sources
         if source.state != "ok"
     ]
@@ -44,11 +50,6 @@ def well(status: GPUNodeStatus) -> bool:
 def size(figure: int | None) -> str:
     """Format bytes as GiB; "?" if the figure is unknown."""
     return _UNKNOWN if figure is None or figure < 0 else gib(figure)
-
-
-def clean(text: str) -> str:
-    """Replace unprintable characters, because a process name could contain terminal commands."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _title(node: str, status: GPUNodeStatus) -> str:
@@ -74,13 +75,13 @@ def _row(device: Device) -> Sequence[str]:
         place += f"/{device.gpu_instance}"
     return (
         place,
-        clean(device.model),
+        printable(device.model),
         size(device.memory_bytes),
         size(device.used_bytes),
         size(device.unattributed_bytes),
         size(free),
         sm,
-        "ok" if device.healthy else f"BAD: {clean(device.health_reason)}",
+        "ok" if device.healthy else f"BAD: {printable(device.health_reason)}",
     )
 
 

@@ -54,6 +54,7 @@ from contract.gpunode import (
     SmActivity,
     Source,
 )
+from contract.gpunode_json import printable_object
 from contract.gpunode_summary import summary_of
 from contract.quantity import MAX_DEVICE_BYTES
 
@@ -163,7 +164,7 @@ def summarise(
             what = "driver does not report its reserve, which counts as 0"
             complaints.append(Degraded(read.source, what))
     sources = _sources(driver, _all(of, SourceReading), complaints)
-    return GPUNodeStatus(
+    status = GPUNodeStatus(
         observed_at=now,
         devices=devices,
         pods=[
@@ -186,6 +187,8 @@ def summarise(
         driver_version=driver.version,
         cuda_version=driver.cuda_version,
     )
+    # The API server rejects control characters, which a process can have in its name.
+    return printable_object(status)
 
 
 def rfc3339(moment: datetime) -> str:

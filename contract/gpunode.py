@@ -325,7 +325,7 @@ class Charge(KubeStruct, frozen=True):
         for row in rows:
             if row.replica:
                 held.setdefault(row.container, set()).add((row.device, row.replica))
-        if any(len(held.get(each.name, ())) < each.count for each in self.containers):
+        if any(len(held.get(each.name, ())) < max(1, each.count) for each in self.containers):
             return whole_bytes
         there = [
             each.device_bytes

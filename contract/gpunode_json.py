@@ -1,10 +1,16 @@
 """Reads GPUNodes from JSON, and writes them."""
 
+from operator import is_
+from typing import Any, TypeVar
+
 import msgspec
 
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import KubeStruct, ObjectMeta
+from contract.printable import printable
+
+T = TypeVar("T")
 
 _decoder = msgspec.json.Decoder(GPUNode)
 _encoder = msgspec.json.Encoder()
@@ -40,3 +46,28 @@ def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise BadReport(f"GPUNode cannot be read: {err}") from err
     return GPUNode(metadata=decoded.metadata, spec=decoded.spec)
+
+
+def printable_object(part: T) -> T:
+    """Return the object with printable texts, in lists and structs too; the same one if they are.
+
+    Values of maps are checked, and their keys are not.
+    """
+    whole: Any = part
+    if isinstance(whole, str):
+        return printable(whole)  # type: ignore[return-value]
+    if isinstance(whole, list):
+        clean = [printable_object(each) for each in whole]
+        return part if all(map(is_, clean, whole)) else clean  # type: ignore[return-value]
+    if isinstance(whole, dict):
+        values = {key: printable_object(value) for key, value in whole.items()}
+        return part if all(map(is_, values.values(), whole.values())) else values  # type: ignore[return-value]
+    if isinstance(whole, msgspec.Struct):
+        fields = {name: getattr(whole, name) for name in whole.__struct_fields__}
+        changes = {
+            name: clean
+            for name, value in fields.items()
+            if (clean := printable_object(value)) is not value
+        }
+        return msgspec.structs.replace(whole, **changes) if changes else part  # type: ignore[return-value]
+    return part

@@ -20,6 +20,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 #: Maximum number of ``VRAMProfileStatus.controllers``.
 MAX_CONTROLLERS = 4
+#: 10000-01-01T00:00:00Z, the first time that RFC 3339 cannot express.
+_YEAR_10000_S = 253_402_300_800
 #: Maximum length of an object's name in Kubernetes.
 _MAX_NAME = 253
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9-]+")
@@ -122,12 +124,17 @@ def stamp(time_s: float) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return RFC 3339 as seconds since the epoch; 0 if it is empty or no time with a zone."""
+    """Return RFC 3339 as seconds since the epoch.
+
+    The result is 0 if the text is empty, if it is no time with a zone, or if ``stamp`` cannot write
+    the time in UTC.
+    """
     try:
         moment = datetime.fromisoformat(text)
-        return moment.timestamp() if moment.tzinfo else 0.0
+        time_s = moment.timestamp() if moment.tzinfo else 0.0
     except (ValueError, OverflowError):
         return 0.0
+    return time_s if 0 < time_s < _YEAR_10000_S else 0.0
 
 
 _decoder = msgspec.json.Decoder(VRAMProfile)

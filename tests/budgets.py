@@ -20,7 +20,7 @@ BUDGETS_S = {
     "app": 100,
     "convert": 15,
     "console": 230,
-    "contract": 10,
+    "contract": 30,
     "controllers": 30,
     "demo": 60,
     "deploy": 575,

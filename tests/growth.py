@@ -128,7 +128,11 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Recorder._known": Per("controller of pods on GPUs", 1_000),
         "Recorder._unowned": Fixed(10_000 * 1_000),
     },
-    "extender/recorder/life_tracker.py": {"LifeTracker._open": Per("container on a GPU", 1_000)},
+    "extender/recorder/life_tracker.py": {
+        "LifeTracker._open": Per("container on a GPU", 1_000),
+        # Until its pod is gone, or the next life ends.
+        "LifeTracker._ended": Per("container on a GPU", 250),
+    },
     # MAX_BUCKETS, MAX_PROGRAMS and MAX_CONTAINERS bound what is kept of an owner.
     "extender/recommend/histogram.py": {"Histogram.weights": Fixed(0)},
     "extender/recommend/profile.py": {

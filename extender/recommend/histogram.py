@@ -16,8 +16,13 @@ SMALLEST_BYTES = 32 << 20
 GROWTH = 1.01
 #: The last bucket, of about 2 TiB, takes all larger values.
 LAST_BUCKET = 1120
+#: Name of a bucket in a checkpoint -> the bucket.
+_BUCKETS = {str(bucket): bucket for bucket in range(LAST_BUCKET + 1)}
 #: Maximum number of buckets with a weight. Beyond it, the lightest moves into the next higher one.
 MAX_BUCKETS = 64
+#: Maximum weight of a bucket that is read from a checkpoint, and maximum number of lives. Larger
+#: numbers are no records. Sums of these stay below the maximum of the schema.
+MAX_WEIGHT = 1_000_000_000
 #: A weight below this is dropped: one life after ten half-lives.
 NEGLIGIBLE = 0.001
 
@@ -95,9 +100,9 @@ class Histogram:
         """Return the histogram of a checkpoint. Entries that cannot be used are dropped: names that
         are no bucket, and weights that are not positive."""
         weights = {
-            int(name): weight / 1000
+            bucket: min(weight / 1000, MAX_WEIGHT)
             for name, weight in checkpoint.items()
-            if name.isascii() and name.isdigit() and int(name) <= LAST_BUCKET and weight > 0
+            if (bucket := _BUCKETS.get(name)) is not None and weight > 0
         }
         histogram = cls(weights, as_of_s)
         histogram._bound()

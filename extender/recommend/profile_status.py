@@ -11,7 +11,7 @@ from contract.vramprofile import (
     stamp,
 )
 from extender.recommend.estimate import rounded
-from extender.recommend.histogram import Histogram
+from extender.recommend.histogram import MAX_WEIGHT, Histogram
 from extender.recommend.lives import Track
 from extender.recommend.profile import (
     MAX_CONTAINERS,
@@ -93,15 +93,20 @@ def _track_status(program: str, track: Track, now_s: float) -> TrackStatus:
 
 def _track(status: TrackStatus) -> Track:
     as_of_s = seconds(status.as_of)
+    ended, tested = _count(status.ended), _count(status.tested)
     return Track(
         Histogram.restored(status.complete, as_of_s),
         Histogram.restored(status.censored, as_of_s),
         Histogram.restored(status.running, as_of_s),
         Histogram.restored(status.running_censored, as_of_s),
-        max(0, status.ended),
-        max(0, min(status.flat, status.ended)),
+        ended,
+        min(_count(status.flat), ended),
         seconds(status.first),
         seconds(status.last),
-        max(0, status.tested),
-        max(0, status.missed),
+        tested,
+        min(_count(status.missed), tested),
     )
+
+
+def _count(lives: int) -> int:
+    return max(0, min(lives, MAX_WEIGHT))

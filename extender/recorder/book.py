@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
@@ -48,6 +49,9 @@ class _Entry:
     written: frozenset[tuple[str, ...]] = frozenset()
     #: Time of the last write, or of the last attempt.
     written_s: float = 0.0
+    #: A write without an answer, so it may have changed the object. It is repeated unchanged until
+    #: the answer shows whether its lives are counted.
+    unanswered: "Write | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +90,23 @@ class ProfileBook:
             entry.running = []
         for each in ended:
             entry = self._entries.setdefault(each.key, _Entry(None))
-            entry.pending = [*entry.pending, each][-MAX_PENDING:]
+            entry.pending.append(each)
+            if len(entry.pending) > MAX_PENDING:
+                del entry.pending[0]
+                if (sent := entry.unanswered) is not None:
+                    entry.unanswered = replace_fields(sent, taken=max(0, sent.taken - 1))
         for each in running:
             self._entries.setdefault(each.key, _Entry(None)).running.append(each)
         for key, entry in list(self._entries.items()):
             if entry.stored is None and not entry.pending and not entry.running:
                 del self._entries[key]
 
-    def due(self, now_s: float, at_most: int) -> list[Write]:
+    def due(self, now_s: float, at_most: int) -> list[ProfileKey]:
         """Return the profiles to write now, those that waited longest first."""
         due = [
             (entry.written_s, key) for key, entry in self._entries.items() if _is_due(entry, now_s)
         ]
-        return [self._write(key, now_s) for _, key in sorted(due)[:at_most]]
+        return [key for _, key in sorted(due)[:at_most]]
 
     def forgotten(self, now_s: float) -> list[tuple[ProfileKey, VRAMProfile]]:
         """Return the profiles to delete: those whose lives are all long past."""
@@ -118,11 +126,26 @@ class ProfileBook:
             entry.stored = profile
             entry.pending = entry.pending[write.taken :]
             entry.written, entry.written_s = _digest(entry.running), now_s
+            entry.unanswered = None
 
-    def delayed(self, key: ProfileKey, now_s: float) -> None:
-        """Record that a write failed, so that writes of other profiles come first."""
+    def conflicted(self, write: Write, profile: VRAMProfile | None, now_s: float) -> None:
+        """Store the profile that the API server has instead; None if it was deleted.
+
+        If the profile has the status of this write, an earlier attempt was successful, and only
+        its answer was lost.
+        """
+        if profile is not None and profile.status == write.profile.status:
+            self.written(write, profile, now_s)
+        elif (entry := self._entries.get(write.key)) is not None:
+            entry.stored, entry.unanswered = profile, None
+
+    def delayed(self, key: ProfileKey, now_s: float, unanswered: Write | None = None) -> None:
+        """Record that a write failed, so that writes of other profiles come first.
+
+        ``unanswered``: the write, if the API server may have executed it.
+        """
         if (entry := self._entries.get(key)) is not None:
-            entry.written_s = now_s
+            entry.written_s, entry.unanswered = now_s, unanswered
 
     def drop(self, key: ProfileKey) -> None:
         """Remove a profile that was deleted, with its pending lives."""
@@ -148,8 +171,11 @@ class ProfileBook:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _write(self, key: ProfileKey, now_s: float) -> Write:
+    def write(self, key: ProfileKey, now_s: float) -> Write:
+        """Return the next write of a profile that is due."""
         entry = self._entries[key]
+        if entry.unanswered is not None:
+            return entry.unanswered
         stored = entry.stored
         profile = restored(stored.status) if stored is not None else Profile()
         families = (

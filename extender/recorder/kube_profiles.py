@@ -10,7 +10,7 @@ from contract.gpunode import GROUP, VERSION
 from contract.kube import KubeStruct, ObjectMeta, OwnerReference
 from contract.vramprofile import PROFILE_PLURAL, ProfileOwner, VRAMProfile, decode_profile
 from extender.bounded import Bounded
-from extender.kube.api_errors import ApiStatus
+from extender.kube.api_errors import ApiStatus, Unreadable
 from extender.kube.client import METADATA_ONLY, KubeApi
 from extender.recorder.owners import (
     MAX_CHAIN,
@@ -102,7 +102,10 @@ class OwnerReader:
             if err.status in _NOT_READABLE:
                 return None
             raise
-        metadata = _decode(body).metadata
+        try:
+            metadata = _decode(body).metadata
+        except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
+            raise Unreadable(f"GET {path}: {err}") from err
         return metadata if metadata.uid == controller.uid else None
 
 
@@ -127,12 +130,12 @@ class ProfileStore:
             body = self._api.call("PUT", self._path(metadata), body=_encode(profile))
         else:
             body = self._api.call("POST", self._folder(metadata), body=_encode(profile))
-        return decode_profile(body)
+        return _decode_profile(body)
 
     def read(self, namespace: str, name: str) -> VRAMProfile | None:
         """Return a profile; None if there is none."""
         try:
-            return decode_profile(
+            return _decode_profile(
                 self._api.call("GET", self._path(ObjectMeta(namespace=namespace, name=name)))
             )
         except ApiStatus as err:
@@ -161,6 +164,13 @@ class ProfileStore:
 
     def _path(self, metadata: ObjectMeta) -> str:
         return f"{self._folder(metadata)}/{quote(metadata.name, safe='')}"
+
+
+def _decode_profile(body: bytes) -> VRAMProfile:
+    try:
+        return decode_profile(body)
+    except BadReport as err:
+        raise Unreadable(str(err)) from err
 
 
 def _readable(raw: msgspec.Raw) -> VRAMProfile | None:

@@ -37,6 +37,8 @@ class LifeTracker:
 
     def __init__(self) -> None:
         self._open: dict[Key, TrackedLife] = {}
+        #: The last life that ended, of the containers of pods that exist.
+        self._ended: dict[Key, Life] = {}
 
     def follow(
         self,
@@ -64,8 +66,13 @@ class LifeTracker:
             if ending is None:
                 continue
             del self._open[key]
+            self._ended[key] = tracked.life
             ended.append(replace(tracked, pod=pod, life=replace(tracked.life, ending=ending)))
+        self._ended = {key: life for key, life in self._ended.items() if key[0] in pods}
         for key, current in seen.items():
+            last = self._ended.get(key)
+            if last is not None and not _is_later(current.life, last):
+                continue  # a report shows a life again that has been counted
             before = self._open.get(key)
             if key[0] in pods or before is not None:
                 self._open[key] = _highest(current, before)

@@ -15,7 +15,7 @@ from extender.bounded import Bounded
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import RecorderTelemetry
 from extender.periodic import progressed
-from extender.recorder.book import Owned, ProfileBook, ProfileKey, Write
+from extender.recorder.book import Owned, ProfileBook, ProfileKey
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.life_tracker import LifeTracker, TrackedLife
 from extender.recorder.past_lives import PastLives
@@ -181,13 +181,21 @@ class Recorder:
         return found
 
     async def _write_due(self, now_s: float) -> None:
-        for write in self._book.due(now_s, MAX_WRITES):
+        for key in self._book.due(now_s, MAX_WRITES):
             if not self._leads():
                 return
-            outcome = await self._write(write, now_s)
+            try:
+                outcome = await self._write(key, now_s)
+            except Exception:  # other owners must not wait for it
+                log.exception("profile_not_written", namespace=key[0], name=key[1])
+                self._book.delayed(key, now_s)
+                outcome = "failed"
             self._telemetry.writes.labels(outcome).inc()
         for key, profile in self._book.forgotten(now_s):
-            await self._delete(key, profile)
+            try:
+                await self._delete(key, profile)
+            except ApiError as err:
+                log.warning("profile_not_deleted", namespace=key[0], name=key[1], error=str(err))
 
     async def _delete(self, key: ProfileKey, profile: VRAMProfile) -> None:
         try:
@@ -199,25 +207,31 @@ class Recorder:
         else:
             self._book.drop(key)
 
-    async def _write(self, write: Write, now_s: float) -> str:
-        namespace, name = write.key
+    async def _write(self, key: ProfileKey, now_s: float) -> str:
+        write = self._book.write(key, now_s)
         try:
             stored = await _ask(partial(self._store.write, write.profile))
             self._book.written(write, stored, now_s)
             return "written"
         except ApiStatus as err:
-            if err.status == 409:
-                found = await _ask(partial(self._store.read, namespace, name))
-                self._book.stored(write.key, found)
-                return "conflict"
             if err.status == 404:
                 # The profile, or its namespace, was deleted.
-                self._book.drop(write.key)
+                self._book.drop(key)
                 return "conflict"
-            log.warning("profile_not_written", namespace=namespace, name=name, error=str(err))
+            failure: ApiError = err
         except ApiError as err:
-            log.warning("profile_not_written", namespace=namespace, name=name, error=str(err))
-        self._book.delayed(write.key, now_s)
+            failure = err
+        if isinstance(failure, ApiStatus) and failure.status == 409:
+            try:
+                found = await _ask(partial(self._store.read, *key))
+            except ApiError as err:
+                failure = err
+            else:
+                self._book.conflicted(write, found, now_s)
+                return "conflict"
+        log.warning("profile_not_written", namespace=key[0], name=key[1], error=str(failure))
+        rejected = isinstance(failure, ApiStatus) and failure.status < 500
+        self._book.delayed(key, now_s, None if rejected else write)
         return "failed"
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from contract.kube import Pod
 from contract.pod_limits import MAX_POD_BYTES, sized
+from contract.printable import printable
 from extender.state.kept_fields import kept_pod
 from extender.state.victim_search import Offer
 
@@ -226,6 +227,7 @@ def encode_filter(
     not on the others. None: on no node.
     """
     rejected = codes != 0
+    sentences = [printable(each) for each in sentences]
 
     def with_reasons(nodes: NDArray[np.bool_]) -> dict[str, str]:
         found = nodes.nonzero()[0]
@@ -246,7 +248,7 @@ def encode_filter(
 
 
 def encode_filter_error(message: str) -> bytes:
-    return _encoder.encode(FilterResult(error=printable(message)))
+    return _encoder.encode(FilterResult(error=go_text(message)))
 
 
 def encode_priorities(winner: str | None) -> bytes:
@@ -271,7 +273,7 @@ def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
 
 def encode_bind(message: str) -> bytes:
     """Return the answer to bind; ``message`` is empty if the pod is bound."""
-    return _encoder.encode(BindResult(printable(message)))
+    return _encoder.encode(BindResult(go_text(message)))
 
 
 def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
@@ -286,6 +288,6 @@ def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
     )
 
 
-def printable(message: str) -> str:
-    """Return at most 1,000 characters, with percent signs replaced, which Go would format."""
-    return message.replace("%", " percent")[:1000]
+def go_text(message: str) -> str:
+    """Return at most 1,000 printable characters without percent signs, which Go would format."""
+    return printable(message.replace("%", " percent"))[:1000]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.once_report import clean, size
+from agent.once_report import size
+from contract.printable import printable
 from tests.agent.whole import Whole
 from tests.controlplane import ROOT
 from tests.driver import GIB, Gpu, Instance, h100, t4
@@ -109,7 +110,7 @@ def test_sizes_that_are_not_known_are_not_zero(figure: int | None, text: str) ->
 
 
 def test_names_of_processes_do_not_reach_the_terminal_as_they_are() -> None:
-    assert clean("a\x1b]0;\x07b\n") == "a?]0;?b?"
+    assert printable("a\x1b]0;\x07b\n") == "a?]0;?b?"
 
 
 #: A machine where this package is not installed.

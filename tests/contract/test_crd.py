@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import jsonschema_rs
 import msgspec.inspect as mi
 import pytest
 import yaml
@@ -26,7 +27,7 @@ SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
 KEYWORDS = {
     "object": {"properties", "required", "additionalProperties", "maxProperties"},
     "array": {"items", "maxItems", "x-kubernetes-list-type"},
-    "string": {"enum", "format", "minLength", "maxLength"},
+    "string": {"enum", "format", "minLength", "maxLength", "pattern"},
     "integer": {"format", "minimum", "maximum"},
     "number": {"minimum", "maximum"},
     "boolean": set(),
@@ -55,6 +56,16 @@ def levels(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 LEVELS = dict(levels(SCHEMA))
+#: A terminal command, a new line and a control character of one byte.
+HOSTILE = "GPU-1\x1b[2J", "8Gi\n", "2026-11-21T00:00:00Z\n", "\x9b31m", "a\x7f", "\0"
+
+
+def is_bounded_text(schema: Schema) -> bool:
+    """Whether a text has a maximum length, and no control characters."""
+    if "enum" in schema or schema.get("format") == "date-time":
+        return True
+    accepts = jsonschema_rs.Draft7Validator(schema)
+    return "maxLength" in schema and not any(map(accepts.is_valid, HOSTILE))
 
 
 def differences(kind: mi.Type, schema: Schema, path: str = "") -> Iterator[str]:
@@ -156,7 +167,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
     elif kind == "object":
         assert ("maxProperties" in schema) == ("additionalProperties" in schema)
     elif kind == "string" and path not in {".apiVersion", ".kind"}:
-        assert schema.keys() & {"enum", "maxLength"}
+        assert is_bounded_text(schema)
 
 
 def test_memory_is_in_bytes_and_never_absurd() -> None:
@@ -278,4 +289,13 @@ def test_an_impossible_device_is_rejected(change: Schema) -> None:
 def test_an_impossible_charge_is_rejected(charges: list[Schema]) -> None:
     instance = node()
     instance["spec"]["reservations"]["u"]["charges"] = charges
+    assert not valid(instance)
+
+
+def test_a_charge_for_a_container_is_for_at_least_one_replica() -> None:
+    instance = node()
+    (charge,) = instance["spec"]["reservations"]["u"]["charges"]
+    charge["containers"] = [{"name": "main", "count": 1}]
+    assert valid(instance)
+    charge["containers"] = [{"name": "main", "count": 0}]
     assert not valid(instance)

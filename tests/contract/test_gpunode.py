@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from contract.errors import BadReport
-from contract.gpunode import Device, GPUNode
+from contract.gpunode import Charge, ContainerCharge, Device, GPUNode, PodUse
 from contract.gpunode_json import decode_gpunode, encode_gpunode
 from contract.gpunode_summary import summary_of
 from contract.kube import ObjectMeta
@@ -81,3 +81,13 @@ def test_a_summary_is_text_for_people(
     summary = summary_of(devices)
     assert (summary.devices, summary.memory) == (len(devices), memory)
     assert (summary.used, summary.free) == (used, free)
+
+
+@pytest.mark.parametrize("count", [-1, 0])
+def test_a_container_that_takes_no_replica_lowers_no_charge(count: int) -> None:
+    """The schema rejects such a charge; an older version of it did not."""
+    charge = Charge(
+        "nvidia.com/gpu", 1, {"GPU-1": 8}, containers=[ContainerCharge("main", count, 4)]
+    )
+    rows = [PodUse("u", "GPU-1", container="other", replica="r")]
+    assert charge.bytes_on("GPU-1", rows) == charge.bytes_on("GPU-1") == 8

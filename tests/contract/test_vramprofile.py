@@ -10,7 +10,7 @@ from contract.errors import BadReport
 from contract.vramprofile import MAX_CONTROLLERS, VRAMProfile, decode_profile, seconds, stamp
 from extender.recommend.histogram import MAX_BUCKETS
 from extender.recommend.profile import MAX_CONTAINERS, MAX_PROGRAMS
-from tests.contract.test_crd import KEYWORDS, differences, levels
+from tests.contract.test_crd import KEYWORDS, differences, is_bounded_text, levels
 
 CRD = yaml.load(
     (Path(__file__).parents[2] / "deploy/base/crd-vramprofile.yaml").read_text(), yaml.CSafeLoader
@@ -34,7 +34,7 @@ def test_every_level_is_described_and_bounded() -> None:
         if "additionalProperties" in schema:
             assert schema["maxProperties"] == MAX_BUCKETS == 64, path
         if schema["type"] == "string" and path not in (".apiVersion", ".kind"):
-            assert schema["maxLength"], path
+            assert is_bounded_text(schema), path
     assert LEVELS[".status.containers"]["maxItems"] == MAX_CONTAINERS == 16
     assert LEVELS[".status.controllers"]["maxItems"] == MAX_CONTROLLERS == 4
     assert LEVELS[".status.containers[].tracks"]["maxItems"] == MAX_PROGRAMS == 8
@@ -51,6 +51,19 @@ def test_times() -> None:
     assert stamp(0.0) == ""
     assert seconds("2026-11-25T22:00:00Z") == 1795644000.0
     assert [seconds(text) for text in ("", "yesterday", "2026-11-25T22:00:00")] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0001-01-01T00:00:00+14:00",
+        "1969-12-31T23:59:59Z",
+        "9999-12-31T23:59:59-23:00",
+        "9999-12-31T23:59:59.999999Z",
+    ],
+)
+def test_a_time_that_is_read_can_be_written(text: str) -> None:
+    assert seconds(stamp(seconds(text))) == int(seconds(text)) in (0, 253_402_300_799)
 
 
 def test_a_profile_that_cannot_be_read_names_the_field() -> None:

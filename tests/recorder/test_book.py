@@ -32,6 +32,10 @@ def owned(peak_gib: float = 8, hours: float = 1, ending: Ending | None = Ending.
     return Owned(TrackedLife(facts(), "main", "L4", program, life), OWNER, TO)
 
 
+def due(book: ProfileBook, now_s: float, at_most: int) -> list[Write]:
+    return [book.write(key, now_s) for key in book.due(now_s, at_most)]
+
+
 def answered(write: Write, version: str = "1") -> VRAMProfile:
     """Return what the API server would answer to a write."""
     metadata = msgspec.structs.replace(write.profile.metadata, resource_version=version, uid="vp-1")
@@ -42,7 +46,7 @@ def answered(write: Write, version: str = "1") -> VRAMProfile:
 def test_lives_that_ended_are_written_once() -> None:
     book = ProfileBook()
     book.take([owned(8), owned(9)], [])
-    (write,) = book.due(NOW_S, 10)
+    (write,) = due(book, NOW_S, 10)
     assert (write.key, write.taken, book.waiting) == (KEY, 2, 2)
     assert write.profile.metadata == ObjectMeta(
         namespace="team", name="deployment-llm", owner_references=[TO]
@@ -67,17 +71,17 @@ def test_lives_that_ended_are_written_once() -> None:
     assert [upper_end(int(b)) >= 8 * GIB for b in track["complete"]] == [True, True]
     assert list(track["complete"].values()) == [1000, 1000]
     book.written(write, answered(write), NOW_S)
-    assert (book.waiting, book.due(NOW_S + 10 * RUNNING_EVERY_S, 10)) == (0, [])
+    assert (book.waiting, due(book, NOW_S + 10 * RUNNING_EVERY_S, 10)) == (0, [])
 
 
 def test_the_next_write_adds_to_the_version_of_the_api_server() -> None:
     book = ProfileBook()
     book.take([owned(8)], [])
-    (first,) = book.due(NOW_S, 10)
+    (first,) = due(book, NOW_S, 10)
     book.written(first, answered(first, "5"), NOW_S)
     book.take([owned(8), owned(8)], [])
-    assert book.due(NOW_S + ENDED_EVERY_S - 1, 10) == []
-    (second,) = book.due(NOW_S + ENDED_EVERY_S, 10)
+    assert due(book, NOW_S + ENDED_EVERY_S - 1, 10) == []
+    (second,) = due(book, NOW_S + ENDED_EVERY_S, 10)
     assert second.profile.metadata.resource_version == "5"
     track = restored(second.profile.status).container("main", "L4").tracks["p1"]
     assert (track.ended, track.lives) == (3, 3)
@@ -86,7 +90,7 @@ def test_the_next_write_adds_to_the_version_of_the_api_server() -> None:
 def test_a_life_that_ends_during_a_write_is_in_the_next_one() -> None:
     book = ProfileBook()
     book.take([owned()], [])
-    (write,) = book.due(NOW_S, 10)
+    (write,) = due(book, NOW_S, 10)
     book.take([owned()], [])
     book.written(write, answered(write), NOW_S)
     assert book.waiting == 1
@@ -96,9 +100,9 @@ def test_after_a_conflict_lives_are_added_to_the_other_version() -> None:
     book, other = ProfileBook(), ProfileBook()
     for each in (book, other):
         each.take([owned()], [])
-    (theirs,) = other.due(NOW_S, 10)
+    (theirs,) = due(other, NOW_S, 10)
     book.stored(KEY, answered(theirs, "9"))
-    (mine,) = book.due(NOW_S, 10)
+    (mine,) = due(book, NOW_S, 10)
     assert mine.profile.metadata.resource_version == "9"
     assert mine.profile.status.lives == 2
 
@@ -106,18 +110,18 @@ def test_after_a_conflict_lives_are_added_to_the_other_version() -> None:
 def test_running_lives_are_replaced_and_written_when_they_change() -> None:
     book = ProfileBook()
     book.take([], [owned(8, 25, None), owned(8, 1, None)])
-    (write,) = book.due(NOW_S, 10)
+    (write,) = due(book, NOW_S, 10)
     track = restored(write.profile.status).container("main", "L4").tracks["p1"]
     assert (track.running.total, track.running_censored.total, track.lives) == (1.0, 1.0, 1)
     book.written(write, answered(write), NOW_S)
     book.take([], [owned(8, 25, None), owned(8, 1, None)])
-    assert book.due(NOW_S + RUNNING_EVERY_S, 10) == []
+    assert due(book, NOW_S + RUNNING_EVERY_S, 10) == []
     book.take([], [owned(8.5, 25, None), owned(8, 1, None)])
-    assert book.due(NOW_S + RUNNING_EVERY_S - 1, 10) == []
-    (again,) = book.due(NOW_S + RUNNING_EVERY_S, 10)
+    assert due(book, NOW_S + RUNNING_EVERY_S - 1, 10) == []
+    (again,) = due(book, NOW_S + RUNNING_EVERY_S, 10)
     book.written(again, answered(again), NOW_S + RUNNING_EVERY_S)
     book.take([], [])
-    (empty,) = book.due(NOW_S + 2 * RUNNING_EVERY_S, 10)
+    (empty,) = due(book, NOW_S + 2 * RUNNING_EVERY_S, 10)
     assert empty.profile.status.lives == 0
 
 
@@ -126,11 +130,11 @@ def test_what_waits_longest_is_written_first_and_failures_come_last() -> None:
     names = ["a", "b", "c"]
     owners = [ProfileOwner(kind="Deployment", name=n, api_version="apps/v1") for n in names]
     book.take([Owned(owned().tracked, owner) for owner in owners], [])
-    assert [write.key[1] for write in book.due(NOW_S, 2)] == ["deployment-a", "deployment-b"]
+    assert [write.key[1] for write in due(book, NOW_S, 2)] == ["deployment-a", "deployment-b"]
     book.delayed(("team", "deployment-a"), NOW_S)
-    assert [write.key[1] for write in book.due(NOW_S, 5)] == ["deployment-b", "deployment-c"]
+    assert [write.key[1] for write in due(book, NOW_S, 5)] == ["deployment-b", "deployment-c"]
     later = NOW_S + ENDED_EVERY_S
-    assert [write.key[1] for write in book.due(later, 5)][-1] == "deployment-a"
+    assert [write.key[1] for write in due(book, later, 5)][-1] == "deployment-a"
 
 
 def test_pending_lives_are_bounded_and_survive_a_reload() -> None:
@@ -144,7 +148,7 @@ def test_pending_lives_are_bounded_and_survive_a_reload() -> None:
 def test_a_profile_without_lives_for_long_is_forgotten() -> None:
     book = ProfileBook()
     book.take([owned()], [])
-    (write,) = book.due(NOW_S, 1)
+    (write,) = due(book, NOW_S, 1)
     book.written(write, answered(write), NOW_S)
     assert book.forgotten(NOW_S + FORGOTTEN_AFTER_S - 1) == []
     ((key, stored),) = book.forgotten(NOW_S + FORGOTTEN_AFTER_S + 1)
@@ -168,7 +172,7 @@ def test_a_status_of_maximum_size_is_bounded() -> None:
                 lives.append(Owned(tracked, OWNER, TO))
     for start in range(0, len(lives), MAX_PENDING):
         book.take(lives[start : start + MAX_PENDING], [])
-        (write,) = book.due(NOW_S, 1)
+        (write,) = due(book, NOW_S, 1)
         book.written(write, answered(write), 0.0)
     status = write.profile.status
     assert len(status.containers) == 16
@@ -183,7 +187,7 @@ def test_a_device_size_that_no_running_life_has_is_not_kept() -> None:
         each = owned(ending=None)
         tracked = replace(each.tracked, memory_bytes=gib * GIB)
         book.take([], [replace(each, tracked=tracked)])
-        (write,) = book.due(NOW_S + RUNNING_EVERY_S, 10)
+        (write,) = due(book, NOW_S + RUNNING_EVERY_S, 10)
         book.stored(write.key, answered(write))
         return write.profile.status.containers[0].memory_bytes
 

@@ -162,3 +162,22 @@ def test_no_peak_is_larger_than_its_device() -> None:
 @pytest.mark.parametrize("device", ["GPU-of-no-report", ""])
 def test_a_row_without_a_device_of_the_report_is_ignored(device: str) -> None:
     assert begun(use(8, device=device)).running == []
+
+
+def test_a_life_that_ended_is_not_counted_again_if_a_report_shows_it_again() -> None:
+    tracker, over = begun(), {"u1": facts(ends=ended(0))}
+    assert len(followed(tracker, report(), over)) == 1
+    assert followed(tracker, report(use(8)), over) == []
+    assert followed(tracker, report(), over) == []
+    assert [*followed(tracker, report(use(8, NOW_S + 5)), {"u1": facts()}), *tracker.running] != []
+
+
+def test_a_report_that_changes_between_two_starts_ends_one_life() -> None:
+    tracker, pods = begun(), {"u1": facts()}
+    ends = [
+        life.life.started_s
+        for started_s in (NOW_S, NOW_S - HOUR_S) * 3
+        for life in followed(tracker, report(use(8, started_s)), pods)
+    ]
+    assert ends == [NOW_S - HOUR_S]
+    assert [each.life.started_s for each in tracker.running] == [NOW_S]

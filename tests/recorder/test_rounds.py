@@ -14,11 +14,11 @@ from contract.gpunode import GPUNode
 from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
 from extender.app.probes import probes_app
-from extender.kube.api_errors import ApiStatus, NoAnswer
+from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable
 from extender.observability.metrics import RecorderTelemetry
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.profile_status import restored
-from extender.recorder.book import FORGOTTEN_AFTER_S
+from extender.recorder.book import FORGOTTEN_AFTER_S, ProfileBook, Write
 from extender.recorder.past_lives import Owner, PastLife, PastLives
 from extender.recorder.pod_facts import ObservedPod, PodFacts
 from extender.recorder.rounds import Observed, Recorder
@@ -40,6 +40,8 @@ class Api:
     #: Raised by the next calls, in this order, by name of the call.
     failures: dict[str, list[Exception]] = field(default_factory=dict)
     version: int = 0
+    #: Owner by name of the pod; of all others ``OWNER``.
+    owners: dict[str, ProfileOwner] = field(default_factory=dict)
 
     def _fail(self, call: str) -> None:
         if waiting := self.failures.get(call):
@@ -47,17 +49,22 @@ class Api:
 
     def owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
         self._fail("owner")
-        return OWNER, None
+        return self.owners.get(pod.name, OWNER), None
 
     def list(self) -> list[VRAMProfile]:
         self._fail("list")
         return list(self.profiles.values())
 
     def read(self, namespace: str, name: str) -> VRAMProfile | None:
+        self._fail("read")
         return self.profiles.get((namespace, name))
 
     def write(self, profile: VRAMProfile) -> VRAMProfile:
         self._fail("write")
+        before = self.profiles.get((profile.metadata.namespace, profile.metadata.name))
+        version = before.metadata.resource_version if before else ""
+        if profile.metadata.resource_version != version:
+            raise ApiStatus("PUT", 409, "Conflict")
         self.version += 1
         metadata = msgspec.structs.replace(profile.metadata, resource_version=str(self.version))
         stored = decode_profile(
@@ -65,6 +72,7 @@ class Api:
         )
         self.profiles[profile.metadata.namespace, profile.metadata.name] = stored
         self.writes.append(stored)
+        self._fail("answer")
         return stored
 
     def delete(self, profile: VRAMProfile) -> None:
@@ -87,9 +95,9 @@ class World:
             self.past,
         )
 
-    def see(self, pod: PodFacts, *uses: Any) -> None:
-        metadata = ObjectMeta(name=pod.name, namespace=pod.namespace, uid="u1")
-        node = GPUNode(metadata=ObjectMeta(name=NODE), status=report(*uses))
+    def see(self, pod: PodFacts, *uses: Any, uid: str = "u1", node_name: str = NODE) -> None:
+        metadata = ObjectMeta(name=pod.name, namespace=pod.namespace, uid=uid)
+        node = GPUNode(metadata=ObjectMeta(name=node_name), status=report(*uses))
         self.observed.apply(
             [PodSeen(ObservedPod(metadata=metadata, facts=pod)), GPUNodeSeen(node, 0.0)]
         )
@@ -129,6 +137,57 @@ def test_past_lives_give_a_new_owner_a_recommendation_at_once(world: World) -> N
     assert request_bytes is not None
     assert 8 * GIB < request_bytes < 11 * GIB
     assert world.counted("headroom_recorder_past_lives") == 0
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        pytest.param({"answer": [NoAnswer("reset")]}, id="no answer"),
+        pytest.param({"answer": [ApiStatus("PUT", 504, "timeout")]}, id="a timeout of the server"),
+        pytest.param({"answer": [Unreadable("cut off")]}, id="half an answer"),
+        pytest.param({"answer": [NoAnswer("reset")], "write": [NoAnswer("")] * 3}, id="an outage"),
+        pytest.param({"answer": [NoAnswer("reset")], "read": [NoAnswer("")]}, id="neither answer"),
+        pytest.param({"write": [NoAnswer("refused")]}, id="not sent"),
+        pytest.param({"write": [ApiStatus("PUT", 429, "later")]}, id="rejected"),
+    ],
+)
+def test_each_life_is_counted_once_whatever_answer_is_lost(
+    world: World, failures: dict[str, list[Exception]]
+) -> None:
+    for _ in range(2):
+        world.see(facts(), use(8, started_s=world.now_s))
+        world.round()
+        world.see(facts(ends=ended(0, finished_s=world.now_s)))
+        world.api.failures = {call: [*raised] for call, raised in failures.items()}
+        world.round()
+        # Another life starts while the fate of the write is not known.
+        world.see(facts(), use(9, started_s=world.now_s + 30))
+        for _ in range(6):
+            world.round()
+        world.see(facts(ends=ended(0, finished_s=world.now_s)))
+        world.round()
+        assert not any(world.api.failures.values())
+    assert world.track.ended == 4
+    assert sum(world.track.complete.values()) == pytest.approx(4000, rel=0.01)
+
+
+def test_an_owner_whose_profile_cannot_be_made_delays_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(book: ProfileBook, key: tuple[str, str], now_s: float) -> Write:
+        if key[1] == "a-broken":
+            raise ValueError("year 0 is out of range")
+        return made(book, key, now_s)
+
+    made = ProfileBook.write
+    monkeypatch.setattr(ProfileBook, "write", fails)
+    first = ProfileOwner(kind="A", name="broken")
+    world.api.owners = {"a": first}
+    world.see(facts(name="a", controller=None), use(8))
+    world.see(facts(node="n2"), use(8, uid="u2"), uid="u2", node_name="n2")
+    world.round()
+    assert [*world.api.profiles] == [KEY]
+    assert world.counted("headroom_recorder_writes_total", outcome="failed") == 1
 
 
 def test_past_lives_are_not_added_to_recorded_ones(world: World) -> None:
@@ -224,6 +283,8 @@ def test_a_failed_write_is_repeated(world: World, failure: Exception) -> None:
     world.round()
     assert world.counted("headroom_recorder_writes_total", outcome="failed") == 1
     world.see(facts(ends=ended(0)))
+    world.round()
+    assert world.track.ended == 0
     world.round()
     assert world.track.ended == 1
 

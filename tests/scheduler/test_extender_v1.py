@@ -12,7 +12,7 @@ from extender.scheduler.extender_v1 import (
     encode_alike,
     encode_filter,
     encode_priorities,
-    printable,
+    go_text,
 )
 
 NAMES = st.lists(
@@ -52,5 +52,5 @@ def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataOb
 
 @given(st.text())
 def test_no_text_holds_what_kube_scheduler_would_format(text: str) -> None:
-    assert "%" not in printable(text)
-    assert len(printable(text)) <= 1000
+    assert "%" not in go_text(text)
+    assert len(go_text(text)) <= 1000
