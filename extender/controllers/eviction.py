@@ -2,9 +2,10 @@
 
 The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
 evict two pods if one is enough. A marked pod stays at its gate, even if memory becomes free; the
-mark is removed when the pod no longer has to leave. The eviction carries the pod's uid and
-resourceVersion, so a pod that has started in the meantime is not evicted. If an eviction is
-repeated, late or lost, the worst result is a pod that waits or that its controller replaces.
+mark is removed when the pod no longer has to leave. The mark is read again before the eviction
+(``controllers.evicting``), and a pod that has started in the meantime is not evicted. If an
+eviction is repeated, late or lost, the worst result is a pod that waits or that its controller
+replaces.
 
 Pods are evicted, not deleted, so that disruption budgets apply. A budget does not protect a pod at
 its gate: that pod is pending and serves nothing yet.
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -23,6 +25,7 @@ from contract.gate import has_gate, waits
 from contract.gpunode import EVICTED, GPUNode
 from contract.kube import Pod
 from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.evicting import Result, Victim, evict
 from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.ledger import Ledger
 from extender.ledger.reservations import ATTEMPTS
@@ -36,14 +39,15 @@ log = structlog.get_logger()
 
 _WHY = "not enough free memory on its GPU"
 DOES_NOT_FIT_EVICTED = (
-    "The GPU that this pod got does not have enough free memory: the device plugin chose another"
-    " GPU than Headroom predicted, or another process took the memory. The pod is evicted before it"
-    " starts, so that its controller creates a new one."
+    "The GPU that this pod got does not have enough free memory, is unhealthy, or is cordoned: the"
+    " device plugin chose another GPU than Headroom predicted, or another process took the memory."
+    " The pod is evicted before it starts, so that its controller creates a new one. If it has no"
+    " controller, create it again."
 )
 DOES_NOT_FIT_WAITS = (
-    "The GPU that this pod got does not have enough free memory: the device plugin chose another"
-    " GPU than Headroom predicted, or another process took the memory. The pod waits at its gate"
-    " until enough memory is free. It is not evicted, because no controller would replace it. To"
+    "The GPU that this pod got does not have enough free memory, is unhealthy, or is cordoned: the"
+    " device plugin chose another GPU than Headroom predicted, or another process took the memory."
+    " The pod waits at its gate. It is not evicted, because no controller would replace it. To"
     " place it on another GPU, delete it and create it again."
 )
 
@@ -80,7 +84,8 @@ class Evictions:
                 return EvictionResult()
             leave = self._misplaced(gpunode).leave
             with suppress(StoreConflict, StoreNotFound):
-                return await self._evict(await self._ledger.reservations.mark(gpunode, leave))
+                marked = await self._ledger.reservations.mark(gpunode, leave)
+                return await self._evict(marked)
         return EvictionResult()
 
     async def _evict(self, gpunode: GPUNode) -> EvictionResult:
@@ -89,17 +94,27 @@ class Evictions:
         for uid, reservation in gpunode.spec.reservations.items():
             if EVICTED not in reservation.flags:
                 continue
+            victim = Victim(reservation.namespace, reservation.name, uid, gpunode.name)
+            required = partial(self._is_required, gpunode.name, uid)
             try:
                 # Read after the mark is written: from then on the agent does not let the pod start.
-                pod = await self._store.read_pod(reservation.namespace, reservation.name)
-                if pod is not None and _may_leave(pod, uid, gpunode.name):
-                    await self._evictor.evict(pod)
-                    evicted.append(pod)
-            except (StoreConflict, StoreNotFound):
-                continue  # changed or deleted: the next round checks it again
+                made = await evict(self._store, self._evictor, victim, required, _has_not_started)
             except StoreError as err:
                 rejected.append((uid, str(err)))
+                continue
+            if made.result is Result.REJECTED:
+                rejected.append((uid, made.message))
+            elif made.result is Result.EVICTED and made.pod is not None:
+                evicted.append(made.pod)
         return EvictionResult(tuple(evicted), tuple(rejected))
+
+    async def _is_required(self, node: str, uid: str) -> bool:
+        """Return whether the ledger marks the pod, and it must leave by the newest report."""
+        gpunode = await self._store.read_gpunode(node)
+        reservation = gpunode.spec.reservations.get(uid) if gpunode else None
+        if gpunode is None or reservation is None or EVICTED not in reservation.flags:
+            return False
+        return uid in self._misplaced(gpunode).leave
 
 
 class EvictionController:
@@ -162,7 +177,5 @@ def _marked(gpunode: GPUNode) -> bool:
     return any(EVICTED in reservation.flags for reservation in gpunode.spec.reservations.values())
 
 
-def _may_leave(pod: Pod, uid: str, node: str) -> bool:
-    metadata = pod.metadata
-    is_here = metadata.uid == uid and pod.node == node and not pod.ended
-    return is_here and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))
+def _has_not_started(pod: Pod) -> bool:
+    return waits(pod) or not has_gate(pod)

@@ -3,9 +3,10 @@
 Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
 an Event warns the pod's owner. After the grace period the pod is evicted, if a newer sample of the
 agent still shows the pressure; else the decision is withdrawn. So all replicas act on one decision,
-and a replica that restarts continues it. The eviction carries the pod's uid and resourceVersion. A
-pod whose eviction is rejected, for example by a disruption budget, is left out for a while, and
-then the next pod is selected.
+and a replica that restarts continues it. Before the eviction the GPUNode is read again: it must
+have the decision, and its report must show that this pod is to be evicted. A pod whose eviction is
+rejected, for example by a disruption budget, is left out for a while; then the next pod of its
+namespace is selected.
 
 In mode observe, pods that would be evicted are only logged and counted, at the time at which they
 would be: after the grace period, if a newer sample still shows the pressure, and if the API server
@@ -26,7 +27,8 @@ from contract.gpunode import GPUNode, OveruseEviction, Reservation
 from contract.quantity import gib
 from extender.bounded import Bounded
 from extender.controllers.event_recorder import EventRecorder
-from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreTimeout
+from extender.controllers.evicting import Result, Victim, evict
+from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.ledger import Ledger
 from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Evictor, Store
@@ -35,13 +37,8 @@ from extender.periodic import Loops
 from extender.placement.overuse_eviction import OveruseEvictions, Overusing, changes
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import pod_notice
-from extender.state.overuse_decisions import (
-    REJECTED_FOR_S,
-    is_later,
-    latest_sample,
-    overuse_evictions_on,
-    rejected_lately,
-)
+from extender.state.overuse import REJECTED_FOR_S
+from extender.state.overuse_decisions import latest_sample, overuse_evictions_on
 
 log = structlog.get_logger()
 
@@ -49,7 +46,7 @@ EVERY_S = 1.0
 #: Maximum number of nodes without a decision in a round: each takes up to a millisecond.
 MOST_NODES = 100
 #: Maximum number of decisions, and of logged pods, that are remembered.
-REMEMBERED = 4096
+DECISIONS, REMEMBERED = 2048, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,14 @@ class _Observed:
 
     device: str
     since_s: float
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """When a decision was seen first, on the monotonic clock, and the newest sample then."""
+
+    at_s: float
     sample: str
 
 
@@ -79,9 +84,9 @@ class OveruseController:
         self._evictor = evictor
         self._telemetry = telemetry
         self._event_recorder = event_recorder
-        #: (uid, time of the decision) -> when this process first saw it, on the monotonic clock.
-        #: The clocks of two replicas are not compared.
-        self._seen_s: Bounded[tuple[str, str], float] = Bounded(REMEMBERED)
+        #: (uid, time of the decision) -> when this process saw it first. The clocks of two replicas
+        #: are not compared.
+        self._seen: Bounded[tuple[str, str], _Seen] = Bounded(DECISIONS)
         #: Mode observe: node -> pods that would be selected, and those that were logged.
         self._observed: dict[str, dict[str, _Observed]] = {}
         self._logged: Bounded[str, None] = Bounded(REMEMBERED)
@@ -143,7 +148,7 @@ class OveruseController:
                 first = _Observed(over.device, now_s, sample)
             selected[uid] = first
             pod, since_s = self._cluster.pod(uid), now_s - first.since_s
-            due = since_s >= grace_s and is_later(sample, first.sample)
+            due = since_s >= grace_s and sample != first.sample
             if pod is None or not due or uid in self._logged:
                 continue
             try:
@@ -158,19 +163,32 @@ class OveruseController:
             log.warning("pod_would_be_evicted", node=gpunode.name, pod=name, pod_uid=uid, **figures)
 
     async def _act(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
-        if any(True for _ in changes(self._decided(gpunode), found.selected)):
+        if any(True for _ in changes(self._decided(gpunode), found.decided)):
             written = await self._decide(gpunode.name)
             if written is None:
                 return
             gpunode = written
-        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
         for uid, reservation in gpunode.spec.reservations.items():
-            if not (decision := reservation.overuse) or rejected_lately(reservation, time.time()):
-                continue
-            key = uid, decision.since
-            since_s = self._seen_s[key] = self._seen_s.get(key, now_s)
-            if now_s - since_s >= grace_s and is_later(sample, decision.observed_at):
-                await self._evict(gpunode.name, uid, reservation)
+            if reservation.overuse and self._is_due(gpunode, uid, reservation.overuse, grace_s):
+                await self._evict(gpunode.name, uid, reservation, reservation.overuse)
+
+    def _is_due(
+        self, gpunode: GPUNode, uid: str, decision: OveruseEviction, grace_s: float
+    ) -> bool:
+        """Return whether the grace period is over and a sample that was taken after the decision
+        shows that the pod must be evicted, according to this version of the GPUNode.
+
+        The sample is another than that of the decision, and than the newest one when this replica
+        saw the decision first. So neither the node's clock nor a late watch decides which is newer.
+        """
+        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        key = uid, decision.since
+        first = self._seen[key] = self._seen.get(key) or _Seen(now_s, sample)
+        return (
+            now_s - first.at_s >= grace_s
+            and sample not in (decision.observed_at, first.sample)
+            and uid in self._evictions(gpunode).selected
+        )
 
     async def _decide(self, node: str) -> GPUNode | None:
         """Write the decisions according to the newest version of the GPUNode, and return it."""
@@ -186,13 +204,13 @@ class OveruseController:
             decided = {
                 uid: _kept(gpunode.spec.reservations[uid], over)
                 or OveruseEviction(over.device, since, observed_at)
-                for uid, over in found.selected.items()
+                for uid, over in found.decided.items()
             }
             with suppress(StoreConflict, StoreNotFound):
                 written = await self._ledger.reservations.decide_overuse(
-                    gpunode, decided, before.keys() - found.selected.keys()
+                    gpunode, decided, before.keys() - found.decided.keys()
                 )
-                for uid, over in changes(before, found.selected):
+                for uid, over in changes(before, found.decided):
                     await self._announce(node, uid, over)
                 return written
         return None
@@ -204,7 +222,9 @@ class OveruseController:
             uid: reservation.overuse.device
             for uid, reservation in gpunode.spec.reservations.items()
             if reservation.overuse
-            and not rejected_lately(reservation, time.time())
+            and not self._cluster.overuses.rejected_lately(
+                gpunode.name, uid, reservation.overuse, time.monotonic()
+            )
             and (pod := self._cluster.pod(uid)) is not None
             and not pod.metadata.deletion_timestamp
         }
@@ -228,26 +248,25 @@ class OveruseController:
                 pod_notice(pod, EventReason.GPU_MEMORY_OVERUSE_EVICTION, message, key="")
             )
 
-    async def _evict(self, node: str, uid: str, reservation: Reservation) -> None:
-        try:
-            pod = await self._store.read_pod(reservation.namespace, reservation.name)
-            if (
-                pod is None
-                or (pod.metadata.uid, pod.node) != (uid, node)
-                or pod.ended
-                or pod.metadata.deletion_timestamp
-            ):
-                return
-            await self._evictor.evict(pod)
-        except (StoreConflict, StoreNotFound):
-            return  # changed or deleted: the next round checks it again
-        except StoreTimeout:
-            raise  # it may be evicted: the next round reads it again
-        except StoreError as err:
+    async def _evict(
+        self, node: str, uid: str, reservation: Reservation, decision: OveruseEviction
+    ) -> None:
+        async def is_required() -> bool:
+            gpunode = await self._store.read_gpunode(node)
+            held = gpunode.spec.reservations.get(uid) if gpunode else None
+            if gpunode is None or held is None or held.overuse != decision:
+                return False
+            return self._is_due(gpunode, uid, decision, 0.0)
+
+        victim = Victim(reservation.namespace, reservation.name, uid, node)
+        made = await evict(self._store, self._evictor, victim, is_required)
+        if made.result is Result.REJECTED:
             await self._ledger.reservations.reject_overuse(node, uid)
             self._telemetry.overuse_evictions.labels("rejected").inc()
-            log.warning("overuse_eviction_rejected", node=node, pod_uid=uid, message=str(err))
+            log.warning("overuse_eviction_rejected", node=node, pod_uid=uid, message=made.message)
             return
+        if made.result is not Result.EVICTED or made.pod is None:
+            return  # changed, deleted or withdrawn: the next round checks it again
         self._telemetry.overuse_evictions.labels("evicted").inc()
         log.warning("pod_evicted", node=node, pod_uid=uid, reason="overuse of GPU memory")
         message = (
@@ -256,7 +275,7 @@ class OveruseController:
             "one. To keep it, request more in annotation headroom.gpu/vram."
         )
         await self._event_recorder.write(
-            pod_notice(pod, EventReason.EVICTED_FOR_GPU_MEMORY_OVERUSE, message, key="")
+            pod_notice(made.pod, EventReason.EVICTED_FOR_GPU_MEMORY_OVERUSE, message, key="")
         )
 
 

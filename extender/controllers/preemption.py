@@ -8,7 +8,8 @@ rejected here recently and has no nomination yet got no victims from kube-schedu
                  -> evict the victims, the least important first
 
 The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
-continues, and from then on all replicas hold the memory for the pod. If the API server, which
+continues, and from then on all replicas hold the memory for the pod. Before each eviction the pod
+is read again: it must still wait, with this attempt. If the API server, which
 evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. After a later error
 the next attempt continues: victims that have left count as gone.
 
@@ -28,6 +29,7 @@ from contract.kube import Pod
 from contract.preemption import Attempt, attempt_of, encode_attempt
 from extender.bounded import Bounded
 from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.evicting import Result, Victim, evict
 from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.store import Evictor, Store
 from extender.observability.metrics import Telemetry
@@ -110,30 +112,41 @@ class PreemptionWriter:
             return PreemptionResult(rejected=str(err))
         evicted: list[Pod] = []
         for victim in reversed(leaving):
+            about = victim.metadata
             try:
-                await self._evictor.evict(victim)
-            except (StoreConflict, StoreNotFound):
-                # It changed since it was read: try again with the newer version.
-                if not await self._retry(victim, node):
-                    return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
+                made = await evict(
+                    self._store,
+                    self._evictor,
+                    Victim(about.namespace, about.name, about.uid, node),
+                    lambda: self._is_required(pod, attempt),
+                )
             except StoreError as err:
                 return PreemptionResult(True, tuple(evicted), str(err))
-            evicted.append(victim)
+            if made.result is Result.WITHDRAWN:
+                why = f"{_name(pod)} does not wait for its victims any more"
+                return PreemptionResult(True, tuple(evicted), why)
+            if made.result is Result.CHANGED:
+                return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
+            if made.result is Result.REJECTED:
+                return PreemptionResult(True, tuple(evicted), made.message)
+            if made.result is Result.EVICTED:
+                evicted.append(victim)
         return PreemptionResult(True, tuple(evicted))
+
+    async def _is_required(self, waiting: Pod, attempt: Attempt) -> bool:
+        """Return whether the pod still waits for the victims of this attempt, which is on it."""
+        pod = await self._store.read_pod(waiting.metadata.namespace, waiting.metadata.name)
+        return (
+            pod is not None
+            and _waits(pod, waiting.metadata.uid)
+            and _nominated(pod) in ("", attempt.node)
+            and attempt_of(pod) == attempt
+        )
 
     async def _read(self, victim: Pod, node: str) -> Pod | None:
         pod = await self._store.read_pod(victim.metadata.namespace, victim.metadata.name)
         same = pod is not None and pod.metadata.uid == victim.metadata.uid and pod.node == node
         return pod if same else None
-
-    async def _retry(self, victim: Pod, node: str) -> bool:
-        try:
-            pod = await self._read(victim, node)
-            if pod is not None:
-                await self._evictor.evict(pod)
-        except StoreError:
-            return False
-        return True  # deleted, or evicted
 
 
 class PreemptionController:
@@ -278,15 +291,25 @@ class PreemptionController:
 
 
 def _still_waits(pod: Pod, seen: Pod) -> bool:
-    before, now = attempt_of(seen), attempt_of(pod)
     return (
-        pod.metadata.uid == seen.metadata.uid
+        _waits(pod, seen.metadata.uid)
+        and not _nominated(pod)
+        and attempt_of(seen) == attempt_of(pod)
+    )
+
+
+def _waits(pod: Pod, uid: str) -> bool:
+    return (
+        pod.metadata.uid == uid
         and not pod.node
         and not pod.ended
         and not pod.metadata.deletion_timestamp
-        and not (pod.status and pod.status.nominated_node_name)
-        and before == now
     )
+
+
+def _nominated(pod: Pod) -> str:
+    """Return the node that kube-scheduler has nominated for the pod; empty for none."""
+    return (pod.status.nominated_node_name if pod.status else "") or ""
 
 
 def _name(pod: Pod) -> str:

@@ -68,13 +68,16 @@ def may_preempt(pod: Pod) -> bool:
 
 
 def is_evictable(pod: Pod, preemptor: Pod) -> bool:
-    """Return whether the pod can be evicted and has a lower priority than the preemptor."""
-    owners = pod.metadata.owner_references or ()
-    return (
-        priority(pod) < min(priority(preemptor), CRITICAL)
-        and MIRRORED not in (pod.metadata.annotations or {})
-        and not any(owner.kind == "Node" for owner in owners)
-    )
+    """Return whether the pod can be evicted and has a lower priority than the preemptor.
+
+    Static pods cannot. Only the annotation shows that a pod is one: its author could write an owner
+    of kind Node. A kubelet runs no pod with the annotation that is not one of its static pods.
+    """
+    return priority(pod) < min(priority(preemptor), CRITICAL) and not is_static(pod)
+
+
+def is_static(pod: Pod) -> bool:
+    return pod.annotation(MIRRORED) is not None
 
 
 def as_evictable(pod: Pod) -> Evictable:

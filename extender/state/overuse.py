@@ -11,9 +11,13 @@ many pods use more during their start than later.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from contract.gpunode import ADOPTED, GPUNode, OveruseEviction
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
 from extender.state.tracker import Tracker, WeighedNode
+
+#: Seconds for which a pod is left out after its eviction was rejected.
+REJECTED_FOR_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,14 @@ class Overuses(Tracker):
         #: Minimum duration of overuse that is reported, in seconds.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
+        #: Nodes with a device that a pod which was bound without Headroom overcommits. Such a pod
+        #: may use less than is charged for it, and more than other pods leave.
+        self._overcommitted: set[str] = set()
         #: Nodes on which a pod is to be evicted because of its overuse.
         self._decided: set[str] = set()
+        #: Node -> uid -> when the pod's eviction was rejected (RFC 3339, in the ledger), and when
+        #: that was first seen, on the monotonic clock: clocks of replicas are not compared.
+        self._rejected: dict[str, dict[str, tuple[str, float]]] = {}
         #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
         #: Overuse of at least ``lasting_s``; replaced, never changed in place.
@@ -57,15 +67,43 @@ class Overuses(Tracker):
         else:
             self._of_node.pop(node.name, None)
         reservations = node.gpunode.spec.reservations.values() if node.gpunode else ()
-        if any(reservation.overuse for reservation in reservations):
-            self._decided.add(node.name)
-        else:
-            self._decided.discard(node.name)
+        _keep(self._decided, node.name, any(each.overuse for each in reservations))
+        _keep(
+            self._overcommitted,
+            node.name,
+            any(ADOPTED in each.flags for each in reservations)
+            and any_overcommitted(node.written_devices),
+        )
+
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
+        before = self._rejected.pop(gpunode.name, {})
+        found: dict[str, tuple[str, float]] = {}
+        for uid, reservation in gpunode.spec.reservations.items():
+            if reservation.overuse and (stamp := reservation.overuse.rejected_at):
+                seen = before.get(uid)
+                found[uid] = seen if seen and seen[0] == stamp else (stamp, at_s)
+        if found:
+            self._rejected[gpunode.name] = found
+
+    def gpunode_gone(self, name: str) -> None:
+        self._rejected.pop(name, None)
+
+    def rejected_lately(self, node: str, uid: str, decision: OveruseEviction, now_s: float) -> bool:
+        """Return whether the eviction of the pod was rejected in the last ``REJECTED_FOR_S``.
+
+        ``decision`` is from the ledger, so that all replicas leave out the pod. ``now_s``: the
+        monotonic clock. A rejection that the watch has not shown yet happened just now.
+        """
+        if not decision.rejected_at:
+            return False
+        stamp, at_s = self._rejected.get(node, {}).get(uid, ("", now_s))
+        return stamp != decision.rejected_at or now_s - at_s < REJECTED_FOR_S
 
     def nodes(self) -> tuple[list[str], list[str]]:
         """Return the nodes on which a pod is to be evicted because of its overuse, and the other
-        nodes with overuse, by name."""
-        return sorted(self._decided), sorted(self._of_node.keys() - self._decided)
+        nodes with possible overuse, by name."""
+        others = (self._of_node.keys() | self._overcommitted) - self._decided
+        return sorted(self._decided), sorted(others)
 
     def update(self, now_s: float) -> None:
         """Update ``lasting``. ``now_s``: the monotonic clock."""
@@ -74,6 +112,13 @@ class Overuses(Tracker):
         self.lasting = tuple(
             each for each in found if now_s - self._since_s[each.key] >= self._lasting_s
         )
+
+
+def _keep(names: set[str], name: str, is_in: bool) -> None:
+    if is_in:
+        names.add(name)
+    else:
+        names.discard(name)
 
 
 def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:

@@ -1,13 +1,13 @@
 """Decides which pods of a node to evict because of their overuse, from one version of its GPUNode.
 
 ``placement.overuse_eviction`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
-their annotation allows it. Never evicted are static pods, pods of critical priority, and pods that
-were bound without a reservation.
+their annotation allows it. Static pods are never evicted: the API server has only a copy of them.
+Nothing else that a pod's author writes exempts it: not its priority, its scheduler or its owner.
+With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 from contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
@@ -15,11 +15,12 @@ from contract.errors import BadAnnotation
 from contract.gpunode import ADOPTED, GPUNode, Reservation
 from contract.kube import Pod
 from contract.quantity import gib
-from extender.placement.occupancy import Holder
 from extender.placement.overuse_eviction import (
     NONE,
+    TOLERANCE_BYTES,
     Balance,
     OveruseEvictions,
+    Overusing,
     RunningPod,
     balance,
     overuse_evictions,
@@ -27,13 +28,9 @@ from extender.placement.overuse_eviction import (
 from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
-from extender.state.evictable_pods import CRITICAL, MIRRORED
-from extender.state.heartbeats import age
+from extender.state.evictable_pods import is_static
 from extender.state.nominations import priority
-from extender.state.overuse import first_of_each_memory
-
-#: Seconds for which a pod is left out after its eviction was rejected.
-REJECTED_FOR_S = 30.0
+from extender.state.overuse import REJECTED_FOR_S, first_of_each_memory
 
 
 def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
@@ -51,36 +48,29 @@ def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) 
 
 def _running_pods(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
     """Return uid -> pod of the pods that are bound to the node and have a reservation there."""
-    reservations, wall_s = gpunode.spec.reservations, cluster.epoch_s + now_s
+    reservations = gpunode.spec.reservations
     return {
         pod.metadata.uid: RunningPod(
             priority=priority(pod),
-            evictable=not rejected_lately(reservation, wall_s)
-            and not _protected(pod, reservation, cluster.rules),
+            evictable=not _protected(pod, cluster.rules)
+            and not (
+                reservation.overuse
+                and cluster.overuses.rejected_lately(
+                    gpunode.name, pod.metadata.uid, reservation.overuse, now_s
+                )
+            ),
             leaving=bool(pod.metadata.deletion_timestamp),
             selected_for=reservation.overuse.device if reservation.overuse else "",
+            granted=ADOPTED not in reservation.flags,
         )
         for pod in cluster.pods_on(gpunode.name)
         if (reservation := reservations.get(pod.metadata.uid)) is not None
     }
 
 
-def rejected_lately(reservation: Reservation, wall_s: float) -> bool:
-    """Return whether the eviction of the pod was rejected in the last ``REJECTED_FOR_S``.
-
-    ``wall_s``: Unix seconds. The ledger has the time, so that all replicas leave out the pod.
-    """
-    since_s = age(reservation.overuse.rejected_at, wall_s) if reservation.overuse else None
-    return since_s is not None and abs(since_s) < REJECTED_FOR_S
-
-
-def _protected(pod: Pod, reservation: Reservation, rules: Rules) -> str:
+def _protected(pod: Pod, rules: Rules) -> str:
     """Return why the pod is never evicted for its overuse; empty if it may be."""
-    if ADOPTED in reservation.flags:
-        return "it was bound without Headroom"
-    if priority(pod) >= CRITICAL:
-        return "its priority is critical"
-    if pod.annotation(MIRRORED) is not None:
+    if is_static(pod):
         return "it is a static pod"
     text = pod.annotation(ON_OVERUSE)
     try:
@@ -133,30 +123,41 @@ def overusing_pods(
     """
     gpunode = cluster.gpunode(node.name)
     devices = list(first_of_each_memory(node.devices))
-    overusing = any(_overuses(holder) for each in devices for holder in each.holders)
-    if not overusing or gpunode is None or gpunode.status is None or node.fresh_until_s < now_s:
+    measured = any(h.observed and h.measured_bytes for each in devices for h in each.holders)
+    if not measured or gpunode is None or gpunode.status is None or node.fresh_until_s < now_s:
         return
     pods = _running_pods(cluster, gpunode, now_s)
     margin_bytes = cluster.rules.overuse_margin_bytes
-    selected = overuse_evictions(devices, pods, margin_bytes).selected
+    evictions = overuse_evictions(devices, pods, margin_bytes)
     for each in devices:
         found = balance(each, pods, margin_bytes)
         for holder in each.holders if found else ():
-            used_bytes, pod = holder.measured_bytes or 0, cluster.pod(holder.uid)
+            pod = cluster.pod(holder.uid)
             reservation = gpunode.spec.reservations.get(holder.uid)
-            if not found or not pod or not reservation or not _overuses(holder):
+            if not found or not pod or not reservation or not holder.observed:
                 continue
-            is_next = holder.uid in selected and selected[holder.uid].device == each.device.uuid
-            outcome, why = _outcome(pod, reservation, found, is_next, cluster, now_s)
-            if observes and is_next:
+            used_bytes = holder.measured_bytes or 0
+            reserved_bytes = found.reserved_bytes.get(holder.uid, holder.requested_bytes)
+            if used_bytes <= reserved_bytes:
+                continue
+            over = Overusing(
+                holder.uid,
+                each.device.uuid,
+                reserved_bytes,
+                used_bytes,
+                found.free_bytes,
+                found.needed_bytes,
+            )
+            outcome, why = _outcome(pod, reservation, over, found, evictions, cluster, now_s)
+            if observes and outcome in ("evicting", "next"):
                 outcome = "observed"
-                why = f"would be evicted if the mode were not observe; {_lacking(found)}"
+                why = f"would be evicted if the mode were not observe; {_lacking(over)}"
             yield OverusingPod(
                 holder.namespace,
                 holder.name,
                 holder.uid,
                 each.device.uuid,
-                holder.requested_bytes,
+                reserved_bytes,
                 used_bytes,
                 found.free_bytes,
                 found.needed_bytes,
@@ -166,25 +167,22 @@ def overusing_pods(
             )
 
 
-def _overuses(holder: Holder) -> bool:
-    return holder.observed and (holder.measured_bytes or 0) > holder.requested_bytes
-
-
-def _lacking(found: Balance) -> str:
-    free, needed = gib(max(0, found.free_bytes)), gib(found.needed_bytes, up=True)
+def _lacking(over: Overusing) -> str:
+    free, needed = gib(max(0, over.free_bytes)), gib(over.needed_bytes, up=True)
     return f"only {free} of its GPU are free, and the other pods there need {needed}"
 
 
 def _outcome(
     pod: Pod,
     reservation: Reservation,
+    over: Overusing,
     found: Balance,
-    is_next: bool,
+    evictions: OveruseEvictions,
     cluster: ClusterState,
     now_s: float,
 ) -> tuple[Outcome, str]:
     """Return whether a pod that uses more than it reserved is evicted, and why."""
-    decision, lacking = reservation.overuse or None, _lacking(found)
+    decision, lacking = reservation.overuse or None, _lacking(over)
     if pod.metadata.deletion_timestamp:
         if decision and not decision.rejected_at:
             return "ending", "it was evicted for that, and ends"
@@ -192,19 +190,30 @@ def _outcome(
     if not found.under_pressure:
         if len(found.staying) < 2:
             return "none", "not evicted, because no other pod is on its GPU"
-        free, needed = gib(found.free_bytes), gib(found.needed_bytes, up=True)
+        free, needed = gib(over.free_bytes), gib(over.needed_bytes, up=True)
         return "none", (
             f"not evicted, because {free} of its GPU are free, and the other pods there need "
             f"{needed}"
         )
-    if why := _protected(pod, reservation, cluster.rules):
+    if over.excess_bytes <= TOLERANCE_BYTES:
+        return "none", (
+            f"not evicted, because it uses at most {gib(TOLERANCE_BYTES)} more than it reserved; "
+            f"{lacking}"
+        )
+    if why := _protected(pod, cluster.rules):
         return "protected", f"not evicted, because {why}; {lacking}"
-    if decision and rejected_lately(reservation, cluster.epoch_s + now_s):
+    if decision and cluster.overuses.rejected_lately(pod.node, over.uid, decision, now_s):
         return "rejected", (
             f"its eviction was rejected at {decision.rejected_at[:19]}Z, for example by a "
             f"PodDisruptionBudget, and is tried again after {REJECTED_FOR_S:.0f} s; {lacking}"
         )
-    if not is_next:
+    if over.device in evictions.unresolved:
+        return "protected", (
+            "not evicted, because a pod of another namespace exceeds its reservation by more, and "
+            f"may not be evicted; {lacking}"
+        )
+    selected = evictions.selected.get(over.uid)
+    if selected is None or selected.device != over.device:
         return "other", f"not evicted now, because another pod is evicted first; {lacking}"
     if decision:
         return "evicting", f"evicted within seconds; {lacking}"
@@ -212,7 +221,11 @@ def _outcome(
 
 
 def latest_sample(cluster: ClusterState, gpunode: GPUNode) -> str:
-    """Return when the newest sample was taken that confirms this status of the node (RFC 3339)."""
+    """Return when the newest sample was taken that confirms this status of the node (RFC 3339).
+
+    The node's clock can be set back. So two stamps are only equal or different samples, and none of
+    them is the later one.
+    """
     if gpunode.status is None:
         return ""
     observed_at = gpunode.status.observed_at
@@ -221,11 +234,3 @@ def latest_sample(cluster: ClusterState, gpunode: GPUNode) -> str:
         (heartbeat.gpunode, heartbeat.observed_at) == (gpunode.metadata.uid, observed_at)
     )
     return heartbeat.sampled_at if heartbeat is not None and confirms else observed_at
-
-
-def is_later(stamp: str, than: str) -> bool:
-    """Return whether an RFC 3339 timestamp is later than another; False if one is not valid."""
-    try:
-        return datetime.fromisoformat(stamp) > datetime.fromisoformat(than)
-    except (ValueError, TypeError):  # not both have a time zone
-        return False

@@ -83,6 +83,23 @@ class TestAnnotations:
             "reservation does not change; delete the pod and create it again with the new value",
         )
 
+    def test_a_bound_pod_may_be_opened_to_eviction_for_its_overuse(self, site: Site) -> None:
+        path = f"{PODS}/{BOUND}"
+        for text in ("evict", "report", None):
+            reply = site.send("PATCH", path, noted("headroom.gpu/on-overuse", text))
+            assert reply.status == 200
+        rejected(
+            site.send("PATCH", path, noted("headroom.gpu/on-overuse", "never")),
+            self.POLICY,
+            "annotation headroom.gpu/on-overuse: 'never' is not one of report, evict. Example: "
+            "headroom.gpu/on-overuse: evict",
+        )
+        both = {"headroom.gpu/on-overuse": "evict", "headroom.gpu/vram": "1Gi"}
+        reply = site.send("PATCH", path, {"metadata": {"annotations": both}})
+        rejected(
+            reply, self.POLICY, "annotation headroom.gpu/vram of a bound pod cannot be changed"
+        )
+
     def test_a_pod_that_waits_may_ask_for_less(self, site: Site) -> None:
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/vram", "4Gi")).status == 200

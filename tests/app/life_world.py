@@ -33,7 +33,8 @@ from extender.controllers import (
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.memory_store import EmbeddedStore
 from extender.observability import feed
-from extender.state import event_queue, eviction_candidates, nominations, overuse_decisions
+from extender.state import event_queue, eviction_candidates, nominations
+from extender.state import overuse as overuse_state
 from extender.state.changes import HeartbeatSeen, PodGone
 from extender.state.notices import Notice
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, pod, shared, use
@@ -54,7 +55,7 @@ def quicken() -> None:
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
     eviction_candidates.FIRST_S = 0.1
     starts.EVERY_S = 0.02
-    overuse.EVERY_S, overuse_decisions.REJECTED_FOR_S = 0.02, 0.05
+    overuse.EVERY_S, overuse_state.REJECTED_FOR_S = 0.02, 0.05
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05

@@ -35,15 +35,16 @@ from tests.ledger.stage import DEVICES, Stage, once, raises
 
 DOES_NOT_FIT = "InsufficientGPUMemory"
 DOES_NOT_FIT_EVICTED = (
-    "The GPU that this pod got does not have enough free memory: the device plugin chose another "
-    "GPU than Headroom predicted, or another process took the memory. The pod is evicted before it "
-    "starts, so that its controller creates a new one."
+    "The GPU that this pod got does not have enough free memory, is unhealthy, or is cordoned: the"
+    " device plugin chose another GPU than Headroom predicted, or another process took the memory."
+    " The pod is evicted before it starts, so that its controller creates a new one. If it has no"
+    " controller, create it again."
 )
 DOES_NOT_FIT_WAITS = (
-    "The GPU that this pod got does not have enough free memory: the device plugin chose another "
-    "GPU than Headroom predicted, or another process took the memory. The pod waits at its gate "
-    "until enough memory is free. It is not evicted, because no controller would replace it. To "
-    "place it on another GPU, delete it and create it again."
+    "The GPU that this pod got does not have enough free memory, is unhealthy, or is cordoned: the"
+    " device plugin chose another GPU than Headroom predicted, or another process took the memory."
+    " The pod waits at its gate. It is not evicted, because no controller would replace it. To"
+    " place it on another GPU, delete it and create it again."
 )
 
 #: Uids of the evicted, and of the rejected with the reason.
@@ -153,7 +154,8 @@ def world() -> World:
 def test_it_is_marked_then_evicted(world: World) -> None:
     assert world.send_away() == WENT
     assert world.evictor.marked == [True]
-    assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
+    calls = ["read_gpunode", "write_spec", "read_gpunode", "read_pod"]
+    assert world.stage.calls[: len(calls)] == calls
     assert world.stage.written[-1] == world.stage.node()
     # The reservation stays until the pod is gone.
     assert world.stage.node().spec.reservations["uid-p"].charges
@@ -194,7 +196,24 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
         world.stage.node(), {"uid-p"}
     ))  # fmt: skip
     assert world.send_away(decide) == WENT
-    assert seen == [[], [EVICTED]]
+    assert seen == [[], [EVICTED], [EVICTED]]  # the third is read before the eviction
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        pytest.param(lambda world: world.leave.clear(), id="another pod has made room"),
+        pytest.param(
+            lambda world: world.stage.ledger.mark(world.stage.node(), set()),
+            id="another replica has removed the mark",
+        ),
+    ],
+)
+def test_the_mark_and_the_report_are_read_again_before_the_eviction(
+    world: World, deed: Callable[[World], None]
+) -> None:
+    world.stage.fault = once("write_spec", "after", lambda: deed(world))
+    assert world.send_away() == NOBODY
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,8 @@ def test_a_restarted_replica_continues_the_decision(world: World) -> None:
     world.controller = world.replica()
     world.report()
     assert world.round(NEVER_S) == []
+    assert world.round() == []  # for this replica, the sample can be older than the decision
+    world.report()
     assert world.round() == ["p"]
     assert world.counted("decided") == 1
 
@@ -362,3 +364,81 @@ def test_a_heartbeat_is_a_newer_sample(world: World) -> None:
     metadata = ObjectMeta(name="n", annotations={"headroom.gpu/observed-at": text})
     world.state.apply([HeartbeatSeen(Lease(metadata=metadata), time.monotonic())])
     assert world.round() == ["p"]
+
+
+def test_a_withdrawn_decision_is_not_carried_out_by_a_replica_whose_watch_is_late(
+    world: World,
+) -> None:
+    world.report()
+    world.round()
+    world.report()
+    assert world.round(NEVER_S) == []
+    deliver, world.store._deliver = world.store._deliver, lambda events: None
+    withdrawn = world.store.read_gpunode("n")
+    assert withdrawn is not None
+    spec = msgspec.structs.replace(
+        withdrawn.spec,
+        reservations={
+            uid: msgspec.structs.replace(each, overuse=msgspec.UNSET)
+            for uid, each in withdrawn.spec.reservations.items()
+        },
+    )
+    world.store.write_spec(withdrawn, spec)
+    world.store._deliver = deliver
+    assert world.round() == []
+    assert world.evictor.evicted == []
+
+
+def test_the_newest_report_must_show_the_pressure_although_the_watch_is_late(world: World) -> None:
+    world.report()
+    world.round()
+    world.report()
+    assert world.round(NEVER_S) == []
+    deliver, world.store._deliver = world.store._deliver, lambda events: None
+    world.report(p=5)
+    world.store._deliver = deliver
+    assert world.round() == []
+    assert world.evictor.evicted == []
+
+
+def test_a_clock_that_is_set_back_delays_no_eviction(world: World) -> None:
+    world.report(p=5)
+    world.began += timedelta(hours=1)
+    world.report()
+    assert world.round() == []
+    assert world.decided.keys() == {"p"}
+    world.began -= timedelta(hours=1)
+    world.report()
+    assert world.round() == ["p"]
+
+
+def test_a_pod_that_overtakes_is_warned_before_it_is_evicted_and_the_first_stays_warned(
+    world: World,
+) -> None:
+    world.report(p=9, r=7)
+    world.round()
+    assert world.decided.keys() == {"p"}
+    first = world.decided["p"]
+    world.report(p=9, r=12)
+    assert world.round(NEVER_S) == []
+    assert world.decided.keys() == {"p", "r"}
+    world.report(p=12, r=9)
+    assert world.round() == ["p"]  # it was warned long ago
+    assert world.decided["p"] == first
+
+
+class TestRejectedEvictionOfAnotherNamespace:
+    """A disruption budget is written by the pod's author: no pod of others is evicted instead."""
+
+    def test_the_next_pod_is_not_selected(self, world: World) -> None:
+        world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+        held = world.store.read_gpunode("n")
+        assert held is not None
+        reservations = dict(held.spec.reservations)
+        reservations["r"] = msgspec.structs.replace(reservations["r"], namespace="other")
+        world.store.write_spec(held, msgspec.structs.replace(held.spec, reservations=reservations))
+        for _ in range(4):
+            world.report(p=9, r=7)
+            assert world.round() == []
+        assert world.decided == {}
+        assert world.telemetry.overuse_unresolved._value.get() == 1

@@ -166,3 +166,37 @@ def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
     world = World()
     world.evictors.rejected["low"] = StoreConflict("409")
     assert names(world.preempt().evicted) == ["low", "high"]
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        pytest.param(lambda store: store.delete_pod("default", "new"), id="it is deleted"),
+        pytest.param(lambda store: bound_elsewhere(store), id="it is bound"),
+        pytest.param(lambda store: another_attempt(store), id="another replica began an attempt"),
+    ],
+)
+def test_no_further_victim_is_evicted_once_the_pod_does_not_wait_any_more(
+    deed: Callable[[EmbeddedStore], None],
+) -> None:
+    world = World()
+
+    async def evict(pod: Pod) -> None:
+        world.evictors.evicted.append(pod.metadata.name)
+        deed(world.store)
+
+    world.evictors.evict = evict  # type: ignore[method-assign]
+    made = world.preempt()
+    assert names(made.evicted) == world.evictors.evicted == ["low"]
+    assert made.rejected == "default/new does not wait for its victims any more"
+
+
+def bound_elsewhere(store: EmbeddedStore) -> None:
+    store.delete_pod("default", "new")
+    store.admit(pod(uid="new", name="new", priority=9, node="m"))
+
+
+def another_attempt(store: EmbeddedStore) -> None:
+    waiting = store.read_pod("default", "new")
+    assert waiting is not None
+    store.touch_pod(waiting, "{}", PREEMPTING)

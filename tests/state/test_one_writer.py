@@ -27,7 +27,7 @@ READS = {
     "nominations": {"held_for", "node_of", "nominees", "places"},
     "observations": {"is_pending", "of_pod"},
     "overcommits": {"now"},
-    "overuses": {"nodes"},
+    "overuses": {"nodes", "rejected_lately"},
     "headroom_gains": {"of", "since"},
     "least_priority": {"get"},
     "starting": {"nodes"},
