@@ -1,5 +1,6 @@
 """The agent's reads before it answers the kubelet, and its error if it cannot answer."""
 
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ class Ledger:
     told: GPUNodeStatus | None = field(default_factory=status)
     choice: str = "B"
     failures: int = 0
+    #: Uids of the pods that have a reservation.
+    pods: list[str] = field(default_factory=lambda: ["u"])
     #: The timeout of each read, in seconds.
     within_s: list[float] = field(default_factory=list)
 
@@ -71,7 +74,8 @@ class Ledger:
             self.failures -= 1
             raise NotDelivered("API server not reached")
         charge = Charge(RESOURCE, 1, {"B": 8 * GIB}, choice=self.choice)
-        spec = GPUNodeSpec(True, {"u": Reservation("default", "p", [charge])})
+        reserved = {uid: Reservation("default", f"p-{uid}", [charge]) for uid in self.pods}
+        spec = GPUNodeSpec(True, reserved)
         return GPUNode(ObjectMeta(name="n"), spec=spec, status=self.told)
 
 
@@ -99,6 +103,32 @@ def test_the_ledger_is_asked_again_until_it_answers(tmp_path: Path) -> None:
     steering = allocation(tmp_path, Ledger(failures=1), status())
     assert answer(steering) == ("B::0",)
     assert steering.answers == {(RESOURCE, "reserved"): 1}
+
+
+def test_an_answer_needs_no_sample_since_the_last_answer(tmp_path: Path) -> None:
+    """Pods are admitted one after the other, and a sample takes longer than an answer."""
+    sample = status(replicas=Replicas(free=4))
+    ledger = Ledger(sample, pods=[])
+    steering = allocation(tmp_path, ledger, sample)
+    free = [f"{device}::{replica}" for device in "AB" for replica in range(4)]
+    entries: list[dict[str, Any]] = []
+    # B, which is reserved for each pod, has memory for three of them.
+    for number, device in enumerate("BBBA"):
+        ledger.pods.append(f"u{number}")
+        (chosen,) = steering._choose(RESOURCE, ContainerRequest(tuple(free), (), 1)) or ()
+        assert chosen.startswith(device)
+        free.remove(chosen)
+        entries.append(
+            {
+                "PodUID": f"u{number}",
+                "ContainerName": "main",
+                "ResourceName": RESOURCE,
+                "DeviceIDs": {"-1": [chosen]},
+            }
+        )
+        data = {"PodDeviceEntries": entries, "RegisteredDevices": {RESOURCE: free}}
+        (tmp_path / "checkpoint").write_text(json.dumps({"Data": data, "Checksum": 1}))
+    assert steering.answers == {(RESOURCE, "reserved"): 3, (RESOURCE, "elsewhere"): 1}
 
 
 @pytest.mark.parametrize(
