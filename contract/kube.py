@@ -37,6 +37,8 @@ class ObjectMeta(KubeStruct, frozen=True):
     #: Not a Kubernetes field: bytes of the annotations that this process has dropped, because
     #: Headroom does not read them.
     foreign_annotation_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    #: Their number; also no field of Kubernetes.
+    foreign_annotations: Annotated[int, msgspec.Meta(ge=0)] = 0
     labels: Mapping[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
     finalizers: list[str] | None = None

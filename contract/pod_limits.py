@@ -7,6 +7,7 @@ pod's size. Pods that request no GPU have no limits here.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import starmap
 
 import msgspec
 
@@ -15,8 +16,10 @@ from contract.kube import NodeSelectorRequirement, Pod
 
 #: Containers and init containers together, the gate that the webhook adds included.
 MAX_CONTAINERS = 64
-#: Annotations that begin with ``headroom.gpu/``.
-MAX_OWN_ANNOTATIONS = 256
+#: Annotations of any name: the admission policies look at each (deploy/base/admission.yaml).
+MAX_ANNOTATIONS = 256
+#: Names in the limits, or in the requests, of one container.
+MAX_RESOURCES = 64
 #: Bytes of keys and values of annotations that begin with ``headroom.gpu/``.
 MAX_OWN_ANNOTATION_BYTES = 32 << 10
 #: Tolerations, node selector entries, and the terms, requirements and values of required node
@@ -35,46 +38,75 @@ _REQUEUE_BYTES = 512
 
 def exceeded(pod: Pod) -> str:
     """Return a sentence that names the first exceeded limit and the fix; empty if there is none."""
+    return next(filter(None, starmap(_sentence, _measured(pod))), "")
+
+
+def exceeded_containers(pod: Pod) -> str:
+    """Return the sentence of ``exceeded`` if the pod has too many containers; empty if it has not.
+
+    It looks at no container, so it is for callers that look at all of them afterwards.
+    """
+    return _sentence(*next(_measured(pod)))
+
+
+def _sentence(number: int, limit: int, what: str, help_text: str) -> str:
+    if number <= limit:
+        return ""
+    return f"pod has {number} {what}, at most {limit} are allowed with a GPU; {help_text}"
+
+
+def _measured(pod: Pod) -> Iterator[tuple[int, int, str, str]]:
+    """Yield number, limit, name and fix. The numbers that cost nothing come first."""
     annotations = pod.metadata.annotations or {}
-    own = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
-    free_bytes = MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES
-    found = (
-        (
-            container_count(pod),
-            MAX_CONTAINERS,
-            "containers and init containers",
-            "use several pods",
-        ),
-        (len(own), MAX_OWN_ANNOTATIONS, f"annotations {PREFIX}*", "remove some"),
-        (
-            annotation_bytes(own),
-            MAX_OWN_ANNOTATION_BYTES,
-            f"bytes in annotations {PREFIX}*",
-            "shorten them",
-        ),
-        (
-            sum(1 for _ in _node_constraints(pod)),
-            MAX_NODE_CONSTRAINTS,
-            "tolerations, node selector entries and node affinity values",
-            "label the nodes instead",
-        ),
-        (
-            annotation_bytes(annotations) + pod.metadata.foreign_annotation_bytes,
-            free_bytes,
-            "bytes in annotations",
-            "remove some: Headroom writes its placement beside them",
-        ),
-        (
-            pod.json_bytes,
-            MAX_POD_BYTES,
-            "bytes",
-            "move values of variables and arguments into ConfigMaps",
-        ),
+    yield (
+        container_count(pod),
+        MAX_CONTAINERS,
+        "containers and init containers",
+        "use several pods",
     )
-    for number, limit, what, help_text in found:
-        if number > limit:
-            return f"pod has {number} {what}, at most {limit} are allowed with a GPU; {help_text}"
-    return ""
+    yield (
+        len(annotations) + pod.metadata.foreign_annotations,
+        MAX_ANNOTATIONS,
+        "annotations",
+        "remove some",
+    )
+    yield (
+        pod.json_bytes,
+        MAX_POD_BYTES,
+        "bytes",
+        "move values of variables and arguments into ConfigMaps",
+    )
+    yield (
+        _most_resources(pod),
+        MAX_RESOURCES,
+        "resources in one container",
+        "remove some",
+    )
+    yield (
+        annotation_bytes({k: text for k, text in annotations.items() if k.startswith(PREFIX)}),
+        MAX_OWN_ANNOTATION_BYTES,
+        f"bytes in annotations {PREFIX}*",
+        "shorten them",
+    )
+    yield (
+        sum(1 for _ in _node_constraints(pod)),
+        MAX_NODE_CONSTRAINTS,
+        "tolerations, node selector entries and node affinity values",
+        "label the nodes instead",
+    )
+    yield (
+        annotation_bytes(annotations) + pod.metadata.foreign_annotation_bytes,
+        MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES,
+        "bytes in annotations",
+        "remove some: Headroom writes its placement beside them",
+    )
+
+
+def _most_resources(pod: Pod) -> int:
+    containers = [*(pod.spec.containers or ()), *(pod.spec.init_containers or ())]
+    found = [each.resources for each in containers if each.resources]
+    amounts = [part for each in found for part in (each.limits, each.requests) if part]
+    return max(map(len, amounts), default=0)
 
 
 def sized(pod: Pod, json_bytes: int) -> Pod:

@@ -79,16 +79,19 @@ class Mutated:
     operations: tuple[Operation, ...] = ()
     #: Unexpected changes, and steps that failed, for the user who creates the pod.
     warnings: tuple[str, ...] = ()
+    #: The pod with the changes; None if there are none.
+    pod: Pod | None = None
 
 
 def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     """Return the changes to a pod that is being created.
 
-    It raises no errors: validation rejects pods that cannot be decoded, and gives the reason.
+    It raises no errors. The caller validates the changed pod: what cannot be read or counted is
+    rejected there.
     """
-    if not asks_for_gpu(pod, context.rules) or context.is_static(pod):
+    if context.is_static(pod) or not asks_for_gpu(pod, context.rules):
         return Mutated()
-    if exceeded(pod):  # validation rejects it with the reason
+    if exceeded(pod):
         return Mutated()
     draft = Draft(pod)
     warnings = [*_remove_extender_annotations(draft)]
@@ -105,7 +108,7 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
             count(draft, _gpu_containers(draft, request), context)
         if placed and not context.settings.observes:
             warnings += _prepare_for_nodes(draft, request, context)
-    return Mutated(tuple(draft.operations), tuple(warnings))
+    return Mutated(tuple(draft.operations), tuple(warnings), draft.pod)
 
 
 def mutate_template(pod: Pod, context: AdmissionContext) -> Mutated:

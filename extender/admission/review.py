@@ -216,7 +216,12 @@ def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
     if requests_auto(pod):
         programs, generate_name = _programs(request)
         context = replace(context, programs=programs, generate_name=generate_name)
-    return answer_mutated(request, mutate(pod, context))
+    changed = mutate(pod, context)
+    # This webhook fails closed and the validating one does not, so a pod is rejected here already.
+    validated = validate_pod(changed.pod or pod, None, context)
+    if validated.rejection:
+        return answer_validated(request, Validated(validated.rejection, changed.warnings))
+    return answer_mutated(request, changed)
 
 
 def _queued_template(request: Request) -> Pod | None:

@@ -41,6 +41,7 @@ from contract.dra import implicit_gpu_resources
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
+from contract.pod_limits import exceeded_containers
 from contract.quantity import implausible
 from extender.admission.automatic import problem, requests_auto
 from extender.admission.context import AdmissionContext
@@ -95,7 +96,8 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
     ):
         return Validated()
     rejection = _rejection(pod, context)
-    if context.settings.observes:
+    # A quota that does not count every pod is none, so invalid pods cannot be admitted uncounted.
+    if context.settings.observes and not _counts(pod, context):
         would = [f"{WOULD}: {rejection}"] if rejection else []
         return Validated(warnings=(*would, *_warnings(pod, context)))
     if (
@@ -151,6 +153,8 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
 def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
     """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
     exempt = context.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
+    if (too_many := exceeded_containers(pod)) and asks_for_gpu(pod, context.rules):
+        return too_many
     implicit = implicit_gpu_resources(pod)
     if pod.annotation(VRAM) is not None and implicit and not exempt:
         return (
@@ -177,9 +181,17 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
                 parse(text)
         except BadAnnotation as err:
             return str(err)
-    # Without the mutating webhook, which such a namespace excludes, no pod is counted.
-    counts = context.settings.counts and not (exempt or implicit)
-    return miscounted(pod, request) if counts and not is_template else ""
+    counts = not is_template and _counts(pod, context) and not implicit
+    return miscounted(pod, request) if counts else ""
+
+
+def _counts(pod: Pod, context: AdmissionContext) -> bool:
+    """Return whether quotas count the GPU memory of pods like this.
+
+    Not in a namespace that the mutating webhook does not serve.
+    """
+    exempt = context.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
+    return context.settings.counts and not exempt and asks_for_gpu(pod, context.rules)
 
 
 def _requests_gate(pod: Pod) -> bool:

@@ -6,7 +6,7 @@ devices. So a request for one resource has *phases*: each is a set of containers
 the same time. The most that a pod can take of one device is its largest phase.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -38,7 +38,7 @@ from contract.decision import decision_id
 from contract.errors import BadAnnotation, BadQuantity, shortened
 from contract.gate import is_gated
 from contract.kube import Container, Pod
-from contract.pod_limits import exceeded
+from contract.pod_limits import exceeded, exceeded_containers
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from extender.placement.policy import Rules
@@ -183,8 +183,10 @@ def understand(
     that exceed ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False. A pod
     that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
     """
+    if enforce_limits and (too_many := exceeded_containers(pod)) and asks_for_gpu(pod, rules):
+        return Unreadable(Reason.POD_TOO_LARGE, too_many)
     try:
-        found = _gpu_containers(pod, rules)
+        found = [*_gpu_containers(pod, rules)]
     except BadQuantity as err:
         return Unreadable(Reason.BAD_POD, str(err))
     if enforce_limits and found and (too_much := exceeded(pod)):
@@ -268,7 +270,7 @@ def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
     True if a count cannot be parsed, because Headroom must reject such a pod.
     """
     try:
-        return bool(_gpu_containers(pod, rules))
+        return next(_gpu_containers(pod, rules), None) is not None
     except BadQuantity:
         return True
 
@@ -283,17 +285,17 @@ class _GpuContainer:
     count: int
 
 
-def _gpu_containers(pod: Pod, rules: Rules) -> list[_GpuContainer]:
-    """Return the containers that request managed resources, init containers first.
+def _gpu_containers(pod: Pod, rules: Rules) -> Iterator[_GpuContainer]:
+    """Yield the containers that request managed resources, init containers first.
 
     Raises ``BadQuantity``.
     """
-    return [
+    return (
         _GpuContainer(index, container.name, resource, count)
         for index, container in _containers(pod)
         for resource, quantity in _requested(container).items()
         if rules.manages(resource) and (count := _count(resource, quantity))
-    ]
+    )
 
 
 def _containers(pod: Pod) -> list[tuple[int | None, Container]]:

@@ -126,6 +126,7 @@ def kept_annotations(of: ObjectMeta) -> ObjectMeta:
         of,
         annotations=kept or None,
         foreign_annotation_bytes=of.foreign_annotation_bytes + dropped_bytes,
+        foreign_annotations=of.foreign_annotations + len(annotations) - len(kept),
     )
 
 

@@ -63,7 +63,7 @@ def in_force(site: Site, extender: str) -> bool:
     attempts = [
         site.send("POST", f"{GPUNODES}?dryRun=All", body),
         site.send("POST", f"{PODS}?dryRun=All", manifest(annotations=PLACED)),
-        site.send("POST", f"{PODS}?dryRun=All", manifest(), extender),
+        bind(site, "of-nobody", extender, {"team/note": "x"}),
         site.send("PATCH", status, labelled, extender),
     ]
     warned = site.send("POST", f"{PODS}?dryRun=All", manifest(schedulerName="other")).warnings

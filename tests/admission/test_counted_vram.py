@@ -116,3 +116,55 @@ class TestQueuedJobs:
         self, obj: dict[str, Any], context: AdmissionContext
     ) -> None:
         assert queued(obj, context) == obj
+
+
+class TestUncounted:
+    """The mutating webhook fails closed, unlike the validating one. So it rejects what cannot be
+    counted."""
+
+    @pytest.mark.parametrize(
+        ("obj", "reported"),
+        [
+            pytest.param(manifest("20 GiB please"), "'20 GiB please' is not valid", id="an amount"),
+            pytest.param(
+                manifest("8Gi", *(container(f"c{i}") for i in range(70))),
+                "pod has 70 containers and init containers, at most 64",
+                id="many containers",
+            ),
+            pytest.param(manifest("90%"), "cannot be counted in quotas", id="a share of nothing"),
+            pytest.param(manifest(None), "cannot be counted in quotas", id="nothing"),
+            pytest.param(
+                manifest("8Gi", annotations={f"team/{i}": "" for i in range(256)}),
+                "pod has 257 annotations, at most 256",
+                id="many annotations",
+            ),
+            pytest.param(
+                manifest("8Gi", container(gpus=-1)), "a count is from 0", id="a negative count"
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("observes", [False, True], ids=["enforce", "observe"])
+    @pytest.mark.parametrize("placed", [{}, {"nodeName": "a"}, {"schedulerName": "other"}])
+    def test_is_rejected_in_every_mode(
+        self, obj: dict[str, Any], reported: str, observes: bool, placed: dict[str, str]
+    ) -> None:
+        sent = obj | {"spec": obj["spec"] | placed}
+        response = decided(sent, around(node(devices=None), counts=True, observes=observes))
+        assert response["allowed"] is False
+        assert reported in response["status"]["message"]
+        assert "patch" not in response
+
+    def test_is_admitted_in_mode_observe_without_quotas(self) -> None:
+        assert decided(manifest("8GB"), around(observes=True))["allowed"] is True
+        assert decided(manifest("8GB"), around())["allowed"] is False
+
+    def test_pods_without_a_gpu_are_not_rejected(self) -> None:
+        many = manifest("8GB", *(container(f"c{i}", gpus=0) for i in range(70)))
+        assert decided(many, around(counts=True))["allowed"] is True
+
+
+def decided(obj: dict[str, Any], where: AdmissionContext) -> dict[str, Any]:
+    """The response of the mutating webhook."""
+    asked = read(json.dumps(review(obj)).encode())
+    response: dict[str, Any] = json.loads(answer_mutate(asked, lambda _: where))["response"]
+    return response

@@ -155,6 +155,8 @@ def reported(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterato
             yield "rejected", response["status"]["message"].removeprefix("Headroom: ")
         for warning in response.get("warnings", ()):
             yield "warned", warning.removeprefix("Headroom: ")
+        if not response["allowed"]:
+            return
 
 
 def sentences() -> str:

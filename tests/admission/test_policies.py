@@ -25,6 +25,7 @@ from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     ADMISSION,
     AGENT,
+    AT_ONCE,
     EXTENDER,
     GPUNODES,
     NODES,
@@ -127,6 +128,20 @@ class TestAnnotations:
         rejected(reply, self.POLICY, "annotation headroom.gpu/vram cannot be changed")
         for key in ("headroom.gpu/policy", "team/note"):
             assert site.send("PATCH", path, noted(key, "pack")).status == 200
+
+    def test_as_many_annotations_as_a_pod_may_have_do_not_delay_its_kubelet(
+        self, site: Site
+    ) -> None:
+        """The API server gives up a request after 34 s, and this one takes less than a second. If
+        the policies look at each annotation, it takes minutes."""
+        annotations = {f"{index:x}": "" for index in range(60_000)}
+        obj = manifest(None, container(gpus=0), annotations=annotations, nodeName=HERE)
+        obj["metadata"]["name"] = "noted-much"
+        assert site.send("POST", PODS, obj).status == 201
+        status = {"status": {"phase": "Running"}}
+        reply = site.send("PATCH", f"{PODS}/noted-much/status", status, kubelet_of=HERE)
+        assert reply.status == 200, reply.message
+        assert site.send("DELETE", f"{PODS}/noted-much", AT_ONCE).status == 200
 
     def test_other_annotations_are_not_checked(self, site: Site) -> None:
         assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
@@ -262,11 +277,24 @@ class TestStolenToken:
         rejected(reply, self.POLICY, reported)
         assert site.send("GET", f"{PODS}/{WAITING}").body == before
 
-    def test_creates_none(self, site: Site, token: str) -> None:
-        reply = site.send("POST", PODS, manifest(), token)
-        rejected(
-            reply, self.POLICY, "the extender neither creates pods nor resizes nor debugs them"
-        )
+    def test_debugs_none(self, site: Site, token: str) -> None:
+        strategic = "application/strategic-merge-patch+json"
+        added = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox"}]}}
+        path = f"{PODS}/{WAITING}/ephemeralcontainers"
+        reply = site.send("PATCH", path, added, token, strategic)
+        rejected(reply, self.POLICY, "the extender neither resizes pods nor debugs them")
+        documented(reply)
+
+    def test_writes_no_pod_with_more_annotations_than_a_gpu_pod_may_have(
+        self, site: Site, token: str
+    ) -> None:
+        obj = manifest(annotations={f"team/{i}": "" for i in range(256)}, schedulerName="headroom")
+        obj["metadata"]["name"] = "noted"
+        assert site.send("POST", PODS, obj).status == 201
+        reply = site.send("PATCH", f"{PODS}/noted", noted("headroom.gpu/retry", "1"), token)
+        reported = "the extender does not write pods that have more than 256 annotations"
+        rejected(reply, self.POLICY, reported)
+        documented(reply)
 
     @pytest.mark.parametrize("what", ["annotations", "labels"])
     def test_brings_nothing_of_others_with_a_binding(
@@ -436,7 +464,6 @@ def test_the_page_quotes_the_events(site: Site, token: str) -> None:
         site.send("PATCH", waiting, {"metadata": {"labels": {"app": "x"}}}, token),
         site.send("PATCH", waiting, noted("team/note", "x"), token),
         site.send("PATCH", f"{waiting}/status", {"status": {"phase": "Failed"}}, token),
-        site.send("POST", PODS, manifest(), token),
         site.send("PATCH", node, {"status": {"capacity": {"nvidia.com/gpu": "64"}}}, token),
         site.send("POST", GPUNODES, {**GPUNODE, "metadata": {"name": "of-mine"}, "spec": {}}),
         site.send("PATCH", here, {"spec": {"initialised": False}}),

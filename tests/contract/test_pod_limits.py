@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract import pod_limits
-from contract.kube import Pod
+from contract.kube import Container, Pod, ResourceRequirements
 from contract.pod_limits import annotation_bytes, exceeded, has_room_for, sized
 from tests.builders import container, pod
 from tests.controlplane import ROOT
@@ -27,6 +27,11 @@ def affinity(terms: int, values: int) -> dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
+def requesting(resources: int) -> Container:
+    amounts = {f"a.b/{i}": "1" for i in range(resources)}
+    return Container(name="main", resources=ResourceRequirements(limits=amounts))
+
+
 @pytest.mark.parametrize(
     ("fits", "exceeds", "what"),
     [
@@ -39,8 +44,20 @@ def affinity(terms: int, values: int) -> dict[str, Any]:
         pytest.param(
             pod(None, annotations={f"headroom.gpu/devices.{i}": "" for i in range(256)}),
             pod(None, annotations={f"headroom.gpu/devices.{i}": "" for i in range(257)}),
-            "257 annotations headroom.gpu/*, at most 256",
+            "257 annotations, at most 256",
             id="annotations of ours",
+        ),
+        pytest.param(
+            pod("1Gi", annotations={f"a/{i}": "" for i in range(255)}),
+            pod("1Gi", annotations={f"a/{i}": "" for i in range(256)}),
+            "257 annotations, at most 256",
+            id="annotations",
+        ),
+        pytest.param(
+            pod("1Gi", requesting(64)),
+            pod("1Gi", requesting(65)),
+            "65 resources in one container, at most 64",
+            id="resources",
         ),
         pytest.param(
             pod("x" * ((32 << 10) - len("headroom.gpu/vram"))),
@@ -101,7 +118,7 @@ def test_the_size_of_a_pod_is_kept_only_if_it_matters() -> None:
 def test_every_limit_is_documented() -> None:
     text = (ROOT / "docs/design/admission.md").read_text()
     limits = {name: value for name, value in vars(pod_limits).items() if name.startswith("MAX_")}
-    assert len(limits) == 6
+    assert len(limits) == 7
     for value in limits.values():
         shown = f"{value >> 10} KiB" if value >= 1 << 14 else str(value)
         assert f"| {shown} |" in text

@@ -151,6 +151,7 @@ def test_only_the_size_of_unused_annotations_is_kept() -> None:
     kept = decoded("pods", sent)
     assert kept.metadata.annotations == own
     assert kept.metadata.foreign_annotation_bytes == annotation_bytes(NOISE)
+    assert kept.metadata.foreign_annotations == len(NOISE)
     assert len(msgspec.json.encode(kept)) < 500
 
 
