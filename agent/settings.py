@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from contract.annotations import DEVICE_CHOICE, DeviceChoice
-from contract.errors import BadQuantity
+from contract.annotations import (
+    DEVICE_CHOICE,
+    UNIFIED_MEMORY,
+    DeviceChoice,
+    parse_unified_memory,
+)
+from contract.errors import BadAnnotation
 from contract.gpunode import MAX_REPLICAS, Sharing
 from contract.listening import without_brackets
-from contract.quantity import parse_bytes
 from contract.service_links import service_links
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -171,8 +175,9 @@ FLAGS = (
         "unified-memory",
         "",
         "auto or quantity",
-        "memory of the host that a GPU without memory of its own (GB10, Jetson) may use; auto: all"
-        " but a tenth and at least 2 GiB. Without it such a GPU takes pods only if it is unshared",
+        "memory of the host that a GPU without memory of its own (GB10, Jetson) may use, on nodes"
+        f" without the annotation {UNIFIED_MEMORY}; auto: all but a tenth and at least 2 GiB."
+        " Without both, such a GPU takes pods only if it is unshared",
     ),
     Flag(
         "state",
@@ -316,11 +321,8 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
         yield f"--dcgm-interval {interval} is not more than 0. Example: --dcgm-interval 10"
     try:
         _pool_bytes(args.unified_memory)
-    except BadQuantity:
-        yield (
-            f"--unified-memory {args.unified_memory!r} is neither auto nor an amount of memory. "
-            "Example: --unified-memory 96Gi"
-        )
+    except BadAnnotation as err:
+        yield f"--unified-memory {args.unified_memory!r} {err.why}. Example: --unified-memory 96Gi"
     if not 0 <= args.pause <= 60:
         yield f"--pause {args.pause} is not 0..60. Example: --pause 1"
     if not 0 < args.driver_timeout <= args.heartbeat:
@@ -344,14 +346,9 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
 def _pool_bytes(text: str) -> int | None:
     """Return the amount of ``--unified-memory`` in bytes; 0 for auto, None if it is empty.
 
-    Raises ``BadQuantity``.
+    Raises ``BadAnnotation``: the annotation has the same values.
     """
-    if text in ("", "auto"):
-        return 0 if text else None
-    pool_bytes = parse_bytes(text)
-    if pool_bytes < 1 << 20:
-        raise BadQuantity(text, "it is less than 1Mi")
-    return pool_bytes
+    return parse_unified_memory(text) if text else None
 
 
 def _why_not_scraped(text: str) -> str:

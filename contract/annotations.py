@@ -35,6 +35,7 @@ from contract.keys import (
     STARTUP,
     STARTUP_TIMEOUT,
     TOUCHED,
+    UNIFIED_MEMORY,
     VRAM,
     VRAM_FROM,
     VRAM_REQUESTED,
@@ -313,6 +314,22 @@ def _parse_choice(choices: type[Choice], key: str, text: str, example: str) -> C
 def is_extender_annotation(key: str) -> bool:
     """Return whether only extenders write this annotation on pods."""
     return key in EXTENDER_ANNOTATIONS or key.startswith(EXTENDER_ANNOTATION_PREFIXES)
+
+
+def parse_unified_memory(text: str) -> int:
+    """Parse the bytes of the host that a GPU with unified memory may use; 0 for ``auto``."""
+    stripped = text.strip()
+    if stripped == "auto":
+        return 0
+    try:
+        pool_bytes = parse_bytes(stripped)
+    except BadQuantity as err:
+        why = f"is neither auto nor an amount of memory: {err.why}"
+        raise BadAnnotation(UNIFIED_MEMORY, text, why, "96Gi") from err
+    if not 1 << 20 <= pool_bytes <= MAX_DEVICE_BYTES:
+        why = "is less than 1Mi, or more than any device has"
+        raise BadAnnotation(UNIFIED_MEMORY, text, why, "96Gi")
+    return pool_bytes
 
 
 def parse_reserve(text: str) -> int:

@@ -200,6 +200,17 @@ MAINTENANCE = _key(
     meaning="Whether the agent releases the driver, so that the driver or the GPUs can be "
     "replaced. The node takes no new pods meanwhile.",
 )
+UNIFIED_MEMORY = _key(
+    "unified-memory",
+    on="Node",
+    writer=YOU,
+    values="an amount, or `auto`: all memory of the host but a tenth, and at least 2 GiB",
+    example="96Gi",
+    default="the agent's flag `--unified-memory`",
+    reader="agent",
+    meaning="Memory of the host that a GPU without memory of its own (GB10, Jetson) may use. It "
+    "takes effect within a minute.",
+)
 VRAM_FROM = _key(
     "vram-from",
     on="Pod",

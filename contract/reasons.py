@@ -230,8 +230,8 @@ class Reason(Enum):
     MEMORY_UNKNOWN = (
         "memory of a GPU that the pod could get is unknown: the driver does not report it",
         "The driver does not report the memory of a GPU that the device plugin could choose.",
-        "check the driver (nvidia-smi on the node); for a GPU with unified memory (GB10, Jetson) "
-        "set HEADROOM_UNIFIED_MEMORY of its agent. Example: HEADROOM_UNIFIED_MEMORY=auto",
+        "check the driver (nvidia-smi on the node); for a GPU with unified memory (GB10, Jetson): "
+        "kubectl annotate node NODE headroom.gpu/unified-memory=auto",
     )
     UNHEALTHY_DEVICE = (
         "a GPU that the pod could get is unhealthy",

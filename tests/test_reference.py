@@ -23,6 +23,7 @@ from contract.annotations import (
     parse_share,
     parse_startup,
     parse_startup_timeout,
+    parse_unified_memory,
     parse_vram,
 )
 from contract.keys import KEYS, YOU
@@ -97,6 +98,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "reserve": parse_reserve,
     "cordon": parse_cordon,
     "maintenance": parse_maintenance,
+    "unified-memory": parse_unified_memory,
 }
 
 

@@ -4,7 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from agent.probes.readings import DeviceReading, HostMemoryReading, Reading, SourceReading
+from agent.probes.readings import (
+    DeviceReading,
+    HostMemoryReading,
+    PoolReading,
+    Reading,
+    SourceReading,
+)
 from agent.probes.unified_memory import is_unified
 
 SOURCE = "host-memory"
@@ -15,7 +21,8 @@ _MOST_BYTES = 1 << 16
 class HostMemoryProbe:
     """Reads the host's memory, which containers see too.
 
-    ``pool_bytes`` is the size of the pool; 0: to be computed; None: not set.
+    ``pool_bytes`` is the size of the pool of a node without the annotation; 0: to be computed;
+    None: not set.
     """
 
     def __init__(self, pool_bytes: int | None, meminfo: Path = Path("/proc/meminfo")) -> None:
@@ -34,5 +41,9 @@ class HostMemoryProbe:
         except (OSError, KeyError) as err:
             why = f"{self._path} cannot be read: {type(err).__name__}"
             return [SourceReading(SOURCE, "degraded", why)]
-        host = HostMemoryReading(SOURCE, total_bytes, available_bytes, self._pool_bytes)
+        annotated = [r for r in readings if isinstance(r, PoolReading)]
+        pool_bytes, error = self._pool_bytes, ""
+        if annotated:
+            pool_bytes, error = annotated[-1].pool_bytes, annotated[-1].error
+        host = HostMemoryReading(SOURCE, total_bytes, available_bytes, pool_bytes, error)
         return [host, SourceReading(SOURCE)]

@@ -26,6 +26,7 @@ from agent.probes.readings import (
     MirrorReading,
     ObstacleReading,
     PluginReading,
+    PoolReading,
     Reading,
     SourceReading,
     TopologyReading,
@@ -34,9 +35,11 @@ from contract.annotations import (
     DEVICE_CHOICE,
     MAINTENANCE,
     RESERVE,
+    UNIFIED_MEMORY,
     parse_device_choice,
     parse_maintenance,
     parse_reserve,
+    parse_unified_memory,
 )
 from contract.errors import BadAnnotation
 from contract.gpunode import MAX_REPLICAS, Sharing
@@ -193,7 +196,7 @@ class NodeApi:
         self.maintenance = of_maintenance(labels, annotations)
         self.kubelet_version = node.status.node_info.kubelet_version[:_MAX_VERSION]
         version = KubeletVersionReading(self.kubelet_version)
-        found = [of_labels(labels), of_k3s(annotations), obstacle, version]
+        found = [of_labels(labels), of_k3s(annotations), obstacle, version, of_pool(annotations)]
         return [SourceReading(LABELS), *(each for each in found if each is not None)]
 
     def _configz(self, now_s: float) -> list[Reading]:
@@ -253,6 +256,17 @@ def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
         if parse_maintenance(annotations.get(MAINTENANCE, "false")):
             return f"annotation {MAINTENANCE} is true"
     return ""
+
+
+def of_pool(annotations: Mapping[str, str]) -> PoolReading | None:
+    """Return the pool of a GPU with unified memory; None if the node has no such annotation."""
+    text = annotations.get(UNIFIED_MEMORY)
+    if text is None:
+        return None
+    try:
+        return PoolReading(LABELS, parse_unified_memory(text))
+    except BadAnnotation as err:
+        return PoolReading(LABELS, error=str(err))
 
 
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:

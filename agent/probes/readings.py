@@ -52,6 +52,16 @@ class DeviceReading(Reading, frozen=True):
     minor: int | None = None
 
 
+class PoolReading(Reading, frozen=True):
+    """The memory of the host that the node's annotation lets a GPU with unified memory use."""
+
+    source: str
+    #: In bytes; 0: to be computed.
+    pool_bytes: int = 0
+    #: Why the annotation is not valid; empty if it is.
+    error: str = ""
+
+
 class HostMemoryReading(Reading, frozen=True):
     """The memory of the host in bytes, for a GPU that shares it."""
 
@@ -61,6 +71,8 @@ class HostMemoryReading(Reading, frozen=True):
     available_bytes: int
     #: The part that GPUs may use; 0: to be computed; None: not set.
     pool_bytes: int | None = None
+    #: Why this part is not known, although it is set; empty if it is known.
+    pool_error: str = ""
 
 
 class SharingReading(Reading, frozen=True):

@@ -2,10 +2,11 @@
 
 The driver reports no memory of such a GPU. The host's figures replace it:
 
-    memory = the pool: ``--unified-memory``, or the host's memory less a reserve
+    memory = the pool: the node's annotation, or else ``--unified-memory``; an amount, or the host's
+             memory less a reserve
     free   = the smaller of pool - use by listed processes, and the host's available memory
 
-So use by the host beyond the reserve counts as unattributed use of the GPU. Without the setting, a
+So use by the host beyond the reserve counts as unattributed use of the GPU. Without either, a
 GPU that pods share is unhealthy, because the size of the pool is not confirmed. A GPU that only one
 pod can get has the memory of the default pool then, and only the use of its pod counts, because the
 pod may use all memory that the host has.
@@ -17,12 +18,13 @@ from msgspec.structs import replace
 
 from agent.probes.nvml import Memory
 from agent.probes.readings import DeviceReading, HostMemoryReading
+from contract.annotations import UNIFIED_MEMORY
 
 #: Part of the host's memory that the default pool leaves to the host, and its minimum in bytes.
 _RESERVE_DIVISOR = 10
 _LEAST_RESERVE_BYTES = 2 << 30
 
-UNSET = "uses unified memory of the host: set the agent's HEADROOM_UNIFIED_MEMORY. Example: auto"
+UNSET = f"uses unified memory of the host: annotate the node. Example: {UNIFIED_MEMORY}: auto"
 SEVERAL = "several GPUs use unified memory of the host, which cannot be divided"
 
 
@@ -48,6 +50,8 @@ def with_host_memory(
     if len(unified) > 1:
         return [replace(device, fault=SEVERAL) for device in devices], ""
     (device,) = unified
+    if host.pool_error:
+        return [replace(device, fault=host.pool_error)], ""
     if host.pool_bytes is None and is_shared(device.uuid):
         return [replace(device, fault=UNSET)], ""
     of_pod_only = device.uuid if host.pool_bytes is None else ""

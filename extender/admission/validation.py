@@ -22,6 +22,7 @@ from contract.annotations import (
     RESERVE,
     SCHEDULER,
     SHARE,
+    UNIFIED_MEMORY,
     USER_ANNOTATIONS,
     VRAM,
     VRAM_FROM,
@@ -35,6 +36,7 @@ from contract.annotations import (
     parse_maintenance,
     parse_reserve,
     parse_share,
+    parse_unified_memory,
     parse_vram,
 )
 from contract.dra import implicit_gpu_resources
@@ -59,6 +61,7 @@ _NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
     DEVICE_CHOICE: parse_device_choice,
     MAINTENANCE: parse_maintenance,
     RESERVE: parse_reserve,
+    UNIFIED_MEMORY: parse_unified_memory,
 }
 
 

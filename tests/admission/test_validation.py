@@ -325,6 +325,8 @@ def test_a_label_is_no_annotation() -> None:
         ("Node", "headroom.gpu/cordon", "GPU-1,MIG-2", False),
         ("Node", "headroom.gpu/reserve", "1", True),
         ("Node", "headroom.gpu/reserve", "0", False),
+        ("Node", "headroom.gpu/unified-memory", "96", True),
+        ("Node", "headroom.gpu/unified-memory", "auto", False),
         ("Node", "headroom.example/note", "x", False),
     ],
 )

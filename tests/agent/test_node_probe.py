@@ -14,6 +14,7 @@ from agent.probes.readings import (
     MirrorReading,
     ObstacleReading,
     PluginReading,
+    PoolReading,
     Reading,
     SourceReading,
     TopologyReading,
@@ -82,6 +83,33 @@ def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
     for asking.now_s, requests in ((59.0, 2), (60.0, 4)):
         assert list(asking.api.read()) == readings
         assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize(
+    ("text", "pool"),
+    [
+        pytest.param(None, [], id="none"),
+        pytest.param("auto", [PoolReading("labels")], id="auto"),
+        pytest.param("96Gi", [PoolReading("labels", 96 << 30)], id="an amount"),
+        pytest.param(
+            "96",
+            [
+                PoolReading(
+                    "labels",
+                    error="annotation headroom.gpu/unified-memory: '96' is less than 1Mi, or more"
+                    " than any device has. Example: headroom.gpu/unified-memory: 96Gi",
+                )
+            ],
+            id="not valid",
+        ),
+    ],
+)
+def test_the_pool_of_unified_memory_is_that_of_the_annotation(
+    server: ApiServer, asking: Asking, text: str | None, pool: list[PoolReading]
+) -> None:
+    if text is not None:
+        server.node["metadata"]["annotations"]["headroom.gpu/unified-memory"] = text
+    assert [r for r in asking.api.read() if isinstance(r, PoolReading)] == pool
 
 
 def test_a_node_whose_kubelet_has_just_started_is_read_each_time(

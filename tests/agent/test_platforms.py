@@ -72,8 +72,8 @@ def test_a_shared_gpu_without_memory_takes_no_pods_and_the_reason_says_what_to_s
     for vram in ("1", None):
         assert reason_for(vram, node) is Reason.MEMORY_UNKNOWN
     assert read(terms, "1Gi") == [f"n: {Reason.MEMORY_UNKNOWN.sentence}", f"  GPU-a: {UNSET}"]
-    assert "HEADROOM_UNIFIED_MEMORY" in UNSET
-    assert "HEADROOM_UNIFIED_MEMORY" in Reason.MEMORY_UNKNOWN.remedy
+    assert "headroom.gpu/unified-memory: auto" in UNSET
+    assert "headroom.gpu/unified-memory=auto" in Reason.MEMORY_UNKNOWN.remedy
 
 
 @_UNIFIED

@@ -48,7 +48,7 @@ def test_the_manifest_sets_by_environment_what_flags_set() -> None:
         pytest.param(["--node", "n", "--listen", ":" + "9" * 5000], "HOST:PORT", id="no such port"),
         pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="no interval"),
         pytest.param(["--node", "n", "--unified-memory", "all"], "neither auto nor", id="no pool"),
-        pytest.param(["--node", "n", "--unified-memory", "96"], "neither auto nor", id="96 bytes"),
+        pytest.param(["--node", "n", "--unified-memory", "96"], "less than 1Mi", id="96 bytes"),
         pytest.param(["--node", "n", "--stale-after", "20"], "heartbeat (30", id="stale too soon"),
         pytest.param(["--node", "n", "--stale-after", "inf"], "--stale-after 90", id="never stale"),
         pytest.param(

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.probes.host_memory import HostMemoryProbe
@@ -12,6 +13,7 @@ from agent.probes.readings import (
     DriverReading,
     HoldingReading,
     HostMemoryReading,
+    PoolReading,
     ProcessReading,
     Reading,
     SharingReading,
@@ -93,6 +95,37 @@ def test_memory_that_is_zero_is_not_reported() -> None:
 def test_several_gpus_do_not_divide_the_memory_of_the_host() -> None:
     devices = _reported(_gpu(), _gpu("GPU-b", 1), _host(100, 0))
     assert [device.health_reason for device in devices] == [SEVERAL] * 2
+
+
+def test_a_pool_that_is_not_valid_closes_the_gpu_and_says_why() -> None:
+    host = msgspec.structs.replace(_host(100, None), pool_error="annotation x: '9' is wrong")
+    for replicas in (1, 4):
+        (device,) = _reported(_gpu(), host, replicas=replicas)
+        assert (device.healthy, device.health_reason) == (False, "annotation x: '9' is wrong")
+
+
+@pytest.mark.parametrize(
+    ("flag", "annotation", "pool"),
+    [
+        pytest.param(None, None, (None, ""), id="neither"),
+        pytest.param(64 * GIB, None, (64 * GIB, ""), id="the agent's flag"),
+        pytest.param(None, PoolReading("labels"), (0, ""), id="the node's annotation"),
+        pytest.param(64 * GIB, PoolReading("labels", GIB), (GIB, ""), id="both"),
+        pytest.param(64 * GIB, PoolReading("labels", error="wrong"), (0, "wrong"), id="a bad one"),
+    ],
+)
+def test_the_annotation_of_the_node_has_priority_over_the_flag_of_the_agent(
+    flag: int | None,
+    annotation: PoolReading | None,
+    pool: tuple[int | None, str],
+    tmp_path: Path,
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 131072 kB\nMemAvailable: 65536 kB\n")
+    readings: list[Reading] = [_gpu(), *([annotation] if annotation else [])]
+    host, _ = HostMemoryProbe(flag, meminfo).follow(readings)
+    assert isinstance(host, HostMemoryReading)
+    assert (host.pool_bytes, host.pool_error) == pool
 
 
 def test_a_fault_is_no_unified_memory() -> None:

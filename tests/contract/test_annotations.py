@@ -113,6 +113,10 @@ def test_bad_vram_is_explained(text: str, key: str) -> None:
         *((an.parse_processes, an.PROCESSES, t) for t in ("", "0", "-1", "1025", "2.0", "\u0662")),
         *((an.parse_device_choice, an.DEVICE_CHOICE, text) for text in ("", "Any", "best")),
         *((an.parse_reserve, an.RESERVE, t) for t in ("", "-0.1", "10%", "1gb", "17Ti", "9Ei")),
+        *(
+            (an.parse_unified_memory, an.UNIFIED_MEMORY, text)
+            for text in ("", "all", "96", "50%", "-1Gi", "17Ti", "Auto")
+        ),
         *((an.parse_cordon, an.CORDON, t) for t in ("GPU 1", ",", "a,,b", "-x")),
     ],
 )
