@@ -299,6 +299,14 @@ class Reason(Enum):
         "Both pods have headroom.gpu/startup: alone.",
         "wait until the other pod is ready, or its headroom.gpu/startup-timeout has passed",
     )
+    HELD = (
+        "GPU memory is held for another pod, which goes first",
+        "The pod fits on the node only without a pod that goes before it and is not bound yet: "
+        "kube-scheduler is about to bind that pod, or other pods have left the node for it.",
+        "wait until the other pod is bound, or the hold ends; kubectl headroom why names the pod "
+        "and the time",
+        True,
+    )
 
     def __init__(self, sentence: str, meaning: str, remedy: str, evictable: bool = False) -> None:
         self.code = self.name.lower()

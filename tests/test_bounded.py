@@ -7,7 +7,8 @@ from pathlib import Path
 
 from extender.bounded import Bounded
 from tests.controlplane import ROOT
-from tests.growth import GROWS, MIB, PASSING, Fixed
+from tests.growth import GROWS, MIB, Fixed
+from tests.passing import PASSING
 
 #: Commands that end by themselves, and the metrics, whose labels are few.
 OTHERS = (

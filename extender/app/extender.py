@@ -40,8 +40,8 @@ from extender.scheduler.filter import PodStore
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, VerbsApp
 from extender.state.changes import Effects, GPUNodeWritten
+from extender.state.held_memory import rejection_by_nominees
 from extender.state.journal import Journal
-from extender.state.node_whatif import rejection_beside
 from extender.state.reconcile_queue import devices_known
 
 #: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
@@ -154,22 +154,19 @@ class Extender(ClusterView):
                 record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
     def assumed(self) -> AssumedLine:
-        now_s = time.monotonic()
-        return assumed_line(self.cluster, self.scheduling.assumed.reservations(now_s), now_s)
+        return assumed_line(self.cluster, time.monotonic())
 
     def open_ledger(self, store: Store, bound: ListBound | None = None) -> Ledger:
         """Return the ledger over the store. ``bound`` lists the pods of a node, to decline binds to
         nodes that another scheduler has filled; None if there is no other scheduler."""
 
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
-            now_s, node = time.monotonic(), gpunode.name
+            now_s = time.monotonic()
+            found = self.cluster.judge(pod, gpunode, now_s)
+            if isinstance(found, Reason):
+                return found
             # The memory may be held for another pod since filter passed this pod.
-            held_for = self.cluster.held_for(pod, now_s).get(node, ())
-            if held_for:
-                request = self.cluster.understand(pod)
-                if taken := rejection_beside(self.cluster, request, node, held_for, now_s):
-                    return taken
-            return self.cluster.judge(pod, gpunode, now_s)
+            return rejection_by_nominees(self.cluster, pod, gpunode.name, now_s) or found
 
         return Ledger(
             self._followed(store),

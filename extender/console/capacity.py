@@ -26,6 +26,7 @@ from extender.placement.capacity import Space, capacity_summary, device_classes,
 from extender.placement.dra_nodes import by_headroom
 from extender.placement.fit import Verdicts, fit
 from extender.state.eligible_nodes import AMOUNTS, eligible_nodes
+from extender.state.held_memory import verdicts_on
 from extender.state.node_whatif import pod_counts
 
 
@@ -162,8 +163,9 @@ def capacity(
         "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
     )
     request = by_headroom(of_size(understood(cluster, pod, "query resource")))
+    snap = context.seen_by(pod, snap)
     eligible = eligible_nodes(pod, snap, cluster.node)
-    verdicts = fit(request, snap, eligible.rows, context.monotonic_s())
+    verdicts = verdicts_on(cluster, request, snap, eligible.rows, context.monotonic_s())
     free_space = space(verdicts)
     fitting = np.flatnonzero(verdicts.fits)
     free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]

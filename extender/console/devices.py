@@ -12,7 +12,7 @@ from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
 from extender.console.risks import RiskView, risk_of
-from extender.console.view_context import Context, InContext, Newest
+from extender.console.view_context import Context, InContext, NewestWithHolds
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
 from extender.placement.snapshot import NodeTerms
@@ -239,7 +239,7 @@ routes = APIRouter()
 
 
 @routes.get("/v1/nodes/{name}/devices/{uuid}", response_model=DeviceBody, responses=UNKNOWN)
-def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Response:
+def device(context: InContext, name: NodeName, uuid: Uuid, snap: NewestWithHolds) -> Response:
     """Return the pods that hold the device with their phase, unattributed processes, the health
     of the device, and how it is shared."""
     cluster = context.cluster

@@ -47,6 +47,7 @@ from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
+from extender.state.held_memory import verdicts_on
 from extender.state.journal import scheduler_of
 from extender.state.memory_caps import caps_of
 from extender.state.pod_requests import exceeded
@@ -132,7 +133,8 @@ class ExplainBody(Body, Recomputed):
     left_out_nodes: int
     #: Checks of kube-scheduler that this answer does not include, such as volumes.
     not_checked: list[str]
-    #: Digest of the verdicts on all nodes, which `headroom replay` prints too; null without any.
+    #: Digest of the verdicts on all nodes without memory that is held for other pods, which
+    #: `headroom replay` prints too; null without any.
     verdict_digest: str | None
     nearest: list[NearestView]
     #: The sentences of ``advice``.
@@ -224,9 +226,9 @@ def explain_pod(
         body.left_out_nodes = analysis.candidates.left_out
         body.not_checked = list(analysis.candidates.not_checked())
         body.verdict_digest = analysis.digest
-        aged = context.activity_age()
+        aged, holds = context.activity_age(), context.holds_against(pod)
         body.nearest = [
-            nearest_view(node, aged, held, sees)
+            nearest_view(node, aged, held, sees, holds.get(node.node, ()))
             for node, held in zip(analysis.explanation.nearest, analysis.blockers, strict=True)
         ]
     return encoded(body)
@@ -241,10 +243,11 @@ def analysed(
     """
     cluster = context.cluster
     rows = np.arange(len(snap.nodes), dtype=np.int64)
-    on_all_nodes = fit(request, snap, rows, context.monotonic_s())
+    newest, snap = snap, context.seen_by(pod, snap)
+    on_all_nodes = verdicts_on(cluster, request, snap, rows, context.monotonic_s())
     eligible = eligible_nodes(pod, snap, cluster.node)
     candidates = feasible(pod, eligible, on_all_nodes, offered)
-    verdicts = fit(request, snap, candidates.rows, on_all_nodes.now_s)
+    verdicts = verdicts_on(cluster, request, snap, candidates.rows, on_all_nodes.now_s)
     explanation = explain(verdicts, cluster.rules.weights, market=cluster.usual.market)
     blocking = [blockers(cluster, verdicts, node) for node in explanation.nearest]
     suggestions: list[Suggestion] = []
@@ -254,7 +257,7 @@ def analysed(
     if any(each.recreates for each in suggestions):
         quotas = context.quotas(pod.metadata.namespace)
         suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))
-    digest = verdict_digest(on_all_nodes)
+    digest = verdict_digest(fit(request, newest, rows, on_all_nodes.now_s))
     return Analysis(digest, candidates, explanation, blocking, suggestions)
 
 

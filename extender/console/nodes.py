@@ -39,7 +39,7 @@ from extender.console.responses import (
     unchanged,
     unknown_node,
 )
-from extender.console.view_context import Context, InContext, Newest
+from extender.console.view_context import Context, InContext, NewestWithHolds
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import certainty
 from extender.placement.snapshot import NodeTerms, Rows, Snapshot
@@ -137,7 +137,7 @@ routes = APIRouter()
 def nodes(
     context: InContext,
     request: Request,
-    snap: Newest,
+    snap: NewestWithHolds,
     page: AskedPage,
     search: Search = "",
     troubled: Troubled = False,
@@ -205,7 +205,11 @@ def _page_of(
 
 @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
 def one_node(
-    context: InContext, request: Request, name: NodeName, snap: Newest, etag: IfNoneMatch = None
+    context: InContext,
+    request: Request,
+    name: NodeName,
+    snap: NewestWithHolds,
+    etag: IfNoneMatch = None,
 ) -> Response:
     """Return one node, as in the list of nodes, and what prevents steering it."""
     tag = context.tag(snap)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from contract.kube import Pod
 from contract.quantity import gib
+from contract.reasons import Reason
 from extender.console.recommended import recommended, recommended_text
 from extender.console.responses import (
     AskedPage,
@@ -26,7 +27,6 @@ from extender.console.responses import (
 )
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.explain import Explanation, explain
-from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.dra_allocation import claim_name
@@ -37,6 +37,7 @@ from extender.state.eligible_nodes import (
     eligible_nodes,
     feasible,
 )
+from extender.state.held_memory import verdicts_on
 from extender.state.journal import scheduler_of
 from extender.state.steering_whatif import Gain, steering_gain
 from extender.state.suggestions import but_not_checked
@@ -120,7 +121,9 @@ def pending(
     body = PendingBody(
         **context.head(snap), matching=len(waiting), remaining=remaining, continue_=more, pods=[]
     )
-    if steering and (gain := steering_gain(context.cluster, snap, context.monotonic_s())):
+    if steering and (
+        gain := steering_gain(context.cluster, context.seen_by(None, snap), context.monotonic_s())
+    ):
         body.steering = _steering_view(gain)
     # By ``eligibility_key``: pods of one Deployment have the same eligible nodes.
     eligible: dict[bytes, Eligible] = {}
@@ -170,12 +173,13 @@ def _view(
         return view
     view.recommended = recommended_text(recommended(context, pod, request))
     rows = np.arange(len(snap.nodes), dtype=np.int64)
-    on_all_nodes = fit(request, snap, rows, context.monotonic_s())
+    snap = context.seen_by(pod, snap)
+    on_all_nodes = verdicts_on(cluster, request, snap, rows, context.monotonic_s())
     if (key := eligibility_key(pod)) not in eligible:
         eligible[key] = eligible_nodes(pod, snap, cluster.node)
     offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
     candidates = feasible(pod, eligible[key], on_all_nodes, offered)
-    verdicts = fit(request, snap, candidates.rows, on_all_nodes.now_s)
+    verdicts = verdicts_on(cluster, request, snap, candidates.rows, on_all_nodes.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
     nearest = next(iter(found.nearest), None)
     _, view.message = verdict_of(pod, request, found, candidates, view.asked, context.schedulers())
@@ -263,4 +267,7 @@ def _fits_or_not(explanation: Explanation, candidates: Feasible) -> tuple[str, s
             f"no node can take the pod: it needs {gib(needs, up=True)}, larger than any GPU that "
             f"it may use ({gib(has_bytes)})"
         )
+    if held := dict(explanation.reasons).get(Reason.HELD):
+        on = f"GPU memory of {counted(held, 'node')} is held for other pods, which go first"
+        return "rejected", f"no node can take the pod now: {on}"
     return "rejected", "no node can take the pod"

@@ -196,7 +196,9 @@ def _amounts(held: Iterable[_Held]) -> Iterator[Amounts]:
 
 
 def _accepted_view(context: Context, snap: Snapshot, amounts: Iterable[Amounts]) -> AcceptedView:
-    found = simulate_requests(context.cluster, snap, context.monotonic_s(), amounts)
+    found = simulate_requests(
+        context.cluster, context.seen_by(None, snap), context.monotonic_s(), amounts
+    )
     values = {name: getattr(found, name) for name in AcceptedView.model_fields if name != "message"}
     return AcceptedView(message=accepted_message(found), **values)
 

@@ -1,6 +1,6 @@
 """The score of one pod on one node, compared with all other nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -15,11 +15,10 @@ from extender.console.decisions import Sought, decisions
 from extender.console.devices import Aged, DeviceView, HeldView, device_view, held_view
 from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
-from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, unknown_node
+from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, stamp, unknown_node
 from extender.console.view_context import InContext, Newest, Visible
 from extender.placement.explain import Comparison, NodeExplanation, compare
 from extender.placement.explanation_text import explanation_lines
-from extender.placement.fit import fit
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import (
     AMOUNTS,
@@ -28,6 +27,7 @@ from extender.state.eligible_nodes import (
     eligible_nodes,
     not_modeled,
 )
+from extender.state.held_memory import Hold, verdicts_on
 from extender.state.simulation import Simulation
 from extender.state.suggestions import blockers
 
@@ -40,6 +40,16 @@ class CandidateView(BaseModel):
     need_bytes: int
     free_bytes: int
     short_bytes: int
+
+
+class HoldView(BaseModel):
+    """A pod that goes first: memory of the node is held for it, and it is not bound yet."""
+
+    namespace: str
+    name: str
+    uid: str
+    #: When the hold ends at the latest; null if that is not known.
+    until: str | None
 
 
 class NearestView(BaseModel):
@@ -58,6 +68,8 @@ class NearestView(BaseModel):
     #: with no terms, if the pod does not fit.
     score_ratio: float | None
     score_terms: dict[str, float]
+    #: The pods that go before this one on the node and that the caller may get: at most 10.
+    holds: list[HoldView]
     #: Pods that hold the memory or the replicas that the pod lacks: at most 10, the largest first.
     blockers: list[HeldView]
     #: Number of such pods that the caller may not get, and the memory that they hold in total.
@@ -158,6 +170,7 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
     found_pod = pod_named(context, namespace, name)
     request = understood(cluster, found_pod, f"pod {pod}")
     now_s = context.monotonic_s()
+    snap = context.seen_by(found_pod, snap)
     if found_pod.node:
         simulation = Simulation(cluster, snap, now_s)
         simulation.release(found_pod.metadata.uid)
@@ -168,7 +181,7 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
     row = snap.row_of[node]
     # The node is compared with all eligible nodes, even if it is not eligible itself.
     rows = np.union1d(eligible.rows, [row])
-    verdicts = fit(request, snap, rows, now_s)
+    verdicts = verdicts_on(cluster, request, snap, rows, now_s)
     weights, market = cluster.rules.weights, cluster.usual.market
     comparison = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
     blocking = blockers(cluster, verdicts, comparison.node)
@@ -195,7 +208,13 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
                     *([DRA_DEVICES] if comparison.node.by_dra else []),
                     *not_modeled(found_pod),
                 ],
-                nearest_view(comparison.node, context.activity_age(), blocking, sees),
+                nearest_view(
+                    comparison.node,
+                    context.activity_age(),
+                    blocking,
+                    sees,
+                    context.holds_against(found_pod).get(node, ()),
+                ),
             ),
             stored=stored[0] if stored else None,
             unanswered=unanswered,
@@ -249,8 +268,13 @@ def _live_view(
 
 
 def nearest_view(
-    node: NodeExplanation, aged: Aged, blockers: Sequence[Held] = (), sees: Sees = everything
+    node: NodeExplanation,
+    aged: Aged,
+    blockers: Sequence[Held] = (),
+    sees: Sees = everything,
+    holds: Sequence[Hold] = (),
 ) -> NearestView:
+    """Return the view of one node. ``holds``: the pods that go before the pod there."""
     shown, hidden = list[Held](), list[Held]()
     for held in blockers:
         (shown if sees(held.namespace, held.name) else hidden).append(held)
@@ -274,14 +298,38 @@ def nearest_view(
             )
             for device in node.candidates
         ],
+        holds=[
+            _hold_view(hold)
+            for hold in holds[:MOST_BLOCKERS]
+            if sees(hold.pod.metadata.namespace, hold.pod.metadata.name)
+        ],
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
         lines=[
             *explanation_lines(node),
+            *_hold_lines(holds, sees),
             *map(_blocker_line, shown),
             *_hidden_blocker_lines(hidden),
         ],
+    )
+
+
+def _hold_lines(holds: Sequence[Hold], sees: Sees) -> Iterator[str]:
+    for hold in holds[:MOST_BLOCKERS]:
+        metadata = hold.pod.metadata
+        shown = sees(metadata.namespace, metadata.name)
+        name = f"pod {metadata.namespace}/{metadata.name}" if shown else "a pod you may not read"
+        yield f"  memory is held for {name} {hold.until_text}"
+
+
+def _hold_view(hold: Hold) -> HoldView:
+    metadata, until_s = hold.pod.metadata, hold.until_s
+    return HoldView(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        until=None if until_s is None else stamp(until_s),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import Depends
 from starlette.requests import Request
 
+from contract.kube import Pod
 from extender.console.auth import Guard, Sees, everything, visible_to
 from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
@@ -24,6 +25,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.growth import Growing
+from extender.state.held_memory import Holds, holds_against, seen_by
 from extender.state.history import History
 from extender.state.pod_requests import ResourceQuota
 
@@ -93,6 +95,14 @@ class Context:
     def overcommitted_bytes(self) -> int:
         return sum(over.excess_bytes for over in self.cluster.overcommits.now())
 
+    def seen_by(self, pod: Pod | None, snap: Snapshot) -> Snapshot:
+        """Return the snapshot as filter sees it for the pod; None: with all held memory."""
+        return seen_by(self.cluster, pod, snap, self.monotonic_s())
+
+    def holds_against(self, pod: Pod) -> Holds:
+        """Return node -> the pods that go before the pod there."""
+        return holds_against(self.cluster, pod, self.monotonic_s())
+
     def tag(self, snap: Snapshot, *more: object) -> str:
         """Return the weak ETag of a view of this snapshot; ``more`` are its other inputs.
 
@@ -101,6 +111,8 @@ class Context:
         """
         fresh = np.packbits(snap.fresh_until_s >= self.monotonic_s())
         specs = self.cluster.node_specs
+        held = sorted((name, *sorted(holds)) for name, holds in snap.held.items())
+        more = (*more, *((f"{crc32(repr(held).encode()):x}",) if held else ()))
         parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", specs, *more)
         return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))
 
@@ -136,5 +148,13 @@ async def _visible(context: InContext, request: Request) -> Sees:
 
 #: Parameter of views: the newest snapshot, which only the event loop may make.
 Newest = Annotated[Snapshot, Depends(_newest)]
+
+
+async def _seen(context: InContext, snap: Newest) -> Snapshot:
+    return context.seen_by(None, snap)
+
+
+#: Parameter of views: the same, where all memory that is held for pods counts as reserved.
+NewestWithHolds = Annotated[Snapshot, Depends(_seen)]
 #: Parameter of views: which pods the caller may see.
 Visible = Annotated[Sees, Depends(_visible)]

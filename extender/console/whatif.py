@@ -41,6 +41,7 @@ from extender.state.eligible_nodes import (
     eligible_nodes,
     not_modeled,
 )
+from extender.state.nominations import priority
 from extender.state.pod_requests import QuotaUse
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
@@ -77,6 +78,9 @@ def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newes
     now_s = context.monotonic_s()
     schedulers = context.schedulers()
     groups = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
+    # Memory counts that is held for pods that go before the least important pod to place.
+    least = min((each.pod for group in groups for each in group), key=priority, default=None)
+    snap = context.seen_by(None if asked.drain else least, snap)
     simulation = Simulation(cluster, snap, now_s)
     changes = _apply_changes(cluster, simulation, asked)
     pods = [*changes.moving, *(each for group in groups for each in group)]

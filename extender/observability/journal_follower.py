@@ -306,7 +306,8 @@ def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
         for nomination in line.nominations:
             known = places.get(nomination.uid)
             if known is None or nomination.held:
-                places[nomination.uid] = Place(nomination.node, nomination.held)
+                until_s = float(nomination.until_s) or None
+                places[nomination.uid] = Place(nomination.node, nomination.held, until_s)
     return AssumedSeen(binds, places if lines else None)
 
 

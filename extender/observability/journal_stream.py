@@ -5,8 +5,9 @@ assumed binds and nominations. So the writer needs a cursor for each reader and 
 that was slow or disconnected misses only intermediate states.
 """
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Annotated
 
@@ -131,12 +132,14 @@ class AssumedBind(msgspec.Struct, frozen=True):
 class Nomination(msgspec.Struct, frozen=True):
     """A pod for which other pods are leaving the node, or have left it.
 
-    ``held``: memory on the node is held for the pod now.
+    ``held``: memory on the node is held for the pod now. ``until_s``: the Unix time at which that
+    ends at the latest, in whole seconds; 0 if it is not known.
     """
 
     uid: str
     node: str
     held: bool
+    until_s: int = 0
 
 
 class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
@@ -146,24 +149,24 @@ class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
     nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
 
 
-def assumed_line(
-    cluster: ClusterState, expected: Iterable[tuple[str, str, Reservation]], now_s: float
-) -> AssumedLine:
-    """Return the extender's assumed binds and nominations, each up to ``MAX_ASSUMED``.
-
-    ``expected`` are the uid, node and reservation of pods whose bind the extender expects next.
-    """
+def assumed_line(cluster: ClusterState, now_s: float) -> AssumedLine:
+    """Return the extender's assumed binds and nominations, each up to ``MAX_ASSUMED``."""
     binds = {
         (uid, node): reservation
         for node, under_way in cluster.binds_under_way().items()
         for uid, reservation in under_way.items()
     }
-    for uid, node, reservation in expected:
-        binds.setdefault((uid, node), reservation)
+    for each in cluster.assumed_binds.current(now_s):
+        gpunode = cluster.gpunode(each.node)
+        if gpunode is not None and (found := cluster.adopt(each.pod, gpunode)) is not None:
+            binds.setdefault((each.pod.metadata.uid, each.node), found)
     places = sorted(cluster.places(now_s).items(), key=lambda each: not each[1].held)
     return AssumedLine(
         tuple(AssumedBind(*at, binds[at]) for at in islice(binds, MAX_ASSUMED)),
-        tuple(Nomination(uid, place.node, place.held) for uid, place in places[:MAX_ASSUMED]),
+        tuple(
+            Nomination(uid, place.node, place.held, math.ceil(place.until_s or 0))
+            for uid, place in places[:MAX_ASSUMED]
+        ),
     )
 
 

@@ -18,7 +18,9 @@ from extender.placement.snapshot import CODE_OF, Mask, Rows
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: Codes of nodes where only memory decides: the pod fits, or lacks memory.
-MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
+MEMORY_CODES = [
+    CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME, Reason.HELD)
+]
 #: "fits": one more pod fits. "fragmented": the total headroom suffices for one more pod, but the
 #: pod fits on no node. "full": the total headroom does not suffice. "closed": no node that has a
 #: healthy device of the resource accepts pods.

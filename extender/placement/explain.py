@@ -206,7 +206,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
     return NodeExplanation(
         node.name,
         reason,
-        short_bytes if by_memory else None,
+        short_bytes if by_memory and (short_bytes or reason is not Reason.HELD) else None,
         devices,
         node.unmeasured,
         _detail(verdicts.request, node, reason),
@@ -332,9 +332,9 @@ def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
 
     For a node without devices, only reasons that concern the whole node.
     """
-    if verdicts.by_dra[i]:
-        if (reason := verdicts.reason(i)) is not None:
-            yield reason
+    if (first := verdicts.reason(i)) is Reason.HELD or verdicts.by_dra[i]:
+        if first is not None:  # without held memory, nothing rejects the pod
+            yield first
         return
     row = int(verdicts.rows[i])
     node = verdicts.snap.nodes[row]

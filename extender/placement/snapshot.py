@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.gpunode import Reservation
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
 
@@ -168,6 +169,9 @@ class Snapshot:
     #: The memory of the largest device, and the largest sum over a node's devices; at least 1.
     largest_device_bytes: int
     largest_node_bytes: int
+    #: Node -> uid -> reservation of a pod that is not bound yet, and for which memory is held. They
+    #: count in this snapshot (``state.held_memory``).
+    held: Mapping[str, Mapping[str, Reservation]]
 
     def part(self, rows: Rows) -> "Snapshot":
         """Return a snapshot of these rows only, with the largest device and node of all rows."""

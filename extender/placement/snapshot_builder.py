@@ -172,6 +172,7 @@ class Table:
                     1, int(of_node["node_largest_device_bytes"].max(initial=0))
                 ),
                 largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
+                held={},
                 **{name: of_node[name] for name in PER_NODE},
             )
         return self._latest

@@ -37,7 +37,7 @@ class Bind:
         if (unready := state.replica.unready()) and not state.replica.observes:
             return self.error(unready)
         args = extender_v1.decode_bind(body)
-        state.assumed.bind_received(args.pod_uid)
+        state.assumed.drop(args.pod_uid)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)
         ask = BindRequest(

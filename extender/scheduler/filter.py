@@ -20,7 +20,7 @@ from extender.scheduler.retry_spreading import RetrySpreader
 from extender.scheduler.scheduling_state import Best, SchedulingState, are_templates, rows_of
 from extender.state.decision_records import Asked
 from extender.state.journal import Decision, NodeSets
-from extender.state.node_whatif import codes_of_new, rejection_beside
+from extender.state.node_whatif import codes_of_new
 from extender.state.pending_pods import main_reason
 from extender.state.pod_selectors import prefers, prefers_no_schedule
 
@@ -121,7 +121,8 @@ class Filter:
             codes = _codes_without_gpu(request, len(rows))
         else:
             codes = state.codes(managed, rows, snap, began_s)
-            sure = not self._reject_held_nodes(pod, managed, rows, codes, snap, began_s)
+            state.assumed.drop(pod.metadata.uid)  # no bind followed the last call
+            sure = not state.held_memory.reject_nodes(pod, managed, rows, codes, snap, began_s)
             state.cluster.usual.prepare(managed, snap)
             if offered.objects and (rows < 0).any():
                 unknown = np.flatnonzero(rows < 0)
@@ -185,30 +186,6 @@ class Filter:
             took_ms=round(1000 * (state.clock.monotonic() - began_s), 3),
         )
         return _answer(offered, np.zeros_like(codes) if state.replica.observes else codes)
-
-    def _reject_held_nodes(
-        self,
-        pod: Pod,
-        request: VramRequest,
-        rows: Rows,
-        codes: Codes,
-        snap: Snapshot,
-        now_s: float,
-    ) -> bool:
-        """Reject the nodes on which the pod does not fit beside assumed binds and nominated pods.
-
-        Nominated pods that go after this pod do not count. Write the reasons into ``codes``. Return
-        whether any node was rejected.
-        """
-        cluster = self._state.cluster
-        any_rejected = self._state.assumed.reject_nodes(pod, request, rows, codes, snap, now_s)
-        for node, others in cluster.held_for(pod, now_s).items():
-            passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
-            if passed.any():
-                reason = rejection_beside(cluster, request, node, others, now_s)
-                codes[passed] = CODE_OF[reason]
-                any_rejected = any_rejected or reason is not None
-        return any_rejected
 
     def _resolvable(
         self,

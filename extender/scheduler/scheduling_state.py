@@ -15,12 +15,12 @@ from extender.placement.fit_cache import FitCache
 from extender.placement.request import VramRequest
 from extender.placement.score import Contender, best
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
-from extender.scheduler.assumed_binds import AssumedBinds
 from extender.scheduler.candidate_nodes import CURABLE, CandidateNodes
 from extender.scheduler.extender_v1 import Offered
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import TERMS, Candidate, Candidates, Ranked
+from extender.state.held_memory import HeldMemory
 from extender.state.journal import Journal, micros
 
 #: Number of best nodes whose scores a decision records, term by term.
@@ -108,7 +108,8 @@ class SchedulingState:
         self.telemetry = telemetry
         self.replica = replica
         self.clock = clock
-        self.assumed = AssumedBinds(cluster)
+        self.assumed = cluster.assumed_binds
+        self.held_memory = HeldMemory(cluster)
         self.candidate_nodes = CandidateNodes(cluster)
         self._rules = cluster.rules
         self._fit_cache = FitCache(cluster.rules.weights)
@@ -121,7 +122,7 @@ class SchedulingState:
         if self._rules is not self.cluster.rules:
             self._rules = self.cluster.rules
             self._fit_cache = FitCache(self._rules.weights)
-            self.assumed.rules_changed()
+            self.held_memory.rules_changed()
         return self._fit_cache
 
     def codes(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Codes:

@@ -29,6 +29,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
+from extender.state.assumed_binds import AssumedBinds
 from extender.state.changes import ObjectKey
 from extender.state.deleted_pods import DeletedPods
 from extender.state.device_pinning import pinned_to
@@ -56,9 +57,7 @@ class ClusterState:
         self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()
     ) -> None:
         """``epoch_s``: the Unix time in seconds at which the monotonic clock was 0; it can change.
-
-        ``unlisted``: kinds that must be listed before any node can be weighed.
-        """
+        ``unlisted``: kinds that must be listed before any node can be weighed."""
         self._objects = ObjectCache()
         #: Node -> the lowest priority of ``pods_on``; without nodes that have no pods.
         self.least_priority: Mapping[str, int] = self._objects.lowest_priorities
@@ -97,6 +96,8 @@ class ClusterState:
         self.nominations = Nominations(
             rules.nomination_hold_s, rules.evict_for_memory, self._objects.unbound
         )
+        #: Pods that kube-scheduler is about to bind.
+        self.assumed_binds = AssumedBinds()
         self.activities = Activities()
         self.gpu_users = GpuUsers()
         self._weigher = NodeWeigher(
@@ -286,7 +287,7 @@ class ClusterState:
 
     def places(self, now_s: float) -> Mapping[str, Place]:
         """Return pod uid -> the node that is or was held for this unbound pod. Changes no state."""
-        return self.nominations.places(now_s, self._objects.has_leaving_pod)
+        return self.nominations.places(now_s, self._objects.has_leaving_pod, self.epoch_s)
 
     def terms_of(
         self,

@@ -31,6 +31,7 @@ from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import believed
+from extender.state.object_cache import NOTHING
 
 #: Maximum number of templates that one call examines; the others count as unknown.
 MOST_NODES = 100
@@ -43,24 +44,40 @@ def rejection_beside(
     assumed_pods: Iterable[Pod],
     now_s: float,
     gone: Set[str] = frozenset(),
+    held: Mapping[str, Reservation] = NOTHING,
 ) -> Reason | None:
-    """Return why a pod would not fit on the node if ``assumed_pods`` were being bound to it.
+    """Return why a pod would not fit on the node if ``assumed_pods`` were being bound to it, and
+    the reservations ``held`` were being written (by uid).
 
     The pods with the uids ``gone`` have left and their memory is free. None if the pod would fit.
     """
     if isinstance(request, Unreadable):
         return request.reason
-    gpunode, assumed = state.gpunode(node), state.binding_to(node)
+    gpunode = state.gpunode(node)
     if gpunode is not None:
-        for other in assumed_pods:
-            if (reservation := state.adopt(other, gpunode)) is not None:
-                assumed.setdefault(other.metadata.uid, reservation)
-        if gone and gpunode.status is not None:
-            status = without(gpunode.status, gone)
-            gpunode = msgspec.structs.replace(gpunode, status=status)
-    assumed = {uid: reservation for uid, reservation in assumed.items() if uid not in gone}
-    terms = state.terms_of(node, gpunode, gone | {request.uid}, assumed)
+        reservations = ((p.metadata.uid, state.adopt(p, gpunode)) for p in assumed_pods)
+        held = {**held, **{uid: found for uid, found in reservations if found is not None}}
+    terms = terms_beside(state, node, held, gone | {request.uid}, gone)
     return _fit_on(terms, request, now_s).reason(0)
+
+
+def terms_beside(
+    state: ClusterState,
+    node: str,
+    held: Mapping[str, Reservation],
+    excluded: Set[str],
+    gone: Set[str] = frozenset(),
+) -> NodeTerms:
+    """Return the terms of a node if the reservations ``held`` (by uid) were being written to it.
+
+    Reservations of the pods with the uids ``excluded`` do not count. The pods ``gone`` have also
+    left their devices.
+    """
+    gpunode, assumed = state.gpunode(node), {**held, **state.binding_to(node)}
+    if gone and gpunode is not None and gpunode.status is not None:
+        gpunode = msgspec.structs.replace(gpunode, status=without(gpunode.status, gone))
+    assumed = {uid: reservation for uid, reservation in assumed.items() if uid not in gone}
+    return state.terms_of(node, gpunode, excluded, assumed)
 
 
 def _fit_on(terms: NodeTerms, request: VramRequest, now_s: float) -> Verdicts:
@@ -78,6 +95,10 @@ def pod_counts(
         node = verdicts.snap.nodes[int(verdicts.rows[i])].name
         gpunode = cluster.gpunode(node)
         if gpunode is not None:
+            if held := verdicts.snap.held.get(node):
+                reservations = {**held, **gpunode.spec.reservations}
+                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
+                gpunode = msgspec.structs.replace(gpunode, spec=spec)
             limit = _replicas(verdicts, i) // verdicts.asks[0].ask.count
             guess = _guess(verdicts, i)
             yield i, count_pods(cluster, gpunode, verdicts.request, limit, verdicts.now_s, guess)

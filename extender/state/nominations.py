@@ -54,6 +54,8 @@ class Place:
 
     node: str
     held: bool
+    #: Unix time at which the hold ends at the latest; None if it is not known.
+    until_s: float | None = None
 
 
 class Nominations(Tracker):
@@ -148,12 +150,19 @@ class Nominations(Tracker):
                 self._holds.pop(uid, None)  # another thread may have removed it
         return _by_node(found)
 
-    def places(self, now_s: float, is_left: Callable[[str], bool]) -> Mapping[str, Place]:
-        """Return all holds by uid, for ``follow``. Unlike ``nominees`` it starts no clock."""
+    def places(
+        self, now_s: float, is_left: Callable[[str], bool], epoch_s: float = 0.0
+    ) -> Mapping[str, Place]:
+        """Return all holds by uid, for ``follow``. Unlike ``nominees`` it starts no clock.
+
+        ``epoch_s``: the Unix time at which the monotonic clock was 0.
+        """
+        if self._followed is not None:
+            return self._followed
         return {
-            uid: Place(hold.node, _is_held(hold, now_s, is_left))
+            uid: Place(hold.node, is_held, _until_s(hold, is_left, epoch_s) if is_held else None)
             for uid, hold in list(self._holds.items())
-            if _is_held(hold, now_s, is_left) or not hold.expected
+            if (is_held := _is_held(hold, now_s, is_left)) or not hold.expected
         }
 
     def held_for(
@@ -172,6 +181,15 @@ def _left_at_s(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> flo
     """Return when a pod was last leaving the node of the hold."""
     leaves = is_left(hold.node) and not hold.expected
     return now_s if hold.since_s is None or leaves else hold.since_s
+
+
+def _until_s(hold: _Hold, is_left: Callable[[str], bool], epoch_s: float) -> float | None:
+    """Return the Unix time at which the hold ends at the latest; None before its clock starts."""
+    if hold.began_s is None or hold.since_s is None:
+        return None
+    last_s = hold.began_s + LONGEST_S
+    leaves = is_left(hold.node) and not hold.expected
+    return epoch_s + (last_s if leaves else min(last_s, hold.since_s + hold.for_s))
 
 
 def _is_held(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> bool:

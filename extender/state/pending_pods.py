@@ -16,11 +16,12 @@ from contract.kube import Pod
 from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.explain import Explanation, NodeExplanation, explain
-from extender.placement.fit import Verdicts, fit
+from extender.placement.fit import Verdicts
 from extender.placement.request import Kind, VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes, feasible
+from extender.state.held_memory import seen_by, verdicts_on
 from extender.state.journal import Decision
 from extender.state.notices import Notice, pod_subject
 from extender.state.steering_whatif import Steerable, helped_by_steering, nodes_text
@@ -107,9 +108,18 @@ class Explaining:
 
     def _explained(self, pod: Pod, decision: Decision) -> tuple[Explanation | None, str]:
         """Explain the pod on its eligible nodes, and describe what steering would change."""
-        request, snap = self._state.understand(pod), self._snap
+        request = self._state.understand(pod)
         if not isinstance(request, VramRequest):
             return None, ""
+        if (snap := seen_by(self._state, pod, self._snap, self._now_s)) is not self._snap:
+            return Explaining(self._state, snap, self._now_s)._explained_on(pod, request, decision)
+        return self._explained_on(pod, request, decision)
+
+    def _explained_on(
+        self, pod: Pod, request: VramRequest, decision: Decision
+    ) -> tuple[Explanation | None, str]:
+        """Explain the pod on this snapshot, whatever memory is held."""
+        snap = self._snap
         named = decision.offered_nodes
         key = request.kind, (where := eligibility_key(pod)), named.bits if named else b""
         if key in self._explanations:
@@ -118,10 +128,12 @@ class Explaining:
             self._eligible[where] = eligible_nodes(pod, snap, self._state.node)
         if request.kind not in self._everywhere:
             rows = np.arange(len(snap.nodes))
-            self._everywhere[request.kind] = fit(request, snap, rows, self._now_s)
+            self._everywhere[request.kind] = verdicts_on(
+                self._state, request, snap, rows, self._now_s
+            )
         everywhere, offered = self._everywhere[request.kind], named.names() if named else None
         rows = feasible(pod, self._eligible[where], everywhere, offered).rows
-        verdicts = fit(request, snap, rows, self._now_s)
+        verdicts = verdicts_on(self._state, request, snap, rows, self._now_s)
         found = explain(verdicts, self._state.rules.weights, nearest=1)
         steering = "" if found.fits else _if_steered(helped_by_steering(self._state, verdicts))
         self._explanations[key] = found, steering

@@ -1,8 +1,15 @@
 """Changes of reports that the simulation makes: devices become idle, shared or allocated."""
 
+from math import inf
+
 import msgspec
 
 from contract.gpunode import Device, GPUNodeStatus, Replicas
+from contract.reasons import Reason
+from extender.placement.snapshot import NodeTerms
+
+#: Temporary reasons, which do not apply to an added node even if its model node has them.
+_PASSING = frozenset({Reason.EVICTED_RECENTLY})
 
 
 def shared_resources(status: GPUNodeStatus) -> set[str]:
@@ -54,4 +61,16 @@ def shared(device: Device, count: int) -> Device:
         sharing = "time-slicing"
     return msgspec.structs.replace(
         device, sharing=sharing, replicas=msgspec.structs.replace(replicas, free=count - taken)
+    )
+
+
+def as_added(terms: NodeTerms, name: str) -> NodeTerms:
+    """Return the terms of an added node, with a fresh report."""
+    return msgspec.structs.replace(
+        terms,
+        name=name,
+        reason=None if terms.reason in _PASSING else terms.reason,
+        fresh_until_s=inf,
+        ageing_from_s=inf,
+        degraded=False,
     )

@@ -36,14 +36,11 @@ from extender.placement.fit import fit
 from extender.placement.fit_cache import MOST_KINDS, FitCache
 from extender.placement.placement_record import Placement, charges
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.placement.snapshot import REASONS, Snapshot
 from extender.placement.snapshot_builder import Table
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, Obstacle, eligible_nodes
-from extender.state.simulated_reports import allocated, idle, shared, shared_resources
-
-#: Temporary reasons, which do not apply to an added node even if its model node has them.
-_PASSING = frozenset({Reason.EVICTED_RECENTLY})
+from extender.state.simulated_reports import allocated, as_added, idle, shared, shared_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +102,8 @@ class Simulation:
         #: The prices of device classes, as they were at the start unless a caller replaces them.
         self.market = cluster.usual.market
         self._table = Table.after(snap)
+        #: Node -> uid -> reservation: memory that is held for pods that are not bound yet.
+        self._beside = dict(snap.held)
         self._weighings = FitCache(cluster.rules.weights, kinds)
         #: Nodes that differ from the cluster; None for a removed node.
         self._held: dict[str, _SimulatedNode | None] = {}
@@ -117,7 +116,7 @@ class Simulation:
         for name, held in self._changed.items():
             self._weigh(name, held)
         self._changed.clear()
-        return self._table.snapshot()
+        return replace(self._table.snapshot(), held=dict(self._beside))
 
     def eligible(self, pod: Pod) -> Eligible:
         """Return the nodes of the copy that are eligible for the pod."""
@@ -126,6 +125,7 @@ class Simulation:
     def place(self, request: VramRequest, where: Eligible) -> Placed | NotPlaced:
         """Place the pod on the best of these nodes. It must request a GPU."""
         request = by_headroom(request)
+        self._end_holds(request.uid)
         snap, rows = self.snapshot(), where.rows
         cached = self._weighings.weigh(request, snap)
         ranking = cached.rank(request, snap, rows, self._now_s, self.market)
@@ -344,11 +344,21 @@ class Simulation:
             raise KeyError(name)
         return held, held.gpunode.status
 
+    def _end_holds(self, uid: str) -> None:
+        """No longer hold memory for this pod."""
+        for name, reservations in list(self._beside.items()):
+            if uid in reservations:
+                self._beside[name] = {u: r for u, r in reservations.items() if u != uid}
+                if (held := self._of(name)) is not None:
+                    self._put(name, held)
+
     def _put(self, name: str, held: _SimulatedNode) -> None:
         self._held[name] = self._changed[name] = held
 
     def _weigh(self, name: str, held: _SimulatedNode) -> None:
-        gpunode, assumed = held.gpunode, self._cluster.binding_to(held.gpunode.name)
+        gpunode, assumed = held.gpunode, dict[str, Reservation]()
+        if not held.added:
+            assumed = {**self._beside.get(name, {}), **self._cluster.binding_to(name)}
         if held.confirmed:
             # Else they would count as pods that leave, because the cluster has no such bound pods.
             reservations = gpunode.spec.reservations
@@ -359,24 +369,12 @@ class Simulation:
         )
         if held.repaired:
             terms = msgspec.structs.replace(terms, fresh_until_s=inf, ageing_from_s=inf)
-        self._table.put(_as_added(terms, name) if held.added else terms)
+        self._table.put(as_added(terms, name) if held.added else terms)
 
     def _node(self, name: str) -> Node | None:
         """Return the Node; an added node has the labels and taints of its model node."""
         held = self._held.get(name)
         return self._cluster.node(held.gpunode.name if held else name)
-
-
-def _as_added(terms: NodeTerms, name: str) -> NodeTerms:
-    """Return the terms of an added node, with a fresh report."""
-    return msgspec.structs.replace(
-        terms,
-        name=name,
-        reason=None if terms.reason in _PASSING else terms.reason,
-        fresh_until_s=inf,
-        ageing_from_s=inf,
-        degraded=False,
-    )
 
 
 def _moves(pod: Pod, node: str) -> bool:

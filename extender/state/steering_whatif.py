@@ -192,6 +192,8 @@ def _rejected(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_
     found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
     pods = sorted(cluster.unbound(), key=urgency)
     for pod in pods[:MAX_PODS]:
+        if any(pod.metadata.uid in held for held in snap.held.values()):
+            continue  # it waits for memory that is held for it
         request = cluster.understand(pod)
         if not isinstance(request, VramRequest) or not request.asks or pod.spec.scheduling_gates:
             continue

@@ -213,17 +213,19 @@ def _wait(
         for node, occupants in zip(explanation.nearest, holding, strict=True)
         for held in occupants
         # A pod that holds less than is missing does not help. If only a replica is missing, every
-        # pod may help.
+        # pod may help. A pod for which memory is held has not begun.
         if held.charged_bytes >= (node.short_bytes or 0)
         and (
             node.node in waits_for_start
             or held.phase in ("ending", "gone")
             or not same_workload(pod, cluster.pod(held.uid))
         )
+        and held.uid not in verdicts.snap.held.get(node.node, ())
     ]
     candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(candidates, _MAX_SIMULATED):
-        if not rejection_beside(cluster, verdicts.request, node, (), verdicts.now_s, {held.uid}):
+        beside, now_s = verdicts.snap.held.get(node, {}), verdicts.now_s
+        if not rejection_beside(cluster, verdicts.request, node, (), now_s, {held.uid}, beside):
             name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))

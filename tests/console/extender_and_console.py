@@ -21,7 +21,6 @@ from extender.observability.journal_stream import (
 from extender.observability.journals import Followed
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.scheduler.assumed_binds import AssumedBinds
 from extender.state.changes import (
     BindBegun,
     BindEnded,
@@ -51,7 +50,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.extender, self.console = state(), state()
-        self.coming = AssumedBinds(self.extender)
+        self.coming = self.extender.assumed_binds
         self.now_s = NOW_S
         self._versions = count(2)
         #: Events of the API server that the console has not read yet.
@@ -80,7 +79,7 @@ class Pair:
         return Followed("x", self.copy.journal, None, 0.1, "", assumed=self.copy.assumed)
 
     def line(self) -> AssumedLine:
-        return assumed_line(self.extender, self.coming.reservations(self.now_s), self.now_s)
+        return assumed_line(self.extender, self.now_s)
 
     # Steps of the extender.
 
@@ -95,7 +94,7 @@ class Pair:
     def begin(self, name: str, node: str) -> None:
         if name not in self.begun and self.waits(name):
             self.begun[name] = node
-            self.coming.bind_received(name)
+            self.coming.drop(name)
             self.extender.apply([BindBegun(self.pods[name], node)])
 
     def write(self, name: str) -> None:

@@ -32,9 +32,10 @@ from extender.observability.journal_stream import (
 )
 from extender.observability.journals import Followed
 from extender.observability.metrics import ViewTelemetry
-from extender.scheduler import assumed_binds
+from extender.state import assumed_binds
 from extender.state.changes import (
     AssumedSeen,
+    BindBegun,
     GPUNodeSeen,
     NodeSeen,
     PodSeen,
@@ -85,9 +86,13 @@ def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
         getattr(pair, name)(*arguments)
     pair.catch_up()
     expected: dict[str, set[str]] = {}
-    for uid, node, held in pair.coming.reservations(pair.now_s):
+    for each in pair.coming.current(pair.now_s):
+        uid, node = each.pod.metadata.uid, each.node
         if uid not in pair.extender.binding_to(node):
             expected.setdefault(node, set()).add(uid)
+            cached = pair.extender.gpunode(node)
+            assert cached is not None
+            held = pair.extender.adopt(each.pod, cached)
             assert pair.console.binding_to(node)[uid] == held
     for node in NODES:
         assumed = pair.console.binding_to(node)
@@ -147,10 +152,10 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
         extender.nominations.pod_seen(newcomer(8, name=name, nominated="n0"), True)
     extender.nominees(NOW_S)
     extender.nominations.pod_seen(newcomer(8, name="late", nominated="n1"), True)
-    sent_binds = (
-        (f"c{number}", "n0", reservation({"GPU-0": 1})) for number in range(MAX_ASSUMED + 10)
-    )
-    sent = assumed_line(extender, sent_binds, NOW_S + 3600.0)
+    extender.apply([NodeSeen(kube_node("n0")), GPUNodeSeen(gpunode(shared(), name="n0"), NOW_S)])
+    for number in range(MAX_ASSUMED + 10):
+        extender.apply([BindBegun(newcomer(0, name=f"c{number}"), "n0")])
+    sent = assumed_line(extender, NOW_S + 3600.0)
     assert (len(sent.binds), len(sent.nominations)) == (MAX_ASSUMED, MAX_ASSUMED)
     assert sent.nominations[0] == Nomination("late", "n1", held=True)
     copy = Copy(Journal())

@@ -16,11 +16,11 @@ from extender.placement.fit import fit
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS
-from extender.scheduler import assumed_binds
-from extender.scheduler.assumed_binds import AssumedBinds
-from extender.state import node_whatif
+from extender.state import held_memory, node_whatif
+from extender.state.assumed_binds import AssumedBinds
 from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
+from extender.state.held_memory import HeldMemory
 from tests.builders import (
     GIB,
     NOW_S,
@@ -37,7 +37,7 @@ from tests.examples import examples
 BIND_FOLLOWS_WITHIN_S = 0.25
 BINDS_EXPECTED = 2
 
-FULL = Reason.MEMORY_ON_ANY
+FULL = Reason.HELD
 #: The wall time at which the monotonic clock of these tests was 0.
 EPOCH_S = 1_795_219_200.0 - NOW_S
 SIZES = st.sampled_from(["4Gi", "8Gi", "12Gi", "50%", "a=8Gi"])
@@ -56,10 +56,18 @@ def wanted(state: ClusterWriter, of: Pod) -> VramRequest:
     return request
 
 
-def asked(state: ClusterWriter, of: AssumedBinds, who: Pod, now_s: float = NOW_S) -> Reason | None:
+def asked(
+    state: ClusterWriter,
+    binds: AssumedBinds,
+    who: Pod,
+    now_s: float = NOW_S,
+    held: HeldMemory | None = None,
+) -> Reason | None:
     """Why the pod is kept from the one node, which it would fit on by itself."""
+    state.assumed_binds = binds
+    held = held or HeldMemory(state)
     codes, snap = np.zeros(1, np.int8), state.snapshot()
-    left = of.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
+    left = held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
     reason = REASONS[int(codes[0])]
     assert left == (reason is not None)
     return reason
@@ -71,53 +79,55 @@ def named(size: str, uid: str, **of: Any) -> Pod:
 
 def looks() -> Any:
     """How often nothing was remembered."""
-    return patch.object(assumed_binds, "rejection_beside", wraps=node_whatif.rejection_beside)
+    return patch.object(held_memory, "rejection_beside", wraps=node_whatif.rejection_beside)
 
 
 @settings(max_examples=examples(500))
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
 def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> None:
     state = cluster()
-    remembers = AssumedBinds(state)
+    remembers, held = AssumedBinds(), HeldMemory(state)
     for number, (size, begins) in enumerate(steps):
         who = named(size, f"p{number}")
-        anew = AssumedBinds(state)
-        anew._expected = dict(remembers._expected)
-        anew._grouped = dict(remembers._grouped)
-        assert asked(state, remembers, who) == asked(state, anew, who)
+        assert asked(state, remembers, who, held=held) == asked(state, remembers, who)
         remembers.expect(who, wanted(state, who), "n", NOW_S)
         if begins:
             state.apply([BindBegun(who, "n")])
-            remembers.bind_received(who.metadata.uid)
+            remembers.drop(who.metadata.uid)
 
 
 def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> None:
     state = cluster()
-    of = AssumedBinds(state)
+    of, held = AssumedBinds(), HeldMemory(state)
     with looks() as looked:
         for number in range(6):
             who = named("8Gi", f"p{number}")
-            asked(state, of, who)
+            asked(state, of, who, held=held)
             of.expect(who, wanted(state, who), "n", NOW_S)
         assert looked.call_count == BINDS_EXPECTED  # beside one, then beside two
-        asked(state, of, named("9Gi", "another"))
+        asked(state, of, named("9Gi", "another"), held=held)
         assert looked.call_count == BINDS_EXPECTED + 1
         state.apply([BindBegun(named("8Gi", "bound"), "n")])
-        asked(state, of, named("8Gi", "p7"))
+        asked(state, of, named("8Gi", "p7"), held=held)
         assert looked.call_count == BINDS_EXPECTED + 2
-        of.rules_changed()
-        asked(state, of, named("8Gi", "p8"))
+        held.rules_changed()
+        asked(state, of, named("8Gi", "p8"), held=held)
         assert looked.call_count == BINDS_EXPECTED + 3
 
 
-def test_beside_a_pod_that_sets_its_variable_no_answer_is_cached() -> None:
+def test_beside_a_pod_that_sets_its_variable_answers_are_cached_for_that_pod_alone() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
-    of = AssumedBinds(state)
+    of, held = AssumedBinds(), HeldMemory(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
     of.expect(first, wanted(state, first), "n", NOW_S)
     with looks() as looked:
         for uid in ("second", "third"):
-            asked(state, of, named("8Gi", uid))
+            asked(state, of, named("8Gi", uid), held=held)
+        assert looked.call_count == 1
+        of.drop("first")
+        another = pod("8Gi", choosing(container("a")), uid="another", name="another")
+        of.expect(another, wanted(state, another), "n", NOW_S)
+        asked(state, of, named("8Gi", "fourth"), held=held)
         assert looked.call_count == 2
 
 
@@ -128,7 +138,7 @@ def test_a_pod_s_own_reservation_does_not_count_against_it() -> None:
         node, spec=replace(node.spec, reservations={"second": reservation({"A": 8 * GIB})})
     )
     state = cluster(held)
-    of = AssumedBinds(state)
+    of = AssumedBinds()
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, named("8Gi", "third")) is FULL
     assert asked(state, of, second) is None
@@ -139,7 +149,7 @@ def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     state = cluster(gpunode(shared("A")))
     state.apply([BindBegun(second, "n")])
-    of = AssumedBinds(state)
+    of = AssumedBinds()
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, named("8Gi", "third")) is FULL
     assert asked(state, of, second) is None
@@ -150,7 +160,7 @@ def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
 def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
     first, second = named("16Gi", "first"), named("16Gi", "second")
     state = cluster(gpunode(shared("A")))
-    of = AssumedBinds(state)
+    of = AssumedBinds()
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, second) is FULL
     assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
@@ -167,13 +177,13 @@ def test_the_pods_of_a_group_are_waited_for_together() -> None:
     state = cluster(gpunode(shared("A")))
     another = named("8Gi", "another")
     for make, reason in ((named, None), (member, FULL)):
-        binds = AssumedBinds(state)
+        binds = AssumedBinds()
         for uid in ("first", "second", "third"):
             who = make("8Gi", uid)
             binds.expect(who, wanted(state, who), "n", NOW_S)
         assert asked(state, binds, another) is reason
         assert asked(state, binds, another, NOW_S + 4.9) is reason
-        binds.bind_received("third")
+        binds.drop("third")
         assert asked(state, binds, another) is None
         binds.expect(who, wanted(state, who), "n", NOW_S)
         assert asked(state, binds, another, NOW_S + 5.1) is None
@@ -182,7 +192,7 @@ def test_the_pods_of_a_group_are_waited_for_together() -> None:
 def test_a_group_of_which_a_pod_was_rejected_is_not_waited_for() -> None:
     """Its next pod counts like a single one. Groups that never fit cannot keep others waiting."""
     state = cluster(gpunode(shared("A")))
-    binds, another = AssumedBinds(state), named("20Gi", "another")
+    binds, another = AssumedBinds(), named("20Gi", "another")
 
     def expect(who: Pod, now_s: float) -> None:
         binds.expect(who, wanted(state, who), "n", now_s)
@@ -202,7 +212,7 @@ def test_a_group_of_which_a_pod_was_rejected_is_not_waited_for() -> None:
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
     """There is memory for both. A pod that does not start alone is offered it."""
     state = cluster(gpunode(shared("A")))
-    binds, annotations = AssumedBinds(state), {"headroom.gpu/startup": "alone"}
+    binds, annotations = AssumedBinds(), {"headroom.gpu/startup": "alone"}
     first = pod("4Gi", uid="first", annotations=annotations)
     binds.expect(first, wanted(state, first), "n", NOW_S)
     second = pod("4Gi", uid="second", annotations=annotations)
@@ -210,7 +220,7 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     assert asked(state, binds, pod("4Gi", uid="third")) is None
     state.apply([BindBegun(first, "n", None)])
     assert state.binding_to("n")["first"].phase == "starting"
-    assert asked(state, AssumedBinds(state), second) is None  # the snapshot has it
+    assert asked(state, AssumedBinds(), second) is None  # the snapshot has it
     row = np.zeros(1, np.int64)
     verdict = fit(wanted(state, second), state.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING

@@ -12,6 +12,7 @@ from tests.controlplane import ROOT
 #: The parts of a ``ClusterState`` that its readers can reach, and their methods that read.
 READS = {
     "activities": {"age_s", "node_of"},
+    "assumed_binds": {"current"},
     "back_offs": {"holds", "holds_in", "marks", "over"},
     "budgets": {"known", "over"},
     "sm_decreases": {"of", "since"},

@@ -1,0 +1,215 @@
+"""Counts the memory that is held for pods that are not bound yet: for filter, bind and all views.
+
+Memory of a node is held for *assumed binds*, which kube-scheduler is about to make, and for
+*nominees*, for which other pods have left the node or are leaving it. A pod does not fit on a node
+where it fits only without the pods that go before it. This module alone applies that to verdicts,
+with the reason ``HELD``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from contract.gpunode import Reservation
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.bounded import Bounded
+from extender.placement.fit import Codes, Verdicts, fit
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import CODE_OF, Rows, Snapshot
+from extender.placement.snapshot_builder import Table, build
+from extender.placement.visible_devices import Visible
+from extender.state.cluster_state import ClusterState
+from extender.state.node_whatif import rejection_beside, terms_beside
+
+#: Maximum number of cached results of ``HeldMemory``.
+MOST_ANSWERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A pod for which memory of a node is held."""
+
+    pod: Pod
+    #: The kind of its request, if the pod is about to be bound; None for a nominee.
+    kind: object | None = None
+    #: Unix time at which the hold ends at the latest; None if it is not known.
+    until_s: float | None = None
+
+    @property
+    def until_text(self) -> str:
+        """When the hold ends, to follow the name of the pod."""
+        if self.until_s is None:
+            return "until it is bound"
+        at = datetime.fromtimestamp(self.until_s, UTC)
+        return f"until it is bound, at the latest until {at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+Holds = Mapping[str, Sequence[Hold]]
+
+
+def holds_against(cluster: ClusterState, pod: Pod | None, now_s: float) -> Holds:
+    """Return node -> the pods that go before the pod there; for None, all that memory is held for.
+
+    ``now_s`` is this process's monotonic clock. May be called from any thread.
+    """
+    found: dict[str, list[Hold]] = {}
+    own = pod.metadata.uid if pod is not None else ""
+    for each in cluster.assumed_binds.current(now_s):
+        if each.pod.metadata.uid != own:
+            found.setdefault(each.node, []).append(
+                Hold(each.pod, _kind(each.request), cluster.epoch_s + each.until_s)
+            )
+    nominees = cluster.nominees(now_s) if pod is None else cluster.held_for(pod, now_s)
+    places = cluster.places(now_s) if nominees else {}
+    for node, pods in nominees.items():
+        holds = found.setdefault(node, [])
+        known = {hold.pod.metadata.uid for hold in holds}
+        holds += [
+            Hold(nominee, None, places[uid].until_s if uid in places else None)
+            for nominee in pods
+            if (uid := nominee.metadata.uid) not in known
+        ]
+    return found
+
+
+def _kind(request: VramRequest) -> object | None:
+    # If the pod's own variable decides its device, its kind does not determine the device.
+    return request.kind if request.visible is Visible.BY_PLUGIN else None
+
+
+def because_held(reason: Reason | None) -> Reason | None:
+    """Return the reason against a node on which the pod fits without the pods that go before it.
+
+    ``reason``: the reason beside them. It stays if it is not about memory or replicas.
+    """
+    return Reason.HELD if reason is not None and reason.evictable else reason
+
+
+class HeldMemory:
+    """Rejects nodes for filter, and caches results, because consecutive pods are often equal."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        #: (kind of request, node, generation of the snapshot in which the node last changed, the
+        #: pods that go before) -> reason.
+        self._answers: Bounded[tuple[object, ...], Reason | None] = Bounded(MOST_ANSWERS)
+
+    def rules_changed(self) -> None:
+        """Drop cached answers, which depend on the placement rules."""
+        self._answers.clear()
+
+    def reject_nodes(
+        self,
+        pod: Pod,
+        request: VramRequest,
+        rows: Rows,
+        codes: Codes,
+        snap: Snapshot,
+        now_s: float,
+    ) -> bool:
+        """Reject the nodes on which the pod does not fit beside the pods that go before it.
+
+        Write the reason into ``codes``. Return whether any node was rejected.
+        """
+        any_rejected = False
+        for node, holds in holds_against(self._cluster, pod, now_s).items():
+            row = snap.row_of.get(node, -1)
+            passed = (codes == 0) & (rows == row)
+            if passed.any():
+                version = int(snap.changed_in[row])
+                reason = self._rejection(request, node, version, holds, now_s)
+                codes[passed] = CODE_OF[reason]
+                any_rejected = any_rejected or reason is not None
+        return any_rejected
+
+    def _rejection(
+        self, request: VramRequest, node: str, version: int, holds: Sequence[Hold], now_s: float
+    ) -> Reason | None:
+        others = [hold.pod for hold in holds]
+        before = [
+            hold.kind or (hold.pod.metadata.uid, hold.pod.metadata.resource_version)
+            for hold in holds
+        ]
+        key = (request.kind, node, version, *before)
+        cacheable = self._is_new_to(request.uid, node)
+        if cacheable and key in self._answers:
+            return self._answers[key]
+        reason = because_held(rejection_beside(self._cluster, request, node, others, now_s))
+        if cacheable:
+            self._answers[key] = reason
+        return reason
+
+    def _is_new_to(self, uid: str, node: str) -> bool:
+        """Return whether the pod has no reservation on the node yet.
+
+        A pod's own reservation does not count against it. So its result is not valid for other
+        pods, and must not be cached.
+        """
+        gpunode = self._cluster.gpunode(node)
+        reserved = gpunode.spec.reservations if gpunode else {}
+        return uid not in reserved and uid not in self._cluster.binding_to(node)
+
+
+def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float) -> Snapshot:
+    """Return the snapshot as filter sees it for the pod: memory that is held for pods that go
+    before it counts as reserved, and its own assumed bind does not.
+
+    ``pod``: None for views of all nodes; then all held memory counts. ``snap``: a snapshot of the
+    cluster, or a result of this function.
+    """
+    uid = pod.metadata.uid if pod is not None else ""
+    held: dict[str, Mapping[str, Reservation]] = {}
+    for name, holds in holds_against(cluster, pod, now_s).items():
+        gpunode = cluster.gpunode(name)
+        if gpunode is not None and name in snap.row_of:
+            reservations = ((h.pod.metadata.uid, cluster.adopt(h.pod, gpunode)) for h in holds)
+            held[name] = {uid: found for uid, found in reservations if found is not None}
+    own = {name for name, assumed in cluster.binds_under_way().items() if uid in assumed}
+    names = {n for n in held.keys() | snap.held.keys() if held.get(n) != snap.held.get(n)}
+    names |= own & snap.row_of.keys()
+    if not names:
+        return snap
+    table = Table.after(snap)
+    for name in sorted(names):
+        table.put(terms_beside(cluster, name, held.get(name, {}), {uid}))
+    return replace(table.snapshot(), generation=snap.generation, held=held)
+
+
+def verdicts_on(
+    cluster: ClusterState, request: VramRequest, snap: Snapshot, rows: Rows, now_s: float
+) -> Verdicts:
+    """Fit the request on a snapshot of ``seen_by``, as ``fit`` does.
+
+    The reason against a node with held memory is that without it. If the request would fit there
+    without it, the reason is that of ``because_held``.
+    """
+    found = fit(request, snap, rows, now_s)
+    holding = snap.held.keys() | cluster.binds_under_way().keys()
+    at = [
+        i for i in np.flatnonzero(~found.fits).tolist() if snap.nodes[int(rows[i])].name in holding
+    ]
+    if not at:
+        return found
+    names = [snap.nodes[int(rows[i])].name for i in at]
+    free = build([cluster.terms_of(name, cluster.gpunode(name), {request.uid}) for name in names])
+    without = fit(request, free, np.arange(len(at)), now_s)
+    codes = found.codes.copy()
+    for i, code in zip(at, without.codes.tolist(), strict=True):
+        codes[i] = code or CODE_OF[because_held(found.reason(i))]
+    return replace(found, codes=codes)
+
+
+def rejection_by_nominees(
+    cluster: ClusterState, pod: Pod, node: str, now_s: float
+) -> Reason | None:
+    """Return why a pod that fits on the node does not fit beside the nominees that go before it.
+
+    Bind asks this. Assumed binds do not count then: they may never come.
+    """
+    if not (nominees := cluster.held_for(pod, now_s).get(node)):
+        return None
+    request = cluster.understand(pod)
+    return because_held(rejection_beside(cluster, request, node, nominees, now_s))

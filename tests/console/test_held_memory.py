@@ -1,0 +1,198 @@
+"""Views count the memory that is held for pods that are not bound yet, as filter does.
+
+In random clusters with nominations, assumed binds and groups, filter decides what is right.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis
+import msgspec
+from hypothesis import strategies as st
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod, PodStatus
+from extender.placement.request import VramRequest
+from extender.state.assumed_binds import POD_GROUP
+from extender.state.changes import Event, GPUNodeSeen, PodGone, PodSeen
+from tests.builders import GIB, pod
+from tests.console.asking import Asked
+from tests.console.explained import node
+from tests.examples import examples
+from tests.scheduler.verbs_on import verbs_on
+
+NODES = ("a", "b")
+SIZES = st.sampled_from([1, 2, 5, 8, 11, 16, 22])
+KINDS = ("nominated", "assumed", "grouped")
+
+
+def waiting(name: str, gib: int, priority: int = 0, **status: Any) -> Pod:
+    made = pod(f"{gib}Gi", uid=f"u-{name}", name=name, priority=priority)
+    return msgspec.structs.replace(made, status=PodStatus(phase="Pending", **status))
+
+
+class Cluster:
+    """Nodes with one GPU of 24 GiB, seen by filter and by the views at the same time."""
+
+    def __init__(self, sizes: Sequence[Sequence[int]]) -> None:
+        self.fleet = Asked()
+        for name, on_node in zip(NODES, sizes, strict=True):
+            pods = {f"{name}-{n}": gib for n, gib in enumerate(on_node)}
+            self.apply(*node(name, free=3, **pods))
+        self.verbs = verbs_on(self.fleet.cluster, lambda: self.fleet.now_s)
+
+    def apply(self, *events: Event) -> None:
+        self.fleet.cluster.apply(events)
+
+    def hold(self, kind: str, name: str, gib: int, priority: int, on: str) -> None:
+        """Hold memory of a node for a pod: it is nominated, or its bind is assumed."""
+        nominated = on if kind == "nominated" else None
+        held = waiting(name, gib, priority, nominated_node_name=nominated)
+        if kind == "grouped":
+            metadata = msgspec.structs.replace(held.metadata, labels={POD_GROUP: "group"})
+            held = msgspec.structs.replace(held, metadata=metadata)
+        self.apply(PodSeen(held))
+        if kind != "nominated":
+            request = self.fleet.cluster.understand(held)
+            assert isinstance(request, VramRequest)
+            self.fleet.cluster.assumed_binds.expect(held, request, on, self.fleet.now_s)
+
+    def filter(self, asked: Pod) -> tuple[set[str], dict[str, str]]:
+        """Return the nodes that pass, and the reasons of the others, without an assumed bind."""
+        body = {"Pod": msgspec.to_builtins(asked), "NodeNames": list(NODES)}
+        answer = json.loads(self.verbs.filter(json.dumps(body).encode()))
+        self.fleet.cluster.assumed_binds.drop(asked.metadata.uid)
+        assert not answer.get("Error"), answer
+        return set(answer["NodeNames"]), {
+            **answer["FailedNodes"],
+            **answer["FailedAndUnresolvableNodes"],
+        }
+
+    def get(self, path: str) -> dict[str, Any]:
+        answer = self.fleet.get(path)
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def end(self, uid: str) -> None:
+        """Remove a running pod: its reservation, its rows and its memory."""
+        for gpunode in self.fleet.cluster.gpunodes():
+            assert gpunode.status is not None
+            rest = {u: r for u, r in gpunode.spec.reservations.items() if u != uid}
+            rows = [each for each in gpunode.status.pods if each.uid != uid]
+            self.apply(GPUNodeSeen(_with(gpunode, rest, rows), self.fleet.now_s))
+        self.apply(PodGone(uid, ended=True))
+
+
+def _with(gpunode: GPUNode, reservations: Any, rows: Any) -> GPUNode:
+    assert gpunode.status is not None
+    (device,) = gpunode.status.devices
+    replicas = msgspec.structs.replace(
+        device.replicas,
+        free=device.replicas.free + device.replicas.allocated - len(rows),
+        allocated=len(rows),
+    )
+    status = msgspec.structs.replace(
+        gpunode.status,
+        pods=rows,
+        devices=[msgspec.structs.replace(device, replicas=replicas)],
+    )
+    metadata = msgspec.structs.replace(
+        gpunode.metadata, resource_version=str(int(gpunode.metadata.resource_version) + 1)
+    )
+    spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
+    return GPUNode(metadata=metadata, spec=spec, status=status)
+
+
+HOLDS = st.lists(
+    st.tuples(st.sampled_from(KINDS), SIZES, st.sampled_from([-1, 0, 5]), st.sampled_from(NODES)),
+    max_size=3,
+)
+ON_NODE = st.lists(SIZES, max_size=3).filter(lambda sizes: sum(sizes) <= 24)
+
+
+@hypothesis.settings(max_examples=examples(40), deadline=None)
+@hypothesis.given(ON_NODE, ON_NODE, HOLDS, SIZES, st.sampled_from([0, 5]))
+def test_views_agree_with_filter_and_following_any_suggestion_passes_filter(
+    on_a: list[int],
+    on_b: list[int],
+    holds: list[tuple[str, int, int, str]],
+    gib: int,
+    priority: int,
+) -> None:
+    cluster = Cluster([on_a, on_b])
+    for number, (kind, held_gib, held_priority, on) in enumerate(holds):
+        cluster.hold(kind, f"held-{number}", held_gib, held_priority, on)
+    asked = waiting("asked", gib, priority)
+    cluster.apply(PodSeen(asked))
+
+    explained = cluster.get("/v1/explain/pods/default/asked")
+    live = {n: cluster.get(f"/v1/score?pod=default/asked&node={n}")["live"] for n in NODES}
+    views = {each["name"]: each for each in cluster.get("/v1/pending")["pods"]}
+    capacity = cluster.get(f"/v1/capacity?vram={gib}Gi")
+    whatif = cluster.fleet.post("/v1/whatif", {"pods": [{"vram": f"{gib}Gi"}]}).json()
+    # Filter may assume the bind of the pod, which drops the oldest assumed bind.
+    binds = dict(cluster.fleet.cluster.assumed_binds._expected)
+    passed, reasons = cluster.filter(asked)
+    cluster.fleet.cluster.assumed_binds._expected.update(binds)
+    fits_plain = bool(cluster.filter(waiting("plain", gib))[0])
+    cluster.fleet.cluster.assumed_binds._expected.update(binds)
+
+    assert explained["verdict"] == ("fits" if passed else "rejected")
+    assert explained["fits"] == views["asked"]["fits"] == len(passed)
+    shown = {each["node"]: each["message"] for each in explained["nearest"] if not each["fits"]}
+    assert shown == reasons
+    for name, score in live.items():
+        assert score["node"]["fits"] == (name in passed)
+        assert [each["message"] for each in score["failing"]][:1] == [
+            reasons[name] for _ in range(name in reasons)
+        ]
+    assert (capacity["pods"] > 0, whatif["placed"]) == (fits_plain, int(fits_plain))
+
+    assert not (passed and explained["advice"])
+    for advice in explained["advice"]:
+        match advice["kind"]:
+            case "lower":
+                lower_gib = advice["lower_to_bytes"] // GIB
+                assert cluster.filter(waiting("lower", lower_gib, priority))[0], advice
+            case "wait":
+                uid = advice["wait_for"]["uid"]
+                cluster.end(uid)
+                assert cluster.filter(asked)[0], advice
+                break
+            case kind:
+                assert kind == "replicas", advice
+
+
+def test_the_pod_that_goes_first_is_named_with_the_end_of_its_hold() -> None:
+    cluster = Cluster([[], [22]])
+    cluster.hold("nominated", "held", 20, 5, "a")
+    cluster.apply(PodSeen(waiting("asked", 10)))
+    explained = cluster.get("/v1/explain/pods/default/asked")
+    assert explained["message"] == (
+        "no node can take the pod now: GPU memory of 1 node is held for other pods, which go first"
+    )
+    nearest, _ = explained["nearest"]
+    assert (nearest["node"], nearest["reason"], nearest["short_bytes"]) == ("a", "held", 6 * GIB)
+    hold = {"namespace": "default", "name": "held", "uid": "u-held"}
+    assert nearest["holds"] == [hold | {"until": "2026-11-21T00:01:00.000+00:00"}]
+    assert (
+        "  memory is held for pod default/held until it is bound, at the latest until "
+        "2026-11-21T00:01:00Z" in nearest["lines"]
+    )
+    score = cluster.get("/v1/score?pod=default/asked&node=a")["live"]
+    assert [each["reason"] for each in score["failing"]] == ["held"]
+    (device,) = cluster.get("/v1/nodes/a")["node"]["devices"]
+    assert device["headroom_bytes"] == 4 * GIB
+    cluster.fleet.now_s = 61.0
+    assert cluster.get("/v1/explain/pods/default/asked")["verdict"] == "fits"
+
+
+def test_a_pod_that_goes_before_the_nominee_is_not_told_to_wait() -> None:
+    cluster = Cluster([[], [22]])
+    cluster.hold("nominated", "held", 20, 0, "a")
+    cluster.apply(PodSeen(waiting("asked", 10, priority=5)))
+    assert cluster.get("/v1/explain/pods/default/asked")["verdict"] == "fits"
+    own = cluster.get("/v1/explain/pods/default/held")
+    assert (own["verdict"], own["nearest"][0]["holds"]) == ("fits", [])
