@@ -9,15 +9,12 @@ fails. The package is imported only to connect, and gets only the context that w
 import ipaddress
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import msgspec
 
 #: Folder with the credentials of a pod's service account.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -45,27 +42,15 @@ class NoCluster(BadKubeconfig):
         self.namespace = namespace
 
 
-class _Context(msgspec.Struct):
-    cluster: str = ""
-    user: str = ""
-    namespace: str = ""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A kubeconfig: its lists by the names of their entries."""
 
-
-class _Named(msgspec.Struct):
-    """An entry of one of the three lists. It has the field that is called like its list."""
-
-    name: str = ""
-    context: _Context = msgspec.field(default_factory=_Context)
-    cluster: dict[str, Any] = msgspec.field(default_factory=dict)
-    user: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class _File(msgspec.Struct, rename="kebab"):
-    path: str = ""
-    current_context: str = ""
-    contexts: list[_Named] = msgspec.field(default_factory=list)
-    clusters: list[_Named] = msgspec.field(default_factory=list)
-    users: list[_Named] = msgspec.field(default_factory=list)
+    path: str
+    current_context: str
+    contexts: dict[str, dict[str, Any]]
+    clusters: dict[str, dict[str, Any]]
+    users: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +86,24 @@ def find(
     name = context or next((each.current_context for each in files if each.current_context), "")
     if not name:
         raise NoCluster(f"{where} has no current context; select one: kubectl config use-context")
-    contexts = _first_by_name([(each.path, each.contexts) for each in files])
+    contexts = _first([(each.path, each.contexts) for each in files])
     if name not in contexts:
         known = f"It has: {', '.join(sorted(contexts))}" if contexts else "It has none"
         option = "--context" if context else "current-context"
         raise NoContext(f"{option}: the kubeconfig has no context {name!r}. {known}")
-    chosen = contexts[name][1].context
-    clusters = _first_by_name([(each.path, each.clusters) for each in files])
-    users = _first_by_name([(each.path, each.users) for each in files])
-    path, cluster = clusters.get(chosen.cluster, ("", _Named()))
-    if not cluster.cluster.get("server"):
-        why = f"{where}: context {name!r} has no cluster with a server"
-        raise NoCluster(why, chosen.namespace)
-    user_file, user = users.get(chosen.user, ("", _Named()))
+    path, chosen = contexts[name]
+    cluster_name, user_name, namespace = (
+        _text(chosen.get(key), f"{path}: {key} of context {name!r}")
+        for key in ("cluster", "user", "namespace")
+    )
+    clusters = _first([(each.path, each.clusters) for each in files])
+    users = _first([(each.path, each.users) for each in files])
+    path, cluster = clusters.get(cluster_name, ("", {}))
+    if not cluster.get("server"):
+        raise NoCluster(f"{where}: context {name!r} has no cluster with a server", namespace)
+    user_file, user = users.get(user_name, ("", {}))
     return Selected(
-        chosen.namespace,
-        _resolved(cluster.cluster, path),
-        _resolved(user.user, user_file),
-        chosen.user,
-        user_file,
+        namespace, _resolved(cluster, path), _resolved(user, user_file), user_name, user_file
     )
 
 
@@ -280,15 +264,41 @@ def _read(path: str, *, required: bool) -> _File | None:
         raise BadKubeconfig(f"{path} does not exist") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as err:
         raise BadKubeconfig(f"{path}: {' '.join(str(err).split())}") from err
-    try:
-        file = msgspec.convert(_without_nulls(content) or {}, _File)
-    except msgspec.ValidationError as err:
-        raise BadKubeconfig(f"{path}: {err}") from err
-    for key in ("contexts", "clusters", "users"):
-        names = Counter(each.name for each in getattr(file, key))
-        if twice := next((name for name, count in names.items() if count > 1), None):
-            raise BadKubeconfig(f"{path}: {key} has two entries with the name {twice!r}")
-    return msgspec.structs.replace(file, path=path)
+    config = _mapping(_without_nulls(content), f"{path}: the file")
+    lists = {
+        key: _by_name(path, key, config.get(key, [])) for key in ("contexts", "clusters", "users")
+    }
+    current = _text(config.get("current-context"), f"{path}: current-context")
+    return _File(path, current, **lists)
+
+
+def _by_name(path: str, key: str, entries: Any) -> dict[str, dict[str, Any]]:
+    """Return the content of each entry of a list by its name; raises ``BadKubeconfig``."""
+    if not isinstance(entries, list):
+        raise BadKubeconfig(f"{path}: {key} is not a list")
+    found: dict[str, dict[str, Any]] = {}
+    for number, each in enumerate(entries, 1):
+        where = f"{path}: entry {number} of {key}"
+        entry = _mapping(each, where)
+        name = _text(entry.get("name"), f"{where}: name")
+        if name in found:
+            raise BadKubeconfig(f"{path}: {key} has two entries with the name {name!r}")
+        found[name] = _mapping(entry.get(key[:-1]), where)
+    return found
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """Return a mapping, empty for None; raises ``BadKubeconfig``."""
+    if value is not None and not isinstance(value, dict):
+        raise BadKubeconfig(f"{where} is not a mapping")
+    return value or {}
+
+
+def _text(value: Any, where: str) -> str:
+    """Return a string, empty for None; raises ``BadKubeconfig``."""
+    if value is not None and not isinstance(value, str):
+        raise BadKubeconfig(f"{where} is {value!r}, which is not a string")
+    return value or ""
 
 
 def _without_nulls(value: Any) -> Any:
@@ -300,14 +310,14 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _first_by_name(
-    lists: Sequence[tuple[str, Sequence[_Named]]],
-) -> dict[str, tuple[str, _Named]]:
-    """Return for each name the first entry, with the path of its file."""
-    found: dict[str, tuple[str, _Named]] = {}
+def _first(
+    lists: Sequence[tuple[str, Mapping[str, dict[str, Any]]]],
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the first entry of each name, with the path of its file."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
     for path, entries in lists:
-        for each in entries:
-            found.setdefault(each.name, (path, each))
+        for name, content in entries.items():
+            found.setdefault(name, (path, content))
     return found
 
 

@@ -361,11 +361,11 @@ def test_headroom_reaches_what_kubectl_reaches(
     [
         ("missing", None, "<DIR>/missing does not exist"),
         ("broken", None, "<DIR>/broken: while parsing a flow node"),
-        ("list", None, "<DIR>/list: Expected `object`, got `array`"),
+        ("list", None, "<DIR>/list: the file is not a mapping"),
         (
             "wrong-type",
             None,
-            "<DIR>/wrong-type: Expected `str`, got `int` - at `$.current-context`",
+            "<DIR>/wrong-type: current-context is 7, which is not a string",
         ),
         ("twice", None, "<DIR>/twice: clusters has two entries with the name 'c'"),
         ("no-current", None, "<DIR>/no-current has no current context; select one: kubectl config"),
