@@ -288,6 +288,7 @@ def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
 def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
     links = {each.name: each.resolve() for each in (DEPLOY / "chart/headroom/files").iterdir()}
     assert links == {
+        "values.yaml": CHART / "values.yaml",
         "base": DEPLOY / "base",
         "default-scheduler": DEPLOY / "default-scheduler",
         "device-taints.yaml": DEPLOY / "components/device-taints/device-taints.yaml",

@@ -7,10 +7,40 @@
 {{- $text -}}
 {{- end -}}
 
+{{/* Gives values that are null or missing their defaults: a parent chart removes a value by null. Changes .Values. */}}
+{{- define "headroom.defaults" -}}
+{{- include "headroom.fill" (dict "values" .Values "defaults" (.Files.Get "files/values.yaml" | fromYaml)) }}
+{{- if not .Values.enabled }}
+{{- fail "enabled is false, which has an effect only in a parent chart. Add to its dependency: `condition: headroom.enabled`" }}
+{{- end }}
+{{- end -}}
+
+{{/* Sets each value of .values that is null or missing to that of .defaults. Labels are a whole. Changes .values. */}}
+{{- define "headroom.fill" -}}
+{{- $values := .values }}
+{{- range $name, $default := .defaults }}
+{{- $value := index $values $name }}
+{{- if kindIs "invalid" $value }}{{ $_ := set $values $name $default }}
+{{- else if and (kindIs "map" $default) (ne $name "labels") }}
+{{- include "headroom.fill" (dict "values" $value "defaults" $default) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Removes what is null from a map, so that null in a value removes what deploy/ sets. Changes the map. */}}
+{{- define "headroom.prune" -}}
+{{- $map := . }}
+{{- range $key, $value := $map }}
+{{- if kindIs "invalid" $value }}{{ $_ := unset $map $key }}
+{{- else if kindIs "map" $value }}{{ include "headroom.prune" $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* An object with its labels, as one document. */}}
 {{- define "headroom.document" }}
 {{- $labels := dict "app.kubernetes.io/name" "headroom" "app.kubernetes.io/part-of" "headroom"
-  "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) }}
+  "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63) }}
 {{- $_ := set .object.metadata "labels" (merge (default dict .object.metadata.labels) $labels) }}
 ---
 {{ toYaml .object }}
@@ -20,11 +50,15 @@
 {{- define "headroom.settings" -}}
 {{- $folder := ternary "default-scheduler" "base" .Values.defaultScheduler.enabled -}}
 {{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get (printf "files/%s/headroom.yaml" $folder))) | fromYaml -}}
-{{- toYaml (mergeOverwrite $base .Values.settings) -}}
+{{- $_ := mergeOverwrite $base .Values.settings }}
+{{- include "headroom.prune" $base }}
+{{- toYaml $base -}}
 {{- end -}}
 {{- define "headroom.schedulerConfig" -}}
 {{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/kube-scheduler.yaml")) | fromYaml -}}
-{{- toYaml (mergeOverwrite $base .Values.kubeScheduler.config) -}}
+{{- $_ := mergeOverwrite $base .Values.kubeScheduler.config }}
+{{- include "headroom.prune" $base }}
+{{- toYaml $base -}}
 {{- end -}}
 
 {{/* What deploy/default-scheduler changes: extenders alone, whose verbs the cluster's own kube-scheduler calls. Changes .object. */}}

@@ -15,6 +15,7 @@
 {{- with $values.tolerations }}{{ $_ := set $spec "tolerations" (concat (default list $spec.tolerations) .) }}{{ end }}
 {{- with $values.affinity }}
 {{- $_ := set $spec "affinity" (mergeOverwrite (default dict $spec.affinity) .) }}
+{{- include "headroom.prune" $spec.affinity }}
 {{- end }}
 {{- with $values.topologySpreadConstraints }}
 {{- $constraints := list }}
@@ -29,6 +30,7 @@
 {{- define "headroom.container" -}}
 {{- $container := .container }}
 {{- $_ := set $container "resources" (mergeOverwrite $container.resources (deepCopy .values.resources)) }}
+{{- include "headroom.prune" $container.resources }}
 {{- with .values.extraEnv }}
 {{- $_ := set $container "env" (include "headroom.env" (dict "first" $container.env "then" .) | fromYamlArray) }}
 {{- end }}
