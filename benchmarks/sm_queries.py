@@ -20,7 +20,7 @@ import typer
 
 from benchmarks.hotpath.machine import machine
 from extender.controllers.sm_history import QuerySource, Span
-from extender.controllers.sm_queries import queries, query
+from extender.controllers.sm_queries import query
 from extender.prometheus import connected
 from tests.history.server import Prometheus, prometheus
 
@@ -57,7 +57,8 @@ def refresh(source: QuerySource) -> str:
 
 def decoding(source: QuerySource) -> str:
     with connected(source.url, TIMEOUT_S) as connection:
-        results = [connection.client.custom_query(promql) for promql in queries(source.span)]
+        promqls = source.queries.sm_activity(source.span.quantile, source.span.window_s)
+        results = [connection.client.custom_query(promql) for promql in promqls]
     bodies = [json.dumps(result).encode() for result in results]
     whole = json.dumps([series for result in results for series in result]).encode()
 

@@ -181,5 +181,8 @@ def ranges_of(settings: Settings) -> PrometheusRanges | None:
     if settings.prometheus_url is None:
         return None
     return PrometheusRanges(
-        settings.prometheus_url, settings.prometheus_token_file, settings.prometheus_ca
+        settings.prometheus_url,
+        settings.prometheus_token_file,
+        settings.prometheus_ca,
+        settings.queries,
     )

@@ -97,5 +97,6 @@ def _history_reader(
         min(settings.prometheus_timeout_s, MAX_TIMEOUT_S),
         settings.prometheus_token_file,
         settings.prometheus_ca,
+        settings.queries,
     )
     return HistoryReader(source, past, leads, time.time, time.monotonic)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
+from extender.promql import check_matchers
 
 if TYPE_CHECKING:
     from extender.config.settings import Settings
@@ -86,6 +87,8 @@ def _link_template(template: str) -> str:
     return template
 
 
+#: Label matchers of a PromQL selector, without its braces.
+Matchers = Annotated[str, AfterValidator(check_matchers)]
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
 #: Host names or IP addresses, each with or without a port.
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
@@ -113,8 +116,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _prometheus_needs_url(settings: "Settings") -> None:
-    for name in ("prometheus_token_file", "prometheus_ca"):
-        if getattr(settings, name) is not None and settings.prometheus_url is None:
+    for name in ("prometheus_token_file", "prometheus_ca", "prometheus_matchers"):
+        if getattr(settings, name) and settings.prometheus_url is None:
             raise Contradiction(
                 f"{name} is set without prometheus_url; set both. "
                 "Example: prometheus_url: https://prometheus.monitoring:9090",

@@ -48,6 +48,7 @@ EXAMPLES = {
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
     "prometheus_url": "http://prometheus.monitoring:9090",
+    "prometheus_matchers": "'cluster=\"eu-1\"'",
     "prometheus_token_file": "/etc/headroom/prometheus/token",
     "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
 }

@@ -14,10 +14,18 @@ from contract.annotations import (
     ScoringPolicy,
 )
 from extender.admission.context import WebhookSettings
-from extender.config.constraints import RULES, Addresses, LinkTemplate, QuantityBytes, Url
+from extender.config.constraints import (
+    RULES,
+    Addresses,
+    LinkTemplate,
+    Matchers,
+    QuantityBytes,
+    Url,
+)
 from extender.config.ports import PortSettings
 from extender.config.score_weights import ScoreWeights
 from extender.placement.policy import MIB, Rules, VisibleDevices
+from extender.promql import Queries
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
 
 
@@ -284,6 +292,11 @@ class Settings(PortSettings):
         "which the usual SM activity of devices is read. Without it, the agents' samples are used. "
         "The recorder reads from it the lives of containers before its own start.",
     )
+    prometheus_matchers: Matchers = Field(
+        "",
+        description="Label matchers of this cluster's series, if prometheus_url has several "
+        "clusters: as between the braces of a PromQL selector. They are added to every query.",
+    )
     prometheus_window_s: float = Field(
         900.0, ge=60, le=86_400, description="Length of the SM activity history that is used."
     )
@@ -332,6 +345,10 @@ class Settings(PortSettings):
         return WebhookSettings(
             self.scheduler_name, self.gate_image, self.mirror_vram, observes, self.count_vram
         )
+
+    @property
+    def queries(self) -> Queries:
+        return Queries(self.prometheus_matchers, self.resources)
 
     @property
     def journal(self) -> Bounds:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from extender.console.decisions import moment_s
 from extender.console.history import MOST_S, ranges_of
-from extender.console.history_ranges import PrometheusRanges, Range, covered, of_holdings
+from extender.console.history_ranges import PrometheusRanges, Range, of_holdings
 from extender.console.responses import Body, encoded
 from extender.console.view_context import InContext, Newest
 from extender.errors import PrometheusUnreadable
@@ -136,10 +136,10 @@ def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Hol
     """
     fields: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     covered_s = 0.0
-    for each in ranges.read([*of_holdings(within), covered(within)], within):
+    for each in ranges.read(of_holdings(ranges.queries, within), within):
         # Each value is the sum over the step before it, so the first one is of an earlier time.
         seconds = sum(value for value in each.values[1:] if value is not None)
-        if each.kind == covered(within).kind:
+        if each.kind == "covered":
             covered_s = max(covered_s, seconds)
         else:
             # Several servers behind one address can repeat a series with further labels.

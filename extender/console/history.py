@@ -14,14 +14,14 @@ from extender.console.decisions import moment_s
 from extender.console.devices import NodeName, Uuid
 from extender.console.events import TimedStream, counted
 from extender.console.explain import Namespace, PodName
-from extender.console.history_ranges import PrometheusRanges, Range, of_device, of_fleet, of_pod
-from extender.console.history_ranges import Query as RangeQuery
+from extender.console.history_ranges import PrometheusRanges, Range
 from extender.console.responses import UNKNOWN as NOT_KNOWN
 from extender.console.responses import Body, encoded, unknown_node
 from extender.console.view_context import Context, InContext, Newest
 from extender.errors import PrometheusUnreadable
 from extender.observability.history_handover import head_line, node_line
 from extender.placement.snapshot import Snapshot
+from extender.promql import RangeQuery
 from extender.state.history import (
     DEVICE_COLUMNS,
     KEPT_S,
@@ -99,7 +99,7 @@ async def fleet(context: InContext, snap: Newest, since: Since = None) -> Respon
     """Return the sums over all devices and the number of pending pods, of the last hour or since a
     time."""
     if within := _range(context, since):
-        return await _from_prometheus(context, snap, of_fleet(), within)
+        return await _from_prometheus(context, snap, ranges_of(context).queries.fleet(), within)
     found = context.history.totals()
     series = [
         SeriesView(kind=kind, unit=unit, values=[getattr(each, field) for each in found])
@@ -129,7 +129,8 @@ async def device(
     """Return the history of a device, of the last hour or since a time: memory reserved and in use,
     SM activity, and the use of each pod on it, also of pods that have left."""
     if within := _range(context, since):
-        return await _from_prometheus(context, snap, of_device(uuid), within, uuid)
+        queries = ranges_of(context).queries.device(uuid)
+        return await _from_prometheus(context, snap, queries, within, uuid)
     history = context.history
     if name not in snap.row_of and history.layout(name) is None:
         raise unknown_node(name)
@@ -162,7 +163,8 @@ async def pod(
     devices, and their SM activity in the last hour. Readable by each caller that may ``get`` the
     pod."""
     if within := _range(context, since):
-        return await _from_prometheus(context, snap, of_pod(namespace, name), within)
+        queries = [ranges_of(context).queries.pod(namespace, name)]
+        return await _from_prometheus(context, snap, queries, within)
     at_s, series = pod_series(context, namespace, name)
     if not series and context.cluster.pod_named(namespace, name) is None:
         raise HTTPException(

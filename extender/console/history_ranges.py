@@ -12,6 +12,7 @@ from threading import BoundedSemaphore
 from typing import NamedTuple
 
 from extender.errors import PrometheusUnreadable
+from extender.promql import EVERY_CLUSTER, Queries, RangeQuery, own_labels
 
 #: Maximum number of values of a series, except for the first.
 MOST_VALUES = 360
@@ -27,24 +28,6 @@ WITHIN_S = 10.0
 MOST_READERS = 16
 #: Limit of a value, so that sums are finite. No metric of the queries is negative.
 MOST_VALUE = 1e24
-#: Fields of ``/v1/history/fleet`` -> unit and metric.
-FLEET = {
-    "allocatable": ("bytes", "headroom_fleet_allocatable_bytes"),
-    "reserved": ("bytes", "headroom_fleet_reserved_bytes + headroom_fleet_unconfirmed_bytes"),
-    "used": ("bytes", "headroom_fleet_used_bytes"),
-    "unattributed": ("bytes", "headroom_fleet_unattributed_bytes"),
-    "headroom": ("bytes", "headroom_fleet_headroom_bytes"),
-    "overcommitted_devices": ("count", "count by (instance) (headroom_overcommitted_bytes > 0)"),
-    "pending_pods": ("count", "sum by (instance) (headroom_pending_pods)"),
-}
-
-
-class Query(NamedTuple):
-    """A query whose series become series of the history."""
-
-    kind: str
-    unit: str
-    promql: str
 
 
 class Found(NamedTuple):
@@ -78,11 +61,12 @@ class PrometheusRanges:
     url: str
     token_file: Path | None = None
     ca: Path | None = None
+    queries: Queries = EVERY_CLUSTER
     _readers: BoundedSemaphore = field(
         default_factory=lambda: BoundedSemaphore(MOST_READERS), repr=False, compare=False
     )
 
-    def read(self, queries: Sequence[Query], within: Range) -> list[Found]:
+    def read(self, queries: Sequence[RangeQuery], within: Range) -> list[Found]:
         """Return the series of all queries. Blocks; raises ``PrometheusUnreadable``, at once if
         too many readers wait already."""
         if not self._readers.acquire(blocking=False):
@@ -92,20 +76,29 @@ class PrometheusRanges:
         finally:
             self._readers.release()
 
-    def _read(self, queries: Sequence[Query], within: Range) -> list[Found]:
+    def _read(self, queries: Sequence[RangeQuery], within: Range) -> list[Found]:
         # The client of Prometheus is slow to import, and few readers ask for long ranges.
         from extender.prometheus import connected, read_range
 
         times = within.times()
-        found: list[Found] = []
+        found: dict[tuple[str, frozenset[tuple[str, str]]], Found] = {}
         with connected(self.url, WITHIN_S, self.token_file, self.ca) as connection:
             for query in queries:
                 for each in read_range(
                     connection, query.promql, times[0], times[-1], within.step_s
                 ):
+                    labels = own_labels(each.metric)
                     values = list(_at_times(times, within.step_s, each.values))
-                    found.append(Found(query.kind, query.unit, each.metric, values))
-        return found
+                    # Several scrapes of a target can differ in whether they honor labels.
+                    same = query.kind, frozenset(labels.items())
+                    if (other := found.get(same)) is not None:
+                        values = list(map(_larger, other.values, values))
+                    found[same] = Found(query.kind, query.unit, labels, values)
+        return list(found.values())
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 def _at_times(
@@ -124,54 +117,8 @@ def _at_times(
         yield known.get(number)
 
 
-def of_device(uuid: str) -> list[Query]:
-    """Return the queries about a device."""
-    of = f"{{UUID={_quoted(uuid)}}}"
-    reserved = f"headroom_ledger_device_reserved_bytes{{device={_quoted(uuid)}}}"
-    pods = f"sum by (namespace, pod, pod_uid) (headroom_pod_used_bytes{of})"
-    return [
-        Query("reserved", "bytes", f"max({reserved})"),
-        Query("used", "bytes", f"max(headroom_device_used_bytes{of})"),
-        Query("sm", "ratio", f"max(headroom_device_sm_activity_ratio{of})"),
-        Query("pod", "bytes", pods),
-    ]
-
-
-def of_pod(namespace: str, name: str) -> list[Query]:
-    """Return the query about a pod, whose series are its devices."""
-    of = f"{{namespace={_quoted(namespace)}, pod={_quoted(name)}}}"
-    by = "sum by (namespace, pod, pod_uid, UUID)"
-    return [Query("pod", "bytes", f"{by} (headroom_pod_used_bytes{of})")]
-
-
-def of_fleet() -> list[Query]:
-    """Return the queries about the fleet. Each console exports the sums: the highest counts."""
-    return [Query(kind, unit, f"max({promql})") for kind, (unit, promql) in FLEET.items()]
-
-
-def of_holdings(within: Range) -> list[Query]:
-    """Return the queries about GPU seconds and byte seconds of each namespace and state, of which
-    each value is the sum over the step before it."""
-    return [
-        _seconds(of, f"max by (namespace, state) (headroom_held_{of})", within)
-        for of in ("gpus", "bytes")
-    ]
-
-
-def covered(within: Range) -> Query:
-    """Return the query about the seconds for which there are values of ``of_holdings``."""
-    return _seconds("covered", "max(headroom_fleet_devices) * 0 + 1", within)
-
-
-def _seconds(kind: str, promql: str, within: Range) -> Query:
+def of_holdings(queries: Queries, within: Range) -> list[RangeQuery]:
+    """Return the queries about GPU seconds and byte seconds of each namespace and state, and about
+    the seconds for which there are values. Each value is the sum over the step before it."""
     every_s = max(SUMMED_EVERY_S, math.ceil(within.step_s / SUMMED_IN_STEP))
-    # A range with both of its ends would contain one value too many in each step that begins with a
-    # value, so it is a millisecond shorter than the step.
-    step_ms = round(1000 * within.step_s) - 1
-    summed = f"sum_over_time(({promql})[{step_ms}ms:{every_s}s])"
-    return Query(kind, "s", f"{summed} * {every_s}")
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return [*queries.held(within.step_s, every_s), queries.covered(within.step_s, every_s)]

@@ -29,6 +29,7 @@ from extender.config.settings import Settings
 from extender.errors import PrometheusUnreadable, innermost
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_reading import HISTORY, Activity
+from extender.promql import EVERY_CLUSTER, Queries
 from extender.state.changes import ActivitySeen, Event
 from extender.state.sm_activity import Activities
 
@@ -66,6 +67,7 @@ class QuerySource:
     #: Read before each query, because tokens are renewed.
     token_file: Path | None = None
     ca: Path | None = None
+    queries: Queries = EVERY_CLUSTER
 
 
 @dataclass(slots=True)
@@ -116,6 +118,7 @@ async def sm_history(
         stale_after_s=settings.prometheus_stale_after_s,
         token_file=settings.prometheus_token_file,
         ca=settings.prometheus_ca,
+        queries=settings.queries,
     )
     loop = PrometheusHistory(source, deliver, queried)
     loop.start()

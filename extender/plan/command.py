@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
 from extender.plan.study import models_of, run_study
 from extender.plan.workload import History, Vram
+from extender.promql import EVERY_CLUSTER, Queries, check_matchers
 from extender.state.dump import inputs_of
 
 MODES = ("counting", "predicted", "steered", "mig")
@@ -50,6 +51,19 @@ def plan(
     prometheus: Annotated[
         str | None,
         typer.Option(help="URL of a Prometheus with kube-state-metrics and dcgm-exporter."),
+    ] = None,
+    matchers: Annotated[
+        str | None,
+        typer.Option(
+            help='Label matchers of the cluster, if --prometheus has several: cluster="eu-1".'
+        ),
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Extended resource that is a GPU in --prometheus; a trailing * matches any "
+            f"suffix. Can be repeated; default: {', '.join(EVERY_CLUSTER.resources)}."
+        ),
     ] = None,
     recording: Annotated[
         Path | None, typer.Option(help="File of `headroom plan record FILE`.")
@@ -110,7 +124,8 @@ def plan(
         days = _days(window or _WINDOW)
         if window is not None and prometheus is None:
             raise BadSettings("--window is for --prometheus; a file is read as a whole")
-        history = _history(files, machines, prometheus, days, labels)
+        queries = _queries(prometheus, matchers, resource)
+        history = _history(files, machines, prometheus, days, labels, queries)
         history = with_recommendations(with_changes(history, changes))
         sources = _vrams(history, vram, margin)
         configurations = _configurations(mode, replicas, sources[0], history)
@@ -165,6 +180,7 @@ def _history(
     prometheus: str | None,
     days: int,
     labels: Mapping[str, str],
+    queries: Queries,
 ) -> History:
     given = [option for option, file in files.items() if file is not None]
     given += ["--prometheus"] if prometheus is not None else []
@@ -178,7 +194,7 @@ def _history(
                 f"--prometheus {prometheus} is not an address. Example: --prometheus "
                 "http://prometheus.monitoring:9090"
             )
-        return _from_prometheus(prometheus, days, labels)
+        return _from_prometheus(prometheus, days, labels, queries)
     if labels:
         raise BadSettings("--nodes with labels is for --prometheus; a file is read as a whole")
     for option, file in files.items():
@@ -237,12 +253,25 @@ def _from_file(option: str, file: Path) -> History:
         raise BadSettings(f"{option} {file}: {text}") from err
 
 
-def _from_prometheus(url: str, days: int, labels: Mapping[str, str]) -> History:
+def _queries(
+    prometheus: str | None, matchers: str | None, resources: Sequence[str] | None
+) -> Queries:
+    for option, given in (("--matchers", matchers), ("--resource", resources)):
+        if given and prometheus is None:
+            raise BadSettings(f"{option} is for --prometheus; a file is read as a whole")
+    try:
+        text = check_matchers(matchers or "")
+    except ValueError as err:
+        raise BadSettings(f"--matchers {err}") from err
+    return Queries(text, resources or EVERY_CLUSTER.resources)
+
+
+def _from_prometheus(url: str, days: int, labels: Mapping[str, str], queries: Queries) -> History:
     try:  # its packages are optional
         from extender.plan.prometheus_source import read_prometheus
     except ImportError as err:
         raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
-    return read_prometheus(url, days, labels)
+    return read_prometheus(url, days, labels, queries=queries)
 
 
 def _days(window: str) -> int:

@@ -2,78 +2,44 @@
 
 Pods, their GPUs, nodes and times are from kube-state-metrics. Peaks and SM activity are from
 Headroom's agent if it has them, else from dcgm-exporter. GPU utilization is from dcgm-exporter. It
-labels a GPU with the pod that holds it, so the GPU's figures are the pod's if GPUs are not shared.
+labels a GPU with the pod that holds it, or repeats its figures for each pod, so they are the pod's
+if GPUs are not shared.
 The history lists the assumptions that replace missing metrics.
 """
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from contract.dcgm import (
-    FREE_BYTES,
-    FREE_MIB,
-    SM_ACTIVITY,
-    USED_BYTES,
-    USED_MIB,
-    UTILIZATION_PERCENT,
-)
+from contract.dcgm import SM_ACTIVITY, USED_BYTES, USED_MIB, Key, key_of_series
 from extender.errors import BadSettings
+from extender.metric_history import Answers, Asked, Reading, Sample, measurements, read_days
 from extender.plan.wording import plural
-from extender.plan.workload import History, Life, Machine, workload_name
+from extender.plan.workload import DAY_S, History, Life, Machine, workload_name
+from extender.promql import HOSTS, MIB, MODELS, MOST_RATIO, TOTALS, Queries, own_label
 
-_REQUESTS = 'kube_pod_container_resource_requests{resource="nvidia_com_gpu"}'
-#: The pods whose other metrics matter: those that requested a GPU on that day.
-_OF_GPU_PODS = f" and on (namespace, pod) max_over_time({_REQUESTS}[1d])"
-MIB = 1 << 20
-#: Queries over one day before the time at which they are evaluated.
-EACH_DAY: Mapping[str, str] = {
-    "gpus": f"max_over_time({_REQUESTS}[1d])",
-    "first": f"min_over_time(timestamp({_REQUESTS})[1d:1m])",
-    "last": f"max_over_time(timestamp({_REQUESTS})[1d:1m])",
-    **{
-        name: f"max_over_time({metric}[1d]){_OF_GPU_PODS}"
-        for name, metric in (
-            ("created", "kube_pod_created"),
-            ("started", "kube_pod_start_time"),
-            ("completed", "kube_pod_completion_time"),
-            ("owner", "kube_pod_owner"),
-            ("cpu", 'kube_pod_container_resource_requests{resource="cpu"}'),
-            ("memory", 'kube_pod_container_resource_requests{resource="memory"}'),
-        )
-    },
-    "fb_used": f"max_over_time({USED_MIB}[1d])",
-    "fb_used_bytes": f"max_over_time({USED_BYTES}[1d])",
-    **{f"sm {metric}": f"avg_over_time({metric}[1d])" for metric in SM_ACTIVITY},
-    "utilization": f"avg_over_time({UTILIZATION_PERCENT}[1d]) / 100",
-    "pod_used": "max_over_time(headroom_pod_used_bytes[1d])",
-    "pod_sm": "avg_over_time(headroom_pod_sm_activity_ratio[1d])",
-}
-#: Queries that are evaluated at the end of the window.
-AT_END: Mapping[str, str] = {
-    "node": 'kube_node_status_allocatable{resource=~"nvidia_com_gpu|cpu|memory"}',
-    "node_labels": "kube_node_labels",
-    "fb_total": f"{USED_MIB} + {FREE_MIB}",
-    "fb_total_bytes": f"{USED_BYTES} + {FREE_BYTES}",
-}
 #: A pod whose last sample is older than this has ended.
 _GONE_AFTER_S = 300.0
 _SHORTEST_S = 1.0
-#: Labels that can have the name of the node.
-_HOSTS = ("Hostname", "hostname", "node")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    labels: Mapping[str, str]
-    value: float
-
-
-Answers = dict[str, list[Sample]]
+#: Resources of nodes that are no GPUs.
+_OF_HOSTS = {"cpu", "memory"}
+#: The profile of a MIG resource, as kube-state-metrics names it.
+_MIG = re.compile(r"_mig_(?:\dc_)?\dg_(?P<gib>\d+)gb")
 #: Namespace, name and, if there is one, uid of a pod.
 _Pod = tuple[str, str, str]
+
+
+def reading(
+    queries: Queries, days: int, end_s: float, labels: Mapping[str, str]
+) -> Reading[History]:
+    """Return the history of ``days`` days until a Unix time. See ``history_of``."""
+    answers = yield from read_days(queries.totals | queries.lives, queries.use, days, end_s)
+    for name, promql in queries.nodes.items():
+        answers[name] = measurements((yield Asked(promql, end_s)))
+    return history_of(answers, end_s - days * DAY_S, end_s, labels)
 
 
 def history_of(
@@ -89,9 +55,10 @@ def history_of(
     lives = list(_Lives(answers, start_s, end_s, {m.name for m in machines}, shared_nodes, notes))
     if not lives:
         raise BadSettings(
-            "Prometheus has no pod that requests nvidia.com/gpu in the window: the metric "
+            "Prometheus has no pod that requests a GPU in the window: the metric "
             "kube_pod_container_resource_requests of kube-state-metrics is needed. If it exists, "
-            "choose a longer window. Example: --window 30d"
+            "choose a longer window, or name the resource if yours has another name. Example: "
+            "--window 30d --resource nvidia.com/a100"
         )
     lives.sort(key=lambda life: (life.created_s, life.name))
     first_s = lives[0].created_s
@@ -105,19 +72,11 @@ def _machines(
     """Return the nodes with GPUs, and the names of those whose GPUs are shared already."""
     amounts: dict[str, dict[str, float]] = defaultdict(dict)
     for sample in answers["node"]:
-        amounts[_label(sample, "node")][sample.labels.get("resource", "")] = sample.value
-    gpus: dict[str, dict[str, tuple[str, int]]] = defaultdict(dict)
-    for name, unit_bytes in (("fb_total", MIB), ("fb_total_bytes", 1)):
-        for sample in answers[name]:
-            if not math.isfinite(sample.value):
-                continue
-            # Since 4.8.3 the exporter's label is in lower case.
-            host = next(filter(None, (_label(sample, key) for key in _HOSTS)), "")
-            uuid = _label(sample, "UUID")
-            model = sample.labels.get("modelName", "GPU")
-            gpus[host][uuid] = model, int(sample.value) * unit_bytes
+        resource = sample.labels.get("resource", "")
+        amounts[own_label(sample.labels, "node")][resource] = sample.value
+    gpus = _gpus(answers)
     wanted = {
-        sample.labels.get("node", "")
+        own_label(sample.labels, "node")
         for sample in answers["node_labels"]
         if all(sample.labels.get(key) == value for key, value in labels.items())
     }
@@ -125,24 +84,25 @@ def _machines(
     shared: set[str] = set()
     without = 0
     for name, resources in sorted(amounts.items()):
-        count = int(resources.get("nvidia_com_gpu", 0))
+        offered = {each: int(resources[each]) for each in resources.keys() - _OF_HOSTS}
+        count = sum(offered.values())
         if not count or (labels and name not in wanted):
             continue
         devices = gpus.get(name)
         if not devices:
             without += 1
             continue
-        if count > len(devices):
+        if count > sum(gpu.devices for gpu in devices):
             shared.add(name)
-            count = len(devices)
-        models = sorted(devices.values())
+        if any(amount and _MIG.search(each) for each, amount in offered.items()):
+            count = len(devices)  # an instance is no GPU
         cpu, memory = resources.get("cpu"), resources.get("memory")
         found.append(
             Machine(
                 name,
-                models[0][0],
-                count,
-                min(size for _, size in models),
+                min(gpu.model for gpu in devices),
+                min(count, len(devices)),
+                min(gpu.memory_bytes for gpu in devices),
                 None if cpu is None else round(cpu * 1000),
                 None if memory is None else int(memory),
             )
@@ -165,6 +125,39 @@ def _machines(
     return found, shared
 
 
+@dataclass(slots=True)
+class _Gpu:
+    model: str
+    #: Of all its MIG devices together.
+    memory_bytes: int = 0
+    #: Its MIG devices; 1 without MIG.
+    devices: int = 0
+
+
+def _gpus(answers: Answers) -> dict[str, list[_Gpu]]:
+    """Return node -> the GPUs at the end of the window, with their usual memory."""
+    sizes: dict[Key, int] = {}
+    for name, unit_bytes in TOTALS.items():
+        for sample in answers[name]:
+            if (key := key_of_series(sample.labels)) is not None:
+                sizes[key] = int(sample.value) * unit_bytes
+    found: dict[str, dict[str, _Gpu]] = defaultdict(dict)
+    seen = {key: each for each in answers["devices"] if (key := key_of_series(each.labels))}
+    cut = {uuid for uuid, instance in seen if instance is not None}
+    for (uuid, instance), sample in seen.items():
+        size_bytes = sizes.get((uuid, instance))
+        if size_bytes is None or (instance is None and uuid in cut):
+            continue
+        host, model = (
+            next(filter(None, (own_label(sample.labels, each) for each in names)), default)
+            for names, default in ((HOSTS, ""), (MODELS, "GPU"))
+        )
+        gpu = found[host].setdefault(uuid, _Gpu(model))
+        gpu.memory_bytes += size_bytes
+        gpu.devices += 1
+    return {host: list(gpus.values()) for host, gpus in found.items()}
+
+
 class _Lives:
     """Iterates over the lives of pods with a GPU."""
 
@@ -181,13 +174,19 @@ class _Lives:
         self._nodes, self._shared = nodes, shared
         self._gpus: dict[_Pod, dict[str, int]] = defaultdict(dict)
         self._node: dict[_Pod, str] = {}
+        self._instance_bytes: dict[_Pod, int] = {}
         for sample in answers["gpus"]:
             pod = _pod(sample)
             containers = self._gpus[pod]
-            name = sample.labels.get("container", "")
+            name = own_label(sample.labels, "container")
             containers[name] = max(containers.get(name, 0), int(sample.value))
-            if node := _label(sample, "node"):
+            if node := own_label(sample.labels, "node"):
                 self._node[pod] = node
+            if profile := _MIG.search(sample.labels.get("resource", "")):
+                self._instance_bytes[pod] = int(profile["gib"]) << 30
+        nodes_of: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for (namespace, name, _), node in self._node.items():
+            nodes_of[namespace, name].add(node)
         self._first = _extreme(answers["first"], min)
         self._last = _extreme(answers["last"], max)
         self._created = _extreme(answers["created"], max)
@@ -196,13 +195,25 @@ class _Lives:
         self._owner = {_pod(sample): sample for sample in answers["owner"]}
         self._cpu = _summed(answers["cpu"])
         self._memory = _summed(answers["memory"])
+        alone = {
+            name: [each for each in answers[name] if not own_label(each.labels, "vgpu")]
+            for name in (
+                "fb_used",
+                "fb_used_bytes",
+                "utilization",
+                *map("sm {}".format, SM_ACTIVITY),
+            )
+        }
         self._dcgm_used = _most(
-            _by_name(answers["fb_used"], MIB), _by_name(answers["fb_used_bytes"], 1)
+            _by_name(alone["fb_used"], MIB), _by_name(alone["fb_used_bytes"], 1)
         )
-        self._own_used = _by_name(answers["pod_used"], 1)
-        dcgm_sm = [sample for metric in SM_ACTIVITY for sample in answers[f"sm {metric}"]]
-        self._utilization = _means(answers["utilization"])
-        self._sm = _means(dcgm_sm) | _means(answers["pod_sm"])
+        self._dcgm_sm = _means(chain(*(alone[f"sm {metric}"] for metric in SM_ACTIVITY)))
+        self._utilization = _means(alone["utilization"], unit=100)
+        own_used, own_sm = (
+            [each for each in answers[name] if _may_be_on(each, nodes_of.get(_name(each), ()))]
+            for name in ("pod_used", "pod_sm")
+        )
+        self._own_used, self._own_sm = _by_name(own_used, 1), _means(own_sm)
 
     def __iter__(self) -> Iterator[Life]:
         counts: dict[str, int] = defaultdict(int)
@@ -239,23 +250,23 @@ class _Lives:
             created_s = self._start_s
             started_s = max(started_s, created_s)
         node = self._node[pod]
-        used_bytes = self._own_used.get((namespace, name))
-        if used_bytes is None and node not in self._shared:
-            used_bytes = self._dcgm_used.get((namespace, name))
+        key, is_shared = (namespace, name), node in self._shared
+        used_bytes, sm_ratio = self._own_used.get(key), self._own_sm.get(key)
+        if not is_shared:
+            used_bytes = self._dcgm_used.get(key) if used_bytes is None else used_bytes
+            sm_ratio = self._dcgm_sm.get(key) if sm_ratio is None else sm_ratio
         counts["no peak"] += used_bytes is None
-        counts["on shared"] += used_bytes is None and node in self._shared
+        counts["on shared"] += used_bytes is None and is_shared
         return Life(
             name=f"{namespace}/{name}",
             workload=workload_name(namespace, self._owner_name(pod)),
             created_s=created_s,
             run_s=max(_SHORTEST_S, ended_s - started_s),
             gpus=max(1, sum(self._gpus[pod].values())),
-            request_bytes=None,
+            request_bytes=self._instance_bytes.get(pod),
             peak_bytes=used_bytes,
-            sm_ratio=self._sm.get((namespace, name)),
-            utilization_ratio=(
-                None if node in self._shared else self._utilization.get((namespace, name))
-            ),
+            sm_ratio=sm_ratio,
+            utilization_ratio=None if is_shared else self._utilization.get(key),
             cpu_milli=round(1000 * self._cpu.get(pod, 0.0)),
             host_bytes=int(self._memory.get(pod, 0.0)),
         )
@@ -296,13 +307,20 @@ def _notes(counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _pod(sample: Sample) -> _Pod:
-    labels = sample.labels
-    return labels.get("namespace", ""), labels.get("pod", ""), labels.get("uid", "")
+    return (*_name(sample), own_label(sample.labels, "uid"))
 
 
-def _label(sample: Sample, name: str) -> str:
-    """Return a label of the exporter, which Prometheus renames if the target has it too."""
-    return sample.labels.get(f"exported_{name}") or sample.labels.get(name, "")
+def _may_be_on(sample: Sample, nodes: Collection[str]) -> bool:
+    """Return whether the target's own label ``node``, if it has one, is a node of the pod.
+
+    A node could otherwise report the use of pods on other nodes.
+    """
+    node = sample.labels.get("node")
+    return not node or node in nodes
+
+
+def _name(sample: Sample) -> tuple[str, str]:
+    return own_label(sample.labels, "namespace"), own_label(sample.labels, "pod")
 
 
 def _extreme(samples: Iterable[Sample], best: Callable[[float, float], float]) -> dict[_Pod, float]:
@@ -318,7 +336,7 @@ def _summed(samples: Iterable[Sample]) -> dict[_Pod, float]:
     """Return the sum over the containers of each pod."""
     most: dict[_Pod, dict[str, float]] = defaultdict(dict)
     for sample in samples:
-        containers, name = most[_pod(sample)], sample.labels.get("container", "")
+        containers, name = most[_pod(sample)], own_label(sample.labels, "container")
         containers[name] = max(containers.get(name, 0.0), sample.value)
     return {pod: sum(containers.values()) for pod, containers in most.items()}
 
@@ -327,7 +345,7 @@ def _by_name(samples: Iterable[Sample], unit_bytes: int) -> dict[tuple[str, str]
     """Return the largest value of each pod, in bytes; samples without a pod are left out."""
     found: dict[tuple[str, str], int] = {}
     for sample in samples:
-        key = _label(sample, "namespace"), _label(sample, "pod")
+        key = _name(sample)
         if key[1] and math.isfinite(sample.value) and sample.value >= 0:
             found[key] = max(found.get(key, 0), int(sample.value * unit_bytes))
     return found
@@ -338,13 +356,13 @@ def _most(*found: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     return {key: max(each.get(key, 0) for each in found) for key in {*chain(*found)}}
 
 
-def _means(samples: Iterable[Sample]) -> dict[tuple[str, str], float]:
-    """Return the mean ratio of each pod over its days and GPUs."""
+def _means(samples: Iterable[Sample], unit: float = 1) -> dict[tuple[str, str], float]:
+    """Return the mean ratio of each pod over its days and GPUs; ``unit`` is the value of 1."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
-        key = _label(sample, "namespace"), _label(sample, "pod")
-        if key[1] and 0 <= sample.value <= 1:
-            found[key].append(sample.value)
+        key, ratio = _name(sample), sample.value / unit
+        if key[1] and 0 <= ratio <= MOST_RATIO:
+            found[key].append(min(ratio, 1.0))
     return {key: sum(values) / len(values) for key, values in found.items()}
 
 

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from extender.errors import BadSettings, PrometheusUnreadable
-from extender.plan.metrics_history import AT_END, EACH_DAY, Answers, Sample, history_of
-from extender.plan.workload import DAY_S, History
+from extender.metric_history import Asked, Sample, answered
+from extender.plan.metrics_history import reading
+from extender.plan.workload import History
 from extender.prometheus import connected, read_moment
+from extender.promql import EVERY_CLUSTER, Queries
 
 #: Limit of one query; a day of a large cluster takes seconds.
 _TIMEOUT_S = 120.0
@@ -15,14 +17,16 @@ _TIMEOUT_S = 120.0
 _MOST_BYTES = 256 << 20
 #: Pauses before further attempts of a query that failed within ``_EARLY_S``.
 _PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
-#: Limit of a value: other values, NaN, infinities and negative ones are no measurements.
-_MOST_VALUE = float(1 << 60)
 #: Length limit of a quoted error.
 _MOST_QUOTED = 200
 
 
 def read_prometheus(
-    url: str, days: int, nodes: Mapping[str, str], end_s: float | None = None
+    url: str,
+    days: int,
+    nodes: Mapping[str, str],
+    end_s: float | None = None,
+    queries: Queries = EVERY_CLUSTER,
 ) -> History:
     """Return the history of ``days`` days until the Unix time ``end_s``; None: until now.
 
@@ -33,13 +37,12 @@ def read_prometheus(
     public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     end_s = time.time() if end_s is None else end_s
     try:
-        answers = _read(url, days, end_s)
+        return answered(reading(queries, days, end_s, nodes), lambda asked: _samples(url, asked))
     except PrometheusUnreadable as err:
         raise BadSettings(
             f"--prometheus {public}: {_reason(err)}. To check the address: curl "
             f"{public}/api/v1/query?query=up"
         ) from err
-    return history_of(answers, end_s - days * DAY_S, end_s, nodes)
 
 
 def _reason(err: Exception) -> str:
@@ -51,32 +54,20 @@ def _reason(err: Exception) -> str:
     return (strerror or str(err))[:_MOST_QUOTED]
 
 
-def _read(url: str, days: int, end_s: float) -> Answers:
-    found: Answers = {name: [] for name in (*EACH_DAY, *AT_END)}
-    for day in range(days):
-        at_s = end_s - (days - 1 - day) * DAY_S
-        for name, promql in EACH_DAY.items():
-            found[name] += _samples(url, promql, at_s)
-    for name, promql in AT_END.items():
-        found[name] += _samples(url, promql, end_s)
-    return found
-
-
-def _samples(url: str, promql: str, at_s: float) -> list[Sample]:
+def _samples(url: str, asked: Asked) -> list[Sample]:
     """Return the samples of one query, which is repeated if it fails early."""
-    params = {"time": f"{at_s:.3f}", "timeout": f"{_TIMEOUT_S:g}s"}
+    params = {"time": f"{asked.at_s:.3f}", "timeout": f"{_TIMEOUT_S:g}s"}
     began_s, pauses_s = time.monotonic(), list(_PAUSES_S)
     while True:
         try:
             with connected(url, _TIMEOUT_S, most_bytes=_MOST_BYTES) as connection:
-                found = read_moment(connection, promql, params)
+                found = read_moment(connection, asked.promql, params)
             break
         except PrometheusUnreadable:
             if not pauses_s or time.monotonic() - began_s > _EARLY_S:
                 raise
             time.sleep(pauses_s.pop(0))
-    values = ((each.metric, _number(each.value[1])) for each in found)
-    return [Sample(labels, value) for labels, value in values if 0 <= value <= _MOST_VALUE]
+    return [Sample(each.metric, _number(each.value[1])) for each in found]
 
 
 def _number(text: str) -> float:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from contract.dcgm import USED_BYTES, USED_MIB
+from contract.dcgm import Key, key_of_series
 from extender.bounded import Bounded
+from extender.metric_history import Reading, Sample, read_days
+from extender.promql import MIB, MODELS, Queries, own_label
 from extender.recommend.families import family
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recorder.book import Owned
@@ -28,62 +30,10 @@ DAYS = 14
 MAX_CONTAINERS, MAX_LIVES = 20_000, 200
 #: A life whose last sample is older has ended.
 _GONE_AFTER_S = 15 * 60.0
-#: Step of the queries for first and last samples, and so the error of these times.
-STEP = "5m"
+#: The error of the times of first and last samples.
 _STEP_S = 300.0
-_MIB = 1 << 20
 #: Limit of a value; NaN, infinities and larger values are no measurements.
 _MOST_VALUE = float(1 << 60)
-
-_REQUESTS = 'kube_pod_container_resource_requests{resource=~"nvidia_com_.*"}'
-#: The pods whose other metrics matter: those that requested a GPU on that day.
-_OF_GPU_PODS = f" and on (namespace, pod) max_over_time({_REQUESTS}[1d])"
-PEAK = "headroom_pod_peak_bytes"
-#: The model's label of the agent and of dcgm-exporter.
-_MODELS = ("model_name", "modelName")
-#: Beginning of the names of queries -> metric.
-_MEMORY = {"peak": PEAK, "used": USED_MIB, "used-bytes": USED_BYTES}
-
-
-def _daily(metric: str) -> str:
-    return f"max_over_time({metric}[1d]){_OF_GPU_PODS}"
-
-
-#: Queries over one day before the time at which they are evaluated.
-QUERIES: Mapping[str, str] = {
-    **{
-        f"{name} {figure}": promql.format(metric)
-        for name, metric in _MEMORY.items()
-        for figure, promql in (
-            ("most", "max_over_time({0}[1d])"),
-            ("first", f"min_over_time(timestamp({{0}})[1d:{STEP}])"),
-            ("last", f"max_over_time(timestamp({{0}})[1d:{STEP}])"),
-        )
-    },
-    "owner": _daily("kube_pod_owner"),
-    "image": _daily("kube_pod_container_info"),
-    "failed": _daily('kube_pod_status_phase{phase="Failed"}'),
-    "evicted": _daily('kube_pod_status_reason{reason=~"Evicted|NodeLost|NodeAffinity|Shutdown"}'),
-    **{
-        f"oom-killed {number}": _daily(f'{metric}{{reason="OOMKilled"}}')
-        for number, metric in enumerate(
-            (
-                "kube_pod_container_status_last_terminated_reason",
-                "kube_pod_container_status_terminated_reason",
-            )
-        )
-    },
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    labels: Mapping[str, str]
-    value: float
-
-
-#: Name of a query -> its samples, of all days.
-Answers = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +66,29 @@ class _Series:
     last_s: float = 0.0
 
 
+#: Name of a query -> its samples, of all days.
+Answers = Mapping[str, Sequence[Sample]]
 #: Namespace and name of a pod, its container, and its uid if the metric has it.
 _Container = tuple[str, str, str, str]
+#: A container on a device; None if the metric does not identify the device.
+_Use = tuple[_Container, Key | None]
+
+
+def reading(queries: Queries, now_s: float) -> Reading[list[PastLife]]:
+    """Return the lives that have ended; ``now_s``: the end of the last day."""
+    asked = queries.totals | queries.ended_lives
+    return past_lives((yield from read_days(asked, queries.peaks, DAYS, now_s)), now_s)
 
 
 def past_lives(answers: Answers, now_s: float) -> list[PastLife]:
     """Return the lives that have ended, the oldest first. ``now_s``: the end of the last day."""
-    own = _by_device(answers, {"peak": 1})
+    pods = _Pods(answers)
+    own = _by_device(answers, {"peak": 1}, pods)
     found = dict(own)
     known = {container[:2] for container, _ in own}
-    used = _by_device(answers, {"used": _MIB, "used-bytes": 1})
-    dcgm = _alone({key: each for key, each in used.items() if key[1]})
+    used = _by_device(answers, {"used": MIB, "used-bytes": 1}, pods)
+    dcgm = _alone({key: each for key, each in used.items() if key[1] is not None})
     found |= {key: each for key, each in dcgm.items() if key[0][:2] not in known}
-    pods = _Pods(answers)
     begin_s = now_s - DAYS * DAY_S
     lives: dict[_Container, PastLife] = {}
     for (container, device), each in found.items():
@@ -153,9 +113,13 @@ class _Pods:
     """The owners, images and ends of pods that request a GPU, from kube-state-metrics."""
 
     def __init__(self, answers: Answers) -> None:
+        self._nodes: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for sample in answers["node"]:
+            if node := own_label(sample.labels, "node"):
+                self._nodes[_pod(sample)].add(node)
         self._owners = {_pod(sample): sample.labels for sample in answers["owner"]}
         self.images = {
-            (*_pod(sample), _label(sample, "container")): sample.labels.get("image_spec")
+            (*_pod(sample), own_label(sample.labels, "container")): sample.labels.get("image_spec")
             or sample.labels.get("image", "")
             for sample in answers["image"]
         }
@@ -164,10 +128,18 @@ class _Pods:
             for ending in (Ending.FAILED, Ending.EVICTED)
         }
         self._killed = {
-            (*_pod(sample), _label(sample, "container"))
+            (*_pod(sample), own_label(sample.labels, "container"))
             for sample in (*answers["oom-killed 0"], *answers["oom-killed 1"])
             if sample.value > 0
         }
+
+    def may_be_on(self, namespace: str, pod: str, use: Sample) -> bool:
+        """Return whether a pod ran on the node that the target's own label ``node`` names.
+
+        A node could otherwise report peaks of pods on other nodes.
+        """
+        nodes, node = self._nodes[namespace, pod], use.labels.get("node")
+        return not nodes or not node or node in nodes
 
     def owner(self, namespace: str, pod: str) -> Owner | None:
         """Return the owner of a pod; None if it is not known."""
@@ -187,16 +159,18 @@ class _Pods:
         return Ending.COMPLETED
 
 
-def _by_device(answers: Answers, units: Mapping[str, int]) -> dict[tuple[_Container, str], _Series]:
+def _by_device(answers: Answers, units: Mapping[str, int], pods: _Pods) -> dict[_Use, _Series]:
     """Return the series of all containers. ``units``: beginning of the queries' names -> bytes."""
-    found: dict[tuple[_Container, str], _Series] = {}
+    found: dict[_Use, _Series] = {}
     for (name, unit_bytes), figure in product(units.items(), ("most", "first", "last")):
         for sample in answers[f"{name} {figure}"]:
             namespace, pod = _pod(sample)
             if not namespace or not pod or not 0 <= sample.value <= _MOST_VALUE:
                 continue
-            container = namespace, pod, _label(sample, "container"), _label(sample, "pod_uid")
-            device = _label(sample, "UUID") + _label(sample, "GPU_I_ID")
+            if not pods.may_be_on(namespace, pod, sample):
+                continue
+            container = namespace, pod, *_labels(sample, "container", "pod_uid")
+            device = key_of_series(sample.labels)
             each = found.setdefault((container, device), _Series(_model(sample)))
             match figure:
                 case "most":
@@ -210,13 +184,13 @@ def _by_device(answers: Answers, units: Mapping[str, int]) -> dict[tuple[_Contai
 
 
 def _alone(
-    found: Mapping[tuple[_Container, str], _Series],
-) -> dict[tuple[_Container, str], _Series]:
+    found: Mapping[_Use, _Series],
+) -> dict[_Use, _Series]:
     """Return the series of pods that had their device for themselves all the time."""
-    by_device: dict[str, list[tuple[_Container, _Series]]] = defaultdict(list)
+    by_device: dict[Key | None, list[tuple[_Container, _Series]]] = defaultdict(list)
     for (container, device), each in found.items():
         by_device[device].append((container, each))
-    kept: dict[tuple[_Container, str], _Series] = {}
+    kept: dict[_Use, _Series] = {}
     for device, several in by_device.items():
         several.sort(key=lambda pair: pair[1].first_s)
         shared = [False] * len(several)
@@ -233,16 +207,15 @@ def _alone(
 
 
 def _pod(sample: Sample) -> tuple[str, str]:
-    return _label(sample, "namespace"), _label(sample, "pod")
+    return _labels(sample, "namespace", "pod")
 
 
-def _label(sample: Sample, name: str) -> str:
-    """Return a label of the exporter, which Prometheus renames if the target has it too."""
-    return sample.labels.get(f"exported_{name}") or sample.labels.get(name, "")
+def _labels(sample: Sample, first: str, second: str) -> tuple[str, str]:
+    return own_label(sample.labels, first), own_label(sample.labels, second)
 
 
 def _model(sample: Sample) -> str:
-    return next(filter(None, (_label(sample, name) for name in _MODELS)), "")
+    return next(filter(None, (own_label(sample.labels, name) for name in MODELS)), "")
 
 
 def _owner(namespace: str, pod: str, kind: str, name: str, generate_name: str) -> Owner:

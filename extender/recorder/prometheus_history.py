@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from extender.errors import PrometheusUnreadable, innermost
+from extender.metric_history import Asked, Sample
 from extender.periodic import progressed
-from extender.recommend.lives import DAY_S
-from extender.recorder.past_lives import DAYS, QUERIES, PastLives, Sample, past_lives
+from extender.promql import EVERY_CLUSTER, Queries
+from extender.recorder.past_lives import DAYS, PastLife, PastLives, reading
 
 log = structlog.get_logger()
 
@@ -33,21 +34,22 @@ class Source:
     #: Read before each query, because tokens are renewed.
     token_file: Path | None = None
     ca: Path | None = None
+    queries: Queries = EVERY_CLUSTER
 
 
-#: Source, PromQL and time of evaluation -> samples. Blocks.
-Query = Callable[[Source, str, float], list[Sample]]
+#: Returns the samples of a query. Blocks.
+Query = Callable[[Source, Asked], list[Sample]]
 
 
-def query(source: Source, promql: str, at_s: float) -> list[Sample]:
+def query(source: Source, asked: Asked) -> list[Sample]:
     """Return the samples of one query; raise ``PrometheusUnreadable``."""
     # The client of Prometheus is an optional dependency.
     from extender.prometheus import connected, series
 
-    params = {"time": f"{at_s:.3f}", "timeout": f"{source.timeout_s:g}s"}
+    params = {"time": f"{asked.at_s:.3f}", "timeout": f"{source.timeout_s:g}s"}
     within_s = source.timeout_s + _EXTRA_S
     with connected(source.url, within_s, source.token_file, source.ca) as connection:
-        found = series(connection.client.custom_query(promql, params=params))
+        found = series(connection.client.custom_query(asked.promql, params=params))
     return [Sample(each.metric, float(each.value[1])) for each in found]
 
 
@@ -80,7 +82,7 @@ class HistoryReader:
             return
         self.due_s = self.monotonic_s() + RETRY_S
         try:
-            lives = past_lives(await self._answers(end_s := self.now_s()), end_s)
+            lives = await self._lives()
         except PrometheusUnreadable as err:
             log.warning(
                 "past_lives_unavailable",
@@ -92,18 +94,20 @@ class HistoryReader:
         self.due_s = None
         log.info("past_lives_read", lives=len(lives), days=DAYS)
 
-    async def _answers(self, end_s: float) -> Mapping[str, list[Sample]]:
-        answers: dict[str, list[Sample]] = {name: [] for name in QUERIES}
-        count = 0
-        for day in reversed(range(DAYS)):
-            for name, promql in QUERIES.items():
-                found = await self._ask(promql, end_s - day * DAY_S)
-                if (count := count + len(found)) > MAX_SAMPLES:
-                    raise PrometheusUnreadable(f"it has more than {MAX_SAMPLES:,} samples")
-                answers[name] += found
-        return answers
+    async def _lives(self) -> list[PastLife]:
+        lives, count = reading(self.source.queries, self.now_s()), 0
+        asked = next(lives)
+        while True:
+            found = await self._ask(asked)
+            if (count := count + len(found)) > MAX_SAMPLES:
+                raise PrometheusUnreadable(f"it has more than {MAX_SAMPLES:,} samples")
+            try:
+                asked = lives.send(found)
+            except StopIteration as end:
+                result: list[PastLife] = end.value
+                return result
 
-    async def _ask(self, promql: str, at_s: float) -> list[Sample]:
+    async def _ask(self, asked: Asked) -> list[Sample]:
         """Query on a thread of its own, which is abandoned if it does not end in time."""
         if self.hanging is not None and self.hanging.is_alive():
             raise PrometheusUnreadable("an earlier query still hangs")
@@ -121,7 +125,7 @@ class HistoryReader:
         def ask() -> None:
             found, error = None, None
             try:
-                found = self.query(self.source, promql, at_s)
+                found = self.query(self.source, asked)
             except PrometheusUnreadable as err:
                 error = err
             except Exception as err:  # noqa: BLE001 - of four libraries, without secrets

@@ -19,8 +19,8 @@ from contract.dcgm import Key
 from extender import prometheus as shared
 from extender.controllers import sm_history
 from extender.controllers.sm_history import PrometheusHistory, QuerySource, Span
-from extender.controllers.sm_queries import queries
 from extender.placement.device_reading import Activity
+from extender.promql import EVERY_CLUSTER
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority
 from tests.controllers.test_promql import AT_S, SPAN, body, ratio, sampled
@@ -94,7 +94,8 @@ def test_it_queries_and_passes_on_changes(server: StandIn) -> None:
     asked = [urlsplit(path) for path in server.paths]
     assert {each.path for each in asked} == {"/prefix/api/v1/query"}
     assert [parse_qs(each.query) for each in asked] == [
-        {"query": [question], "timeout": ["7.5s"]} for question in queries(SPAN)
+        {"query": [question], "timeout": ["7.5s"]}
+        for question in EVERY_CLUSTER.sm_activity(SPAN.quantile, SPAN.window_s)
     ]
     server.text = answer(G=0.51, H=0.2)
     assert source.refresh() == {"G": 0.5, "H": 0.2}

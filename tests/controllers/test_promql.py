@@ -10,10 +10,11 @@ import pytest
 
 from contract.dcgm import Key
 from extender.controllers.sm_history import Span, changed, history, still_fresh
-from extender.controllers.sm_queries import queries, read
+from extender.controllers.sm_queries import read
 from extender.errors import PrometheusUnreadable
 from extender.placement.device_reading import Activity
 from extender.prometheus import examine
+from extender.promql import EVERY_CLUSTER
 
 HISTORY = "dcgm-history"
 
@@ -223,7 +224,7 @@ def test_an_error_message_is_shortened() -> None:
 
 
 def test_the_queries_are_only_for_sm_activity() -> None:
-    texts = queries(Span(0.99, 300))
+    texts = EVERY_CLUSTER.sm_activity(0.99, 300)
     for metric in ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"):
         past = [text for text in texts if f"quantile_over_time(0.99, {metric}{{" in text]
         assert len(past) == len(texts) / 2
@@ -233,7 +234,8 @@ def test_the_queries_are_only_for_sm_activity() -> None:
 
 
 def test_every_device_is_queried_once() -> None:
-    selected = [re.findall(r"SM_(?:ACTIVE|UTIL_RATIO)\{(.*?)\}", text) for text in queries(SPAN)]
+    queries = EVERY_CLUSTER.sm_activity(SPAN.quantile, SPAN.window_s)
+    selected = [re.findall(r"SM_(?:ACTIVE|UTIL_RATIO)\{(.*?)\}", text) for text in queries]
     assert all(len(set(each)) == 1 for each in selected)
     parts = [each[0] for each in selected]
     for index in (0, 7, 8, 15, ""):

@@ -13,10 +13,10 @@ from extender.console.history_ranges import (
     PrometheusRanges,
     Range,
     _at_times,
-    covered,
-    of_device,
+    of_holdings,
 )
 from extender.errors import PrometheusUnreadable
+from extender.promql import EVERY_CLUSTER
 from tests.console.asking import Asked
 from tests.debian import Unavailable
 from tests.history.server import prometheus
@@ -102,7 +102,8 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             # Steps that begin with a value, and others.
             for begin_s in (first_s // 60 * 60 + 3 * HOUR_S, first_s // 60 * 60 + 3 * HOUR_S + 7.5):
                 within = Range(begin_s, begin_s + HOUR_S)
-                (seconds,) = ranges.read([covered(within)], within)
+                covered = of_holdings(EVERY_CLUSTER, within)[-1:]
+                (seconds,) = ranges.read(covered, within)
                 assert sum(filter(None, seconds.values[1:])) == HOUR_S
 
             def read(path: str) -> dict[str, Any]:
@@ -188,5 +189,5 @@ def test_readers_beyond_the_limit_do_not_wait_for_prometheus(
 
 
 def test_labels_are_quoted_in_queries() -> None:
-    used = next(each.promql for each in of_device('a"b\\c') if each.kind == "used")
+    used = next(each.promql for each in EVERY_CLUSTER.device('a"b\\c') if each.kind == "used")
     assert used == 'max(headroom_device_used_bytes{UUID="a\\"b\\\\c"})'

@@ -2,7 +2,9 @@
 
 import pytest
 
-from extender.plan.metrics_history import AT_END, EACH_DAY, Answers, Sample, history_of
+from extender.metric_history import Answers, Sample
+from extender.plan.metrics_history import history_of
+from extender.promql import EVERY_CLUSTER
 
 MIB = 1 << 20
 POD = {"namespace": "team", "pod": "p", "uid": "u"}
@@ -18,12 +20,14 @@ NEW = {
 
 def answers(host: str, figures: dict[str, float]) -> Answers:
     """Return answers about a pod that ran for an hour on the only GPU of node n."""
-    found: Answers = {name: [] for name in (*EACH_DAY, *AT_END)}
+    of = EVERY_CLUSTER
+    found: Answers = {name: [] for name in (*of.totals, *of.lives, *of.use, *of.nodes)}
     requests = POD | {"container": "main", "node": "n"}
     found["gpus"] = [Sample(requests, 1.0)]
     found["first"], found["last"] = [Sample(requests, 1000.0)], [Sample(requests, 4600.0)]
     found["created"] = [Sample(POD, 1000.0)]
     found["node"] = [Sample({"node": "n", "resource": "nvidia_com_gpu"}, 1.0)]
+    found["devices"] = [Sample(SHOWN | {host: "n"}, 1.0)]
     for name, value in figures.items():
         found[name] = [Sample(SHOWN | {host: "n"}, value)]
     return found
@@ -55,9 +59,86 @@ def test_names_and_units_of_both_kinds_are_read(
 
 
 def test_gpu_utilization_is_that_of_the_pod_unless_the_gpu_is_shared() -> None:
-    found = answers("hostname", OLD | {"utilization": 0.75})
+    found = answers("hostname", OLD | {"utilization": 75.0})
     (life,) = history_of(found, 0.0, 100_000.0, {}).lives
     assert life.utilization_ratio == 0.75
     found["node"] = [Sample({"node": "n", "resource": "nvidia_com_gpu"}, 4.0)]
     (life,) = history_of(found, 0.0, 100_000.0, {}).lives
     assert life.utilization_ratio is None
+
+
+def test_figures_that_an_exporter_repeats_for_each_pod_are_no_pod_s() -> None:
+    """dcgm-exporter adds ``vgpu`` to them. Shared GPUs may also be known by the node's replicas."""
+    for each in ({"vgpu": "1"}, {"exported_vgpu": "1"}):
+        found = answers("Hostname", OLD | {"utilization": 75.0})
+        for name in ("fb_used", "sm DCGM_FI_PROF_SM_ACTIVE", "utilization"):
+            found[name] = [Sample({**s.labels, **each}, s.value) for s in found[name]]
+        (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+        assert (life.peak_bytes, life.sm_ratio, life.utilization_ratio) == (None, None, None)
+    found = answers("Hostname", OLD)
+    found["node"] = [Sample({"node": "n", "resource": "nvidia_com_gpu_shared"}, 4.0)]
+    (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+    assert (life.peak_bytes, life.sm_ratio) == (None, None)
+    found["pod_sm"] = [Sample(SHOWN, 0.125)]
+    found["pod_used"] = [Sample(SHOWN, 5.0)]
+    (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+    assert (life.peak_bytes, life.sm_ratio) == (5, 0.125)
+
+
+@pytest.mark.parametrize("resource", ["nvidia_com_gpu", "nvidia_com_gpu_shared"])
+def test_a_resource_may_be_renamed(resource: str) -> None:
+    found = answers("Hostname", OLD)
+    found["node"] = [Sample({"node": "n", "resource": resource}, 4.0)]
+    found["node"] += [Sample({"node": "n", "resource": "cpu"}, 64.0)]
+    ((machine,), (life,)) = (
+        (history := history_of(found, 0.0, 100_000.0, {})).machines,
+        history.lives,
+    )
+    assert (machine.gpus, machine.cpu_milli, life.peak_bytes) == (1, 64_000, None)
+
+
+def test_mig_devices_are_parts_of_their_gpu() -> None:
+    found = answers("Hostname", OLD)
+    resource = "nvidia_com_mig_1g_10gb"
+    found["node"] = [Sample({"node": "n", "resource": resource}, 7.0)]
+    found["gpus"] = [Sample({**each.labels, "resource": resource}, 1.0) for each in found["gpus"]]
+    instances = [{**GPU, "Hostname": "n", "GPU_I_ID": str(number)} for number in range(7)]
+    found["devices"] = [Sample(each, 1.0) for each in instances]
+    found["fb_total"] = [Sample(each, 9728.0) for each in instances]
+    used = {**instances[3], "exported_namespace": "team", "exported_pod": "p"}
+    found["fb_used"] = [Sample(used, 6000.0)]
+    ((machine,), (life,)) = (
+        (history := history_of(found, 0.0, 100_000.0, {})).machines,
+        history.lives,
+    )
+    assert (machine.gpus, machine.memory_bytes) == (1, 7 * 9728 * MIB)
+    assert (life.peak_bytes, life.request_bytes, life.sm_ratio) == (6000 * MIB, 10 << 30, 0.25)
+
+
+def test_pods_of_kube_state_metrics_may_be_renamed() -> None:
+    found = answers("hostname", OLD)
+    target = {"namespace": "monitoring", "pod": "ksm", "uid": "k", "container": "ksm", "node": "m"}
+    for name in ("gpus", "first", "last", "created", "node"):
+        found[name] = [
+            Sample(
+                target | {f"exported_{k}" if k in target else k: v for k, v in s.labels.items()},
+                s.value,
+            )
+            for s in found[name]
+        ]
+    ((machine,), (life,)) = (
+        (history := history_of(found, 0.0, 100_000.0, {})).machines,
+        history.lives,
+    )
+    assert (machine.name, life.name, life.peak_bytes) == ("n", "team/p", 6000 * MIB)
+
+
+def test_a_node_cannot_report_the_use_of_pods_on_other_nodes() -> None:
+    found = answers("hostname", OLD)
+    found["pod_used"] = [Sample({**SHOWN, "node": "other"}, 5.0)]
+    found["pod_sm"] = [Sample({**SHOWN, "node": "other"}, 0.5)]
+    (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+    assert (life.peak_bytes, life.sm_ratio) == (6000 * MIB, 0.25)
+    found["pod_used"] += [Sample({**SHOWN, "node": "n"}, 7.0)]
+    (life,) = history_of(found, 0.0, 100_000.0, {}).lives
+    assert life.peak_bytes == 7

@@ -6,9 +6,9 @@ import pytest
 
 from extender.errors import BadSettings, PrometheusUnreadable
 from extender.plan import prometheus_source
-from extender.plan.metrics_history import AT_END, EACH_DAY
 from extender.plan.prometheus_source import read_prometheus
 from extender.prometheus import Series
+from extender.promql import EVERY_CLUSTER as QUERIES
 from tests.plan.test_metrics_history import OLD, answers
 
 URL = "http://127.0.0.1:9"
@@ -19,7 +19,9 @@ class Prometheus:
     """Answers each query of a plan; ``values`` replace the values of some of them."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        self.names = {promql: name for name, promql in (EACH_DAY | AT_END).items()}
+        texts = QUERIES.totals | QUERIES.lives | QUERIES.nodes
+        texts |= {name: each.promql for name, each in QUERIES.use.items()}
+        self.names = {promql: name for name, promql in texts.items()}
         self.values = values
         self.found = answers("Hostname", OLD)
         #: Errors of the next queries.
@@ -28,7 +30,8 @@ class Prometheus:
     def __call__(self, connection: object, promql: str, params: object) -> list[Series]:
         if self.errors:
             raise PrometheusUnreadable(self.errors.pop())
-        name = self.names[promql]
+        if (name := self.names.get(promql)) is None:
+            return []  # about impossible values
         return [
             Series({**each.labels}, (1.0, self.values.get(name, str(each.value))))
             for each in self.found[name]
@@ -43,7 +46,7 @@ def test_values_that_are_no_measurements_are_left_out(
     monkeypatch: pytest.MonkeyPatch, name: str, bad: str
 ) -> None:
     monkeypatch.setattr(prometheus_source, "read_moment", Prometheus({name: bad}))
-    if name in ("gpus", "node", "fb_total"):
+    if name in ("gpus", "node", "fb_total", "devices"):
         with pytest.raises(BadSettings, match="Prometheus has no "):
             read_prometheus(URL, 1, {}, 90_000.0)
         return

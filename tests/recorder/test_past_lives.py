@@ -7,11 +7,13 @@ import pytest
 
 from contract.kube import OwnerReference
 from contract.vramprofile import ProfileOwner
+from extender.metric_history import Sample
+from extender.promql import EVERY_CLUSTER as QUERIES
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.programs import Family, Program
 from extender.recorder.book import Owned
 from extender.recorder.life_tracker import TrackedLife
-from extender.recorder.past_lives import QUERIES, Owner, PastLife, PastLives, Sample, past_lives
+from extender.recorder.past_lives import Owner, PastLife, PastLives, past_lives
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 
 MAX_LIVES = 200
@@ -24,7 +26,8 @@ REPLICA_SET = {"owner_kind": "ReplicaSet", "owner_name": "llm-5d4f"}
 
 def answers(**given: list[tuple[dict[str, str], float]]) -> dict[str, list[Sample]]:
     """Return answers to all queries; ``_`` in a name stands for a space."""
-    found = {name: list[Sample]() for name in QUERIES}
+    names = (*QUERIES.totals, *QUERIES.ended_lives, *QUERIES.peaks)
+    found = {name: list[Sample]() for name in names}
     for name, samples in given.items():
         key = name.replace("_", " ")
         found[key if key in found else "oom-killed 1"] = [Sample(*each) for each in samples]
@@ -205,3 +208,16 @@ def test_the_newest_lives_of_a_container_are_kept() -> None:
     kept.load([past(1)] + [past(2)] * MAX_LIVES)
     found = kept.claim([running()], lambda _: True)
     assert {each.tracked.life.peak_bytes for each in found} == {2 * GIB}
+
+
+def test_a_node_cannot_report_peaks_of_pods_on_other_nodes() -> None:
+    requests = [({**LLM, "container": "main", "node": "gpu-1"}, 1.0)]
+    for node, count in (("gpu-1", 1), ("gpu-2", 0)):
+        given = both(peaks(node=node), OWNED, {"node": requests})
+        assert len(past_lives(answers(**given), NOW_S)) == count
+
+
+def test_devices_are_known_by_each_spelling_of_their_uuid() -> None:
+    of = {"uuid": "GPU-1", "UUID": ""}
+    (found,) = past_lives(answers(**both(peaks("used", 2048.0, **of), OWNED)), NOW_S)
+    assert found.life.peak_bytes == 2 * GIB

@@ -12,9 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.errors import PrometheusUnreadable
+from extender.metric_history import Asked, Sample
+from extender.promql import EVERY_CLUSTER as QUERIES
 from extender.recommend.lives import DAY_S, Ending
 from extender.recorder import prometheus_history
-from extender.recorder.past_lives import QUERIES, PastLives, Sample
+from extender.recorder.past_lives import PastLives
 from extender.recorder.prometheus_history import HistoryReader, Source
 from tests.debian import Unavailable
 from tests.history.server import prometheus
@@ -35,15 +37,16 @@ class Server:
     asked: threading.Event = field(default_factory=threading.Event)
     wait: threading.Event | None = None
 
-    def query(self, source: Source, promql: str, at_s: float) -> list[Sample]:
+    def query(self, source: Source, asked: Asked) -> list[Sample]:
         self.count += 1
         self.asked.set()
         if self.wait is not None:
             self.wait.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
-        (name,) = (name for name, text in QUERIES.items() if text == promql)
-        return self.table[name] if at_s == NOW_S else []
+        names = {text: name for name, text in (QUERIES.totals | QUERIES.ended_lives).items()}
+        names |= {each.promql: name for name, each in QUERIES.peaks.items()}
+        return self.table[names[asked.promql]] if asked.at_s == NOW_S else []
 
 
 class Read:
@@ -69,13 +72,13 @@ def test_the_history_is_read_once_while_this_recorder_leads() -> None:
     read = Read(server)
     (log,) = read.check()
     assert (log["event"], log["lives"], log["days"]) == ("past_lives_read", 1, 14)
-    assert server.count == 14 * 15  # days, queries
+    assert server.count == 14 * 19  # days, queries
     read.clock_s = 10_000
     assert read.check() == []
     assert len(read.past) == 1
     read.leads = False
     read.check()
-    assert (server.count, len(read.past)) == (14 * 15, 0)
+    assert (server.count, len(read.past)) == (14 * 19, 0)
     read.leads = True
     read.check()
     assert len(read.past) == 1
