@@ -54,8 +54,8 @@ def own_label(labels: Mapping[str, str], name: str) -> str:
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Return all labels under the names that the metric gives them."""
-    exported = {name: text for name, text in labels.items() if name.startswith("exported_")}
-    return {**labels, **{n.removeprefix("exported_"): text for n, text in exported.items()}}
+    names = dict.fromkeys(name.removeprefix("exported_") for name in labels)
+    return {name: own_label(labels, name) for name in names}
 
 
 def check_matchers(text: str) -> str:
@@ -184,9 +184,10 @@ class Queries:
         }
         return [RangeQuery(kind, unit, f"max({text})") for kind, (unit, text) in figures.items()]
 
-    def device(self, uuid: str) -> list[RangeQuery]:
-        """Return the queries about a device."""
-        of = f"UUID={quoted(uuid)}"
+    def device(self, node: str, uuid: str) -> list[RangeQuery]:
+        """Return the queries about a device. Other nodes' targets do not count, if Prometheus knows
+        the nodes of targets."""
+        of = f"UUID={quoted(uuid)},node=~{quoted(re.escape(node) + '|')}"
         reserved = self.of("headroom_ledger_device_reserved_bytes", f"device={quoted(uuid)}")
         return [
             RangeQuery("reserved", "bytes", f"max({reserved})"),

@@ -129,7 +129,7 @@ async def device(
     """Return the history of a device, of the last hour or since a time: memory reserved and in use,
     SM activity, and the use of each pod on it, also of pods that have left."""
     if within := _range(context, since):
-        queries = ranges_of(context).queries.device(uuid)
+        queries = ranges_of(context).queries.device(name, uuid)
         return await _from_prometheus(context, snap, queries, within, uuid)
     history = context.history
     if name not in snap.row_of and history.layout(name) is None:

@@ -189,5 +189,7 @@ def test_readers_beyond_the_limit_do_not_wait_for_prometheus(
 
 
 def test_labels_are_quoted_in_queries() -> None:
-    used = next(each.promql for each in EVERY_CLUSTER.device('a"b\\c') if each.kind == "used")
-    assert used == 'max(headroom_device_used_bytes{UUID="a\\"b\\\\c"})'
+    used = next(
+        each.promql for each in EVERY_CLUSTER.device("n.1", 'a"b\\c') if each.kind == "used"
+    )
+    assert used == 'max(headroom_device_used_bytes{UUID="a\\"b\\\\c",node=~"n\\\\.1|"})'

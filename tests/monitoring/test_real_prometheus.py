@@ -38,7 +38,8 @@ def panels() -> list[dict[str, Any]]:
 
 
 QUERIES = {
-    f"{panel['title']}: {target['refId']}": target["expr"]
+    # Grafana does so if all clusters are chosen.
+    f"{panel['title']}: {target['refId']}": target["expr"].replace("$cluster", ".*")
     for panel in panels()
     for target in panel["targets"]
 }
@@ -165,3 +166,18 @@ def test_queries_in_the_docs_are_served(world: World) -> None:
     patterns = [re.sub(r"\{\w+\}", "[A-Z]+", path) for path in served]
     for path in set(asked):
         assert any(re.fullmatch(pattern, path) for pattern in patterns), path
+
+
+def test_every_query_of_the_dashboard_is_of_the_chosen_clusters() -> None:
+    for panel in panels():
+        for target in panel["targets"]:
+            selectors = re.findall(r"headroom_\w+(\{[^}]*\})?", target["expr"])
+            assert selectors, panel["title"]
+            for selector in selectors:
+                assert 'cluster=~"$cluster"' in selector, target["expr"]
+    (cluster,) = (
+        each
+        for each in json.loads(DASHBOARD.read_text())["templating"]["list"]
+        if each["name"] == "cluster"
+    )
+    assert (cluster["allValue"], cluster["current"]["value"]) == (".*", "$__all")
