@@ -7,7 +7,7 @@
   Queries keep both labels; ``own_label`` returns the metric's.
 * Replicas, Prometheus servers or scrape configurations repeat a series with further labels. Queries
   that add up series first take the maximum of those that mean the same.
-* Exporters send impossible values. ``Measured`` says how they are found and left out.
+* Exporters send impossible values, which ``Measured`` finds and leaves out.
 """
 
 import re
@@ -185,8 +185,8 @@ class Queries:
         return [RangeQuery(kind, unit, f"max({text})") for kind, (unit, text) in figures.items()]
 
     def device(self, node: str, uuid: str) -> list[RangeQuery]:
-        """Return the queries about a device. Other nodes' targets do not count, if Prometheus knows
-        the nodes of targets."""
+        """Return the queries about a device. Targets with the label ``node`` of another node do not
+        count."""
         of = f"UUID={quoted(uuid)},node=~{quoted(re.escape(node) + '|')}"
         reserved = self.of("headroom_ledger_device_reserved_bytes", f"device={quoted(uuid)}")
         return [

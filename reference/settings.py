@@ -137,6 +137,7 @@ GROUPS = {
     ),
     "SM activity history ([sm-activity.md](../how-to/sm-activity.md))": (
         "prometheus_url",
+        "prometheus_matchers",
         "prometheus_window_s",
         "prometheus_quantile",
         "prometheus_refresh_s",
@@ -193,6 +194,7 @@ def unit(name: str, field: FieldInfo) -> str:
         ("_quantile", "0..1"),
         ("_price", "any currency"),
         ("_url", "URL"),
+        ("_matchers", "matchers"),
         ("host", "address"),
         ("_decisions", "count"),
         ("_series", "count"),

@@ -150,6 +150,7 @@ def test_all_errors_are_reported_with_their_position(file: Path) -> None:
 def test_the_example_of_each_setting_is_valid(file: Path) -> None:
     together = {
         "prometheus_ca": ("prometheus_url",),
+        "prometheus_matchers": ("prometheus_url",),
         "prometheus_token_file": ("prometheus_url",),
         "tls_cert": ("tls_key",),
         "tls_key": ("tls_cert",),

@@ -292,8 +292,8 @@ class Settings(PortSettings):
         "which the usual SM activity of devices is read. Without it, the agents' samples are used. "
         "The recorder reads from it the lives of containers before its own start.",
     )
-    prometheus_matchers: Matchers = Field(
-        "",
+    prometheus_matchers: Matchers | None = Field(
+        None,
         description="Label matchers of this cluster's series, if prometheus_url has several "
         "clusters: as between the braces of a PromQL selector. They are added to every query.",
     )
@@ -348,7 +348,7 @@ class Settings(PortSettings):
 
     @property
     def queries(self) -> Queries:
-        return Queries(self.prometheus_matchers, self.resources)
+        return Queries(self.prometheus_matchers or "", self.resources)
 
     @property
     def journal(self) -> Bounds:

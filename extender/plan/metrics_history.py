@@ -128,7 +128,7 @@ def _machines(
 @dataclass(slots=True)
 class _Gpu:
     model: str
-    #: Of all its MIG devices together.
+    #: Sum over its MIG devices.
     memory_bytes: int = 0
     #: Its MIG devices; 1 without MIG.
     devices: int = 0
