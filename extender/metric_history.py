@@ -67,10 +67,10 @@ def read_days(
     for day in reversed(range(days)):
         at_s = end_s - day * DAY_S
         for name, promql in queries.items():
-            samples = measurements((yield Asked(promql, at_s)))
-            found[name] += samples
+            figures = measurements((yield Asked(promql, at_s)))
+            found[name] += figures
             if name in TOTALS:
-                for key, sample in _by_device(samples):
+                for key, sample in _by_device(figures):
                     size = sample.value * TOTALS[name]
                     memory_bytes[key] = max(size, memory_bytes.get(key, 0.0))
         for name, each in measured.items():
