@@ -21,7 +21,7 @@ from extender.console.history_ranges import PrometheusRanges, Range
 from extender.controllers.sm_history import QuerySource, Span, history
 from extender.controllers.sm_queries import query
 from extender.plan.prometheus_source import read_prometheus
-from extender.promql import Queries
+from extender.promql import Queries, own_label
 from extender.recorder.past_lives import PastLives
 from extender.recorder.prometheus_history import HistoryReader, Source
 from tests.history.server import Prometheus, prometheus
@@ -45,6 +45,9 @@ class Setup:
     honors: bool = False
     #: Whether renamed labels are copied back, as metricRelabelings of the PodMonitor do.
     copies: bool = False
+    #: Seconds until now between which this setup scrapes.
+    until_s: float = -HOUR_S
+    since_s: float = 3 * HOUR_S
 
     def labels(self, own: Labels) -> dict[str, str]:
         if self.honors:
@@ -68,7 +71,7 @@ class Series:
             for number in range(-3 * HOUR_S // EVERY_S, HOUR_S // EVERY_S):
                 at_s = number * EVERY_S
                 value = values(-at_s) if callable(values) else values
-                if value is not None:
+                if value is not None and setup.until_s <= -at_s <= setup.since_s:
                     line = f"{name}{{{text}}} {value} {self.now_s + at_s:.3f}"
                     self.metrics.setdefault(name, []).append(line)
 
@@ -96,9 +99,9 @@ def fill(series: Series, cluster: str, times: float) -> None:
     """Add the metrics of a cluster; ``times``: a factor of its figures."""
     of_console = target(cluster, "console")
     console = [
-        Setup(of_console, honors=True),
-        Setup({**of_console, "prometheus_replica": "1"}, honors=True),
-        Setup({**of_console, "job": "plain"}),
+        Setup(of_console, honors=True, since_s=HOUR_S),
+        Setup({**of_console, "prometheus_replica": "1"}, honors=True, since_s=HOUR_S),
+        Setup({**of_console, "job": "plain"}, until_s=HOUR_S),
     ]
     for namespace, state, value in (("ml", "active", 2), ("web", "idle", 1)):
         own = {"namespace": namespace, "state": state}
@@ -142,6 +145,8 @@ def kubernetes(series: Series, cluster: str) -> None:
         kind, name = ("ReplicaSet", "llm-5d4f") if pod.startswith("llm") else ("Job", pod)
         owner = {**own, "owner_kind": kind, "owner_name": name}
         series.add(setups, "kube_pod_owner", owner, until(1))
+    other = {"namespace": "ml", "pod": "web-0", "uid": "u-web", "owner_kind": "Job"}
+    series.add(setups, "kube_pod_owner", other, 1)
     allocatable = {
         "n1": {"nvidia_com_gpu": 1},
         "n2": {"nvidia_com_gpu": 0, "nvidia_com_gpu_shared": 4},
@@ -192,7 +197,11 @@ def agents(series: Series, cluster: str, times: float) -> None:
     past = {**main, "pod": "llm-5d4f-a", "pod_uid": "u-llm"}
     for node in ("n2", "n3"):
         of = target(cluster, f"agent-{node}", node)
-        setups = [Setup(of, copies=True), Setup({**of, "job": "plain"}, honors=True)]
+        setups = [
+            Setup(of, copies=True),
+            Setup({**of, "prometheus_replica": "1"}, copies=True),
+            Setup({**of, "job": "plain"}, honors=True),
+        ]
         factor = times if node == "n2" else 8.0
         series.add(setups, "headroom_pod_used_bytes", main, 2 * factor * GIB)
         series.add(setups, "headroom_pod_sm_activity_ratio", main, 0.125 if node == "n2" else 1.0)
@@ -275,6 +284,11 @@ def test_a_plan_has_the_pods_and_gpus_of_this_cluster(world: World) -> None:
     assert (lives["w1"].peak_bytes, lives["w1"].sm_ratio) == (None, None)
     mig = lives["mig-0"]
     assert (mig.peak_bytes, mig.request_bytes) == (5000 * MIB, 10 * GIB)
+
+
+def test_only_pods_that_request_gpus_are_asked_about(world: World) -> None:
+    owners = {own_label(each["metric"], "pod") for each in world.ask(OURS.lives["owner"])}
+    assert owners == PODS.keys()
 
 
 def test_the_recorder_has_the_lives_of_this_cluster(world: World) -> None:
