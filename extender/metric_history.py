@@ -55,24 +55,29 @@ def answered(reading: Reading[T], ask: Callable[[Asked], Sequence[Sample]]) -> T
 
 
 def read_days(
-    queries: Mapping[str, str], measured: Mapping[str, Measured], days: int, end_s: float
+    totals: Mapping[str, str],
+    queries: Mapping[str, str],
+    measured: Mapping[str, Measured],
+    days: int,
+    end_s: float,
 ) -> Reading[Answers]:
-    """Return the samples of all queries, which are about one day each.
+    """Return the samples of all queries. ``queries`` and ``measured`` are about one day each.
 
-    ``queries`` contains ``Queries.totals``, from which the limits of memory come.
+    ``totals``: ``Queries.totals``, from which the limits of memory come.
     """
-    found: Answers = {name: [] for name in (*queries, *measured)}
+    found: Answers = {name: [] for name in (*totals, *queries, *measured)}
     memory_bytes: dict[Key, float] = {}
     repeats = 0
+    for name, promql in totals.items():
+        found[name] = measurements((yield Asked(promql, end_s)))
+        for sample in found[name]:
+            if (key := key_of_series(sample.labels)) is not None:
+                size_bytes = sample.value * TOTALS[name]
+                memory_bytes[key] = max(size_bytes, memory_bytes.get(key, 0.0))
     for day in reversed(range(days)):
         at_s = end_s - day * DAY_S
         for name, promql in queries.items():
-            figures = measurements((yield Asked(promql, at_s)))
-            found[name] += figures
-            if name in TOTALS:
-                for key, sample in _by_device(figures):
-                    size = sample.value * TOTALS[name]
-                    memory_bytes[key] = max(size, memory_bytes.get(key, 0.0))
+            found[name] += measurements((yield Asked(promql, at_s)))
         for name, each in measured.items():
             samples = yield Asked(each.promql, at_s)
             suspects = (yield Asked(each.suspects, at_s)) if each.suspects else ()
@@ -100,11 +105,6 @@ def _most(of: Measured, sample: Sample, memory_bytes: Mapping[Key, float]) -> fl
 def measurements(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples whose values are no NaN, no infinity and not negative."""
     return [sample for sample in samples if 0 <= sample.value <= _MOST_VALUE]
-
-
-def _by_device(samples: Sequence[Sample]) -> list[tuple[Key, Sample]]:
-    keys = ((key_of_series(sample.labels), sample) for sample in samples)
-    return [(key, sample) for key, sample in keys if key is not None]
 
 
 def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:

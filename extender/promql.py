@@ -252,10 +252,9 @@ class Queries:
     def _memory(self, metric: str, unit_bytes: int = 1) -> Measured:
         return self._measured("max", metric, MAX_DEVICE_BYTES / unit_bytes, unit_bytes)
 
-    @property
-    def totals(self) -> dict[str, str]:
-        """Return the queries about the memory of devices on a day: the usual value, so that
-        impossible ones do not count."""
+    def totals(self, days: int) -> dict[str, str]:
+        """Return the queries about the memory of devices in the days before the time at which they
+        are evaluated: the median, so that impossible values do not count."""
         own = self.of("headroom_device_memory_bytes")
         sums = {
             "device total": (own, 1),
@@ -265,7 +264,7 @@ class Queries:
         found = {}
         for name, (total, unit_bytes) in sums.items():
             now = f"(max by {_OF_DEVICE} ({total}) <= {MAX_DEVICE_BYTES // unit_bytes})"
-            found[name] = f"quantile_over_time(0.5, {now}[1d:5m]) or {now}"
+            found[name] = f"quantile_over_time(0.5, {now}[{days}d:{10 * days}m]) or {now}"
         return found
 
     @property

@@ -36,7 +36,8 @@ def reading(
     queries: Queries, days: int, end_s: float, labels: Mapping[str, str]
 ) -> Reading[History]:
     """Return the history of ``days`` days until a Unix time. See ``history_of``."""
-    answers = yield from read_days(queries.totals | queries.lives, queries.use, days, end_s)
+    totals = queries.totals(days)
+    answers = yield from read_days(totals, queries.lives, queries.use, days, end_s)
     for name, promql in queries.nodes.items():
         answers[name] = measurements((yield Asked(promql, end_s)))
     return history_of(answers, end_s - days * DAY_S, end_s, labels)

@@ -76,8 +76,8 @@ _Use = tuple[_Container, Key | None]
 
 def reading(queries: Queries, now_s: float) -> Reading[list[PastLife]]:
     """Return the lives that have ended; ``now_s``: the end of the last day."""
-    asked = queries.totals | queries.ended_lives
-    return past_lives((yield from read_days(asked, queries.peaks, DAYS, now_s)), now_s)
+    totals, daily = queries.totals(DAYS), queries.ended_lives
+    return past_lives((yield from read_days(totals, daily, queries.peaks, DAYS, now_s)), now_s)
 
 
 def past_lives(answers: Answers, now_s: float) -> list[PastLife]:

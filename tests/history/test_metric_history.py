@@ -30,7 +30,7 @@ def read(
         of = [{"__name__": "USED", **each} for each in labels]
         return [] if value is None else [Sample(each, value) for each in of]
 
-    return answered(read_days(TOTAL, measured, 1, 1e9), ask), asked
+    return answered(read_days(TOTAL, {}, measured, 1, 1e9), ask), asked
 
 
 def found(answers: Answers, name: str) -> list[float]:

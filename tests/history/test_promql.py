@@ -23,7 +23,7 @@ def every_query(of: Queries) -> list[str]:
     return [
         *of.sm_activity(0.95, 900),
         *(each.promql for each in ranges),
-        *(of.totals | of.lives | of.nodes | of.ended_lives).values(),
+        *(of.totals(3) | of.lives | of.nodes | of.ended_lives).values(),
         *(each.promql for each in measured),
         *(each.suspects for each in measured if each.suspects),
     ]

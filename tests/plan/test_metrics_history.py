@@ -21,7 +21,7 @@ NEW = {
 def answers(host: str, figures: dict[str, float]) -> Answers:
     """Return answers about a pod that ran for an hour on the only GPU of node n."""
     of = EVERY_CLUSTER
-    found: Answers = {name: [] for name in (*of.totals, *of.lives, *of.use, *of.nodes)}
+    found: Answers = {name: [] for name in (*of.totals(1), *of.lives, *of.use, *of.nodes)}
     requests = POD | {"container": "main", "node": "n"}
     found["gpus"] = [Sample(requests, 1.0)]
     found["first"], found["last"] = [Sample(requests, 1000.0)], [Sample(requests, 4600.0)]

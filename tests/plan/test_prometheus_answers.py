@@ -19,7 +19,7 @@ class Prometheus:
     """Answers each query of a plan; ``values`` replace the values of some of them."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        texts = QUERIES.totals | QUERIES.lives | QUERIES.nodes
+        texts = QUERIES.totals(1) | QUERIES.lives | QUERIES.nodes
         texts |= {name: each.promql for name, each in QUERIES.use.items()}
         self.names = {promql: name for name, promql in texts.items()}
         self.values = values

@@ -26,7 +26,7 @@ REPLICA_SET = {"owner_kind": "ReplicaSet", "owner_name": "llm-5d4f"}
 
 def answers(**given: list[tuple[dict[str, str], float]]) -> dict[str, list[Sample]]:
     """Return answers to all queries; ``_`` in a name stands for a space."""
-    names = (*QUERIES.totals, *QUERIES.ended_lives, *QUERIES.peaks)
+    names = (*QUERIES.totals(14), *QUERIES.ended_lives, *QUERIES.peaks)
     found = {name: list[Sample]() for name in names}
     for name, samples in given.items():
         key = name.replace("_", " ")
