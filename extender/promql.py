@@ -38,6 +38,8 @@ MODELS = ("model_name", "modelName")
 #: Names of the queries about the memory of devices -> bytes of their unit.
 TOTALS = {"device total": 1, "fb_total": MIB, "fb_total_bytes": 1}
 
+#: Labels of dcgm-exporter with ``--use-old-namespace``.
+_OLD_NAMES = {"pod": "pod_name", "namespace": "pod_namespace", "container": "container_name"}
 _MATCHER = r'\s*(?!__name__)[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\[^\n])*"\s*'
 _MATCHERS = re.compile(f"{_MATCHER}(?:,{_MATCHER})*")
 #: Parts of the fleet by device index on its node, which every release of dcgm-exporter calls
@@ -49,7 +51,8 @@ _LIFE_STEP = "5m"
 
 def own_label(labels: Mapping[str, str], name: str) -> str:
     """Return a label of the metric, which Prometheus renames if the target has it too."""
-    return labels.get(f"exported_{name}") or labels.get(name, "")
+    old = labels.get(_OLD_NAMES.get(name, ""))
+    return labels.get(f"exported_{name}") or old or labels.get(name, "")
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:

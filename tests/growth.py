@@ -46,6 +46,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "PastLives._lives": Fixed(20_000 * 200 * 400),  # until their owners run, at most 14 days
         "_Pods._ended": Fixed(0),  # while the answers of Prometheus are read
         "_Pods._killed": Fixed(0),
+        "_Pods._nodes": Fixed(0),
         "_Pods._owners": Fixed(0),
         "_Pods.images": Fixed(0),
     },

@@ -92,3 +92,5 @@ def test_labels_are_the_metric_s_own() -> None:
     assert own_labels(labels)["namespace"] == own_label(labels, "namespace") == "ml"
     assert own_labels(labels)["pod"] == own_label(labels, "pod") == "a"
     assert own_label(labels, "uid") == ""
+    old = {"namespace": "monitoring", "pod_namespace": "ml", "pod": "dcgm", "pod_name": "a"}
+    assert (own_label(old, "namespace"), own_label(old, "pod")) == ("ml", "a")
