@@ -111,8 +111,12 @@ class Measured:
 
     def possible(self, labels: Mapping[str, str], most: float) -> str:
         """Return the query for one series, of which only values between 0 and ``most`` count."""
-        own = (f"{name}={quoted(text)}" for name, text in sorted(labels.items()))
-        of = ",".join(each for each in own if not each.startswith("__name__="))
+        of = ",".join(
+            f"{name}={quoted(text)}"
+            for name, text in sorted(labels.items())
+            # Prometheus 3 may return other names, which older servers cannot parse in a query.
+            if name.isascii() and name.isidentifier() and name != "__name__"
+        )
         return f"{self.figure}_over_time((({self.metric}{{{of}}} >= 0) <= {most:.12g})[1d:15s])"
 
 

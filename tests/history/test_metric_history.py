@@ -69,6 +69,12 @@ def test_a_device_of_unknown_size_has_the_limit_of_the_metric() -> None:
     assert found(answers, "used") == []
 
 
+def test_label_names_that_a_selector_cannot_have_are_left_out() -> None:
+    values = {USED["used"].promql: -1.0, USED_AGAIN.replace("1010", "10000000"): 5.0}
+    answers, _ = read(USED, values, [{**GPU, "k8s.node": "n"}])
+    assert found(answers, "used") == [5.0]
+
+
 def test_the_repetitions_are_bounded() -> None:
     labels = [{"UUID": f"GPU-{number}"} for number in range(MAX_REPEATED + 50)]
     _, asked = read(USED, {USED["used"].promql: -1.0}, labels)
