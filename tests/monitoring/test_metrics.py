@@ -24,7 +24,7 @@ ELSEWHERE = {
     *documented("The recorder"),
     *documented("The controller of device taints"),
 }
-#: Nothing of these happens here, so that their labels cannot be seen.
+#: Nothing of these happens here, or only after some time, so that their labels may not be seen.
 UNSEEN = {
     "headroom_unmanaged_gpu_nodes",
     "headroom_held_gpus",
@@ -64,7 +64,8 @@ def scrapes(world: World) -> tuple[str, str]:
         return lambda: line in text_of(world)[number]
 
     until(shows(0, "headroom_pod_overuse_bytes{"), "overuse is reported")
-    until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} 1.0'), "the pending pod is shown")
+    # Other tests of this world may have offered more pods that fit nowhere.
+    until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} '), "the pending pod is shown")
     until(shows(1, "headroom_device_sm_activity_smoothed_ratio{"), "the agent has two samples")
     return text_of(world)
 
@@ -89,9 +90,8 @@ def test_the_docs_name_every_metric_and_no_other(scrapes: tuple[str, str]) -> No
 
 def test_the_docs_name_the_labels(scrapes: tuple[str, str]) -> None:
     shown = families(scrapes)
-    assert {name for name, family in shown.items() if not labels_of(family)} >= UNSEEN
     for name, family in shown.items():
-        if name not in UNSEEN:
+        if labels_of(family) or name not in UNSEEN:
             assert labels_of(family) == documented()[name].labels, name
 
 
