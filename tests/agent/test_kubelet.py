@@ -1,161 +1,20 @@
-"""Checkpoint and PodResources: records that are broken, old or behind, and the join of both."""
+"""Checkpoint and PodResources: the join of both, and pods that only one of them has."""
 
-import base64
-import contextlib
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.probes import checkpoint
-from agent.probes.checkpoint import BadCheckpoint, Entry, parse_checkpoint, watched
+from agent.probes.checkpoint import Entry
 from agent.probes.kubelet import KubeletProbe, join
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
-from agent.probes.protobuf import BadMessage, fields, text
-from agent.probes.readings import AnswerReading, HoldingReading, RegisteredReading, SourceReading
+from agent.probes.readings import HoldingReading, RegisteredReading, SourceReading
+from tests.agent.records import GPU, entry, record
 from tests.standin.checkpoint import checksum
-from tests.waiting import until
 
 SETTLED_AFTER_S = 10.0
 VERIFY_EVERY_S = 300.0
-
-GPU = "nvidia.com/gpu"
-
-
-def record(*entries: dict[str, Any], checksum: int = 0, **registered: list[str]) -> dict[str, Any]:
-    data = {"PodDeviceEntries": list(entries) or None, "RegisteredDevices": {GPU: ["GPU-a::0"]}}
-    return {"Data": data | registered, "Checksum": checksum}
-
-
-def entry(uid: str = "u", **changes: Any) -> dict[str, Any]:
-    return {
-        "PodUID": uid,
-        "ContainerName": "main",
-        "ResourceName": GPU,
-        "DeviceIDs": {"-1": ["GPU-a::0"]},
-        "AllocResp": None,
-    } | changes
-
-
-def parsed(file: dict[str, Any]) -> Any:
-    return parse_checkpoint(json.dumps(file).encode())
-
-
-def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None:
-    by_numa = entry(DeviceIDs={"0": ["a"], "1": ["b", "a"], "2": None})
-    plain, none = entry(DeviceIDs=["b", "a"]), entry(DeviceIDs=None)
-    replicas = [each.replicas for each in parsed(record(by_numa, plain, none)).entries]
-    assert replicas == [("a", "b"), ("a", "b"), ()]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b'{"Data": {"PodDev', id="torn"),
-        pytest.param(b"[]", id="something else"),
-        pytest.param(b'{"Data": null, "Checksum": 1}', id="no data"),
-        pytest.param(b"\xff\xfe", id="no text"),
-        pytest.param(b'{"Data":' * 100_000, id="nested too deeply"),
-    ],
-)
-def test_an_invalid_record_is_rejected_with_one_error(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint):
-        parse_checkpoint(content)
-    file = tmp_path / "checkpoint"
-    file.write_bytes(content)
-    probe = KubeletProbe(file, tmp_path / "no socket")
-    rows = {r.source: r for r in probe.read() if isinstance(r, SourceReading)}
-    assert rows["checkpoint"].state == "degraded"
-
-
-def test_text_that_is_not_utf8_is_rejected() -> None:
-    with pytest.raises(BadMessage, match="not UTF-8"):
-        text(b"\xff")
-
-
-@given(st.binary())
-def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
-    for parse, rejection in (
-        (parse_checkpoint, BadCheckpoint),
-        (lambda c: [*fields(c)], BadMessage),
-    ):
-        with contextlib.suppress(rejection):
-            parse(content)
-
-
-def test_at_most_64_mib_of_a_record_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "checkpoint"
-    content = json.dumps(record(entry())).encode()
-    for spaces, read in ((64 << 20) - len(content), True), ((64 << 20) - len(content) + 1, False):
-        file.write_bytes(b" " * spaces + content)
-        found = list(KubeletProbe(file, tmp_path / "no socket").read())
-        assert any(isinstance(reading, HoldingReading) for reading in found) is read
-
-
-def test_a_record_with_a_wrong_checksum_is_used_but_not_trusted(tmp_path: Path) -> None:
-    file = tmp_path / "checkpoint"
-    file.write_text(json.dumps(record(entry())))
-    found = list(KubeletProbe(file, tmp_path / "no socket").read())
-    assert [r.uid for r in found if isinstance(r, HoldingReading)] == ["u"]
-    (row,) = [r for r in found if isinstance(r, SourceReading) and r.source == "checkpoint"]
-    assert (row.state, row.message) == ("degraded", "its checksum does not match its content")
-
-
-def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldom(
-    world: "World",
-) -> None:
-    """Each has another pod, and all have a wrong checksum but the first."""
-
-    def state() -> str:
-        rows = [r for r in world.probe.read() if isinstance(r, SourceReading)]
-        return next(r.state for r in rows if r.source == "checkpoint")
-
-    def good(uid: str) -> None:
-        given = entry(uid, AllocResp="")
-        data = record(given)["Data"]
-        world.file.write_text(json.dumps(record(given, checksum=checksum(data))))
-
-    good("u0")
-    assert state() == "ok"
-    for number in range(1, 4):
-        world.write(entry(f"u{number}", AllocResp=""))
-        assert (world.uids(), state()) == ([f"u{number}"], "degraded")  # the second saw no change
-        world.write(entry(f"another{number}", AllocResp=""))
-        assert state() == "degraded"  # what follows a bad one is checked at once
-        good(f"v{number}")
-        assert state() == "ok"
-    world.write(entry("w1", AllocResp=""))
-    assert state() == "ok"
-    world.now_s += VERIFY_EVERY_S
-    world.write(entry("w22", AllocResp=""))
-    assert state() == "degraded"
-
-
-def test_the_plugin_s_answer_shows_its_configuration(tmp_path: Path) -> None:
-    # environment {NVIDIA_VISIBLE_DEVICES: void, CUDA_MPS_PIPE_DIRECTORY: /mps}, one CDI device
-    def pair(number: int, *texts: str) -> bytes:
-        inner = b"".join(
-            bytes([i << 3 | 2, len(text)]) + text.encode() for i, text in enumerate(texts, 1)
-        )
-        return bytes([number << 3 | 2, len(inner)]) + inner
-
-    answer = (
-        pair(1, "NVIDIA_VISIBLE_DEVICES", "void")
-        + pair(1, "CUDA_MPS_PIPE_DIRECTORY", "/mps")
-        + pair(4, "cdi.k8s.io/nvidia-device-plugin_u", "k8s.device-plugin.nvidia.com/gpu=GPU-a")
-        + pair(5, "k8s.device-plugin.nvidia.com/gpu=GPU-a")
-    )
-    file = tmp_path / "checkpoint"
-    file.write_text(json.dumps(record(entry(AllocResp=base64.b64encode(answer).decode()))))
-    found = list(KubeletProbe(file, tmp_path / "no socket").read())
-    (shown,) = [r for r in found if isinstance(r, AnswerReading)]
-    assert shown.strategies == {"cdi-annotations", "cdi-cri"}
-    assert shown.mps
 
 
 def listed(pod: str, *replicas: str, container: str = "main", **more: Any) -> ListedContainer:
@@ -348,6 +207,36 @@ def test_without_cgroups_the_report_says_which_pods_may_be_missed(tmp_path: Path
     assert "mount the host's /sys/fs/cgroup there" in world.message()
 
 
+def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldom(
+    world: World,
+) -> None:
+    """Each has another pod, and all have a wrong checksum but the first."""
+
+    def state() -> str:
+        rows = [r for r in world.probe.read() if isinstance(r, SourceReading)]
+        return next(r.state for r in rows if r.source == "checkpoint")
+
+    def good(uid: str) -> None:
+        given = entry(uid, AllocResp="")
+        data = record(given)["Data"]
+        world.file.write_text(json.dumps(record(given, checksum=checksum(data))))
+
+    good("u0")
+    assert state() == "ok"
+    for number in range(1, 4):
+        world.write(entry(f"u{number}", AllocResp=""))
+        assert (world.uids(), state()) == ([f"u{number}"], "degraded")  # the second saw no change
+        world.write(entry(f"another{number}", AllocResp=""))
+        assert state() == "degraded"  # what follows a bad one is checked at once
+        good(f"v{number}")
+        assert state() == "ok"
+    world.write(entry("w1", AllocResp=""))
+    assert state() == "ok"
+    world.now_s += VERIFY_EVERY_S
+    world.write(entry("w22", AllocResp=""))
+    assert state() == "degraded"
+
+
 def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:
     world.write(entry("u"))
     assert world.uids() == ["u"]  # no pod is listed: the list may be incomplete
@@ -413,26 +302,3 @@ def test_a_socket_that_no_process_serves_is_reported_in_time(tmp_path: Path) -> 
     assert rows["podresources"].state == "degraded"
     assert "kubelet does not answer List" in rows["podresources"].message
     assert rows["checkpoint"].state == "absent"
-
-
-def test_a_replaced_record_triggers_a_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "CHECK_EVERY_S", 0.01)
-    changed = threading.Event()
-    folder = tmp_path / "device-plugins"
-    file = folder / "checkpoint"
-    with watched(file, changed.set):
-        folder.mkdir()  # the kubelet's first start
-        for content in ("one", "two"):
-            other = tmp_path / "new"
-            other.write_text(content)
-            other.rename(file)
-            until(changed.is_set, "a change")
-            changed.clear()
-        folder.rename(tmp_path / "old")
-        folder.mkdir()
-        until(changed.is_set, "that the record is gone")
-        changed.clear()
-        file.write_text("three")
-        until(changed.is_set, "a change")

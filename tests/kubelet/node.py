@@ -104,7 +104,7 @@ class Node(Processes):
             file.write_text(text)
         write_mounts(self.folder, covered)
         self.configure_plugin(plugin or plugin_configuration(replicas))
-        (self.folder / "kubeconfig").write_text(yaml.safe_dump(self._kubeconfig()))
+        self._write_kubeconfig("kubeconfig")
         (self.folder / "kubelet.yaml").write_text(
             yaml.safe_dump(self._kubelet_configuration() | settings)
         )
@@ -169,7 +169,7 @@ class Node(Processes):
         yield
         tunnel = Tunnel(self.plane.port)
         self._tunnels.append(tunnel)
-        (self.folder / "tunnel").write_text(yaml.safe_dump(self._kubeconfig(tunnel.port)))
+        self._write_kubeconfig("tunnel", tunnel.port)
         received = self.log("kubelet").count(PLUGIN_HEARD)
         self.spawn_kubelet("tunnel")
         self._show("kubelet")
@@ -363,17 +363,8 @@ class Node(Processes):
             "FAKE_NVML_TABLE": str(self.driver.table),
         }
 
-    def _kubeconfig(self, port: int | None = None) -> dict[str, Any]:
-        url = f"https://{self.plane.address}:{port or self.plane.port}"
-        server = {"server": url, "certificate-authority": str(self.plane.ca_file)}
-        return {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": server}],
-            "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
+    def _write_kubeconfig(self, name: str, port: int | None = None) -> None:
+        self.plane.write_kubeconfig(self.folder / name, {"token": ADMIN_TOKEN}, port=port)
 
     def _kubelet_configuration(self) -> dict[str, Any]:
         return kubelet_configuration(self.folder / "cri.sock", self.plane.certificate)
