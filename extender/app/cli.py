@@ -256,8 +256,8 @@ def convert(
 ) -> None:
     """Convert manifests for KAI, HAMi, gpushare or DRA to Headroom, on stdout; or to DRA.
 
-    Reports on stderr what could not be converted. The exit status is 1 if something was not
-    understood and left unchanged, 2 if the file cannot be read.
+    Reports on stderr what it changes and drops. The exit status is 1 if something was not
+    understood and left unchanged, or has no equivalent; 2 if the file cannot be read.
     """
     from extender.convert.manifests import BadManifest, Options
     from extender.convert.manifests import convert as converted
@@ -273,7 +273,7 @@ def convert(
     for found in result.findings:
         at = file.name if found.line is None else f"{file.name}:{found.line}"
         typer.echo(f"{at}: {found.where}: {found.outcome.value}: {found.message}", err=True)
-    if not result.understood:
+    if not result.complete:
         raise typer.Exit(1)
 
 

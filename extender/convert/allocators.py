@@ -7,8 +7,10 @@ raise ``BadValue``.
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from typing import Any
 
 from contract.annotations import PPM, Bytes, Share
 from contract.errors import BadQuantity, shortened
@@ -30,6 +32,9 @@ _NV_COMPUTE_MODE = re.compile(r"nvidia\.com/container\..+\.gpu-compute\.mode")
 HAMI_MEMORY, HAMI_PERCENT = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 HAMI_RESOURCES = (HAMI_MEMORY, HAMI_PERCENT, "nvidia.com/gpucores", "nvidia.com/priority")
 GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
+HAMI_NODE_POLICY = "hami.io/node-scheduler-policy"
+#: HAMi's policy for nodes -> the value of headroom.gpu/policy.
+POLICIES = {"binpack": "pack", "spread": "spread"}
 
 _NO_COMPUTE = (
     "Headroom does not divide compute; annotation headroom.gpu/max-sm keeps a pod off busy devices"
@@ -49,17 +54,41 @@ LOST_ANNOTATIONS = {
     "mps": "MPS is configured in the device plugin of the node",
     "nvidia.com/use-gputype": "select nodes by label nvidia.com/gpu.product instead",
     "nvidia.com/nouse-gputype": "select nodes by label nvidia.com/gpu.product instead",
+    "nvidia.com/use-gpuindexes": "a pod cannot choose a device by its index",
+    "nvidia.com/nouse-gpuindexes": "a pod cannot choose a device by its index",
     "nvidia.com/use-gpuuuid": "a pod cannot choose a device by its uuid",
     "nvidia.com/nouse-gpuuuid": "a pod cannot choose a device by its uuid",
     "nvidia.com/vgpu-mode": _NODE_SHARES,
     "nvidia.com/numa-bind": _KUBELET_ALIGNS,
     "nvidia.com/mig-profile-preference": "request the resource of the MIG profile instead",
     "hami.io/numa-alignment": _KUBELET_ALIGNS,
-    "hami.io/gpu-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
-    "hami.io/node-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
+    "hami.io/gpu-scheduler-policy": "headroom.gpu/policy: pack or spread is similar, for nodes",
+    HAMI_NODE_POLICY: "annotation headroom.gpu/policy has pack, spread and fragmentation",
 }
-#: Labels that are reported but kept, because a selector may depend on them.
+#: The closest in Headroom to a GPU without other pods.
+_EXCLUSIVE = "in Headroom, annotation headroom.gpu/vram: 100% reserves all memory of a GPU"
+#: Labels of KAI's queues.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
+#: Keys that only one of these allocators reads, wherever they are -> the allocator.
+_OWN_KEYS = {
+    re.compile(r"hami\.io/.+"): "HAMi",
+    re.compile(r"(kai\.scheduler|runai|run\.ai)/.+"): "KAI",
+    re.compile(r"ALIYUN_COM_GPU_.+|aliyun\.com/gpu.+"): "gpushare",
+}
+#: Groups of the allocators' own objects, such as queues -> the allocator.
+_OWN_GROUPS = {"scheduling.run.ai": "KAI", "kai.scheduler": "KAI", "hami.io": "HAMi"}
+#: Variables that only HAMi's library in the container reads.
+_HAMI_VARIABLES = re.compile(
+    r"CUDA_DEVICE_(MEMORY|SM)_LIMIT(_\d+)?|CUDA_OVERSUBSCRIBE|CUDA_TASK_PRIORITY"
+    r"|CUDA_DISABLE_CONTROL|CUDA_DEVICE_MEMORY_SHARED_CACHE|GPU_CORE_UTILIZATION_POLICY"
+    r"|ACTIVE_OOM_KILLER"
+)
+#: Labels of nodes that select those of an allocator, which lose it when they are migrated.
+_NODE_LABELS = {("gpu", "on"): "HAMi", ("gpushare", "true"): "gpushare"}
+#: PriorityClasses that KAI installs.
+_KAI_PRIORITIES = ("train", "build-preemptible", "build", "inference")
+#: Resources of NVIDIA's device plugin.
+_STOCK_RESOURCE = re.compile(r"nvidia\.com/(gpu|gpu\.shared|mig-.+)")
 #: Annotations and labels that another allocator writes when it places a pod. A manifest has them
 #: only if it was copied from a placed pod. Some of them on a bound pod make its node ineligible.
 STAMPS = re.compile(
@@ -91,9 +120,59 @@ class ForeignRequest:
     devices: int = 1
 
 
-def lost_annotation(key: str) -> str:
+def lost_annotation(key: str, value: object = "") -> str:
     """Return why the annotation has no equivalent; empty if it is not known as such."""
+    if key.endswith("-scheduler-policy") and "mutex" in str(value):
+        return _EXCLUSIVE
     return _NODE_SHARES if _NV_COMPUTE_MODE.fullmatch(key) else LOST_ANNOTATIONS.get(key, "")
+
+
+def lost_resource(key: str, value: object, is_whole: bool) -> tuple[bool, str]:
+    """Return whether removing a resource in ``LOST_RESOURCES`` loses anything, and the reason.
+
+    ``is_whole``: whether the converted container requests all memory of a GPU.
+    """
+    text = str(value).strip()
+    if text == "0":
+        return False, "0: removed, because it requests nothing"
+    if key == "nvidia.com/gpucores" and text == "100":
+        if is_whole:
+            return False, "100: removed, because no other pod has memory on the GPU anyway"
+        return True, f"100 keeps other pods off the GPU in HAMi; {_EXCLUSIVE}"
+    return True, LOST_RESOURCES[key]
+
+
+def unread(key: object) -> str:
+    """Return the allocator that alone reads a key of a manifest; empty for other keys."""
+    return next((name for keys, name in _OWN_KEYS.items() if keys.fullmatch(str(key))), "")
+
+
+def object_of(api_version: object) -> str:
+    """Return the allocator that alone reads objects of this API version; empty for others."""
+    return _OWN_GROUPS.get(str(api_version).partition("/")[0], "")
+
+
+def unread_in(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what remains in the spec of a converted pod and has no effect, or an effect that is not
+    wanted: a name, and the reason."""
+    selector = spec.get("nodeSelector") or {}
+    for (key, value), allocator in _NODE_LABELS.items():
+        if str(selector.get(key)) == value:
+            yield (
+                f"nodeSelector {key}: {value}",
+                f"marks nodes of {allocator}; remove it, or the pod waits when they lose the label",
+            )
+    if (name := spec.get("priorityClassName")) in _KAI_PRIORITIES:
+        yield f"priorityClassName: {name}", "KAI installs it; without KAI, the pod is rejected"
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        for env in container.get("env") or ():
+            name = env.get("name") if isinstance(env, dict) else ""
+            if _HAMI_VARIABLES.fullmatch(str(name)):
+                yield f"{name}", "only HAMi's library in the container reads the variable"
+        resources = container.get("resources") or {}
+        for key in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}:
+            if str(key).startswith("nvidia.com/") and not _STOCK_RESOURCE.fullmatch(str(key)):
+                yield f"{key}", "NVIDIA's device plugin does not offer it, so the pod would wait"
 
 
 def count(value: object) -> int:
@@ -160,7 +239,10 @@ def unconverted(key: object) -> str:
 
 def is_foreign(key: object) -> bool:
     """Return whether a key, anywhere in a manifest, belongs to an allocator that is converted."""
-    return isinstance(key, str) and (
+    if not isinstance(key, str):
+        return False
+    key = key.removeprefix("requests.").removeprefix("limits.")  # in a ResourceQuota
+    return (
         key in KAI_REQUESTS
         or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY, "aliyun.com/gpu-count")
         or key in LOST_RESOURCES

@@ -14,6 +14,10 @@ from extender.convert.pod_template import Yaml
 DEVICE_CLASS = DRIVER
 #: Attribute that differs between devices. A constraint on it makes the devices of a request differ.
 _UUID = f"{DEVICE_CLASS}/uuid"
+#: End of the names of NVIDIA's DeviceClasses, such as mig.nvidia.com.
+VENDOR = ".nvidia.com"
+#: Field of a request with alternatives, in the order of preference.
+_ALTERNATIVES = "firstAvailable"
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
 MEMORY = "memory"
@@ -77,19 +81,39 @@ def requests_of(name: str, claim: Yaml, templates: Mapping[str, Yaml]) -> list[R
         devices = templates[wanted]["spec"]["spec"]["devices"]
         # v1beta1 has the fields in the request itself.
         found = [(str(each["name"]), each.get("exactly") or each) for each in devices["requests"]]
-        classes = {str(exact.get("deviceClassName")) for _, exact in found}
-        if DEVICE_CLASS not in classes:
+        classes = set(_classes(devices["requests"]))
+        if not any(each.endswith(VENDOR) for each in classes):
             return []
-        constraints = devices.get("constraints") or ()
-        is_known = all(set(each) <= {"requests", "distinctAttribute"} for each in constraints)
+        is_known = all(map(_is_expressible, devices.get("constraints") or ()))
         if classes != {DEVICE_CLASS} or not is_known or devices.get("config"):
             raise BadValue(
                 f"claim {name} has a request for another class than {DEVICE_CLASS}, a constraint "
                 "or a configuration, which Headroom cannot express"
             )
+        if alternative := next((e["name"] for e in devices["requests"] if _ALTERNATIVES in e), ""):
+            raise BadValue(
+                f"request {alternative} of claim {name} has {_ALTERNATIVES}, which Headroom cannot "
+                "express"
+            )
         return [_read(f"request {each} of claim {name}", each, exact) for each, exact in found]
     except (KeyError, TypeError, AttributeError) as err:
         raise BadValue(f"{KIND} {shortened(wanted)} is not valid") from err
+
+
+def _classes(requests: Iterable[Yaml]) -> Iterator[str]:
+    """Yield the DeviceClasses of requests, and of their alternatives."""
+    for request in requests:
+        for each in request.get(_ALTERNATIVES) or (request.get("exactly") or request,):
+            yield str(each.get("deviceClassName"))
+
+
+def _is_expressible(constraint: Yaml) -> bool:
+    """Return whether the constraint only makes the devices of one request differ."""
+    return (
+        set(constraint) <= {"requests", "distinctAttribute"}
+        and constraint.get("distinctAttribute") == _UUID
+        and len(constraint.get("requests") or ()) == 1
+    )
 
 
 def _read(where: str, name: str, exact: Yaml) -> Request:
@@ -135,15 +159,19 @@ class ClaimTemplates:
         """Record templates that one pod does not use any more."""
         self._released.update((namespace, name) for name in names)
 
-    def placed(self, documents: Iterable[Any]) -> list[Any]:
-        """Return the documents with the added templates, without released ones that no pod uses."""
-        kept = [document for document in documents if document is not None]
-        in_use = {(ns, str(name)) for each in kept for ns, name in _references(each)}
-        unused = {
-            id(self.of(namespace)[name])
-            for namespace, name in self._released - in_use
+    def unused(self, documents: Iterable[Any]) -> list[tuple[str, Yaml]]:
+        """Return the released templates that no pod uses any more, with their names."""
+        in_use = {(ns, str(name)) for each in documents for ns, name in _references(each)}
+        return [
+            (name, self.of(namespace)[name])
+            for namespace, name in sorted(self._released - in_use)
             if name in self.of(namespace)
-        }
+        ]
+
+    def placed(self, documents: Iterable[Any]) -> list[Any]:
+        """Return the documents with the added templates, without those that no pod uses."""
+        kept = [document for document in documents if document is not None]
+        unused = {id(template) for _, template in self.unused(kept)}
         for each in kept:
             if isinstance(each.get("items"), list):
                 each["items"] = [item for item in each["items"] if id(item) not in unused]

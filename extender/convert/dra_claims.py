@@ -33,7 +33,8 @@ from extender.convert.claim_template import (
     requests_of,
     template_with,
 )
-from extender.convert.pod_template import Finding, Outcome, Yaml, line_of, mapping
+from extender.convert.findings import Finding, Outcome, several_devices
+from extender.convert.pod_template import Yaml, line_of, mapping
 from extender.placement.policy import Rules
 from extender.placement.request import Ask, ContainerAsk, Unreadable, understand
 
@@ -96,15 +97,21 @@ def from_claims(
     except BadValue as err:
         return set(), [_not_changed(pod, where, err)]
     _write_resources(pod, requests, asked)
+    line = line_of(pod, "spec")
+    findings = [
+        Finding(Outcome.CHANGED, line, where, several_devices(name, request.count))
+        for name, request in asked.items()
+        if request.count > 1
+    ]
     counted_bytes = _most_bytes(asks)
     claimed_bytes = sum(request.total_bytes for request in requests.values())
-    if counted_bytes == claimed_bytes:
-        return used, []
-    message = (
-        f"counts {gib(counted_bytes)} instead of {gib(claimed_bytes)}: containers that start after "
-        "an init container reuse its memory"
-    )
-    return used, [Finding(Outcome.CHANGED, line_of(pod, "spec"), where, message)]
+    if counted_bytes != claimed_bytes:
+        message = (
+            f"counts {gib(counted_bytes)} instead of {gib(claimed_bytes)}: containers that start "
+            "after an init container reuse its memory"
+        )
+        findings.append(Finding(Outcome.CHANGED, line, where, message))
+    return used, findings
 
 
 def _not_changed(pod: Yaml, where: str, err: BadValue) -> Finding:

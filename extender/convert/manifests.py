@@ -18,10 +18,18 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 
 from contract.annotations import VRAM
-from extender.convert.allocators import GPU, is_foreign, unconverted
-from extender.convert.claim_template import ClaimTemplates
+from extender.convert.allocators import (
+    GPU,
+    QUEUES,
+    is_foreign,
+    object_of,
+    unconverted,
+    unread,
+)
+from extender.convert.claim_template import KIND, ClaimTemplates
 from extender.convert.dra_claims import from_claims, to_claims
-from extender.convert.pod_template import Finding, Outcome, Template
+from extender.convert.findings import Finding, Outcome
+from extender.convert.pod_template import Template, line_of
 
 #: Kind -> path of its pod template.
 TEMPLATES = {
@@ -63,6 +71,11 @@ class Converted:
     def understood(self) -> bool:
         """Return whether no part of the file was left for a person to convert."""
         return all(finding.outcome is not Outcome.NOT_UNDERSTOOD for finding in self.findings)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the result has all that the file requests."""
+        return all(finding.outcome is Outcome.CHANGED for finding in self.findings)
 
 
 def convert(text: str, options: Options) -> Converted:
@@ -111,6 +124,11 @@ def convert(text: str, options: Options) -> Converted:
             findings += _left_over(document)
     if not changed:
         return Converted(text, tuple(findings))
+    for name, unused in claims.unused(documents):
+        message = "removed, because no pod in the file uses it any more"
+        findings.append(
+            Finding(Outcome.CHANGED, line_of(unused, "kind"), f"{KIND} {name}", message)
+        )
     out = io.StringIO()
     yaml.dump_all(claims.placed(documents), out)
     return Converted(out.getvalue(), tuple(findings))
@@ -149,6 +167,12 @@ def _left_over(document: dict[str, Any]) -> Iterator[Finding]:
     for key, line in _keys(document, unconverted):
         message = f"{unconverted(key)} is not converted, only KAI, HAMi and gpushare; not changed"
         yield _not_understood(document, f"{key}: {message}", line)
+    for key, line in _keys(document, lambda key: not is_foreign(key) and unread(key)):
+        why = "Headroom has no queues" if key in QUEUES else f"only {unread(key)} reads it"
+        yield Finding(Outcome.LOST, line, _name(document), f"{key}: {why}; it was kept")
+    if owner := object_of(document.get("apiVersion")):
+        message = f"only {owner} reads objects of {document['apiVersion']}; it was kept"
+        yield Finding(Outcome.LOST, None, _name(document), message)
 
 
 def _not_understood(document: dict[str, Any], message: str, line: int | None) -> Finding:

@@ -6,21 +6,21 @@ not changed, because a partly converted pod would run with the wrong amount of m
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from contract.annotations import PPM, VRAM, Bytes, Share, VramAnnotation, render_vram
+from contract.annotations import POLICY, PPM, VRAM, Bytes, Share, VramAnnotation, render_vram
 from extender.convert.allocators import (
     GPU,
     GPUSHARE_MEMORY,
     HAMI_MEMORY,
+    HAMI_NODE_POLICY,
     HAMI_PERCENT,
     HAMI_RESOURCES,
     KAI_REQUESTS,
     LOST_RESOURCES,
     MIB,
     NV_FRACTION,
-    QUEUES,
+    POLICIES,
     SCHEDULERS,
     STAMPS,
     BadValue,
@@ -29,34 +29,14 @@ from extender.convert.allocators import (
     fraction,
     in_units,
     lost_annotation,
+    lost_resource,
     percentage,
     quantity,
+    unread_in,
 )
+from extender.convert.findings import Finding, Outcome, several_devices
 
 Yaml = MutableMapping[str, Any]
-
-
-class Outcome(Enum):
-    """The result of the conversion for the part of the manifest that a finding is about."""
-
-    #: Converted, with a slightly different meaning.
-    CHANGED = "changed"
-    #: Without an equivalent in Headroom: removed, or kept without an effect.
-    LOST = "lost"
-    #: Not changed; a person must convert it.
-    NOT_UNDERSTOOD = "not understood"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A message to the user about one part of a manifest."""
-
-    outcome: Outcome
-    #: Line in the file, from 1; None if there is no single line.
-    line: int | None
-    #: Kind and name, such as "Deployment web".
-    where: str
-    message: str
 
 
 @dataclass(slots=True)
@@ -82,11 +62,16 @@ class Template:
         except BadValue as err:
             self._report(Outcome.NOT_UNDERSTOOD, None, f"not changed: {err}")
             return False
+        self._report_whole_gpus()
         changed = self._remove_keys()
         if self._requests:
             self._write_requests()
             changed = True
-        return self._set_scheduler() or changed
+        changed |= self._set_scheduler()
+        if changed:
+            for name, why in unread_in(self.pod["spec"]):
+                self._report(Outcome.LOST, None, f"{name}: {why}")
+        return changed
 
     # Reading; nothing is changed here.
 
@@ -162,9 +147,21 @@ class Template:
             amount: Bytes | Share | None = None
             if HAMI_MEMORY in asked:
                 amount = self._value(asked, HAMI_MEMORY, _mib)
-            if amount is None and str(asked.get(HAMI_PERCENT, "0")).strip() != "0":
-                amount = self._value(asked, HAMI_PERCENT, percentage)
-            # HAMi gives a container without an amount the whole device.
+            if HAMI_PERCENT in asked:
+                line, percent = line_of(asked, HAMI_PERCENT), asked[HAMI_PERCENT]
+                if amount is not None:
+                    message = f"{HAMI_PERCENT}: {percent}: removed, because HAMi uses {HAMI_MEMORY}"
+                    self._report(Outcome.CHANGED, line, message)
+                elif str(percent).strip() != "0":
+                    amount = self._value(asked, HAMI_PERCENT, percentage)
+            if amount is None:
+                zero = next((f"{k}: 0" for k in (HAMI_PERCENT, HAMI_MEMORY) if k in asked), "")
+                self._report(
+                    Outcome.CHANGED,
+                    line_of(container, "name"),
+                    f"container {name}: {zero or 'no amount of memory'}: HAMi does not limit it, "
+                    "or to its defaultMemory; headroom.gpu/vram is 100% of the GPU",
+                )
             self._add("HAMi", name, ForeignRequest(amount or Share(PPM), devices))
         if GPUSHARE_MEMORY in asked:
             unit_bytes = self.memory_unit_bytes
@@ -172,7 +169,10 @@ class Template:
                 units = self._value(asked, GPUSHARE_MEMORY, lambda v: in_units(v, unit_bytes))
             except BadValue as err:
                 raise BadValue(f"{err}. Set its unit with --memory-unit") from err
-            if units is not None:
+            if units is None:
+                message = f"{GPUSHARE_MEMORY}: 0: removed, because it requests nothing"
+                self._report(Outcome.CHANGED, line_of(asked, GPUSHARE_MEMORY), message)
+            else:
                 self._add("gpushare", name, ForeignRequest(units))
                 unit, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
                 self._report(
@@ -210,17 +210,20 @@ class Template:
         annotations, labels = self._annotations(), self._labels()
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
             name, line = str(key), line_of(part, key)
-            if part is annotations and (why := lost_annotation(name)):
-                self._report(Outcome.LOST, line, f"{name}: {why}")
+            if part is annotations and name == HAMI_NODE_POLICY and part[key] in POLICIES:
+                policy = annotations.setdefault(POLICY, POLICIES[part[key]])
+                message = f"{name}: {part[key]}: replaced by {POLICY}: {policy}"
+                self._report(Outcome.CHANGED, line, message)
+            elif part is annotations and (why := lost_annotation(name, part[key])):
+                if str(part[key] or "").strip(" ,"):
+                    self._report(Outcome.LOST, line, f"{name}: {why}")
+                else:
+                    message = f"{name}: removed, because it is empty and has no effect"
+                    self._report(Outcome.CHANGED, line, message)
             elif STAMPS.fullmatch(name):
-                self._report(
-                    Outcome.LOST, line, f"{name}: another allocator writes it when it places a pod"
-                )
+                message = f"{name}: removed; another allocator writes it when it places a pod"
+                self._report(Outcome.CHANGED, line, message)
             elif part is labels or not (name in KAI_REQUESTS or NV_FRACTION.fullmatch(name)):
-                if part is labels and name in QUEUES:
-                    self._report(
-                        Outcome.LOST, line, f"{name}: Headroom has no queues; the label was kept"
-                    )
                 continue
             del part[key]
             changed = True
@@ -246,13 +249,31 @@ class Template:
             for key in list(asked):
                 if key in LOST_RESOURCES and key not in reported:
                     reported.add(key)
-                    self._report(Outcome.LOST, line_of(asked, key), f"{key}: {LOST_RESOURCES[key]}")
+                    own = self._requests.get(str(container["name"]))
+                    is_whole = own is not None and own.amount == Share(PPM)
+                    is_lost, why = lost_resource(key, asked[key], is_whole)
+                    outcome = Outcome.LOST if is_lost else Outcome.CHANGED
+                    self._report(outcome, line_of(asked, key), f"{key}: {why}")
                 if key in LOST_RESOURCES or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY):
                     del asked[key]
                     changed = True
             if changed and part == "requests" and part in resources and not asked:
                 del resources[part]
         return changed
+
+    def _report_whole_gpus(self) -> None:
+        """Report containers to which KAI or HAMi gives a whole GPU because they request no part."""
+        theirs = self._allocators | {SCHEDULERS.get(str(self.pod["spec"].get("schedulerName")), "")}
+        for allocator in sorted(theirs & set(SCHEDULERS.values())):
+            for container in self._containers():
+                name = str(container["name"])
+                if name in self._gpu_containers() - self._requests.keys():
+                    self._report(
+                        Outcome.CHANGED,
+                        line_of(container, "name"),
+                        f"container {name}: {allocator} gives it a whole GPU; of a shared GPU, "
+                        f"Headroom reserves the memory of one replica, or with {VRAM}: 100% all",
+                    )
 
     def _write_requests(self) -> None:
         """Write the number of GPUs of each container, and the pod's annotation ``VRAM``."""
@@ -267,8 +288,7 @@ class Template:
                     self._report(
                         Outcome.CHANGED,
                         line_of(container, "name"),
-                        f"container {container['name']}: {request.devices} devices; if GPUs are "
-                        "shared, the container can get two replicas of one device",
+                        several_devices(str(container["name"]), request.devices),
                     )
         amounts = {name: request.amount for name, request in self._requests.items()}
         is_same = len(set(amounts.values())) == 1 and self._gpu_containers() == amounts.keys()

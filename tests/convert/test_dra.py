@@ -107,7 +107,9 @@ def test_a_thousand_random_pods_count_the_same_bytes_as_their_claims() -> None:
         assert GPU not in str(pod)
         assert VRAM not in str(pod)
         used, findings = from_claims(pod, "Pod p", {"p-gpu": template})
-        assert (used, findings) == ({"p-gpu"}, [])
+        assert used == {"p-gpu"}
+        several = [name for name, count in map(gpus, containers(pod)) if count > 1]
+        assert [f.message.split(":")[0].split()[1] for f in findings] == several
         assert counted_bytes(pod) == counted_bytes(before)
         assert [gpus(each) for each in containers(pod)] == [
             gpus(each) for each in containers(before)
@@ -157,7 +159,7 @@ def command(text: str, *args: str) -> Result:
 
 def test_a_file_of_manifests_becomes_claims_and_returns() -> None:
     there = command(DEPLOYMENT, "--to", "dra")
-    assert there.exit_code == 0
+    assert there.exit_code == 1
     assert there.stderr == (
         "<stdin>:10: Deployment llm: lost: headroom.gpu/max-sm: claims have no equivalent\n"
     )
@@ -196,7 +198,13 @@ def test_a_file_of_manifests_becomes_claims_and_returns() -> None:
     }
 
     back = command(there.stdout)
-    assert (back.exit_code, back.stderr) == (0, "")
+    assert back.exit_code == 0
+    assert [line.partition(": ")[2] for line in back.stderr.splitlines()] == [
+        "Deployment llm: changed: container side: 2 devices; if GPUs are shared, the container can "
+        "get two replicas of one device",
+        "ResourceClaimTemplate llm-gpu: changed: removed, because no pod in the file uses it any "
+        "more",
+    ]
     assert back.stdout.startswith("# The team's model.\n")
     before = list(yaml.safe_load_all(DEPLOYMENT))
     del before[0]["spec"]["template"]["metadata"]["annotations"]["headroom.gpu/max-sm"]
@@ -280,6 +288,38 @@ def test_pods_that_claims_cannot_express_are_not_changed(given: Object, says: st
             {"requests": [request("r")], "constraints": [{"matchAttribute": "a/b"}]},
             "which Headroom cannot express",
             id="a constraint",
+        ),
+        pytest.param(
+            {
+                "requests": [request("r"), request("s")],
+                "constraints": [
+                    {"requests": ["r", "s"], "distinctAttribute": "gpu.nvidia.com/uuid"}
+                ],
+            },
+            "which Headroom cannot express",
+            id="different devices for different requests",
+        ),
+        pytest.param(
+            {
+                "requests": [request("r", count=2)],
+                "constraints": [{"requests": ["r"], "distinctAttribute": "gpu.nvidia.com/numa"}],
+            },
+            "which Headroom cannot express",
+            id="devices on different NUMA nodes",
+        ),
+        pytest.param(
+            {"requests": [{"name": "m", "exactly": {"deviceClassName": "mig.nvidia.com"}}]},
+            "another class than gpu.nvidia.com",
+            id="MIG",
+        ),
+        pytest.param(
+            {
+                "requests": [
+                    {"name": "a", "firstAvailable": [{"deviceClassName": "gpu.nvidia.com"}]}
+                ]
+            },
+            "request a of claim g has firstAvailable, which Headroom cannot express",
+            id="alternatives",
         ),
         pytest.param({"requests": [request("r"), request("s", count=2)]}, "", id="two requests"),
         pytest.param({"requests": 5}, "ResourceClaimTemplate 't' is not valid", id="odd"),
