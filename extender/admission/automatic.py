@@ -27,10 +27,13 @@ from contract.kube import Pod
 from contract.vramprofile import VRAMProfile
 from extender.admission.context import AdmissionContext
 from extender.admission.json_patch import Draft
+from extender.placement.device_accounting import allocatable
 from extender.placement.request import VramRequest, understand
-from extender.recommend.estimate import rounded
+from extender.recommend.estimate import placeable
 from extender.recommend.profile import Profile
 from extender.recommend.profile_status import restored
+from extender.state.label_inventory import believed
+from extender.state.node_settings import node_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +97,18 @@ def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
         auto = parse_auto(pod.annotation(VRAM) or "")
     except BadAnnotation:
         return None
-    names = _gpu_containers(pod, context)
-    if not names:
+    request = _bare_request(pod, context)
+    if request is None or not request.containers:
         return None
+    names = list(dict.fromkeys(ask.name for ask in request.containers))
     profile = context.profile_of(pod)
-    own = _recommended(profile, names, context, others=False)
+    largest = _largest(pod, request, context) if profile is not None else {}
+    own = _recommended(profile, names, largest, context, others=False)
     if profile is not None and own.keys() == set(names):
         return Automatic(_text(own, auto), f"VRAMProfile {profile.metadata.name}")
     if (default := _default(auto, context, names)) is not None:
         return default
-    near = _recommended(profile, names, context, others=True)
+    near = _recommended(profile, names, largest, context, others=True)
     if profile is not None and near.keys() == set(names):
         name = profile.metadata.name
         return Automatic(
@@ -115,13 +120,12 @@ def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
     return None
 
 
-def _gpu_containers(pod: Pod, context: AdmissionContext) -> list[str]:
+def _bare_request(pod: Pod, context: AdmissionContext) -> VramRequest | None:
+    """Return the request of the pod without its memory annotation; None if it cannot be read."""
     annotations = {k: v for k, v in (pod.metadata.annotations or {}).items() if k != VRAM}
     bare = _annotated(pod, annotations)
     request = understand(bare, None, replace(context.rules, reject_unannotated=False))
-    if not isinstance(request, VramRequest):
-        return []
-    return list(dict.fromkeys(ask.name for ask in request.containers))
+    return request if isinstance(request, VramRequest) else None
 
 
 def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:
@@ -129,12 +133,42 @@ def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:
     return msgspec.structs.replace(pod, metadata=metadata)
 
 
+def _largest(
+    pod: Pod, request: VramRequest, context: AdmissionContext
+) -> Mapping[str, Mapping[str, int]]:
+    """Return container -> device model -> the most bytes that a device of this model can give the
+    container, of the nodes that the pod may run on. Containers without a known device are left
+    out."""
+    found: dict[str, dict[str, int]] = {}
+    asks = {ask.name: ask.resource for ask in request.containers}
+    for node in context.candidates(pod, list(dict.fromkeys(asks.values()))):
+        status = node.status or believed(node.node, context.rules)
+        reserve_bytes = node_settings(node.node).reserve_bytes
+        for device in status.devices if status else ():
+            for name, resource in asks.items():
+                if device.resource == resource and device.memory_bytes > 0:
+                    models = found.setdefault(name, {})
+                    amount = allocatable(device, reserve_bytes)
+                    if device.sharing == "mps":  # the plugin limits each process
+                        replica_bytes = device.memory_bytes // max(1, device.replicas.total)
+                        amount = min(amount, replica_bytes * request.processes)
+                    models[device.model] = max(models.get(device.model, 0), amount)
+    return found
+
+
 def _recommended(
-    profile: VRAMProfile | None, names: list[str], context: AdmissionContext, *, others: bool
+    profile: VRAMProfile | None,
+    names: list[str],
+    largest: Mapping[str, Mapping[str, int]],
+    context: AdmissionContext,
+    *,
+    others: bool,
 ) -> dict[str, int]:
     """Return container -> the largest recommendation of all device models, in bytes.
 
-    The pod has no device yet. With ``others``, of any program.
+    The pod has no device yet, so models count that it could get (``largest``); if no life ran on
+    such a model, all models. No amount is larger than the largest of these devices. With
+    ``others``, of any program.
     """
     if profile is None:
         return {}
@@ -143,14 +177,14 @@ def _recommended(
     for name in names:
         program = context.programs.get(name)
         fingerprint = program.fingerprint if program else ""
-        amounts = [
-            amount
+        amounts = {
+            model: max(amounts)
             for container, model in lives.containers
             if container == name
-            for amount in _amounts(lives, (container, model), fingerprint, context, others)
-        ]
-        if amounts:
-            found[name] = max(amounts)
+            and (amounts := _amounts(lives, (container, model), fingerprint, context, others))
+        }
+        if (amount := placeable(amounts, largest.get(name, {}))) is not None:
+            found[name] = amount
     return found
 
 
@@ -175,7 +209,7 @@ def _text(amounts: Mapping[str, int], auto: Auto) -> str:
 
 
 def _limited(amount_bytes: int, auto: Auto) -> Bytes | Share:
-    return Bytes(min(max(rounded(amount_bytes), auto.min_bytes), auto.max_bytes))
+    return Bytes(min(max(amount_bytes, auto.min_bytes), auto.max_bytes))
 
 
 def _default(auto: Auto, context: AdmissionContext, names: list[str]) -> Automatic | None:

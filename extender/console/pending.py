@@ -171,7 +171,7 @@ def _view(
     if not isinstance(request, VramRequest):
         view.message = request.message
         return view
-    view.recommended = recommended_text(recommended(context, pod, request))
+    view.recommended = recommended_text(recommended(context, pod, request, snap))
     rows = np.arange(len(snap.nodes), dtype=np.int64)
     snap = context.seen_by(pod, snap)
     on_all_nodes = verdicts_on(cluster, request, snap, rows, context.monotonic_s())

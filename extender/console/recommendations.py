@@ -21,9 +21,10 @@ from extender.console.recommendation_bodies import (
 )
 from extender.console.responses import InNamespace, encoded
 from extender.console.view_context import Context, InContext, Newest
+from extender.placement.capacity import largest_devices
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu
 from extender.placement.snapshot import Snapshot
-from extender.recommend.estimate import rounded
+from extender.recommend.estimate import fitting
 from extender.recommend.families import profile_controller
 from extender.recommend.lives import LEAST_LIVES
 from extender.recommend.profile import Missing, Recommendation
@@ -59,7 +60,8 @@ def recommendations(
         each for each in context.profiles.all() if namespace in ("", each.metadata.namespace)
     ]
     now_s = context.wall_s()
-    found = [view for profile in profiles for view in _views(profile, now_s)]
+    largest = largest_devices(snap)
+    found = [view for profile in profiles for view in _views(profile, now_s, largest)]
     held = _held_by_view(context, found)
     for view in found:
         _add_pods(view, held.get((_container(view), view.model), ()))
@@ -229,8 +231,11 @@ def accepted_message(found: Outcome) -> str:
     return "; ".join(parts)
 
 
-def _views(profile: VRAMProfile, now_s: float) -> Iterator[RecommendationView]:
-    """Yield a view for each container and device model, without pods."""
+def _views(
+    profile: VRAMProfile, now_s: float, largest: Mapping[str, int]
+) -> Iterator[RecommendationView]:
+    """Yield a view for each container and device model, without pods. No request is above
+    ``largest``, the allocatable bytes of the largest device of the model."""
     metadata, owner = profile.metadata, profile.status.owner
     lives_of = restored(profile.status).containers
     for status in profile.status.containers:
@@ -249,7 +254,9 @@ def _views(profile: VRAMProfile, now_s: float) -> Iterator[RecommendationView]:
             container=status.container,
             model=status.model,
             program=status.family,
-            request_bytes=None if found.request_bytes is None else rounded(found.request_bytes),
+            request_bytes=None
+            if found.request_bytes is None
+            else fitting(found.request_bytes, largest.get(status.model)),
             missing=found.missing.value if found.missing else None,
             message=message(found),
             lives=found.lives,

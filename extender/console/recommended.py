@@ -3,8 +3,10 @@
 from contract.annotations import VRAM, Bytes, VramAnnotation, render_vram
 from contract.kube import Pod
 from extender.console.view_context import Context
+from extender.placement.capacity import largest_devices
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
 from extender.recommend.families import profile_controller
 from extender.recommend.profile_status import newest_requests
 from extender.state.eligible_nodes import Feasible
@@ -13,15 +15,15 @@ from extender.state.request_whatif import Amounts, with_amounts
 from extender.state.suggestions import Suggestion, but_not_checked
 
 
-def recommended(context: Context, pod: Pod, request: VramRequest) -> dict[str, int]:
-    """Return container -> the largest recommendation of all device models in bytes.
+def recommended(context: Context, pod: Pod, request: VramRequest, snap: Snapshot) -> dict[str, int]:
+    """Return container -> the recommended request in bytes, at most the largest device of ``snap``.
 
     Containers of the pod without a recommendation are left out.
     """
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     if profile is None:
         return {}
-    amounts = newest_requests(profile.status, context.wall_s())
+    amounts = newest_requests(profile.status, context.wall_s(), largest_devices(snap))
     names = {ask.name for ask in request.containers}
     return {name: amount for name, amount in amounts.items() if name in names}
 
@@ -38,7 +40,7 @@ def lower_as_recommended(
     context: Context, pod: Pod, verdicts: Verdicts, candidates: Feasible
 ) -> list[Suggestion]:
     """Suggest the recommended request to a pending pod that fits on some node only with it."""
-    amounts = recommended(context, pod, verdicts.request)
+    amounts = recommended(context, pod, verdicts.request, verdicts.snap.part(verdicts.rows))
     changed = with_amounts(context.cluster, Amounts(pod, amounts, 0)) if amounts else None
     if changed is None or verdicts.fits.any():
         return []

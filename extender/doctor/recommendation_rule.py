@@ -72,7 +72,7 @@ def _frees_bytes(state: ClusterState, pod: Pod, profile: VRAMProfile, wall_s: fl
     request = state.understand(pod)
     if not isinstance(request, VramRequest):
         return 0
-    amounts = newest_requests(profile.status, wall_s)
+    amounts = newest_requests(profile.status, wall_s, {})
     frees_bytes = 0
     for ask in request.containers:
         then_bytes = amounts.get(ask.name)

@@ -14,7 +14,7 @@ from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.chosen_device import Nodes
 from extender.placement.fit import Verdicts
-from extender.placement.snapshot import CODE_OF, Mask, Rows
+from extender.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: Codes of nodes where only memory decides: the pod fits, or lacks memory.
@@ -136,6 +136,16 @@ def _class(
         nodes=len({i for i, _ in at}),
         largest_fitting_bytes=largest_fitting(verdicts, np.array(nodes, np.int64)),
     )
+
+
+def largest_devices(snap: Snapshot) -> dict[str, int]:
+    """Return device model -> the allocatable bytes of its largest device in the snapshot."""
+    found: dict[str, int] = {}
+    for node in snap.nodes:
+        for terms in node.devices:
+            if terms.believed and terms.allocatable_bytes > found.get(terms.device.model, 0):
+                found[terms.device.model] = terms.allocatable_bytes
+    return found
 
 
 def capacity_summary(space: Space, pods: int, at_least: bool) -> str:

@@ -120,6 +120,31 @@ def rounded(request_bytes: int) -> int:
     return -(-request_bytes // STEP_BYTES) * STEP_BYTES
 
 
+def fitting(request_bytes: int, most_bytes: int | None) -> int:
+    """Return ``rounded``, but at most ``most_bytes``, rounded down; None: without a maximum.
+
+    No device takes a larger request. A device smaller than ``STEP_BYTES`` counts as a whole.
+    """
+    if most_bytes is None:
+        return rounded(request_bytes)
+    return min(rounded(request_bytes), most_bytes // STEP_BYTES * STEP_BYTES or most_bytes)
+
+
+def placeable(amounts: Mapping[str, int], largest: Mapping[str, int]) -> int | None:
+    """Return the largest of the recommended amounts that some device could take, in bytes.
+
+    ``amounts``: by device model. ``largest``: by model, the allocatable bytes of the largest device
+    that the container could get. Models without such a device count only if no other model has an
+    amount. None without any amount.
+    """
+    present = [
+        fitting(amount, largest[model]) for model, amount in amounts.items() if model in largest
+    ]
+    if present or not amounts:
+        return max(present, default=None)
+    return fitting(max(amounts.values()), max(largest.values(), default=None))
+
+
 def student_t(share: float, freedom: float) -> float:
     """Return the quantile of Student's t, by the expansion 26.7.5 of Abramowitz and Stegun.
 

@@ -10,7 +10,7 @@ from contract.vramprofile import (
     seconds,
     stamp,
 )
-from extender.recommend.estimate import rounded
+from extender.recommend.estimate import placeable
 from extender.recommend.histogram import MAX_WEIGHT, Histogram
 from extender.recommend.lives import Track
 from extender.recommend.profile import (
@@ -48,16 +48,22 @@ def status_of(
     )
 
 
-def newest_requests(status: VRAMProfileStatus, now_s: float) -> dict[str, int]:
-    """Return container -> the recommendation for its newest program in bytes, of all device models
-    the largest. Containers without a recommendation are left out."""
-    found: dict[str, int] = {}
-    for (name, _), lives in restored(status).containers.items():
+def newest_requests(
+    status: VRAMProfileStatus, now_s: float, largest: Mapping[str, int]
+) -> dict[str, int]:
+    """Return container -> the recommendation for its newest program in bytes.
+
+    Of several device models, ``placeable`` chooses; ``largest`` is explained there. Containers
+    without a recommendation are left out.
+    """
+    by_model: dict[str, dict[str, int]] = {}
+    for (name, model), lives in restored(status).containers.items():
         newest = next(reversed(lives.tracks), "")
         amount = lives.recommendation(newest, now_s).request_bytes
         if amount is not None:
-            found[name] = max(found.get(name, 0), rounded(amount))
-    return found
+            by_model.setdefault(name, {})[model] = amount
+    found = {name: placeable(amounts, largest) for name, amounts in by_model.items()}
+    return {name: amount for name, amount in found.items() if amount is not None}
 
 
 def restored(status: VRAMProfileStatus) -> Profile:

@@ -4,16 +4,25 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from contract.annotations import parse_auto, parse_vram
 from contract.errors import BadAnnotation
+from contract.gpunode import GPUNode, GPUNodeSpec
+from contract.kube import Node, ObjectMeta
+from contract.quantity import parse_bytes
+from contract.reasons import Reason
 from contract.vramprofile import ProfileController, VRAMProfile
-from extender.admission.context import AdmissionContext
+from extender.admission.context import AdmissionContext, GpuNode
 from extender.admission.review import answer_mutate, answer_validate, read
 from extender.admission.validation import validate_pod
 from extender.placement.request import Unreadable, understand
+from extender.recommend.lives import Ending, Life
 from extender.recommend.pod_programs import programs_of
+from extender.recommend.profile import Profile
+from extender.recommend.profile_status import status_of
+from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.admission.reviews import (
     applied,
     around,
@@ -24,9 +33,10 @@ from tests.admission.reviews import (
     pod,
     review,
 )
-from tests.builders import GIB
+from tests.builders import GIB, NOW_S, reason_for, shared, status
 from tests.console.asking import WALL_S
-from tests.console.test_recommendations import profile
+from tests.console.test_recommendations import ENDED_S, profile
+from tests.state.states import state_of
 
 REPLICA_SET = {
     "apiVersion": "apps/v1",
@@ -204,3 +214,68 @@ def test_reviews_of_a_pod_and_of_its_deployment() -> None:
 def test_memory_of_a_recommendation_is_rounded_up() -> None:
     assert int(RECOMMENDED.removesuffix("Mi")) % 64 == 0
     assert int(RECOMMENDED.removesuffix("Mi")) << 20 >= 8 * GIB
+
+
+def l4(name: str = "gpu", model: str = "NVIDIA L4", gib: int = 24, **other: Any) -> GpuNode:
+    """A node with one shared GPU."""
+    sharing, node_annotations = other.pop("sharing", "time-slicing"), other.pop("annotations", {})
+    device = shared("A", model=model, memory_bytes=gib * GIB, sharing=sharing)
+    metadata = ObjectMeta(name=name, annotations=node_annotations, labels=other.pop("labels", {}))
+    return GpuNode(Node(metadata=metadata), status(device, **other))
+
+
+def of_lives(**peaks_gib: float) -> VRAMProfile:
+    """A profile with six lives for each model, of this peak."""
+    kept, base = Profile(), profile()
+    for model, gib in peaks_gib.items():
+        for _ in range(6):
+            life = Life(int(gib * GIB), ENDED_S - 3600, ENDED_S, Ending.COMPLETED, None)
+            kept.container("main", model).record("p1", life)
+    owner = base.status.owner
+    made = status_of(kept, owner, {("main", model): "vLLM" for model in peaks_gib}, ENDED_S)
+    made = msgspec.structs.replace(made, controllers=base.status.controllers)
+    return msgspec.structs.replace(base, status=made)
+
+
+def written(found: VRAMProfile, *nodes: GpuNode, text: str = "auto", **spec: Any) -> str:
+    obj = owned(text)
+    obj["spec"] |= spec
+    stored, _ = mutated(obj, replace(known(obj, found), nodes=nodes))
+    return annotations(stored)["vram"]
+
+
+def test_no_more_is_requested_than_a_device_gives_beside_the_reserve() -> None:
+    reserving = l4(annotations={"headroom.gpu/reserve": "512Mi"})
+    amount = written(of_lives(**{"NVIDIA L4": 22.9}), reserving)
+    assert amount == "24064Mi"  # 23.5 GiB
+    held = GPUNode(
+        metadata=ObjectMeta(name="gpu"),
+        spec=GPUNodeSpec(initialised=True),
+        status=reserving.status,
+    )
+    state = state_of(NodeSeen(reserving.node), GPUNodeSeen(held, NOW_S))
+    assert reason_for(amount, state.snapshot().nodes[0]) is None
+    assert reason_for("24065Mi", state.snapshot().nodes[0]) is Reason.MEMORY_ON_ANY
+
+
+def test_only_devices_count_that_the_pod_could_get() -> None:
+    found = of_lives(A100=70.0, L4=8.0)
+    small = l4("small", "L4", labels={"size": "small"})
+    large = l4("large", "A100", 80)
+    alone = written(of_lives(L4=8.0), small)
+    # The cluster no longer has an A100, or the pod does not select it.
+    assert written(found, small) == alone
+    assert written(found, small, large, nodeSelector={"size": "small"}) == alone
+    assert parse_bytes(written(found, small, large)) > 70 * GIB
+    # No life ran on the only model that is left: its size is the limit.
+    assert written(of_lives(A100=70.0), small) == "24Gi"
+    assert parse_bytes(written(of_lives(A100=70.0))) > 70 * GIB
+
+
+def test_no_more_is_requested_than_mps_gives_a_process() -> None:
+    mps = l4(model="L4", sharing="mps")  # 4 replicas
+    assert written(of_lives(L4=8.0), mps) == "6Gi"
+
+
+def test_a_minimum_of_the_author_is_kept() -> None:
+    assert written(of_lives(L4=8.0), l4(model="L4"), text="auto,min=30Gi") == "30Gi"
