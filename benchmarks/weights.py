@@ -158,6 +158,7 @@ class Case:
                 call("POST", PODS, pod(f"on-{name}", taken, nodeName=name))
                 for number in range(alike):
                     self._create(pod(f"alike-{name}-{number}", (0, 0), nodeName=name))
+            self._wait_for_caches()
             yield
         finally:
             at_once = {"gracePeriodSeconds": 0}
@@ -168,14 +169,32 @@ class Case:
         manifest["metadata"] |= {"labels": ALIKE["matchLabels"], "ownerReferences": self._owner}
         self._plane.call("POST", PODS, manifest)
 
+    def _wait_for_caches(self) -> None:
+        """Return when the caches of kube-scheduler have both nodes and all pods on them.
+
+        kube-scheduler can bind a pod to a node only when it has the node's last change, and its
+        watch delivers pods in the order of their creation. Else it could know one node only.
+        """
+        for name in (OURS, OTHER):
+            selects = {"nodeSelector": {HOST: name}, "tolerations": [{"operator": "Exists"}]}
+            self._plane.call(
+                "POST", PODS, pod(f"first-{name}", (0, 0), schedulerName=SCHEDULER_NAME, **selects)
+            )
+            self._node_of(f"first-{name}")
+            self._plane.call("DELETE", f"{PODS}/first-{name}", {"gracePeriodSeconds": 0})
+
     def chosen(self) -> str:
         """The node that kube-scheduler binds the pod to."""
         self._create(
             pod("asked", self._reason.asks, schedulerName=SCHEDULER_NAME, **self._reason.pod)
         )
+        return self._node_of("asked")
+
+    def _node_of(self, name: str) -> str:
+        """Wait until the pod is bound; return its node. Raises ``TimeoutError`` after 60 s."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s:
-            bound = self._plane.call("GET", f"{PODS}/asked")
+            bound = self._plane.call("GET", f"{PODS}/{name}")
             if node := bound["spec"].get("nodeName"):
                 return str(node)
             time.sleep(0.02)

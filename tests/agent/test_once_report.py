@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.once_report import size
+from agent.once_report import size, table
+from contract.gpunode import Device, GPUNodeStatus, Replicas
 from contract.printable import printable
 from tests.agent.whole import Whole
+from tests.builders import shared
 from tests.controlplane import ROOT
 from tests.driver import GIB, Gpu, Instance, h100, t4
 
@@ -52,6 +54,31 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     ended.set()
     worker.join()
     built.stop()
+
+
+@pytest.mark.parametrize(
+    ("device", "details"),
+    [
+        pytest.param(
+            shared("GPU-a", free=1, allocated=3),
+            ["GPU-a", "nvidia.com/gpu, time-slicing: 3 of 4 taken"],
+            id="shared",
+        ),
+        pytest.param(
+            shared("GPU-a", sharing="none", replicas=Replicas(free=0, allocated=1, unhealthy=1)),
+            ["GPU-a", "nvidia.com/gpu, not shared: 1 of 2 taken, 1 unhealthy"],
+            id="not shared, and unhealthy",
+        ),
+        pytest.param(shared("GPU-a", resource=""), ["GPU-a"], id="no known resource"),
+    ],
+)
+def test_the_lines_below_a_device_name_it_and_its_replicas(
+    device: Device, details: list[str]
+) -> None:
+    shown = table("n", GPUNodeStatus(devices=[device]), {})
+    head, _, *below = shown.splitlines()[2:]
+    assert head.split()[0] == "device"
+    assert [line.strip() for line in below] == details
 
 
 @pytest.mark.slow  # starts an agent

@@ -55,6 +55,26 @@ def test_newest_report_is_delivered_after_failures_and_only_the_newest(
     assert not [log for log in logs if "exc_info" in log]
 
 
+@pytest.mark.parametrize("kind", ["report", "heartbeat"])
+def test_failed_writes_are_counted_by_kind(
+    kind: str, api: ApiServer, status_writer: StatusWriter, clock: Clock
+) -> None:
+    api.create("uid-1")
+    path = f"{GPUNODE}/status" if kind == "report" else f"{LEASES}/n1"
+    api.reject["PATCH", path] = (503, {})
+    deliver(status_writer, clock, status(5))
+    assert status_writer.writes[kind, "failed"] == 1
+    assert status_writer.writes[kind, "accepted"] == 0
+    api.reject.clear()
+    clock.at_s += 35
+    deliver(status_writer, clock, status(5))
+    assert status_writer.writes == {
+        ("report", "accepted"): 1,
+        ("heartbeat", "accepted"): 1,
+        (kind, "failed"): 1,
+    }
+
+
 def test_failures_are_spaced_ever_wider(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:

@@ -69,6 +69,8 @@ class TestOutcome:
                 ]
             ),
             pytest.param(_status(401), OutcomeUnknown, id="401"),
+            pytest.param(_status(408), OutcomeUnknown, id="408"),
+            pytest.param(_status(425), OutcomeUnknown, id="425"),
             pytest.param(_status(405), StoreRejected, id="405"),
             pytest.param(_status(410), OutcomeUnknown, id="410"),
             pytest.param(_status(413), StoreRejected, id="413"),

@@ -131,6 +131,8 @@ def test_terms_are_reused_if_no_charge_changes(was: GPUNodeStatus, now: GPUNodeS
         pytest.param(shown(9 * GIB), shown(8 * GIB), id="no longer more than that"),
         pytest.param(shown(), shown(None), id="the driver does not report it any more"),
         pytest.param(shown(), shown(0), id="it frees all memory"),
+        pytest.param(shown(0), shown(GIB), id="it takes its first memory"),
+        pytest.param(shown(None), shown(GIB), id="the driver reports it again"),
         pytest.param(shown(), shown(unattributed_bytes=64 * MIB + 1), id="strangers"),
         pytest.param(shown(unattributed_bytes=GIB), shown(), id="strangers go"),
         pytest.param(shown(), shown(unattributed_bytes=None), id="use is not attributed any more"),

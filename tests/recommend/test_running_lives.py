@@ -1,0 +1,40 @@
+"""A life that runs counts as one life with its peak so far, also where no life has ended."""
+
+import pytest
+
+from extender.recommend.histogram import bucket_of
+from extender.recommend.lives import DAY_S, Ending, Life, Track
+from extender.recommend.profile import ContainerProfile
+
+GIB = 1 << 30
+END_S = 1_795_000_000.0
+
+
+def ended(peak_gib: float) -> Life:
+    return Life(int(peak_gib * GIB), END_S - 2 * DAY_S, END_S, Ending.COMPLETED)
+
+
+def running(peak_gib: float) -> Life:
+    return Life(int(peak_gib * GIB), END_S - 2 * DAY_S, END_S, None)
+
+
+@pytest.mark.parametrize("peak_gib", [8.0, 8.1, 9.0, 12.0])
+def test_a_running_life_weighs_as_much_as_a_life_that_ended_now(peak_gib: float) -> None:
+    with_running, with_ended = Track(), Track()
+    for track in (with_running, with_ended):
+        for _ in range(6):
+            track.record(ended(8.0))
+    with_running.replace_running([running(peak_gib)])
+    with_ended.record(ended(peak_gib))
+    assert with_running.estimate() == with_ended.estimate()
+
+
+def test_the_share_of_lives_above_the_request_counts_each_running_life_once() -> None:
+    container = ContainerProfile(memory_bytes=9 * GIB)
+    for _ in range(6):
+        container.record("p", ended(8.0))
+    container.replace_running([("p", running(12.0))])
+    found = container.recommendation("p", END_S)
+    assert found.request_bytes == 9 * GIB
+    assert bucket_of(12 * GIB) != bucket_of(8 * GIB)
+    assert found.above_ratio == pytest.approx(1 / 7)
