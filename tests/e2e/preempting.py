@@ -7,15 +7,15 @@ reports that it is free, a moment after the pod is gone.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from contract.annotations import MIRROR
-from tests.controlplane import ApiRefused
+from tests.controlplane import ApiRefused, ControlPlane
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
-from tests.e2e.nodes import GIB, RESOURCE
+from tests.e2e.nodes import GIB, RESOURCE, Shape
 from tests.threads import Repeated
 
 MERGE = "application/merge-patch+json"
@@ -48,6 +48,10 @@ class Outcome:
     filter_calls: int = 0
     #: Evicted from nodes to which no preemptor was bound.
     in_vain: int = 0
+
+    def describe(self) -> str:
+        took_s = [round(each, 1) for each in self.took_s.values()]
+        return f"evicted {self.evicted}, bound after {took_s} s, {self.filter_calls} filter calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,35 @@ class Kubelets(Repeated):
             )
             self._cluster.nodes.report(sorted(left))
         return 0.05
+
+
+@contextmanager
+def stage_of(
+    plane: ControlPlane, settings: Mapping[str, Any], gates: Sequence[str] = ()
+) -> Iterator["Stage"]:
+    """Start two nodes of two shared GPUs of 24 GiB, an extender and the newest kube-scheduler."""
+    cluster = PlayedCluster(plane, 2, Shape(gpus=2, replicas=4))
+    try:
+        cluster.create()
+        stage = Stage(cluster)
+        stage.create_classes()
+        url = cluster.start_extender(settings={"nomination_hold_s": 20, **settings})
+        cluster.start_scheduler(url, gates=gates)
+        cluster.settle()
+        yield stage
+    finally:
+        cluster.close()
+
+
+def assert_right(scenario: Scenario, outcome: Outcome) -> None:
+    """Assert that only required pods were evicted, and that every pod that can be bound was bound
+    once they had ended, without useless retries."""
+    assert set(outcome.evicted) in scenario.victims
+    assert outcome.in_vain == 0
+    assert len(outcome.took_s) == scenario.placed
+    # Each attempt is one call, or two where the node it is nominated to is tried first.
+    assert outcome.filter_calls < 15 * len(scenario.newcomers)
+    assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
 
 
 class Stage:

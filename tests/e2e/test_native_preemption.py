@@ -9,15 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.controlplane import ControlPlane
-from tests.e2e.cluster import PlayedCluster
 from tests.e2e.conftest import Tell
-from tests.e2e.nodes import Shape
-from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage
+from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage, assert_right, stage_of
 from tests.e2e.retries import DEFAULT_GATES
-
-PAIR = Shape(gpus=2, replicas=4)
-SETTINGS = {"preempt_for_memory": True, "nomination_hold_s": 20}
-
 
 #: All scenarios that differ without the mirror.
 NATIVE = {
@@ -32,18 +26,8 @@ NATIVE = {
 def whole_stage(
     plane: ControlPlane, binaries: None, request: pytest.FixtureRequest
 ) -> Iterator[Stage]:
-    """Two nodes of two shared GPUs of 24 GiB, and kube-scheduler 1.38."""
-    cluster = PlayedCluster(plane, 2, PAIR)
-    try:
-        cluster.create()
-        stage = Stage(cluster)
-        stage.create_classes()
-        url = cluster.start_extender(settings=SETTINGS)
-        cluster.start_scheduler(url, gates=request.param)
-        cluster.settle()
+    with stage_of(plane, {"preempt_for_memory": True}, request.param) as stage:
         yield stage
-    finally:
-        cluster.close()
 
 
 @pytest.fixture
@@ -64,16 +48,8 @@ def test_kube_scheduler_evicts_only_required_pods(
     stage: Stage, scenario: Scenario, tell: Tell
 ) -> None:
     outcome = stage.run(scenario)
-    tell(
-        f"1.38, {scenario.name}: evicted {outcome.evicted}, bound after "
-        f"{[round(each, 1) for each in outcome.took_s.values()]} s, "
-        f"{outcome.filter_calls} filter calls"
-    )
-    assert set(outcome.evicted) in scenario.victims
-    assert outcome.in_vain == 0
-    assert len(outcome.took_s) == scenario.placed
-    assert outcome.filter_calls < 15 * len(scenario.newcomers)
-    assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
+    tell(f"1.38, {scenario.name}: {outcome.describe()}")
+    assert_right(scenario, outcome)
     assert_not_overcommitted(stage)
 
 

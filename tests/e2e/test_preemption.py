@@ -5,29 +5,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.controlplane import ControlPlane
-from tests.e2e.cluster import EVENTS, PlayedCluster
+from tests.e2e.cluster import EVENTS
 from tests.e2e.conftest import Tell
-from tests.e2e.nodes import GIB, Shape
-from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage
+from tests.e2e.nodes import GIB
+from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage, assert_right, stage_of
 from tests.loopback import LOOPBACK
-
-PAIR = Shape(gpus=2, replicas=4)
 
 
 @pytest.fixture(scope="module")
 def whole_stage(plane: ControlPlane, binaries: None) -> Iterator[Stage]:
-    """Two nodes of two shared GPUs of 24 GiB; pods are evicted for memory alone, too."""
-    cluster = PlayedCluster(plane, 2, PAIR)
-    try:
-        cluster.create()
-        stage = Stage(cluster)
-        stage.create_classes()
-        url = cluster.start_extender(settings={"evict_for_memory": True, "nomination_hold_s": 20})
-        cluster.start_scheduler(url)
-        cluster.settle()
+    """A cluster whose pods are also evicted for memory alone."""
+    with stage_of(plane, {"evict_for_memory": True}) as stage:
         yield stage
-    finally:
-        cluster.close()
 
 
 @pytest.fixture
@@ -44,17 +33,8 @@ def stage(whole_stage: Stage) -> Iterator[Stage]:
 )
 def test_only_required_pods_are_evicted(stage: Stage, scenario: Scenario, tell: Tell) -> None:
     outcome = stage.run(scenario)
-    tell(
-        f"{scenario.name}: evicted {outcome.evicted}, bound after "
-        f"{[round(each, 1) for each in outcome.took_s.values()]} s, "
-        f"{outcome.filter_calls} filter calls"
-    )
-    assert set(outcome.evicted) in scenario.victims
-    assert outcome.in_vain == 0
-    assert len(outcome.took_s) == scenario.placed
-    # Each attempt is one call, or two where the node it is nominated to is tried first.
-    assert outcome.filter_calls < 15 * len(scenario.newcomers)
-    assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
+    tell(f"{scenario.name}: {outcome.describe()}")
+    assert_right(scenario, outcome)
 
 
 def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) -> None:
