@@ -21,10 +21,8 @@ Consequences:
   registration of a connected socket, and then not notice the end of the first.
 """
 
-import contextlib
 import fcntl
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -37,13 +35,21 @@ from agent.probes.host_processes import identity, is_new
 from agent.probes.protobuf import BadMessage
 from agent.steering.messages import asks_for_preference
 from agent.steering.plugin_proxy import (
-    PREFIX,
     Choose,
     PluginProxy,
     options_of,
-    plugin_of,
     register,
     socket_of,
+)
+from agent.steering.plugin_return import (
+    RETRY_S,
+    Healthy,
+    bring_back,
+    leave_socket,
+    plugin_socket,
+    remove_proxies,
+    status,
+    wait_until,
 )
 
 _log = structlog.get_logger()
@@ -55,25 +61,9 @@ SETTLED_S = 3.0
 #: Seconds in which a kubelet without healthy devices has rejected every pod that was bound before.
 #: Reservations that are still unconfirmed then are of pods that have ended.
 DECIDED_S = 6.0
-RETRY_S = 1.0
-#: Seconds to wait until the kubelet notices that the proxy is gone, or that the plugin is back.
-NOTICE_S = 3.0
-#: Seconds for which the plugin's devices must stay healthy to count as back.
-STAYS_S = 1.0
-_BACK_TRIES = 5
-
-#: Returns whether the kubelet has healthy devices of the resource; None if unknown.
-Healthy = Callable[[str], bool | None]
-
-
-def plugin_socket(resource: str) -> str:
-    """Return the file name of the socket that NVIDIA's plugin creates for a resource."""
-    return f"nvidia-{resource.removeprefix('nvidia.com/')}.sock"
-
-
-def resource_of(socket: str) -> str:
-    """Return the resource that NVIDIA's plugin serves on a socket, given the socket's file name."""
-    return f"nvidia.com/{socket.removeprefix('nvidia-').removesuffix('.sock')}"
+#: Seconds between two checks that the kubelet still has healthy devices. Each check without healthy
+#: devices replaces the proxy, and doubles this.
+CHECK_DEVICES_EVERY_S, CHECK_DEVICES_AT_LEAST_EVERY_S = 3.0, 60.0
 
 
 class NodeLock:
@@ -151,6 +141,10 @@ class PluginRegistration:
         self._listed = False
         #: Earliest time of the next registration.
         self._retry_at_s = 0.0
+        #: When to check next that the kubelet has healthy devices, and seconds until the check
+        #: after it.
+        self._check_devices_at_s = 0.0
+        self._check_devices_every_s = CHECK_DEVICES_EVERY_S
         #: Why the kubelet does not call the proxy; empty if it does or soon will.
         self.trouble = ""
         self._end = threading.Event()
@@ -204,7 +198,7 @@ class PluginRegistration:
         if bring_plugin_back:
             bring_back(self._folder, self._plugin, self._healthy)
         else:
-            _leave_socket(self._folder / socket_of(self._plugin))
+            leave_socket(self._folder / socket_of(self._plugin))
 
     def _keeps_devices_of_new_kubelet(self) -> bool:
         """Whether a kubelet whose version may not be known yet uses the plugin without the proxy.
@@ -213,7 +207,7 @@ class PluginRegistration:
         """
         if not is_new(self._folder / "kubelet.sock"):
             return False
-        _until(lambda: self._healthy(self.resource) is False)
+        wait_until(lambda: self._healthy(self.resource) is False)
         return self._healthy(self.resource) is True
 
     def update(self) -> None:
@@ -231,9 +225,10 @@ class PluginRegistration:
                 else "another agent on the node steers it"
             )
             return
-        if self._proxy is None or not self._proxy.listening:
+        lost = self._registered_at_s is not None and self._has_lost_devices(now_s)
+        if self._proxy is None or not self._proxy.listening or lost:
             if self._proxy is not None:
-                self._proxy.stop()
+                self._end_proxy(self._proxy, now_s)
             self._proxy = PluginProxy(self._folder, self._plugin, self._choose)
             remove_proxies(self._folder, self._plugin, but=self._proxy.endpoint)
             self._seen = None
@@ -250,6 +245,36 @@ class PluginRegistration:
             self._is_due(now_s)
         if self._registered_at_s is None and now_s >= self._retry_at_s:
             self._register_if_ready(self._proxy, max(plugin[1], kubelet[1]) / 1e9, now_s)
+
+    def _has_lost_devices(self, now_s: float) -> bool:
+        """Check from time to time whether the kubelet has no healthy device of the resource.
+
+        The kubelet drops all devices if a stream ends that neither socket shows to have ended. It
+        gets them back only by new registrations. They do no harm if all devices are unhealthy.
+        """
+        if now_s < self._check_devices_at_s:
+            return False
+        lost = self._healthy(self.resource) is False
+        if lost:
+            _log.warning("steered_devices_lost", resource=self.resource)
+        self._check_devices_every_s = (
+            min(2 * self._check_devices_every_s, CHECK_DEVICES_AT_LEAST_EVERY_S)
+            if lost
+            else CHECK_DEVICES_EVERY_S
+        )
+        self._check_devices_at_s = now_s + self._check_devices_every_s
+        return lost
+
+    def _end_proxy(self, proxy: PluginProxy, now_s: float) -> None:
+        """End a proxy, and wait until the kubelet has noticed, at most ``NOTICE_S``.
+
+        If the next proxy were registered before that, the kubelet would drop it.
+        """
+        had_stream = proxy.watched
+        proxy.stop()
+        if had_stream and not self._promotes():
+            wait_until(lambda: self._healthy(self.resource) is False)
+            self._retry_at_s = now_s + RETRY_S
 
     def _is_due(self, now_s: float) -> None:
         """The proxy must be registered again."""
@@ -281,6 +306,7 @@ class PluginRegistration:
         proxy.rename()
         if self._register(proxy.endpoint, now_s):
             self._registered_at_s, self._outdated = now_s, False
+            self._check_devices_at_s = now_s + self._check_devices_every_s
             _log.info("steering_registered", resource=self.resource)
 
     def _register(self, endpoint: str, now_s: float) -> bool:
@@ -294,7 +320,7 @@ class PluginRegistration:
                 return True
             self._failed("the device plugin does not support GetPreferredAllocation")
         except grpc.RpcError as err:
-            self._failed(_status(err))
+            self._failed(status(err))
         except BadMessage:
             self._failed("the device plugin's options cannot be read")
         return False
@@ -314,76 +340,3 @@ class PluginRegistration:
             if self.steers != steered:
                 steered = not steered
                 self._changed()
-
-
-def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
-    """Register the plugin itself, and return whether the kubelet uses it again.
-
-    First wait, at most ``NOTICE_S``, until the kubelet has noticed that the proxy is gone. If the
-    plugin does not answer ``_BACK_TRIES`` times, it needs no help: it registers when it starts.
-    """
-    resource = resource_of(plugin)
-    _until(lambda: healthy(resource) is False)
-    for _ in range(_BACK_TRIES):
-        try:
-            register(folder, plugin, resource, options_of(folder, plugin))
-        except grpc.RpcError as err:
-            _log.warning("plugin_not_brought_back", resource=resource, reason=_status(err))
-            time.sleep(RETRY_S)
-            continue
-        _until(lambda: healthy(resource) is True)
-        time.sleep(STAYS_S)
-        if healthy(resource) is not False:
-            _log.info("plugin_brought_back", resource=resource)
-            return True
-    return False
-
-
-def leftovers(folder: Path) -> list[str]:
-    """Return the file names of the sockets of plugins that a killed agent has left unregistered."""
-    return sorted({plugin_of(each.name) for each in folder.glob(f"{PREFIX}*.sock")})
-
-
-def proxies(folder: Path, plugin: str) -> set[str]:
-    """Return the file names of the sockets of a plugin's proxies."""
-    found = (each.name for each in folder.glob(f"{PREFIX}*.sock"))
-    return {name for name in found if plugin_of(name) == plugin}
-
-
-def remove_proxies(folder: Path, plugin: str, but: str = "") -> None:
-    """Remove the sockets of a plugin's proxies, except one named ``but``. Raises ``OSError``."""
-    for name in proxies(folder, plugin) - {but}:
-        (folder / name).unlink(missing_ok=True)
-
-
-def restore(folder: Path, plugin: str, healthy: Healthy, promotes: bool) -> None:
-    """Register a plugin that a killed agent left unregistered, and remove the agent's sockets.
-
-    They are removed even if the plugin does not answer. ``promotes``: whether the kubelet has
-    used the plugin again by itself; see ``PluginRegistration``.
-    """
-    if not promotes:
-        bring_back(folder, plugin, healthy)
-    try:
-        remove_proxies(folder, plugin)
-    except OSError as err:
-        # Without permission to steer the directory is read-only. A kubelet that starts clears it.
-        _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
-
-
-def _leave_socket(path: Path) -> None:
-    """Create a socket file like the one that a killed agent leaves."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
-        path.unlink(missing_ok=True)
-        made.bind(str(path))
-
-
-def _until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true, at most ``NOTICE_S`` seconds."""
-    deadline_s = time.monotonic() + NOTICE_S
-    while not done() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-
-
-def _status(err: grpc.RpcError) -> str:
-    return f"{err.code().name}: {err.details()}"

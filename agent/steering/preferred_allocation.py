@@ -32,14 +32,8 @@ from agent.steering.choice import Eligibility, NoRoom, OnlyCordoned, choose, eli
 from agent.steering.leaving import may_choose_again
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, Rejected
-from agent.steering.plugin_registration import (
-    NodeLock,
-    PluginRegistration,
-    leftovers,
-    proxies,
-    resource_of,
-    restore,
-)
+from agent.steering.plugin_registration import NodeLock, PluginRegistration
+from agent.steering.plugin_return import leftovers, proxies, resource_of, restore
 from contract.annotations import DeviceChoice
 from contract.device_choice import minor_version, why_kubelet_not_steered, why_not_pinned
 from contract.errors import BadReport
@@ -237,7 +231,13 @@ class PreferredAllocation:
                 self._give_back(resource, registration)
             elif resource in self._returning and self._returning[resource] is None:
                 del self._returning[resource]
-        for resource in sorted(found.resources - self._registrations.keys()):
+        restoring = {
+            resource_of(plugin)
+            for plugin, (_, thread) in self._restored.items()
+            if thread.is_alive()
+        }
+        # Both would register the plugin and remove the sockets of proxies.
+        for resource in sorted(found.resources - self._registrations.keys() - restoring):
             self._registrations[resource] = PluginRegistration(
                 self._folder,
                 self._lock_on_node,

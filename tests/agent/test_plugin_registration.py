@@ -1,7 +1,9 @@
-"""The keeper of a steered resource, where what it needs is in the way."""
+"""Registration of a resource's proxy: when its files, its plugin or its kubelet fail."""
 
 import errno
-from collections.abc import Iterator
+import re
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from agent.steering import plugin_proxy
+from agent.steering import plugin_proxy, plugin_return
 from agent.steering import plugin_registration as keeping
-from agent.steering.plugin_registration import NodeLock, PluginRegistration, plugin_socket, restore
+from agent.steering.plugin_registration import NodeLock, PluginRegistration
+from agent.steering.plugin_return import plugin_socket, restore
 from tests.waiting import until
 
 PREFIX = "headroom-"
@@ -54,13 +57,22 @@ def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> It
         asked.append(request)
         return reply
 
+    with serving(socket, service, method, answer):
+        yield asked
+
+
+@contextmanager
+def serving(
+    socket: Path, service: str, method: str, answer: Callable[[bytes, object], bytes]
+) -> Iterator[None]:
+    """Serves one method."""
     handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:
-        yield asked
+        yield
     finally:
         server.stop(grace=None).wait()
 
@@ -69,9 +81,9 @@ def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> It
 def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answers(
     healthy: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "NOTICE_S", 0.02)
-    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
-    monkeypatch.setattr(keeping, "_BACK_TRIES", 1)
+    monkeypatch.setattr(plugin_return, "NOTICE_S", 0.02)
+    monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
+    monkeypatch.setattr(plugin_return, "_BACK_TRIES", 1)
     plugin = plugin_socket(RESOURCE)
     left = tmp_path / f"{PREFIX}{plugin}"
     left.touch()
@@ -104,9 +116,9 @@ def test_a_kubelet_that_has_just_started_and_keeps_the_devices_has_the_plugin_al
     kept: bool, registrations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its version may not be known yet: kubelet 1.37 must not get the plugin's socket again."""
-    monkeypatch.setattr(keeping, "NOTICE_S", 0.02)
-    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
-    monkeypatch.setattr(keeping, "_BACK_TRIES", 1)
+    monkeypatch.setattr(plugin_return, "NOTICE_S", 0.02)
+    monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
+    monkeypatch.setattr(plugin_return, "_BACK_TRIES", 1)
     plugin, ended = plugin_socket(RESOURCE), False
     wants_preference = b"\x10\x01"
     with (
@@ -136,8 +148,8 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that may not steer has the kubelet's folder read-only."""
-    monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
-    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
+    monkeypatch.setattr(plugin_return, "NOTICE_S", 0.1)
+    monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
     plugin = plugin_socket(RESOURCE)
     (tmp_path / f"{PREFIX}{plugin}").touch()
 
@@ -151,3 +163,78 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
     ):
         restore(tmp_path, plugin, lambda _: True, promotes=False)
     assert len(registered) == 1
+
+
+class Kubelet:
+    """A kubelet 1.36 with one resource: a list of the plugin makes its devices healthy, and the end
+    of any stream makes them unhealthy, ``NOTICES_S`` later."""
+
+    NOTICES_S = 0.3
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.is_healthy = True
+        self.proxies: list[str] = []
+
+    def register(self, request: bytes, context: object) -> bytes:
+        if found := re.search(rb"headroom-\S+?\.sock", request):
+            self.proxies.append(found[0].decode())
+            threading.Thread(target=self._watch, args=(self.proxies[-1],), daemon=True).start()
+        else:
+            self.is_healthy = True
+        return b""
+
+    def _watch(self, proxy: str) -> None:
+        with grpc.insecure_channel(f"unix:{self.folder / proxy}") as channel:
+            stream = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"")
+            try:
+                next(stream)
+            except (grpc.RpcError, StopIteration):
+                threading.Event().wait(self.NOTICES_S)
+                self.is_healthy = False
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet]:
+    """A kubelet and a plugin, and a registration that steers."""
+    monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(keeping, "CHECK_DEVICES_EVERY_S", 0.5)
+    plugin = plugin_socket(RESOURCE)
+    made = Kubelet(tmp_path)
+    with (
+        serving(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register", made.register),
+        answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions", b"\x10\x01"),
+    ):
+        registration = PluginRegistration(
+            tmp_path,
+            NodeLock(tmp_path),
+            RESOURCE,
+            lambda wanted: None,
+            lambda _: made.is_healthy,
+            lambda: None,
+            lambda: False,
+            lambda: True,
+        )
+        registration.start()
+        try:
+            until(lambda: registration.steers, "the resource is steered")
+            yield made
+            until(lambda: registration.steers and made.is_healthy, "the resource is steered again")
+        finally:
+            registration.stop(bring_plugin_back=False)
+
+
+def test_devices_that_the_kubelet_has_dropped_without_a_visible_reason_come_back(
+    kubelet: Kubelet,
+) -> None:
+    kubelet.is_healthy = False
+    until(lambda: kubelet.is_healthy and len(kubelet.proxies) == 2, "both are registered again")
+
+
+def test_a_proxy_whose_socket_is_removed_is_replaced_after_the_kubelet_has_noticed_its_end(
+    kubelet: Kubelet,
+) -> None:
+    (kubelet.folder / kubelet.proxies[0]).unlink()
+    until(lambda: not kubelet.is_healthy, "the kubelet notices the end of the proxy")
+    assert len(kubelet.proxies) == 1
+    until(lambda: kubelet.is_healthy and len(kubelet.proxies) == 2, "both are registered again")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -293,6 +294,29 @@ def test_steering_begins_when_the_mode_is_known_and_reports_what_is_missing(
     (steering.folder / "nvidia-gpu.sock").touch()
     wanted = [f"{RESOURCE}: there is no socket kubelet.sock"]
     until(lambda: steering.obstacles() == wanted, "the next obstacle")
+
+
+def test_steering_begins_after_the_plugin_of_a_killed_agent_is_restored(
+    steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both register the plugin. The end of a restoration removes the sockets of all proxies."""
+    begun, restored = threading.Event(), threading.Event()
+
+    def restore(*_: object) -> None:
+        begun.set()
+        restored.wait()
+
+    monkeypatch.setattr(preferred_allocation, "restore", restore)
+    steering.ledger.told = GPUNodeStatus()  # it was reported that nothing is steered
+    (steering.folder / "headroom-nvidia-gpu~1.sock").touch()
+    sample, steering.sample = steering.sample, None
+    until(lambda: not steering.has_resources() and begun.is_set(), "the restoration begins")
+    steering.sample = sample
+    try:
+        assert not steering.has_resources()
+    finally:
+        restored.set()
+    until(steering.has_resources, "steering begins")
 
 
 @pytest.mark.parametrize("mode", [DeviceChoice.PREDICTED, DeviceChoice.GATED])

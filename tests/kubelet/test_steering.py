@@ -5,7 +5,7 @@ The tests act as the extender: they write reservations into the GPUNode and bind
 
 from typing import Any
 
-from agent.steering.plugin_registration import plugin_socket
+from agent.steering.plugin_return import plugin_socket
 from tests.driver import Gpu, Instance
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.kubelet.relay import register
