@@ -12,6 +12,7 @@ import structlog
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.examples import examples
 from tests.forks import Forked
+from tests.kubernetes_version import is_at_least
 from tests.processes import Processes, starts_processes
 
 pytest_plugins = ["tests.budgets"]
@@ -125,7 +126,16 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("reversed"):
         items.reverse()
+    later = [item for item in items if not exists_yet(item)]
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in set(later)]
     items.sort(key=lambda item: start_order(item.nodeid.partition("::")[0]))
+
+
+def exists_yet(item: pytest.Item) -> bool:
+    """Return whether the minor of Kubernetes under test has what a test is about."""
+    since = item.get_closest_marker("since")
+    return since is None or is_at_least(*since.args)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -8,19 +8,10 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
-from tests.kubernetes_version import SCHEDULERS, is_at_least
+from tests.kubernetes_version import SCHEDULERS
 from tests.processes import starts_processes
 
 BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
-#: Module about a feature of newer versions -> the first minor that it runs on. `make versions` runs
-#: those of a pre-release, which would take `make test` the build of one more kube-scheduler.
-FIRST_MINORS = {
-    "test_native_preemption.py": "1.38",
-    "test_native_retries.py": "1.38",
-    "test_resize.py": "1.37",
-    "test_starting_again.py": "1.37",
-}
-collect_ignore = [module for module, minor in FIRST_MINORS.items() if not is_at_least(minor)]
 
 ONE_GPU = Shape()
 

@@ -17,6 +17,8 @@ from tests.kubernetes_version import not_newer
 from tests.loopback import LOOPBACK
 from tests.waiting import until
 
+pytestmark = pytest.mark.since("1.36")
+
 DRIVER = "gpu.nvidia.com"
 IMPLICIT = f"deviceclass.resource.kubernetes.io/{DRIVER}"
 DRA = "/apis/resource.k8s.io/v1"
@@ -133,7 +135,8 @@ def cluster(plane: ControlPlane) -> Iterator[DraCluster]:
 
 
 def reasons(explained: Mapping[str, Any]) -> dict[str, int]:
-    return {each["reason"]: each["nodes"] for each in explained["reasons"]}
+    """Return reason -> number of nodes; empty while the extender does not know the pod yet."""
+    return {each["reason"]: each["nodes"] for each in explained.get("reasons", ())}
 
 
 @pytest.mark.parametrize("scheduler", not_newer("kube-scheduler-1.36", "kube-scheduler"))

@@ -13,6 +13,8 @@ from tests.e2e.conftest import Tell
 from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage, assert_right, stage_of
 from tests.e2e.retries import DEFAULT_GATES
 
+pytestmark = pytest.mark.since("1.38")
+
 #: All scenarios that differ without the mirror.
 NATIVE = {
     (*each.running, *each.newcomers, each.grace_s, *each.guarded): replace(

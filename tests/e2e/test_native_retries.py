@@ -1,8 +1,12 @@
 """How often kube-scheduler 1.38 retries a pod that no eviction would help."""
 
+import pytest
+
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.preempting import Batch
 from tests.e2e.retries import NODES, filter_calls
+
+pytestmark = pytest.mark.since("1.38")
 
 
 def test_a_pod_that_evictions_do_not_help_is_not_retried_without_end(

@@ -1,9 +1,13 @@
 """In-place resize of a GPU pod that has to wait for CPU, with kube-scheduler 1.37 or newer."""
 
+import pytest
+
 from tests.e2e.cluster import PODS
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import GIB
 from tests.e2e.preempting import Kubelets, Stage, manifest_of
+
+pytestmark = pytest.mark.since("1.37")
 
 GATE = "InPlacePodVerticalScalingSchedulerPreemption=true"
 PATCH = "application/strategic-merge-patch+json"

@@ -19,6 +19,8 @@ from tests.e2e.real import RealCluster
 from tests.kubelet.cri_objects import Container
 from tests.kubelet.node import Node
 
+pytestmark = pytest.mark.since("1.37")
+
 WAITS = "another pod that starts alone is starting on the same device"
 #: A container that exits with this status restarts all containers of its pod.
 RESTART_ALL = 42

@@ -10,11 +10,12 @@ import pytest
 from tests.controlplane import ControlPlane, built
 from tests.driver import Gpu
 from tests.kubelet.node import Node, node
+from tests.kubernetes_version import is_at_least
 
 StartNode = Callable[..., Node]
 
-#: The newest version of the kubelet on which agents steer.
-STEERED_KUBELET = "kubelet-1.36"
+#: The kubelet on which agents steer: the newest that they can, or an older one under test.
+STEERED_KUBELET = "kubelet-1.36" if is_at_least("1.36") else "kubelet"
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ def replica_in_status(node: Node, pod: str) -> dict[str, str]:
     return dict(shown)
 
 
+@pytest.mark.since("1.36")
 def test_the_status_of_a_pod_names_its_replica_and_its_health(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=2)
     for name in ("a", "b"):

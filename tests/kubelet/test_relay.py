@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+import pytest
+
 from tests.kubelet.conftest import STEERED_KUBELET, StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import RESOURCE, gpu_pod
@@ -102,6 +104,7 @@ def test_a_restarted_kubelet_forgets_it_and_removes_its_socket(start_node: Start
         assert device(node, "r") == "GPU-1"
 
 
+@pytest.mark.since("1.37")
 def test_a_newer_kubelet_uses_the_plugin_as_soon_as_the_relay_dies(start_node: StartNode) -> None:
     """That is why it is not steered: a pod that is bound already gets the plugin's choice."""
     node = start_node(gpus=2, replicas=2, kubelet="kubelet")

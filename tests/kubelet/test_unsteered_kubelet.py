@@ -1,7 +1,11 @@
 """The newest kubelet is not steered: the agent leaves its device plugins alone, and reports why."""
 
+import pytest
+
 from tests.kubelet.node_objects import RESOURCE
 from tests.kubelet.steered_node import StartSteered, start_steered
+
+pytestmark = pytest.mark.since("1.37")
 
 __all__ = ["start_steered"]
 
