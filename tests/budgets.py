@@ -36,6 +36,7 @@ BUDGETS_S = {
     "kubectl": 70,
     "kubelet": 540,
     "ledger": 35,
+    "lying": 45,
     "model": 65,
     "monitoring": 45,
     "nvidia": 40,

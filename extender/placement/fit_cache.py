@@ -32,8 +32,6 @@ class CachedFit:
 
     weights: Weights
     generation: int = -1
-    #: Bytes of the largest device and of the largest node; scores are relative to them.
-    scale: tuple[int, int] = (0, 0)
     #: (rows,) code of the first reason, as if no report were stale.
     fresh_codes: Codes = field(default_factory=lambda: np.empty(0, np.int8))
     #: (rows,) ``Verdicts.large_enough``.
@@ -42,10 +40,8 @@ class CachedFit:
 
     def update(self, request: VramRequest, snap: Snapshot) -> None:
         """Compute the nodes again that have changed since the last snapshot."""
-        nodes, scale = len(snap.nodes), (snap.largest_device_bytes, snap.largest_node_bytes)
+        nodes = len(snap.nodes)
         changed = (snap.changed_in > self.generation).nonzero()[0]
-        if scale != self.scale:
-            changed = np.arange(nodes)
         if nodes != len(self.fresh_codes):
             self.fresh_codes = np.resize(self.fresh_codes, nodes)
             self.large_enough = np.resize(self.large_enough, nodes)
@@ -60,7 +56,7 @@ class CachedFit:
                 found = standing(verdicts, self.weights)
                 for array, values in zip(self.standing.columns, found.columns, strict=True):
                     array[changed] = values
-        self.generation, self.scale = snap.generation, scale
+        self.generation = snap.generation
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """Return the codes that ``fit`` returns for these rows."""

@@ -1,7 +1,8 @@
 """Computes the terms of the score, each 0..1, for one request on every node.
 
-A term concerns the worst candidate device of the node. No term depends on which other nodes are
-offered, so two nodes compare equally in every call. ``placement.score`` replaces ``packing`` and
+A term concerns the worst candidate device of the node. No term depends on another node: bytes are
+relative to the node's own devices, because any agent could report a device of any size. So two
+nodes compare equally in every call. ``placement.score`` replaces ``packing`` and
 ``smallest_device`` if prices decide (policy fragmentation).
 
 =================  =============================================================================
@@ -10,7 +11,7 @@ prediction         how certain the prediction is if the plugin chooses: neighbou
                    size, a single candidate, enough free memory on every device
 sm_activity        how idle the SMs are; 0.5 if unknown
 slack              how little the neighbours use above their requests
-smallest_device    how small the candidate device is
+smallest_device    how small the candidate device is; 0.5 with ``MIDDLE_BYTES``
 report             how complete and how recent the report of the node is
 =================  =============================================================================
 
@@ -36,6 +37,8 @@ from extender.placement.snapshot import MOST_BYTES, Mask, Rows, Snapshot
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000
+#: Memory of a device at which the term ``smallest_device`` is one half.
+MIDDLE_BYTES = 24 << 30
 #: The cached terms: all but ``report``, which decreases with the age of the report.
 KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
 
@@ -64,10 +67,10 @@ def terms(verdicts: Verdicts) -> Terms:
         worst = np.maximum(worst, _worst(verdict, snap))
         prediction = np.minimum(prediction, _prediction(verdict, snap, spreads))
     node_left = np.maximum(snap.node_headroom_bytes - taken, 0)
-    scale = np.array([[MILLION], [MILLION], [snap.largest_device_bytes]])
-    idle, slack, small = 1 - _within_0_and_1(worst / scale)
-    device_empty = _within_0_and_1(device_left / snap.largest_device_bytes)
-    node_empty = node_left / snap.largest_node_bytes
+    idle, slack = 1 - _within_0_and_1(worst[:2] / MILLION)
+    small = MIDDLE_BYTES / (MIDDLE_BYTES + np.maximum(worst[2], 0))
+    device_empty = _within_0_and_1(device_left / _largest_device_bytes(snap))
+    node_empty = _within_0_and_1(node_left / np.maximum(snap.node_memory_bytes, 1))
     if spreads:
         packing = (device_empty + node_empty) / 2
     else:
@@ -101,6 +104,11 @@ def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
 def _within_0_and_1(values: Scores) -> Scores:
     """Clip the values. ``np.clip`` takes several times as long for few values."""
     return np.minimum(np.maximum(values, 0.0), 1.0)
+
+
+def _largest_device_bytes(snap: Snapshot) -> Rows:
+    """Return the memory of each node's largest device, (nodes,); at least 1."""
+    return np.maximum(snap.node_largest_device_bytes, 1)
 
 
 def _device_left_bytes(verdict: AskVerdict) -> Rows:
@@ -143,7 +151,7 @@ def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
     even: Scores | float = 0.5
     certain: Scores | float = 1.0
     if not spreads:
-        uneven = newly_stranded(verdict, snap) / (2 * snap.largest_device_bytes)
+        uneven = newly_stranded(verdict, snap) / (2 * _largest_device_bytes(snap))
         even = _within_0_and_1(0.5 - uneven)
         candidates = np.maximum(verdict.all_candidates.sum(axis=1), 1)
         certain = np.minimum(verdict.ask.count / candidates, 1)

@@ -122,6 +122,7 @@ PER_NODE: Mapping[str, type[np.generic]] = {
     "updated_in": np.int64,
     "node_headroom_bytes": np.int64,
     "node_largest_device_bytes": np.int64,
+    "node_memory_bytes": np.int64,
     "spare_bytes": np.int64,
 }
 _columns = attrgetter(*(f.name for f in fields(Columns)))
@@ -162,19 +163,17 @@ class Snapshot:
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full, and each of
     #: the devices that share a memory counts its part.
     node_headroom_bytes: Rows
-    #: (rows,) memory of the node's largest device; 0 without devices.
+    #: (rows,) memory of the node's largest device and of all its devices; 0 without devices.
     node_largest_device_bytes: Rows
+    node_memory_bytes: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows
-    #: The memory of the largest device, and the largest sum over a node's devices; at least 1.
-    largest_device_bytes: int
-    largest_node_bytes: int
     #: Node -> uid -> reservation of a pod that is not bound yet, and for which memory is held. They
     #: count in this snapshot (``state.held_memory``).
     held: Mapping[str, Mapping[str, Reservation]]
 
     def part(self, rows: Rows) -> "Snapshot":
-        """Return a snapshot of these rows only, with the largest device and node of all rows."""
+        """Return a snapshot of these rows only."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
         names = tuple(node.name for node in nodes)
         # A slice is a view, which takes a tenth of the time of a copy. Not take(): it first copies

@@ -61,10 +61,7 @@ class Table:
         table._nodes, table._row_of = list(snap.nodes), dict(snap.row_of)
         table._resources = dict(snap.resources)
         table._columns = {name: getattr(snap.columns, name).copy(order="K") for name, _ in _COLUMNS}
-        memory_bytes = np.maximum(snap.columns.memory_bytes, 0)
-        table._per_node = {name: getattr(snap, name).copy() for name in PER_NODE} | {
-            "memory_bytes": (memory_bytes // np.maximum(snap.columns.sharers, 1)).sum(axis=1),
-        }
+        table._per_node = {name: getattr(snap, name).copy() for name in PER_NODE}
         table._names, table._names_hash = snap.names, snap.names_hash
         table._name_rank = snap.name_rank
         table._generation = snap.generation
@@ -168,10 +165,6 @@ class Table:
                 resources=dict(self._resources),
                 columns=Columns(**self._frozen(self._columns, self._columns_shown)),
                 name_rank=self._name_rank,
-                largest_device_bytes=max(
-                    1, int(of_node["node_largest_device_bytes"].max(initial=0))
-                ),
-                largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
                 held={},
                 **{name: of_node[name] for name in PER_NODE},
             )
@@ -231,7 +224,7 @@ class Table:
                 ]
             ),
             "spare_bytes": _spare_bytes(node, headroom_bytes),
-            "memory_bytes": sum(
+            "node_memory_bytes": sum(
                 [t.device.memory_bytes // max(t.sharers, 1) for t in node.devices if t.believed]
             ),
             "node_largest_device_bytes": max(believed_bytes, default=0),
@@ -330,8 +323,7 @@ def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
 
 
 def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
-    dtypes = {**PER_NODE, "memory_bytes": np.int64}
-    return {name: np.zeros(rows, dtype) for name, dtype in dtypes.items()}
+    return {name: np.zeros(rows, dtype) for name, dtype in PER_NODE.items()}
 
 
 def _ranks(names: Sequence[str]) -> NDArray[np.int32]:

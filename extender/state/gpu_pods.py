@@ -17,6 +17,7 @@ from extender.state.device_occupants import Phase, phase_of
 from extender.state.heartbeats import age
 from extender.state.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
 from extender.state.overuse import first_of_each_memory
+from extender.state.own_rows import own_rows
 
 
 class GpuPod(msgspec.Struct, frozen=True, gc=False):
@@ -270,7 +271,7 @@ def _on_node(
         for holder in terms.holders:
             held[holder.uid].append((terms.device, holder))
     uses: dict[str, list[PodUse]] = defaultdict(list)
-    for use in gpunode.status.pods if gpunode and gpunode.status else ():
+    for use in own_rows(cluster, gpunode):
         uses[use.uid].append(use)
     reservations = _reservations(cluster, node, gpunode)
     for uid, found in held.items():

@@ -16,6 +16,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
+from extender.state.own_rows import own_rows
 
 #: A pod counts as idle after this time, if it holds at least this much, unless a reader asks for
 #: other limits.
@@ -109,7 +110,7 @@ def on_node(
 ) -> Iterator[IdlePod]:
     """Yield each pod on each device of one node, idle or not, by its fresh report."""
     rows: dict[tuple[str, str], list[PodUse]] = defaultdict(list)
-    for use in gpunode.status.pods if gpunode.status else ():
+    for use in own_rows(cluster, gpunode):
         if use.uid:
             rows[use.uid, use.device].append(use)
     terms_of = {terms.device.uuid: terms for terms in devices}
@@ -125,12 +126,11 @@ def on_node(
         used_bytes = sum(known) if len(known) == len(uses) else None
         pod = cluster.pod(uid) or cluster.gpu_users.pods.get(uid)
         kind, owner = owner_of(pod)
-        known_as = reservation or (pod.metadata if pod else None)
         since = next(filter(None, [use.idle_since for use in uses]), "")
         replicas = sum([bool(use.replica) for use in uses])
         yield IdlePod(
-            namespace=uses[0].namespace or (known_as.namespace if known_as else ""),
-            name=uses[0].name or (known_as.name if known_as else ""),
+            namespace=uses[0].namespace,
+            name=uses[0].name,
             uid=uid,
             node=gpunode.name,
             device=uuid,

@@ -180,8 +180,8 @@ def test_memory_that_compute_instances_share_counts_once_in_sums() -> None:
     instances = [mig(f"MIG-{number}", 1) for number in range(3)]
     snap = build([weighed(*instances, mig("MIG-other", 2), name="n")])
     assert snap.node_headroom_bytes.tolist() == [20 * GIB - 1]  # thirds are rounded down
-    assert snap.largest_node_bytes == 20 * GIB - 1
-    assert Table.after(snap).snapshot().largest_node_bytes == 20 * GIB - 1
+    assert snap.node_memory_bytes.tolist() == [20 * GIB - 1]
+    assert Table.after(snap).snapshot().node_memory_bytes.tolist() == [20 * GIB - 1]
     found = market(snap, {})
     assert found is not None
     assert found.mean_bytes == pytest.approx(10 * GIB)

@@ -67,9 +67,9 @@ class TestPacking:
     def test_packing_is_the_fill_of_the_device_and_slightly_of_the_node(self) -> None:
         pair = weighed(shared("x"), shared("y"), name="pair")
         one = self.holding("one", 4)
-        # 16 of 24 GiB are left on a device; on the nodes 40 of 48, and 12 of 48.
+        # 16 and 12 of 24 GiB are left on a device; on the nodes 40 of 48, and 12 of 24.
         assert message("packing", pod("8Gi"), pair, one) == pytest.approx(
-            [1 - (4 * 16 / 24 + 40 / 48) / 5, 1 - (4 * 12 / 24 + 12 / 48) / 5], abs=1e-6
+            [1 - (4 * 16 / 24 + 40 / 48) / 5, 1 - (4 * 12 / 24 + 12 / 24) / 5], abs=1e-6
         )
 
     def test_spreading_is_the_opposite(self) -> None:
@@ -175,7 +175,9 @@ class TestSmallestDevice:
             weighed(device(name, memory_bytes=gib * GIB), name=name)
             for name, gib in (("large", 80), ("small", 40))
         )
-        assert message("smallest_device", pod("8Gi"), large, small) == [0, 0.5]
+        assert message("smallest_device", pod("8Gi"), large, small) == pytest.approx(
+            [24 / 104, 24 / 64], abs=1e-6
+        )
         assert always_wins("small", "8Gi", large, small)
         assert winner(pod("60Gi"), large, small) == "large"
 

@@ -86,8 +86,8 @@ class Changes(RuleBasedStateMachine):
         memory = np.maximum(snap.columns.memory_bytes, 0)
         headroom = np.maximum(snap.columns.headroom_bytes, 0) // sharers
         assert snap.node_headroom_bytes.tolist() == headroom.sum(axis=1).tolist()
-        assert snap.largest_device_bytes == max(1, memory.max(initial=0))
-        assert snap.largest_node_bytes == max(1, (memory // sharers).sum(axis=1).max(initial=0))
+        assert snap.node_largest_device_bytes.tolist() == memory.max(axis=1, initial=0).tolist()
+        assert snap.node_memory_bytes.tolist() == (memory // sharers).sum(axis=1).tolist()
 
 
 TestChanges = Changes.TestCase

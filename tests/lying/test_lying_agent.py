@@ -1,0 +1,356 @@
+"""An agent that lies in every field changes nothing about other nodes, for any consumer.
+
+Node b lies, nodes a and c are honest. Each consumer of reports must give the same result about a
+and c, and about the pods there, as if the agent of b were silent.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from contract.annotations import OBSERVED_AT
+from contract.errors import BadReport
+from contract.gpunode import ADOPTED, STARTING, GPUNode, GPUNodeStatus, Reservation
+from contract.gpunode_json import decode_gpunode
+from contract.heartbeat import Confirmation, encode_confirmation
+from contract.kube import Lease, ObjectMeta
+from extender.observability.fleet_metrics import FleetCollector
+from extender.observability.history_recorder import sample
+from extender.placement.fit import fit
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest
+from extender.placement.score import rank
+from extender.placement.snapshot import NodeTerms
+from extender.recommend.programs import Family, Program
+from extender.recorder.life_tracker import LifeTracker
+from extender.recorder.pod_facts import PodFacts
+from extender.state.changes import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
+from extender.state.node_whatif import rejection_beside
+from extender.state.overuse_decisions import latest_sample, overuse_evictions_on, overusing_pods
+from extender.state.pending_pods import Pending
+from extender.state.reconcile_queue import orphans, unreserved_pods
+from extender.state.starts import ended_starts
+from tests.builders import (
+    DISTRIBUTED,
+    GATE_IMAGE,
+    GIB,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+    status,
+    use,
+)
+from tests.console.asking import WALL_S, Asked
+from tests.lying.lies import CONFIRMATIONS, lies
+from tests.recording import RecordingState
+
+HONEST = ("a", "c")
+#: The moment of the reports, on the monotonic clock.
+NOW_S = 0.0
+BOUND_ON = {"bound": "a", "stray": "a", "starter": "a", "hog": "c", "neighbour": "c"}
+RULES = Rules(gate_image=GATE_IMAGE, evict_overuse=True, evict_misses=True)
+BEGAN = "2026-11-20T00:00:00+00:00"
+WAITING = pod("6Gi", uid="waiting", name="waiting", priority=5)
+
+
+@dataclass
+class World:
+    """Three nodes as an extender, a console and the recorder see them."""
+
+    asked: Asked
+    reports: dict[str, GPUNodeStatus]
+
+    @property
+    def state(self) -> RecordingState:
+        assert isinstance(self.asked.cluster, RecordingState)
+        return self.asked.cluster
+
+    @property
+    def terms(self) -> list[NodeTerms]:
+        snap = self.state.snapshot()
+        return [snap.nodes[snap.row_of[name]] for name in HONEST]
+
+
+def reserved(name: str, gpu: str, gib: int, **of: Any) -> Reservation:
+    return msgspec.structs.replace(reservation({gpu: gib * GIB}, name=name), since=BEGAN, **of)
+
+
+def honest_nodes() -> list[GPUNode]:
+    """On a are a pod with a reservation, one without, and one that starts alone; on c a pod takes
+    memory that its neighbour reserved."""
+
+    def row(uid: str, gpu: str, gib: int, **of: Any) -> Any:
+        measured = {"peak_bytes": gib * GIB, "started_at": BEGAN, **of}
+        return use(uid, gpu, gib * GIB, container="main", replica=f"{gpu}::{uid}", **measured)
+
+    a = gpunode(
+        shared("GPU-a-0", free=2, allocated=2, used_bytes=9 * GIB, model="NVIDIA L4"),
+        shared("GPU-a-1", free=3, allocated=1, used_bytes=3 * GIB, model="NVIDIA L4"),
+        name="a",
+        uid="gn-a",
+        reservations={
+            "bound": reserved("bound", "GPU-a-0", 8),
+            "starter": reserved(
+                "starter", "GPU-a-1", 4, phase=STARTING, start_timeout_s=10**6, attempt="x"
+            ),
+            "orphan": reserved("orphan", "GPU-a-1", 2),
+        },
+        pods=[row("bound", "GPU-a-0", 8), row("stray", "GPU-a-0", 1), row("starter", "GPU-a-1", 3)],
+        plugin=DISTRIBUTED,
+    )
+    c = gpunode(
+        shared(
+            "GPU-c-0", free=2, allocated=2, memory_bytes=80 * GIB, used_bytes=61 * GIB, model="A100"
+        ),
+        name="c",
+        uid="gn-c",
+        reservations={
+            "hog": reserved("hog", "GPU-c-0", 20, flags=[ADOPTED]),
+            "neighbour": reserved("neighbour", "GPU-c-0", 40),
+        },
+        pods=[row("hog", "GPU-c-0", 60), row("neighbour", "GPU-c-0", 1)],
+        plugin=DISTRIBUTED,
+    )
+    return [a, c]
+
+
+def world(lie: GPUNode, lease: Lease | None = None) -> World:
+    state = RecordingState(RULES, 90.0, WALL_S)
+    asked = Asked(cluster=state)
+    alone = {"headroom.gpu/startup": "alone"}
+    state.apply(
+        [
+            *(NodeSeen(kube_node(name)) for name in "abc"),
+            *(
+                PodSeen(
+                    pod(
+                        uid=uid,
+                        name=uid,
+                        node=node,
+                        phase="Running",
+                        annotations=alone if uid == "starter" else None,
+                    )
+                )
+                for uid, node in BOUND_ON.items()
+            ),
+            PodSeen(WAITING),
+            PodSeen(
+                pod(uid="liar-s-own", name="own", namespace="liars", node="b", phase="Running")
+            ),
+        ]
+    )
+    nodes = [*honest_nodes(), lie]
+    for each in nodes:
+        state.apply([GPUNodeSeen(each, NOW_S)])
+    if lease is not None:
+        state.apply([HeartbeatSeen(lease, NOW_S)])
+    return World(asked, {each.name: each.status for each in nodes if each.status})
+
+
+SILENT = gpunode(name="b", uid="gn-b")
+
+
+def decisions(of: World) -> Any:
+    """The terms of each honest node, and what controllers decide from them."""
+    state = of.state
+    nodes = [state.gpunode(name) for name in HONEST]
+    found = [each for each in nodes if each is not None]
+    return (
+        of.terms,
+        [each for each in state.take_outcomes() if each.node in HONEST],
+        [each.pod.metadata.uid for each in unreserved_pods(state, HONEST)],
+        list(orphans(state, 1e9, 60.0, HONEST)),
+        [state.misplaced(each, NOW_S) for each in found],
+        [latest_sample(state, each) for each in found],
+        [name in state.crowded for name in HONEST],
+        rejection_beside(state, state.understand(WAITING), "a", (), NOW_S),
+    )
+
+
+def starts(of: World) -> Any:
+    node = of.state.gpunode("a")
+    assert node is not None
+    return ended_starts(of.state, node, WALL_S)
+
+
+def evictions(of: World) -> Any:
+    nodes = [of.state.gpunode(name) for name in HONEST]
+    decided = [overuse_evictions_on(of.state, each, NOW_S) for each in nodes if each]
+    assert decided[1].selected.keys() == {"hog"}
+    return decided, [list(overusing_pods(of.state, each, NOW_S, False)) for each in of.terms]
+
+
+def scores(of: World) -> Any:
+    """The choice between the honest nodes, with every term."""
+    snap = of.state.snapshot()
+    request = of.state.understand(WAITING)
+    assert isinstance(request, VramRequest)
+    rows = snap.rows(list(HONEST))
+    verdicts = fit(request, snap, rows, NOW_S)
+    ranking = rank(verdicts, RULES.weights)
+    terms = {name: values.tolist() for name, values in ranking.terms.items()}
+    return verdicts.codes.tolist(), ranking.scores.tolist(), ranking.winner, terms
+
+
+def metrics(of: World) -> Any:
+    """The series with a label of an honest node or of its pods."""
+    collector = FleetCollector(of.state, of.state.snapshot, Pending, 100, 90.0)
+    labels = {*HONEST, *BOUND_ON, "GPU-a-0", "GPU-a-1", "GPU-c-0"}
+    return sorted(
+        (each.name, sorted(each.labels.items()), each.value)
+        for family in collector.collect()
+        for each in family.samples
+        if not labels.isdisjoint(each.labels.values())
+        and each.labels.get("node") != "b"
+        and not each.name.endswith("_age_seconds")
+    )
+
+
+def history(of: World) -> Any:
+    return [sample(each, of.reports[each.name]) for each in of.terms]
+
+
+def profiles(of: World) -> Any:
+    """The lives from which VRAMProfiles are made."""
+    facts = {
+        uid: PodFacts("default", uid, "", None, {"main": Program("p", Family.UNKNOWN)}, node=node)
+        for uid, node in BOUND_ON.items()
+    }
+    tracker = LifeTracker()
+    ended = tracker.follow(of.reports, facts, {}, WALL_S)
+    of_b = {name: each for name, each in of.reports.items() if name not in HONEST}
+    ended += tracker.follow(of_b, {}, facts, WALL_S + 60)
+    assert len(ended) == len(BOUND_ON)
+    return ended
+
+
+PATHS = (
+    "/v1/nodes",
+    "/v1/nodes/a",
+    "/v1/nodes/c/devices/GPU-c-0",
+    "/v1/pods",
+    "/v1/drift",
+    "/v1/teams",
+    "/v1/idle",
+    *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
+)
+#: Fields that differ between any two answers, or that are sums of all nodes.
+OF_ALL = {
+    *("generatedAt", "snapshot_generation", "generation", "totals", "total", "nodes_by_state"),
+    *("sums", "devices_without_sm_activity", "matching", "overcommitted_bytes"),
+}
+
+
+def views(of: World) -> Any:
+    """The bodies of the debug API, without node b, its pods, and sums over all nodes."""
+    return {path: without_b(json.loads(of.asked.get(path).text)) for path in PATHS}
+
+
+def without_b(body: Any) -> Any:
+    if isinstance(body, dict):
+        return {key: without_b(value) for key, value in body.items() if key not in OF_ALL}
+    if isinstance(body, list):
+        return [without_b(each) for each in body if not is_of_b(each)]
+    return body
+
+
+def is_of_b(body: Any) -> bool:
+    if not isinstance(body, dict):
+        return body == "b"
+    is_unknown = body.get("namespace") == ""  # a pod that the API server does not know
+    return is_unknown or "b" in (body.get("node"), body.get("name")) or "liars" in body.values()
+
+
+CONSUMERS: dict[str, Callable[[World], Any]] = {
+    "decisions": decisions,
+    "starts": starts,
+    "evictions": evictions,
+    "scores": scores,
+    "metrics": metrics,
+    "history": history,
+    "profiles": profiles,
+}
+#: Each takes a second.
+SLOW_CONSUMERS: dict[str, Callable[[World], Any]] = {"views": views}
+#: All pods of the honest nodes, on a device that is larger than any.
+ABSURD = status(
+    shared("GPU-a-0", memory_bytes=1 << 44, used_bytes=1 << 43, model="NVIDIA L4"),
+    pods=[
+        use(
+            uid,
+            "GPU-a-0",
+            1 << 40,
+            container="main",
+            peak_bytes=1 << 44,
+            started_at=BEGAN,
+            settled_at=BEGAN,
+            replica=f"GPU-a-0::{uid}",
+        )
+        for uid in BOUND_ON
+    ],
+    plugin=DISTRIBUTED,
+)
+
+
+def results(consumers: Mapping[str, Callable[[World], Any]], of: World) -> dict[str, Any]:
+    return {name: consumer(of) for name, consumer in consumers.items()}
+
+
+@pytest.fixture(scope="module")
+def silence() -> dict[str, Any]:
+    """Return the results while the agent of b is silent."""
+    return results(CONSUMERS | SLOW_CONSUMERS, world(SILENT))
+
+
+def told(report: GPUNodeStatus, confirmation: Confirmation | None) -> World | None:
+    """Return the world in which b reports this; None if the report cannot be read at all."""
+    try:
+        lie = decode_gpunode(msgspec.json.encode(msgspec.structs.replace(SILENT, status=report)))
+    except BadReport:
+        return None
+    if confirmation is None:
+        return world(lie)
+    annotations = {OBSERVED_AT: encode_confirmation(confirmation)}
+    return world(lie, Lease(metadata=ObjectMeta(name="b", annotations=annotations)))
+
+
+@settings(max_examples=100)
+@given(lies(), st.none() | CONFIRMATIONS)
+@example(ABSURD, None)
+def test_an_agent_that_lies_in_every_field_changes_nothing_about_other_nodes(
+    silence: dict[str, Any], report: GPUNodeStatus, confirmation: Confirmation | None
+) -> None:
+    if (lied := told(report, confirmation)) is not None:
+        found = results(CONSUMERS, lied)
+        assert found == {name: silence[name] for name in CONSUMERS}
+
+
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@given(lies(), st.none() | CONFIRMATIONS)
+@example(ABSURD, None)
+def test_nor_do_the_views_of_the_console_change(
+    silence: dict[str, Any], report: GPUNodeStatus, confirmation: Confirmation | None
+) -> None:
+    if (lied := told(report, confirmation)) is not None:
+        found = results(SLOW_CONSUMERS, lied)
+        assert found == {name: silence[name] for name in SLOW_CONSUMERS}
+
+
+def test_its_own_node_it_does_change() -> None:
+    """Otherwise the test above would prove nothing: figures of b follow the report of b."""
+    seen = []
+    for pods in ([], [use("bound", "GPU-b-0", 20 * GIB)]):
+        lie = gpunode(shared("GPU-b-0"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
+        snap = world(lie).state.snapshot()
+        (device,) = snap.nodes[snap.row_of["b"]].devices
+        seen.append(device.free_bytes)
+    own = 8 * GIB
+    assert seen == [24 * GIB - own, 24 * GIB - own - 20 * GIB]
