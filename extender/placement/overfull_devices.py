@@ -8,8 +8,8 @@ that was not predicted, or unattributed use may have appeared. Then a device can
 
 The agent lets no gated pod start on a device that is overfull, unhealthy or closed by its compute
 mode, nor on a cordoned one on which Headroom did not place it. Pods that have not started can be
-evicted: the newest first, and only as many as necessary. Terminating pods count as gone. A pod
-marked for eviction stays marked until it is gone.
+evicted: first those that were bound without Headroom, then the newest, and only as many as
+necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it is gone.
 
 A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
 only while it keeps no pod of another namespace from starting or from its memory: the pod's author
@@ -41,6 +41,8 @@ class Idle:
     replaced: bool
     #: Whether the ledger already marks it for eviction.
     marked: bool
+    #: Whether Headroom granted its reservation. A pod that was bound without it is evicted first.
+    granted: bool = True
     #: UUIDs of the devices on which it may start although they are cordoned.
     placed_on: frozenset[str] = frozenset()
 
@@ -121,10 +123,11 @@ def _harms_others(
     )
 
 
-def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, str, str]:
-    """Return a sort key; the largest is evicted first: marked pods, then the newest pod."""
+def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, bool, str, str]:
+    """Return a sort key; the largest is evicted first: marked pods, then pods that were bound
+    without Headroom, then the newest pod."""
     pod = idle.get(holder.uid)
-    return (pod.marked, pod.since, holder.uid) if pod else (False, "", "")
+    return (pod.marked, not pod.granted, pod.since, holder.uid) if pod else (False, False, "", "")
 
 
 def _observed_holders(terms: DeviceTerms) -> list[Holder]:

@@ -110,6 +110,7 @@ def idle_on(
                 gated=gated,
                 replaced=any(owner.controller for owner in owners),
                 marked=EVICTED in reservation.flags,
+                granted=ADOPTED not in reservation.flags,
                 placed_on=frozenset(
                     uuid
                     for charge in reservation.charges
@@ -123,10 +124,13 @@ def idle_on(
 def _is_new(
     pod: Pod, reservation: Reservation, status: GPUNodeStatus | None, wall_s: float
 ) -> bool:
-    """Return whether Headroom placed the pod recently and it is known to use no memory."""
-    since_s = age(reservation.since, wall_s)
+    """Return whether the pod was bound recently and is known to use no memory."""
+    stamps = [reservation.since]
+    if ADOPTED in reservation.flags:  # it may be much older than its reservation
+        stamps.append(pod.metadata.creation_timestamp or "")
+    ages_s = [age(stamp, wall_s) for stamp in stamps]
     # The time can be in the future if the replica that wrote it had a clock that was ahead.
-    if has_gate(pod) or ADOPTED in reservation.flags or since_s is None or abs(since_s) > NEW_FOR_S:
+    if has_gate(pod) or any(each is None or abs(each) > NEW_FOR_S for each in ages_s):
         return False
     used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
     return bool(used) and all(figure == 0 for figure in used)

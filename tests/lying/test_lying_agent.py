@@ -235,11 +235,14 @@ def profiles(of: World) -> Any:
 PATHS = (
     "/v1/nodes",
     "/v1/nodes/a",
+    "/v1/nodes/a/devices/GPU-a-0",
     "/v1/nodes/c/devices/GPU-c-0",
     "/v1/pods",
     "/v1/drift",
     "/v1/teams",
     "/v1/idle",
+    "/v1/score?pod=default/waiting",
+    "/v1/costs",
     *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
 )
 #: Fields that differ between any two answers, or that are sums of all nodes.

@@ -113,6 +113,13 @@ def test_a_new_pod_without_a_controller_is_not_evicted_and_blocks_no_pod() -> No
     assert found({"p": newcomer(replaced=False)}, {"p": 16, "q": 9}) == NOBODY
 
 
+def test_a_pod_that_was_bound_without_headroom_leaves_before_a_newer_one() -> None:
+    idle = {"p": waiting("1", granted=False), "q": waiting("2")}
+    assert found(idle, {"p": 16, "q": 9}) == leave("p")
+    fresh = {"p": newcomer("1", granted=False), "q": newcomer("2")}
+    assert found(fresh, {"p": 16, "q": 9}) == leave("p")
+
+
 class TestPodWithoutAController:
     """Its author decides that it has none, so that decides about pods of its own namespace only."""
 

@@ -1,6 +1,12 @@
 """For how long a node takes no pods that had to send one away."""
 
-from extender.state.eviction_candidates import BackOffs
+import msgspec
+import pytest
+
+from contract.gpunode import ADOPTED
+from extender.placement.policy import Rules
+from extender.state.eviction_candidates import BackOffs, idle_on
+from tests.builders import GIB, STAMP, gpunode, pod, reservation, shared, use
 
 FIRST_S = 10.0
 FORGOTTEN_S = 900.0
@@ -54,3 +60,28 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
     assert not backs.marks("n")
     backs.note("n", {"p"}, 1.0)
     assert backs.over(1.0 + FIRST_S) == ["n"]
+
+
+WALL_S = 1_795_219_200.0
+OLD = "2026-11-20T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("since", "created", "flags", "is_new"),
+    [
+        pytest.param(STAMP, OLD, [], True, id="just placed"),
+        pytest.param(OLD, STAMP, [], False, id="placed long ago"),
+        pytest.param(STAMP, STAMP, [ADOPTED], True, id="just bound without Headroom"),
+        pytest.param(STAMP, OLD, [ADOPTED], False, id="bound without Headroom long ago"),
+        pytest.param(STAMP, None, [ADOPTED], False, id="bound without Headroom, of unknown age"),
+    ],
+)
+def test_a_new_pod_without_use_may_be_evicted_whoever_bound_it(
+    since: str, created: str | None, flags: list[str], is_new: bool
+) -> None:
+    held = msgspec.structs.replace(reservation({"a": GIB}), since=since, flags=flags)
+    node = gpunode(shared("a", allocated=1), reservations={"p": held}, pods=[use("p", "a")])
+    there = pod(uid="p", node="n", phase="Running", created=created)
+    found = idle_on(node, [there], WALL_S, Rules(evict_misses=True))
+    assert found.keys() == ({"p"} if is_new else set())
+    assert all(each.granted is (not flags) for each in found.values())
