@@ -4,6 +4,7 @@ Absent and null mean the same in the API, so every field except the metadata of 
 has a default, and lists may be null. The decoder skips unknown fields without building objects.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -20,12 +21,29 @@ class KubeStruct(
     """Base of all decoded objects: trees without cycles, which the garbage collector can skip."""
 
 
+#: Maximum length of an object's name.
+MAX_NAME = 253
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+_API_VERSION = re.compile(r"(([-a-z0-9.]{1,253}/)?[-a-z0-9]{1,63})?")
+
+
 class OwnerReference(KubeStruct, frozen=True):
     api_version: str = ""
     kind: str = ""
     name: str = ""
     uid: str = ""
     controller: bool | None = None
+
+    @property
+    def can_exist(self) -> bool:
+        """Return whether an object can have this kind, name and API version."""
+        return (
+            _KIND.fullmatch(self.kind) is not None
+            and _SUBDOMAIN.fullmatch(self.name) is not None
+            and len(self.name) <= MAX_NAME
+            and _API_VERSION.fullmatch(self.api_version) is not None
+        )
 
 
 class ObjectMeta(KubeStruct, frozen=True):
@@ -44,6 +62,17 @@ class ObjectMeta(KubeStruct, frozen=True):
     finalizers: list[str] | None = None
     deletion_timestamp: str | None = None
     creation_timestamp: str | None = None
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """Return the owner that is the controller; None without one.
+
+        The API server accepts any text in an owner reference. A reference whose kind or name no
+        object can have is none.
+        """
+        owners = self.owner_references or ()
+        found = next((owner for owner in owners if owner.controller), None)
+        return found if found is not None and found.can_exist else None
 
 
 class ResourceRequirements(KubeStruct, frozen=True):

@@ -5,6 +5,11 @@ characters in them can rewrite a terminal, and direction marks can change the or
 reads.
 """
 
+import json
+import re
+
+_NOT_ASCII = re.compile("[^\\x00-\\x7e]")
+
 
 def printable(text: str) -> str:
     """Return the text with "?" for each character that cannot be printed.
@@ -20,3 +25,20 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return the text with "?" for each character that cannot be printed, except for newlines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def printable_json(text: str) -> str:
+    """Return JSON with escapes for characters that cannot be printed, so that its data is the same.
+
+    JSON already escapes control characters up to U+001F.
+    """
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _NOT_ASCII.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
+        return character
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]

@@ -12,7 +12,7 @@ import msgspec
 
 from contract.errors import BadReport
 from contract.gpunode import GROUP, VERSION
-from contract.kube import KubeStruct, ObjectMeta
+from contract.kube import MAX_NAME, KubeStruct, ObjectMeta
 
 PROFILE_PLURAL = "vramprofiles"
 PROFILE_KIND = "VRAMProfile"
@@ -22,8 +22,6 @@ API_VERSION = f"{GROUP}/{VERSION}"
 MAX_CONTROLLERS = 4
 #: 10000-01-01T00:00:00Z, the first time that RFC 3339 cannot express.
 _YEAR_10000_S = 253_402_300_800
-#: Maximum length of an object's name in Kubernetes.
-_MAX_NAME = 253
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9-]+")
 
 
@@ -112,10 +110,10 @@ def profile_name(owner: ProfileOwner) -> str:
     group = owner.api_version.partition("/")[0] if "/" in owner.api_version else ""
     plain = f"{owner.kind.lower()}-{owner.name}"
     shaped = _NOT_IN_NAMES.sub("-", plain).strip("-")
-    if shaped == plain and len(plain) <= _MAX_NAME and group in ("", "apps", "batch"):
+    if shaped == plain and len(plain) <= MAX_NAME and group in ("", "apps", "batch"):
         return plain
     digest = sha256(f"{group}/{owner.kind}/{owner.name}".encode()).hexdigest()[:8]
-    return f"{shaped[: _MAX_NAME - 9].rstrip('-')}-{digest}"
+    return f"{shaped[: MAX_NAME - 9].rstrip('-')}-{digest}"
 
 
 def stamp(time_s: float) -> str:

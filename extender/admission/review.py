@@ -13,6 +13,7 @@ import msgspec
 
 from contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodSpec
 from contract.pod_limits import sized
+from contract.printable import printable
 from extender.admission.automatic import requests_auto
 from extender.admission.context import AdmissionContext
 from extender.admission.mutation import Mutated, mutate, mutate_template
@@ -167,7 +168,7 @@ def answer_validated(request: Request, validated: Validated) -> bytes:
     if validated.rejection:
         # The API server's own status for invalid fields.
         response["status"] = {
-            "message": f"Headroom: {validated.rejection[:_MAX_REJECTION_CHARS]}",
+            "message": f"Headroom: {printable(validated.rejection)[:_MAX_REJECTION_CHARS]}",
             "reason": "Invalid",
             "code": 422,
         }
@@ -175,7 +176,7 @@ def answer_validated(request: Request, validated: Validated) -> bytes:
 
 
 def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str]) -> bytes:
-    texts = [_truncated(f"Headroom: {each}") for each in warnings][:MAX_WARNINGS]
+    texts = [_truncated(f"Headroom: {printable(each)}") for each in warnings][:MAX_WARNINGS]
     if texts:
         response["warnings"] = texts
     review = {"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": request.uid, **response}}

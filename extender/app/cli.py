@@ -13,6 +13,7 @@ import structlog
 import typer
 import uvloop
 
+from contract.printable import printable, printable_json
 from extender.certs.commands import certs, copy_certs
 from extender.config.loading import check_settings, load_settings
 from extender.config.reload import Origin
@@ -225,7 +226,7 @@ def _started(given: Mapping[str, Any]) -> Iterator[tuple[Settings, Origin]]:
             typer.echo(f"headroom: {line}", err=True)
         raise typer.Exit(2) from err
     except OSError as err:
-        typer.echo(f"headroom: {err}", err=True)
+        typer.echo(printable(f"headroom: {err}"), err=True)
         raise typer.Exit(1) from err
 
 
@@ -267,12 +268,13 @@ def convert(
         options = Options(unit_bytes, scheduler_name, to is ConvertTo.DRA)
         result = converted(file.read(), options)
     except (BadManifest, UnicodeDecodeError) as err:
-        typer.echo(f"headroom: {file.name}: {err}", err=True)
+        typer.echo(printable(f"headroom: {file.name}: {err}"), err=True)
         raise typer.Exit(2) from err
     typer.echo(result.text, nl=False)
     for found in result.findings:
         at = file.name if found.line is None else f"{file.name}:{found.line}"
-        typer.echo(f"{at}: {found.where}: {found.outcome.value}: {found.message}", err=True)
+        text = f"{at}: {found.where}: {found.outcome.value}: {found.message}"
+        typer.echo(printable(text), err=True)
     if not result.complete:
         raise typer.Exit(1)
 
@@ -328,7 +330,7 @@ def overlays(
                 )
         documents = "---\n".join(karpenter.overlays(found, nodepool))
     except (BadSettings, NotSynced, UnicodeDecodeError) as err:
-        typer.echo(f"headroom: {err}", err=True)
+        typer.echo(printable(f"headroom: {err}"), err=True)
         raise typer.Exit(2) from err
     typer.echo(documents, nl=False)
 
@@ -359,7 +361,7 @@ def check(
     """
     _, problems = check_settings(file, {}, {})
     for problem in problems:
-        typer.echo(str(problem), err=True)
+        typer.echo(printable(str(problem)), err=True)
     if problems:
         raise typer.Exit(2)
     typer.echo(f"{file}: valid")
@@ -387,12 +389,12 @@ def replay(
     try:
         for found in replaying.replay(replaying.load(file), pod, vram):
             if as_json:
-                typer.echo(msgspec.json.encode(found).decode())
+                typer.echo(printable_json(msgspec.json.encode(found).decode()))
                 continue
             nodes = counted(len(found.verdicts), "node")
             typer.echo(f"{found.pod}: fits on {found.fits} of {nodes}; digest {found.digest}")
             for line in found.lines:
-                typer.echo(f"  {line}")
+                typer.echo(printable(f"  {line}"))
     except (BadSettings, OSError) as err:
-        typer.echo(f"headroom: {err}", err=True)
+        typer.echo(printable(f"headroom: {err}"), err=True)
         raise typer.Exit(2) from err

@@ -15,6 +15,7 @@ from datetime import datetime
 
 from kubernetes import client
 
+from contract.commands import command
 from extender.certs.pki import (
     Pair,
     Terms,
@@ -136,7 +137,7 @@ class Certificates:
 
     def _ends_soon(self, each: Wanted, authority: Pair) -> str:
         until = f"{ends_at(authority.cert):%Y-%m-%dT%H:%M:%SZ}"
-        kubectl = f"kubectl -n {self._namespace}"
+        kubectl = command("kubectl", "-n", self._namespace)
         return (
             f"{each.purpose} CA: expires at {until}, and the certificate in Secret {each.secret} "
             "cannot be renewed beyond that. Replace the CAs at a time when GPU pods may wait for "

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import BaseModel
 
+from contract.commands import command
 from contract.device_names import noun
 from contract.reasons import Reason
 from extender.console.decisions import unread_extenders
@@ -16,18 +17,27 @@ from extender.placement.snapshot import Snapshot
 #: Maximum number of nodes named in one entry.
 MOST_NAMED = 3
 
-_AGENT = "kubectl -n headroom-system get pods -o wide --field-selector spec.nodeName={node}"
-_DESCRIBE = "kubectl describe node {node}"
-#: Reason -> the command that shows more; {node} is the first of the nodes.
-_COMMANDS = {
-    Reason.NO_REPORT: _AGENT,
-    Reason.LABELS_INCOMPLETE: _AGENT,
-    Reason.STALE_REPORT: _AGENT,
-    Reason.BAD_NODE_ANNOTATION: _DESCRIBE,
-    Reason.MIG_FAILED: _DESCRIBE,
-    Reason.MIG_INVALID: _DESCRIBE,
-}
 _USUAL = "kubectl headroom doctor"
+
+
+def _agent(node: str) -> str:
+    selector = "--field-selector", f"spec.nodeName={node}"
+    return command("kubectl", "-n", "headroom-system", "get", "pods", "-o", "wide", *selector)
+
+
+def _describe(node: str) -> str:
+    return command("kubectl", "describe", "node", node)
+
+
+#: Reason -> returns the command that shows more of the first of the nodes.
+_COMMANDS = {
+    Reason.NO_REPORT: _agent,
+    Reason.LABELS_INCOMPLETE: _agent,
+    Reason.STALE_REPORT: _agent,
+    Reason.BAD_NODE_ANNOTATION: _describe,
+    Reason.MIG_FAILED: _describe,
+    Reason.MIG_INVALID: _describe,
+}
 _LOG = "kubectl -n headroom-system logs -l app.kubernetes.io/component=console --tail 20"
 #: Reasons that end by themselves within minutes.
 _PASSING = {Reason.NOT_INITIALISED, Reason.EVICTED_RECENTLY, Reason.MIG_CHANGING}
@@ -85,7 +95,7 @@ def _nodes(context: Context, snap: Snapshot) -> Iterator[BrokenView]:
         yield BrokenView(
             kind="nodes",
             message=f"{counted(len(names), 'node')}: {reason.sentence} ({named})",
-            fix=_COMMANDS.get(reason, _USUAL).format(node=names[0]),
+            fix=_COMMANDS[reason](names[0]) if reason in _COMMANDS else _USUAL,
             node=names[0],
         )
 
@@ -101,7 +111,8 @@ def _devices(snap: Snapshot) -> Iterator[BrokenView]:
             device = terms.device
             which = device.index if device.index >= 0 else device.uuid
             state = "is unhealthy"
-            fix = f"kubectl headroom cordon {node.name} {which} --evict, then reset or replace it"
+            cordon = command("kubectl", "headroom", "cordon", node.name, str(which), "--evict")
+            fix = f"{cordon}, then reset or replace it"
             if terms.unhealthy is Reason.COMPUTE_MODE:
                 state, fix = "takes no pods", f"on the node: {mode_command(device)}"
             yield BrokenView(

@@ -15,6 +15,7 @@ from extender.console.view_context import Context, InContext, Newest
 from extender.placement.request import VramRequest
 from extender.state.defrag import MOST_FOR_A_POD, Advice, Effort, for_node, for_pod
 from extender.state.eligible_nodes import AMOUNTS, eligibility_key, not_modeled
+from extender.state.idle_pods import owner_of
 from extender.state.movable_pods import Move, Movers, Stays
 from extender.state.nominations import priority
 from extender.state.pod_requests import exceeded
@@ -273,13 +274,13 @@ def _view(
 
 def _move_view(move: Move, places: int) -> DefragMoveView:
     pod = move.pod
-    owner = next(o for o in pod.metadata.owner_references or () if o.controller)
+    kind, owner = owner_of(pod)
     return DefragMoveView(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
         uid=pod.metadata.uid,
-        owner_kind=owner.kind,
-        owner_name=owner.name,
+        owner_kind=kind,
+        owner_name=owner,
         priority=priority(pod),
         reserved_bytes=move.reserved_bytes,
         places=len(move.places),

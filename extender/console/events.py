@@ -11,6 +11,7 @@ from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
+from contract.printable import printable_json
 from extender.console.decisions import AskedSince, moment_s
 from extender.console.responses import Body, listed, stamp
 from extender.console.view_context import InContext, Newest
@@ -191,7 +192,8 @@ def _view(feed_event: FeedEvent, replica: str) -> EventView:
 
 
 def _as_sse(view: EventView) -> bytes:
-    return f"id: {view.id}\nevent: {view.kind}\ndata: {view.model_dump_json()}\n\n".encode()
+    data = printable_json(view.model_dump_json())
+    return f"id: {view.id}\nevent: {view.kind}\ndata: {data}\n\n".encode()
 
 
 def _number(last: str | None, replica: str) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
+from contract.printable import printable_json
 from extender.console.responses import AcceptEncoding, Body, compressed
 from extender.console.risks import risk_levels
 from extender.console.view_context import Context, InContext, Newest
@@ -129,7 +130,7 @@ def _answer(
         "risk": [levels.get(each.device.uuid, 0) for each in devices],
         **_flagged(context, snap),
     }
-    return compressed(msgspec.json.encode(body), encoding)
+    return compressed(printable_json(msgspec.json.encode(body).decode()).encode(), encoding)
 
 
 class _Names:

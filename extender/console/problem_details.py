@@ -27,6 +27,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contract.printable import printable_json
+
 log = structlog.get_logger()
 #: Headers of every answer: the name of the replica, and its mode (enforce or observe). A 304 has
 #: them too, because browsers keep the last value of a header otherwise.
@@ -76,7 +78,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
         status=status,
         detail=detail,
     )
-    return Response(body.model_dump_json(), status, headers, PROBLEM_JSON)
+    return Response(printable_json(body.model_dump_json()), status, headers, PROBLEM_JSON)
 
 
 def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:

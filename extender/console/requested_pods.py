@@ -9,6 +9,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.annotations import POLICY, VRAM
+from contract.commands import command
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements, Toleration
 from extender.console.pending import not_tried
 from extender.console.view_context import Context
@@ -122,8 +123,8 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
             404,
             f"pod {namespace}/{name} is not known: Headroom watches only pods that request "
             f"{', '.join(context.cluster.rules.resources)}. If it does not exist, the API "
-            "server may have rejected it, for example by a ResourceQuota: kubectl -n "
-            f"{namespace} get events",
+            "server may have rejected it, for example by a ResourceQuota: "
+            + command("kubectl", "-n", namespace, "get", "events"),
         )
     return pod
 

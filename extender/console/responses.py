@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from contract.printable import printable_json
 from contract.reasons import Reason
 from extender.placement.request import ContainerAsk
 from extender.state.eligible_nodes import Obstacle
@@ -167,7 +168,12 @@ def unchanged(tag: str) -> Response:
 
 
 def encoded(body: BaseModel, tag: str | None = None) -> Response:
-    return Response(body.model_dump_json(by_alias=True), media_type=JSON, headers=_headers(tag))
+    return Response(as_json(body), media_type=JSON, headers=_headers(tag))
+
+
+def as_json(body: BaseModel) -> str:
+    """Return the body as JSON, with escapes for characters that cannot be printed."""
+    return printable_json(body.model_dump_json(by_alias=True))
 
 
 def compressed(body: bytes, accepted: str | None) -> Response:
@@ -223,11 +229,11 @@ def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterator[bytes]:
     """Yield the JSON of the body with the views in its empty list ``name``."""
-    before, _, after = body.model_dump_json(by_alias=True).partition(f'"{name}":[]')
+    before, _, after = as_json(body).partition(f'"{name}":[]')
     yield f'{before}"{name}":['.encode()
     between = ""
     for view in views:
-        yield (between + view.model_dump_json(by_alias=True)).encode()
+        yield (between + as_json(view)).encode()
         between = ","
     yield f"]{after}".encode()
 

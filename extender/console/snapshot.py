@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from contract.printable import printable_json
 from extender.console.responses import JSON, stamp, streamed
 from extender.console.view_context import InContext, Newest
 from extender.state.dump import FORMAT, Head, decided, facts, pods, settled
@@ -14,7 +15,7 @@ from extender.state.redaction import Redaction
 
 #: Maximum number of decisions in a dump, the latest ones.
 MOST_DECISIONS = 100
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 Redact = Annotated[
     bool,
@@ -64,13 +65,17 @@ def _parts(
     yield b"{"
     between = b"\n"
     for name, one in objects.items():
-        yield b'%b"%b": %b' % (between, name.encode(), _encode(one))
+        yield b'%b"%b": %b' % (between, name.encode(), _encoded(one))
         between = b",\n"
     for name, items in lists.items():
         yield b',\n"%b": [' % name.encode()
         between = b"\n"
         for item in items:
-            yield between + _encode(item)
+            yield between + _encoded(item)
             between = b",\n"
         yield b"]"
     yield b"\n}\n"
+
+
+def _encoded(item: object) -> bytes:
+    return printable_json(_encoder.encode(item).decode()).encode()

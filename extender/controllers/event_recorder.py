@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from contract.keys import DECISION
+from contract.printable import printable
 from extender.bounded import Bounded
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import Telemetry
@@ -105,7 +106,7 @@ class KubeEvents:
             "involvedObject": regarding,
             "type": "Warning",
             "reason": notice.reason,
-            "message": notice.message[:_MESSAGE_CHARS],
+            "message": printable(notice.message)[:_MESSAGE_CHARS],
             "source": {"component": COMPONENT},
             "firstTimestamp": now,
             "lastTimestamp": now,

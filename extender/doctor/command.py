@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from contract.printable import printable, printable_json, printable_lines
+
 if TYPE_CHECKING:
     from contract.kube import Node
     from extender.config.settings import Settings
@@ -91,14 +93,14 @@ def doctor(
         typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err
     except (BadSettings, NotSynced) as err:
-        typer.echo(f"headroom: {err}", err=True)
+        typer.echo(printable(f"headroom: {err}"), err=True)
         raise typer.Exit(2) from err
     found = warnings_first(found)
     if output:
         typer.echo(_dump(found, output), nl=False)
     else:
         for finding in found:
-            typer.echo(line(finding))
+            typer.echo(printable(line(finding)))
     if not found:
         typer.echo("headroom: no findings", err=True)
     if any(finding.weight is Weight.WARNING for finding in found):
@@ -151,13 +153,15 @@ def _recent(
         why = str(err)
     except (KeyError, TypeError, ValueError) as err:
         why = f"the console's answer cannot be read: {err!r}"
-    typer.echo(f"headroom: advice on replicas counts only pods that exist now: {why}", err=True)
+    typer.echo(
+        f"headroom: advice on replicas counts only pods that exist now: {printable(why)}", err=True
+    )
     return NO_RECENT
 
 
 def _print_plugin_config(text: str) -> None:
     if text:
-        typer.echo(text, nl=False)
+        typer.echo(printable_lines(text), nl=False)
     else:
         typer.echo(
             "headroom: no node needs other replicas, or fewer than 5 GPU containers of each "
@@ -192,7 +196,8 @@ def _nodes(
 
 def _dump(found: "Sequence[Finding]", output: Output) -> str:
     import msgspec
+    import yaml
 
-    encode = msgspec.json.encode if output is Output.JSON else msgspec.yaml.encode
-    text = encode(found).decode()
-    return text if text.endswith("\n") else f"{text}\n"
+    if output is Output.JSON:
+        return f"{printable_json(msgspec.json.encode(found).decode())}\n"
+    return yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False)

@@ -8,6 +8,7 @@ components by their pods' labels, readiness and image tags.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from contract.commands import command
 from contract.kube import Node
 from contract.vramprofile import VRAMProfile
 from extender.config.settings import Settings
@@ -129,7 +130,8 @@ def _operator(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
             (
                 weight,
                 f"the GPU Operator's {first.app} {problem}: {first.impact}{after}",
-                f"run: kubectl -n {namespace} describe pods -l app={first.app}",
+                "run: "
+                + command("kubectl", "-n", namespace, "describe", "pods", "-l", f"app={first.app}"),
             ),
         )
 
@@ -240,14 +242,14 @@ def _recorder(environment: Environment) -> Iterator[Finding]:
         return
     namespace = by_component["extender"][0].metadata.namespace
     names = (f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in recorders)
+    which = "-l", "app.kubernetes.io/component=recorder"
     problem = "is ready" if recorders else "exists"
     yield Finding(
         Weight.ADVICE,
         tuple(sorted(names)),
         f"no pod of the recorder {problem}: lives of containers that end now are not recorded, so "
         "recommended requests become out of date",
-        f"run: kubectl -n {namespace} describe deployment,pods "
-        "-l app.kubernetes.io/component=recorder",
+        "run: " + command("kubectl", "-n", namespace, "describe", "deployment,pods", *which),
     )
 
 

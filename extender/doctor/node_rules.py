@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from contract.annotations import CORDON, DEVICE_CHOICE, DeviceChoice, parse_cordon
+from contract.commands import command
 from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
 from contract.kube import Pod
 from contract.reasons import Reason
@@ -175,8 +176,8 @@ def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
         yield (
             Weight.WARNING,
             f"annotation {CORDON} names {', '.join(unknown)}, which is no GPU of the node",
-            f"kubectl headroom uncordon NAME {unknown[0]}; kubectl headroom top gpu lists the GPUs "
-            "of the node",
+            f"{command('kubectl', 'headroom', 'uncordon', 'NAME', unknown[0])}; "
+            "kubectl headroom top gpu lists the GPUs of the node",
         )
     closing = [
         each.device.uuid for each in facts.node.devices if each.cordoned and reach(each) == 1
@@ -187,7 +188,7 @@ def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
             f"GPU {closing[0]} is cordoned and the device plugin's next choice, so the other GPUs "
             "take no pods of its resource either",
             f"let Headroom choose the GPU: kubectl annotate node NAME {DEVICE_CHOICE}=steered, or "
-            f"uncordon it: kubectl headroom uncordon NAME {closing[0]}",
+            f"uncordon it: {command('kubectl', 'headroom', 'uncordon', 'NAME', closing[0])}",
         )
 
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from contract.annotations import VRAM_REQUESTED, Bytes
+from contract.commands import command
 from contract.kube import Pod
 from contract.quantity import gib
 from contract.vramprofile import VRAMProfile
@@ -62,8 +63,8 @@ def examine_recommendations(
             tuple(sorted(owners, key=lambda owner: (-owners[owner], owner))),
             "the pods request at least twice what past lives needed: "
             f"{gib(sum(owners.values()))} more than recommended",
-            f"kubectl headroom recommend -n {namespace} -o patch prints the commands that lower "
-            "the requests",
+            command("kubectl", "headroom", "recommend", "-n", namespace, "-o", "patch")
+            + " prints the commands that lower the requests",
         )
 
 

@@ -17,6 +17,7 @@ from math import ceil
 from zlib import crc32
 
 from contract.annotations import PPM, VRAM, Amount, Bytes, Share
+from contract.commands import command, commented
 from extender.doctor.findings import PartialFinding, Weight
 from extender.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, Typical, rounded
 
@@ -186,7 +187,8 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
     for counts, names in names_of.items():
         lines += [f"  # {reason}." for reason in sorted(reasons[counts])]
         label = f"nvidia.com/device-plugin.config={_key(counts)}"
-        lines.append(f"  # kubectl label --overwrite node {' '.join(sorted(names))} {label}")
+        words = "label", "--overwrite", "node", *sorted(names), label
+        lines.append(f"  {commented(command('kubectl', *words))}")
         lines += [f"  {_key(counts)}: |", *(f"    {line}" for line in _sharing(counts))]
     return "\n".join(lines) + "\n"
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from contract.printable import printable_lines
 from contract.reasons import Reason
 from extender.placement.prediction_outcome import Result, Surprise
 from extender.placement.snapshot import Snapshot
@@ -108,7 +109,7 @@ class WebhookTelemetry(ProcessTelemetry):
     def exposition(self, ready: bool) -> bytes:
         """Return the body of /metrics."""
         self.ready.set(ready)
-        return generate_latest(self.registry)
+        return printable_lines(generate_latest(self.registry).decode()).encode()
 
 
 class RecorderTelemetry(ProcessTelemetry):
@@ -159,7 +160,7 @@ class RecorderTelemetry(ProcessTelemetry):
     def exposition(self, ready: bool) -> bytes:
         """Return the body of /metrics."""
         self.ready.set(ready)
-        return generate_latest(self.registry)
+        return printable_lines(generate_latest(self.registry).decode()).encode()
 
 
 class ViewTelemetry(ProcessTelemetry):
@@ -210,7 +211,7 @@ class ViewTelemetry(ProcessTelemetry):
             try:
                 self.generation.set(snap.generation)
                 self.ready.set(ready)
-                return generate_latest(self.registry)
+                return printable_lines(generate_latest(self.registry).decode()).encode()
             finally:
                 self.scraped = None
 

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from contract.printable import printable_lines
 from extender.observability.metrics import ProcessTelemetry
 
 OUTCOMES = ("created", "deleted", "failed")
@@ -42,4 +43,4 @@ class TaintTelemetry(ProcessTelemetry):
     def exposition(self, ready: bool) -> bytes:
         """Return the body of /metrics."""
         self.ready.set(ready)
-        return generate_latest(self.registry)
+        return printable_lines(generate_latest(self.registry).decode()).encode()

@@ -13,6 +13,7 @@ from math import inf
 
 import msgspec
 
+from contract.commands import command
 from contract.gpunode import MAX_REPLICAS, SM_SOURCES, Device
 from contract.quantity import MAX_DEVICE_BYTES, gib
 from contract.reasons import Reason
@@ -95,7 +96,7 @@ def health_issues(
 
 def mode_command(device: Device) -> str:
     """Return the command that sets the default compute mode, to be run on the device's node."""
-    return f"nvidia-smi -i {device.parent or device.uuid} -c DEFAULT"
+    return command("nvidia-smi", "-i", device.parent or device.uuid, "-c", "DEFAULT")
 
 
 def _first(details: Mapping[int, str], slots: Iterable[int]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from contract.annotations import PROCESSES
+from contract.commands import command
 from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.device_reading import Activity
@@ -60,8 +61,9 @@ def _device_lines(device: DeviceExplanation, node: str, measured: bool) -> list[
         return [terms.health_detail]
     if terms.cordoned:
         # The detail is set if the annotation names the GPU of a MIG device.
-        uuid = terms.device.parent if terms.health_detail else terms.device.uuid
-        return [f"cordoned; to undo it: kubectl headroom uncordon {node} {uuid}"]
+        uuid = (terms.device.parent if terms.health_detail else None) or terms.device.uuid
+        undo = command("kubectl", "headroom", "uncordon", node, uuid)
+        return [f"cordoned; to undo it: {undo}"]
     if terms.unhealthy is not None:
         state = "closed" if terms.unhealthy is Reason.COMPUTE_MODE else "unhealthy"
         return [f"{state}, {terms.health_detail}"]

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import structlog
 import typer
 
+from contract.printable import printable, printable_json, printable_lines
 from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
@@ -141,12 +142,12 @@ def plan(
         if html is not None:
             html.write_text(as_html(study, costs, "Would sharing save GPUs?"), encoding="utf-8")
     except (BadSettings, OSError) as err:
-        typer.echo(f"headroom: {err}", err=True)
+        typer.echo(printable(f"headroom: {err}"), err=True)
         raise typer.Exit(2) from err
     if as_json:
-        typer.echo(json.dumps(as_data(study, costs), indent=1))
+        typer.echo(printable_json(json.dumps(as_data(study, costs), indent=1)))
     else:
-        typer.echo(as_text(study, costs))
+        typer.echo(printable_lines(as_text(study, costs)))
 
 
 @app.command()
@@ -170,7 +171,7 @@ def record(
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         record_to(file, kubeconfig, context)
     except (BadSettings, OSError) as err:
-        typer.echo(f"headroom: {err}", err=True)
+        typer.echo(printable(f"headroom: {err}"), err=True)
         raise typer.Exit(2) from err
 
 

@@ -26,7 +26,7 @@ def gpu_pod(pod: Pod, now_s: float) -> dict[str, Any] | None:
     if not asks_for_gpu(pod, RULES):
         return None
     metadata, status = pod.metadata, pod.status
-    owners = [each.name for each in metadata.owner_references or () if each.controller]
+    controller = metadata.controller
     created_s = seconds(metadata.creation_timestamp or "") or now_s
     started_s = seconds((status.start_time if status else None) or "") or now_s
     request = understand(pod, None, RULES, enforce_limits=False)
@@ -36,7 +36,9 @@ def gpu_pod(pod: Pod, now_s: float) -> dict[str, Any] | None:
     requests = [each.requests or {} for each in resources if each]
     return {
         "name": f"{metadata.namespace}/{metadata.name}",
-        "workload": workload_name(metadata.namespace, owners[0] if owners else metadata.name),
+        "workload": workload_name(
+            metadata.namespace, controller.name if controller else metadata.name
+        ),
         "node": pod.node,
         "created_s": created_s,
         "started_s": max(created_s, started_s),

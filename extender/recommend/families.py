@@ -6,7 +6,7 @@ call.
 
 import re
 
-from contract.kube import OwnerReference, Pod
+from contract.kube import Pod
 from contract.vramprofile import ProfileController
 
 #: Suffixes that make names unique: a date or number, a UUID, a hash, and the random text that the
@@ -28,14 +28,8 @@ def family(name: str, generate_name: str = "") -> str:
     if generate_name:
         return generate_name.rstrip("-.") or name
     while (shorter := _SUFFIX.sub("", name)) != name:
-        name = shorter
+        name = shorter.rstrip("-.")
     return name
-
-
-def controller_of(pod: Pod) -> OwnerReference | None:
-    """Return the controller of a pod; None if it has none."""
-    owners = pod.metadata.owner_references or ()
-    return next((owner for owner in owners if owner.controller), None)
 
 
 def profile_controller(pod: Pod, generate_name: str) -> ProfileController:
@@ -43,7 +37,7 @@ def profile_controller(pod: Pod, generate_name: str) -> ProfileController:
 
     Pods of one owner have the same. A pod without a controller stands for itself.
     """
-    controller = controller_of(pod)
+    controller = pod.metadata.controller
     if controller is None:
         return ProfileController(kind="Pod", name=family(pod.metadata.name, generate_name))
     labels = pod.metadata.labels or {}

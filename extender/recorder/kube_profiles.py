@@ -72,11 +72,9 @@ class OwnerReader:
             if not found:
                 break
             generate_name = found.generate_name
-            owners = found.owner_references or ()
-            above = next((owner for owner in owners if owner.controller), None)
-            if above is None:
+            if found.controller is None:
                 break
-            reference, generate_name = above, ""
+            reference, generate_name = found.controller, ""
         end = Controller(
             reference.api_version, reference.kind, reference.name, generate_name, reference.uid
         )

@@ -10,7 +10,7 @@ from contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodStatus
 from contract.vramprofile import ProfileController, seconds
 from extender.placement.policy import Rules
 from extender.placement.request import asks_for_gpu
-from extender.recommend.families import controller_of, profile_controller
+from extender.recommend.families import profile_controller
 from extender.recommend.pod_programs import programs_of
 from extender.recommend.programs import Program
 
@@ -109,7 +109,7 @@ def _facts(
         pod.metadata.namespace,
         pod.metadata.name,
         generate_name,
-        controller_of(pod),
+        pod.metadata.controller,
         programs,
         {each.name: end for each in statuses if (end := _end(each)) is not None},
         _is_disrupted(pod.status),

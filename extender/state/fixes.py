@@ -1,10 +1,10 @@
 """Commands and YAML that carry out suggestions, for people to copy."""
 
 import json
-import shlex
 from collections.abc import Mapping
 
 from contract.annotations import VRAM
+from contract.commands import command
 from contract.kube import Pod
 from extender.state.idle_pods import owner_of
 
@@ -37,10 +37,8 @@ def end_old_pods_first(pod: Pod) -> str:
 def _patch(pod: Pod, spec: Mapping[str, object]) -> str:
     """Return the command that patches the spec of the pod's controller."""
     kind, owner = owner_of(pod)
-    patch = shlex.quote(json.dumps({"spec": spec}))
-    return (
-        f"kubectl -n {pod.metadata.namespace} patch {kind.lower()} {owner} --type merge -p {patch}"
-    )
+    where = "-n", pod.metadata.namespace, "patch", kind.lower(), owner
+    return command("kubectl", *where, "--type", "merge", "-p", json.dumps({"spec": spec}))
 
 
 def tolerate(taint: str) -> str:
@@ -52,4 +50,4 @@ def tolerate(taint: str) -> str:
 
 
 def uncordon(node: str) -> str:
-    return f"kubectl uncordon {node}"
+    return command("kubectl", "uncordon", node)

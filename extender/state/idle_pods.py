@@ -169,14 +169,12 @@ def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: in
 
 def owner_of(pod: Pod | None) -> tuple[str, str]:
     """Return kind and name of the pod's controller; of a Deployment, not of its ReplicaSet."""
-    if pod is None:
+    owner = pod.metadata.controller if pod is not None else None
+    if pod is None or owner is None:
         return "", ""
-    owners, labels = pod.metadata.owner_references or (), pod.metadata.labels or {}
-    for owner in owners:
-        if owner.controller:
-            for label, kind in TEMPLATE_HASHES.items() if owner.kind == "ReplicaSet" else ():
-                suffix = f"-{labels.get(label, '')}"
-                if len(suffix) > 1 and owner.name.endswith(suffix):
-                    return kind, owner.name.removesuffix(suffix)
-            return owner.kind, owner.name
-    return "", ""
+    labels = pod.metadata.labels or {}
+    for label, kind in TEMPLATE_HASHES.items() if owner.kind == "ReplicaSet" else ():
+        suffix = f"-{labels.get(label, '')}"
+        if len(suffix) > 1 and owner.name.endswith(suffix):
+            return kind, owner.name.removesuffix(suffix)
+    return owner.kind, owner.name

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from contract.commands import command
 from contract.event_reasons import EventReason
 from contract.kube import Pod
 from contract.quantity import gib
@@ -99,7 +100,8 @@ class Explaining:
         metadata = pod.metadata
         parts = [_counted(decision), _nearest(found, nearest) if found and nearest else ""]
         parts.append(steering)
-        parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
+        why = command("kubectl", "headroom", "why", "-n", metadata.namespace, metadata.name)
+        parts.append(f"More: {why}")
         message = " ".join(filter(None, parts))
         which = decision.decision_id
         return Notice(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from contract.annotations import GATED, STARTUP
+from contract.commands import command
 from contract.gate import GATE, has_gate, waits
 from contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
 from contract.kube import Pod
@@ -61,9 +62,8 @@ def start_sentence(cluster: ClusterState, pod: Pod) -> str:
         return ""
     if waits(pod):
         metadata = pod.metadata
-        return (
-            "starts alone: it is at its gate. What it waits for: "
-            f"kubectl logs -n {metadata.namespace} {metadata.name} -c {GATE}"
+        return "starts alone: it is at its gate. What it waits for: " + command(
+            "kubectl", "logs", "-n", metadata.namespace, metadata.name, "-c", GATE
         )
     if reservation.is_starting:
         return (

@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
+from contract.commands import command
 from contract.device_choice import STEERING_NOT_PERMITTED, why_kubelet_not_steered
 from contract.quantity import gib
 from contract.reasons import Reason
@@ -61,7 +62,8 @@ class Steerable:
     @property
     def command(self) -> str:
         """The command that steers the node; it also replaces another value of the annotation."""
-        return f"kubectl annotate --overwrite node {self.node} {DEVICE_CHOICE}=steered"
+        words = "annotate", "--overwrite", "node", self.node, f"{DEVICE_CHOICE}=steered"
+        return command("kubectl", *words)
 
     @property
     def to_do(self) -> str:

@@ -7,7 +7,6 @@ debug API cannot be reached, failed, or does not let the user read.
 """
 
 import contextlib
-import json
 import sys
 from typing import Annotated
 
@@ -48,7 +47,9 @@ from headroom.kubectl.output import (
     note_more,
     note_unread,
     print_data,
+    show,
     show_details,
+    show_json,
     show_lines,
     show_table,
 )
@@ -221,9 +222,9 @@ def defaults(
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     if not (found := default_lines(options.api().get("drift"), chosen)):
-        print(no_pods("has a GPU", chosen), file=sys.stderr)  # noqa: T201
+        show(no_pods("has a GPU", chosen), error=True)
     for line in found:
-        print(line)  # noqa: T201
+        show(line)
 
 
 @app.command(rich_help_panel=PLAN)
@@ -265,10 +266,10 @@ def log(
         table = tables.feed_events(body, wide=output is Output.WIDE)
         show_table(body, table, output, "no events are kept")
         return
-    changes = Changes(options.api, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+    changes = Changes(options.api, lambda text: show(text, error=True))
     with contextlib.suppress(KeyboardInterrupt):
         for event in changes.since(since):
-            print("  ".join(tables.feed_event(event)), flush=True)  # noqa: T201
+            show("  ".join(tables.feed_event(event)))
 
 
 @app.command(rich_help_panel=FOLLOW)
@@ -280,14 +281,14 @@ def ui(
     """Show the console's page in a browser, with your own permissions."""
     import webbrowser  # slow to import
 
-    from headroom.kubectl.ui import Page, show
+    from headroom.kubectl.ui import Page, show_page
 
     options: Options = context.obj
     try:
         page = Page(options.transport, port)
     except (OSError, OverflowError) as err:
         raise CommandError(f"--port: cannot listen on 127.0.0.1:{port}: {err}", 2) from err
-    show(page, webbrowser.open if browser else lambda url: None)
+    show_page(page, webbrowser.open if browser else lambda url: None)
 
 
 @app.command(rich_help_panel=FOLLOW)
@@ -297,7 +298,7 @@ def snapshot(
 ) -> None:
     """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
     options: Options = context.obj
-    print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
+    show_json(options.api().get("snapshot", redact=redact))
 
 
 def main(name: str = "kubectl headroom") -> None:
@@ -308,5 +309,5 @@ def main(name: str = "kubectl headroom") -> None:
     try:
         app(prog_name=name)
     except CommandError as err:
-        print(f"{name}: {err}", file=sys.stderr)  # noqa: T201
+        show(f"{name}: {err}", error=True)
         raise SystemExit(err.exit_code) from err

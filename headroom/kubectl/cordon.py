@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.annotations import CORDON, DEVICE_CHOICE, parse_cordon
+from contract.commands import command
 from contract.errors import BadAnnotation
 from contract.quantity import gib
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError
@@ -69,10 +70,10 @@ def selected(node: str, gpus: Sequence[Gpu], given: Iterable[str]) -> list[Gpu]:
             what = f"node {node} has no GPU {word!r}. It has"
             if found:
                 what = f"{word!r} is not unique on node {node}: {len(found)} GPUs match"
+            example = (found or gpus)[0].uuid if found or gpus else _UUID_EXAMPLE
             raise CommandError(
                 f"{what}: {known}. "
-                f"Example: kubectl headroom cordon {node} "
-                f"{(found or gpus)[0].uuid if found or gpus else _UUID_EXAMPLE}",
+                f"Example: {command('kubectl', 'headroom', 'cordon', node, example)}",
                 BAD_INPUT,
             )
         chosen[found[0].uuid] = found[0]
@@ -101,7 +102,9 @@ def annotated(node: str, annotations: Mapping[str, str]) -> frozenset[str]:
         return parse_cordon(annotations.get(CORDON, ""))
     except BadAnnotation as err:
         raise CommandError(
-            f"node {node}: {err}. To remove it: kubectl annotate node {node} {CORDON}-", BAD_INPUT
+            f"node {node}: {err}. To remove it: "
+            + command("kubectl", "annotate", "node", node, f"{CORDON}-"),
+            BAD_INPUT,
         ) from err
 
 
@@ -192,11 +195,12 @@ def _closing(
         yield f"  {next_one['uuid']}: {next_one['candidate_because']}"
         yield f"  also lost, on {counted(len(others), 'other GPU')}: {_amounts(others)}"
     if any(each["sharing"] != "none" for each in closing):
-        overwrite = " --overwrite" if DEVICE_CHOICE in annotations else ""
+        steered = "annotate", "node", name, f"{DEVICE_CHOICE}=steered"
+        overwrite = ["--overwrite"] if DEVICE_CHOICE in annotations else []
         yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
         if steering_obstacle:
             yield f"  obstacle: {steering_obstacle}"
-        yield f"  kubectl annotate node {name} {DEVICE_CHOICE}=steered{overwrite}"
+        yield f"  {command('kubectl', *steered, *overwrite)}"
     elif closing:
         yield "Headroom cannot choose GPUs that are not shared, so steering does not prevent this."
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from contract.annotations import CORDON
+from contract.commands import command
 from headroom.kubectl.cluster_changes import Cluster, NodeRead, annotate, nodes_listed
 from headroom.kubectl.cordon import (
     Gpu,
@@ -31,7 +32,7 @@ from headroom.kubectl.debug_api_client import (
 )
 from headroom.kubectl.eviction import Clock, Held, evicted, held, why_kept
 from headroom.kubectl.options import Options, timeout_seconds
-from headroom.kubectl.output import show_lines
+from headroom.kubectl.output import show, show_lines
 
 CLOCK = Clock(time.monotonic, time.sleep)
 
@@ -123,7 +124,7 @@ def uncordon(context: typer.Context, node: NodeName, gpus: Given, dry_run: DryRu
         if gpu.parent in before:
             raise CommandError(
                 f"{gpu} is cordoned with its whole GPU, {gpu.parent}. To uncordon that: "
-                f"kubectl headroom uncordon {node} {gpu.parent}",
+                + command("kubectl", "headroom", "uncordon", node, gpu.parent),
                 BAD_INPUT,
             )
     gone = frozenset[str]().union(*gone_of.values())
@@ -233,4 +234,4 @@ def _starts(uuids: frozenset[str], word: str) -> bool:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201
+    show(text, error=True)

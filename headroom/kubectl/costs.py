@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from contract.printable import printable
 from headroom.kubectl.options import Options
 from headroom.kubectl.output import Sheet, print_data, show_lines, show_table
 from headroom.kubectl.table import Table
@@ -88,4 +89,13 @@ def _write_csv(body: Body) -> None:
     fields = ["namespace", *body["total"]]
     writer = csv.DictWriter(sys.stdout, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(body["namespaces"])
+    for row in body["namespaces"]:
+        writer.writerow({field: _cell(value) for field, value in row.items()})
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet takes as text if it is text, and never as a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from contract.annotations import DEFAULT_VRAM
+from contract.commands import command, commented
 from contract.quantity import format_bytes, gib
 from headroom.kubectl.top import age, counted
 
@@ -78,26 +79,26 @@ def _namespace(name: str, pods: Iterable[_Pod]) -> Iterator[str]:
     measured = [(pod.used_bytes, pod.runs_s) for pod in pods if pod.used_bytes is not None]
     without = len(list(pods)) - len(measured)
     if not measured:
-        yield f"# {name}: no use is measured of {counted(without, 'pod')}"
+        yield commented(f"{name}: no use is measured of {counted(without, 'pod')}")
         return
     most_bytes = max(used for used, _ in measured)
     ages_s = [runs_s for _, runs_s in measured if runs_s is not None]
-    text = f"# {name}: {counted(len(measured), 'pod')}, at most {gib(most_bytes)}"
+    text = f"{name}: {counted(len(measured), 'pod')}, at most {gib(most_bytes)}"
     if ages_s:
         text += f", running for {_span(min(ages_s), max(ages_s))}"
     if without:
         text += f"; {counted(without, 'pod')} without a measurement"
-    yield text
-    command = f"kubectl annotate namespace {name} {DEFAULT_VRAM}="
-    command += format_bytes(suggested_bytes(most_bytes))
+    yield commented(text)
+    default = f"{DEFAULT_VRAM}={format_bytes(suggested_bytes(most_bytes))}"
+    line = command("kubectl", "annotate", "namespace", name, default)
     if sum(each_s >= LONG_S for each_s in ages_s) >= ENOUGH_PODS:
-        yield command
+        yield line
     else:
-        yield (
-            f"# Too few data: fewer than {ENOUGH_PODS} pods have run for {LONG_S / 3600:g} hour. "
+        yield commented(
+            f"Too few data: fewer than {ENOUGH_PODS} pods have run for {LONG_S / 3600:g} hour. "
             "Remove the # to use the line anyway."
         )
-        yield f"# {command}"
+        yield commented(line)
 
 
 def _span(least_s: float, most_s: float) -> str:

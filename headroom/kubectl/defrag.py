@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from contract.commands import command
 from contract.quantity import gib
 from headroom.kubectl.cluster_changes import Cluster, Created, NodeRead, Outcome, PodRead
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
@@ -137,8 +138,8 @@ def _answer(answer: Body) -> Iterator[str]:
 
 
 def _command(answer: Body) -> str:
-    goal = answer["pod"] or f"--free-node --node {answer['node']}"
-    return f"kubectl headroom defrag {goal} --apply"
+    goal = [answer["pod"]] if answer["pod"] else ["--free-node", "--node", answer["node"]]
+    return command("kubectl", "headroom", "defrag", *goal, "--apply")
 
 
 def _name(move: Body) -> str:
@@ -202,11 +203,12 @@ def applied(
         yield result
     if result.stops:
         return
+    uncordon = command("kubectl", "uncordon", node)
     if not for_pod:
-        yield Step(f"node {node} stays cordoned. To let pods in: kubectl uncordon {node}")
+        yield Step(f"node {node} stays cordoned. To let pods in: {uncordon}")
         return
     if not ours:
-        yield Step(f"stopped: node {node} was cordoned before: kubectl uncordon {node}", True)
+        yield Step(f"stopped: node {node} was cordoned before: {uncordon}", True)
         return
     deadline_s = clock.monotonic_s() + timeout_s
     while (answer := ask(node)["answers"][0])["outcome"] != "bound":
@@ -307,6 +309,6 @@ def _landed(
     waits = f"{namespace}/{successors[0].name}"
     return Step(
         f"stopped: successor {waits} is not bound after {timeout_s:g} s. "
-        f"To see why: kubectl headroom why {waits}",
+        f"To see why: {command('kubectl', 'headroom', 'why', waits)}",
         True,
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from contract.errors import BadQuantity, shortened
 from contract.quantity import implausible, parse_bytes
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi, Transport
-from headroom.kubectl.output import Data, Output
+from headroom.kubectl.output import Data, Output, show
 from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
 from headroom.version import own_version
 
@@ -47,7 +46,7 @@ class Options:
     def api(self, notify: Callable[[str], object] | None = None) -> DebugApi:
         """Return a client that gives notes to ``notify``, or prints them on stderr. Raises
         ``CommandError``."""
-        return DebugApi(self.transport(), notify or (lambda text: print(text, file=sys.stderr)))  # noqa: T201
+        return DebugApi(self.transport(), notify or (lambda text: show(text, error=True)))
 
     def namespace(self, given: str | None, every: bool = False) -> str | None:
         """Return the namespace to show; None for all namespaces."""
@@ -68,7 +67,7 @@ class Options:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    print(f"kubectl headroom: {own_version()}")  # noqa: T201
+    show(f"kubectl headroom: {own_version()}")
     raise typer.Exit
 
 
@@ -117,7 +116,7 @@ def note_implausible(vram: str) -> None:
     """Print a note on stderr if the amount of option ``--vram`` is too small to be meant."""
     with contextlib.suppress(BadQuantity):
         if why := implausible(parse_bytes(vram)):
-            print(f"--vram: {shortened(vram)} {why}. Example: --vram 8Gi", file=sys.stderr)  # noqa: T201
+            show(f"--vram: {shortened(vram)} {why}. Example: --vram 8Gi", error=True)
 
 
 Namespace = Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+from contract.printable import printable, printable_json
 from headroom.kubectl.table import Style, Table, laid_out, wrapped
 
 _CODES: dict[Style, str] = {"bold": "\x1b[1m", "red": "\x1b[31m"}
@@ -33,11 +34,24 @@ class Sheet(Enum):
     CSV = "csv"
 
 
+def show(text: str, *, error: bool = False) -> None:
+    """Print a line of printable characters, at once; all text of commands leaves here.
+
+    ``error``: on stderr.
+    """
+    print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def show_json(body: Any, indent: int | None = None) -> None:
+    """Print a JSON document, with escapes for characters that cannot be printed."""
+    print(printable_json(json.dumps(body, indent=indent)))  # noqa: T201
+
+
 def print_data(body: Any, output: Output | Data | Sheet | None) -> bool:
     """Print the body if the output is JSON or YAML; return whether it was printed."""
     match output and output.value:
         case "json":
-            print(json.dumps(body, indent=2))  # noqa: T201
+            show_json(body, indent=2)
         case "yaml":
             import yaml  # slow to import
 
@@ -55,21 +69,23 @@ def show_table(body: Any, table: Table, output: Output | Data | None, empty: str
     if print_data(body, output):
         return
     if not table.rows:
-        print(empty, file=sys.stderr)  # noqa: T201
+        show(empty, error=True)
         return
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for style, line in laid_out(table, terminal_width()):
         code = _CODES.get(style, "") if coloured else ""
-        print(f"{code}{line}\x1b[0m" if code else line)  # noqa: T201
+        text = printable(line)
+        print(f"{code}{text}\x1b[0m" if code else text)  # noqa: T201
 
 
 def show_lines(lines: Iterable[str]) -> None:
     """Print lines; on a terminal, break them between words, and keep their indentation."""
     width = terminal_width()
-    for line in lines:
+    for line in map(printable, lines):
         text = line.lstrip(" ")
         indent = line[: len(line) - len(text)]
-        print("\n".join(wrapped(text, width, indent, f"{indent}  ")))  # noqa: T201
+        for each in wrapped(text, width, indent, f"{indent}  "):
+            show(each)
 
 
 def show_details(lines: Iterable[str]) -> None:
@@ -102,10 +118,10 @@ def unread(body: Mapping[str, Any]) -> list[str]:
 def note_unread(body: Mapping[str, Any]) -> None:
     """Print on stderr which extenders' decisions can be missing."""
     for line in unread(body):
-        print(line, file=sys.stderr)  # noqa: T201
+        show(line, error=True)
 
 
 def note_more(body: Mapping[str, Any]) -> None:
     """Print a note on stderr if the answer is only the first page."""
     if body["continue"]:
-        print("more are not shown: raise --limit. Example: --limit 1000", file=sys.stderr)  # noqa: T201
+        show("more are not shown: raise --limit. Example: --limit 1000", error=True)

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from contract.annotations import VRAM
+from contract.commands import command, commented
 from contract.quantity import format_bytes, gib
 from headroom.kubectl.options import AllNamespaces, Namespace, Options
-from headroom.kubectl.output import Output, print_data, show_lines, show_table
+from headroom.kubectl.output import Output, print_data, show, show_lines, show_table
 from headroom.kubectl.table import STATE, Table
 
 Body = Mapping[str, Any]
@@ -55,7 +56,7 @@ def recommend(
     body = options.api().get("recommendations", namespace=chosen, accepted=accepted)
     if output is Format.PATCH:
         for line in patches(body):
-            print(line)  # noqa: T201
+            show(line)
         return
     if print_data(body, Output(output.value) if output else None):
         return
@@ -139,26 +140,28 @@ def patches(body: Body) -> Iterator[str]:
         key = each["namespace"], each["owner_kind"], each["owner_name"]
         by_owner.setdefault(key, []).append(each)
     if not by_owner:
-        yield "# no memory peaks of containers are recorded: nothing to patch"
+        yield commented("no memory peaks of containers are recorded: nothing to patch")
     for (namespace, kind, name), rows in by_owner.items():
         if missing := [each for each in rows if each["request_bytes"] is None]:
-            yield f"# {namespace} {owner(rows[0])}: {missing[0]['message']}"
+            yield commented(f"{namespace} {owner(rows[0])}: {missing[0]['message']}")
             continue
         for each in rows:
-            yield f"# {namespace} {owner(each)}, {each['container']} on {each['model']}: " + (
+            yield commented(
+                f"{namespace} {owner(each)}, {each['container']} on {each['model']}: "
                 f"{each['message']}"
             )
             if each["setting"]:
-                yield f"#   {each['setting']}"
+                yield commented(f"  {each['setting']}")
         text = annotation(rows)
         if kind not in _TEMPLATES or rows[0]["family"]:
-            yield f"#   set {VRAM}: {text} in its manifest"
+            yield commented(f"  set {VRAM}: {text} in its manifest")
             continue
         patch: Any = {VRAM: text}
         for step in reversed(_TEMPLATES[kind]):
             patch = {step: patch}
         body_text = json.dumps(patch, separators=(",", ":"))
-        yield f"kubectl -n {namespace} patch {kind.lower()} {name} --type=merge -p '{body_text}'"
+        where = "-n", namespace, "patch", kind.lower(), name
+        yield command("kubectl", *where, "--type=merge", "-p", body_text)
 
 
 def annotation(rows: list[Body]) -> str:

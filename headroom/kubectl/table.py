@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from contract.printable import printable
+
 Row = tuple[str, ...]
 Style = Literal["", "bold", "red"]
 
@@ -41,7 +43,7 @@ class Table:
     def add(self, *cells: str, bad: bool = False) -> None:
         if bad:
             self.bad.add(len(self.rows))
-        self.rows.append(cells)
+        self.rows.append(tuple(map(printable, cells)))
 
 
 def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:

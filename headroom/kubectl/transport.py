@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from contract import kubeconfig as kubeconfigs
+from contract.commands import command
 from headroom.kubectl.debug_api_client import (
     BAD_INPUT,
     TIMEOUT_S,
@@ -101,7 +102,7 @@ class PortForward:
         self._namespace = namespace
         self._target = self._ready_pod()
         self.name = f"pod {namespace}/{self._target.pod}"
-        self.hint = f"to see why: kubectl -n {namespace} logs {self._target.pod}"
+        self.hint = "to see why: " + command("kubectl", "-n", namespace, "logs", self._target.pod)
         configuration = self._api.api_client.configuration
         self._files = Files(cert=configuration.cert_file, key=configuration.key_file)
 
@@ -157,9 +158,8 @@ class PortForward:
             return target(min(ready, key=lambda pod: str(pod.metadata.name)))
         if pods:
             why = f"no console in namespace {self._namespace} is ready"
-            raise CommandError(
-                f"{why}; see: kubectl -n {self._namespace} get pods -l {SELECTOR}", UNREACHABLE
-            )
+            listed = command("kubectl", "-n", self._namespace, "get", "pods", "-l", SELECTOR)
+            raise CommandError(f"{why}; see: {listed}", UNREACHABLE)
         raise CommandError(
             f"Headroom is not installed in namespace {self._namespace}: it has no pod labelled "
             f"{SELECTOR}; set --headroom-namespace to its namespace, or --server {_EXAMPLE}",

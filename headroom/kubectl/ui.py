@@ -7,13 +7,13 @@ all its requests contain the key.
 
 import http.client
 import secrets
-import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
 
 from headroom.kubectl.debug_api_client import CommandError, Transport
+from headroom.kubectl.output import show
 
 #: Maximum size of the body of a browser's request.
 _MAX_BYTES = 1 << 20
@@ -104,15 +104,15 @@ class Page(ThreadingHTTPServer):
         with self._lock:
             if error != self._printed:
                 self._printed = error
-                sys.stderr.write(f"kubectl headroom: {error}\n")
+                show(f"kubectl headroom: {error}", error=True)
             if self.transport is transport:
                 with suppress(CommandError):
                     self.transport = self._select()
 
 
-def show(page: Page, open_browser: Callable[[str], object]) -> None:
+def show_page(page: Page, open_browser: Callable[[str], object]) -> None:
     """Print the URL, open it in a browser, and serve the page until Ctrl-C."""
-    print(f"{page.url}  (Ctrl-C stops it)", flush=True)  # noqa: T201
+    show(f"{page.url}  (Ctrl-C stops it)")
     open_browser(page.url)
     try:
         page.serve_forever()

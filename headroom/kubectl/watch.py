@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi
+from headroom.kubectl.output import show
 from headroom.kubectl.watch_frame import (
     ASCII,
     BLOCKS,
@@ -176,7 +177,8 @@ def _print_frames(reader: Reader, choice: Choice, width: int) -> None:
         reading, now_s = reader.reading, time.time()
         rows = _rows(reading, choice)
         text = plain(reading, rows, choice, now_s, reader.problem, width)
-        print(text, end="\n\n", flush=True)  # noqa: T201
+        for line in [*text.split("\n"), ""]:
+            show(line)
         reader.select(rows[0] if rows else None)
         time.sleep(_PIPE_EVERY_S)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from contract.device_names import noun
+from contract.printable import printable
 from contract.quantity import gib
 from headroom.kubectl.table import shortened, wrapped
 from headroom.kubectl.top import age, counted
@@ -121,7 +122,7 @@ def frame(
         lines.append(("", "no node matches" if choice.search or choice.troubled else "no GPUs"))
     lines += [("", "")] * (height - 1 - len(lines) - len(below))
     lines += [*below, _foot(choice, len(rows), width)]
-    cut = [(style, _cut(text, width)) for style, text in lines[:height]]
+    cut = [(style, _cut(printable(text), width)) for style, text in lines[:height]]
     return cut if levels == BLOCKS else [(style, text.replace("…", "~")) for style, text in cut]
 
 

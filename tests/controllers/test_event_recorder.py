@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -97,6 +98,14 @@ def test_two_replicas_write_one_event() -> None:
     assert event["involvedObject"]["uid"] == "uid-p"
     assert (event["type"], event["reason"]) == ("Warning", "Overcommitted")
     assert event["firstTimestamp"] == "2001-09-09T01:46:40Z"
+
+
+def test_the_message_of_an_event_has_no_control_character() -> None:
+    server = Server()
+    hostile = replace(notice(), message="image \x1b[2J\u202e\nx: 8 GiB")
+    assert KubeEvents(cast(KubeApi, server), lambda: 1e9).post(hostile)
+    (event,) = server.events.values()
+    assert event["message"] == "image ?[2J??x: 8 GiB"
 
 
 @pytest.mark.parametrize(

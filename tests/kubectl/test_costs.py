@@ -72,3 +72,11 @@ def test_the_sheet_has_the_fields_of_the_api(capsys: pytest.CaptureFixture[str])
         "held_gib_days,unused_gib_days,unmeasured_gib_days,cost,idle_cost",
         "ml,1440.0,1000.0,400.0,40.0,720.0,300.5,0.0,3600.0,1000.0",
     ]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)"])
+def test_no_cell_of_a_csv_file_is_a_formula(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {**BODY["namespaces"][0], "namespace": f"{name}\x1b\n"}
+    _write_csv({**BODY, "namespaces": [row]})
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"'{name}??,")

@@ -1,9 +1,14 @@
 """Commands and YAML that carry out suggestions."""
 
+import json
+import shlex
+
 import msgspec
+import pytest
 
 from contract.kube import OwnerReference, Pod
-from extender.state.fixes import request_memory, tolerate, uncordon
+from extender.state.fixes import end_old_pods_first, request_memory, tolerate, uncordon
+from extender.state.idle_pods import owner_of
 from tests.builders import pod
 
 
@@ -25,6 +30,29 @@ def test_other_pods_get_yaml() -> None:
     expected = 'metadata:\n  annotations:\n    headroom.gpu/vram: "6Gi"'
     assert request_memory(pod(), "6Gi") == expected
     assert request_memory(owned("Job", "train"), "6Gi") == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["web; id; #", "a\nid", "\x1b[2J", "$(id)", "-rf", "Web", "a b", "", "a..b", "a" * 254]
+)
+def test_an_owner_with_a_name_that_no_object_has_is_no_owner(name: str) -> None:
+    """The API server accepts any text as the name of an owner."""
+    of = owned("Deployment", name)
+    assert owner_of(of) == ("", "")
+    assert end_old_pods_first(of) == ""
+    assert request_memory(of, "6Gi") == request_memory(pod(), "6Gi")
+    assert owner_of(owned("Deployment; id", "web")) == ("", "")
+    assert owner_of(owned("Deployment", "web.v1-2")) == ("Deployment", "web.v1-2")
+
+
+def test_a_namespace_is_quoted() -> None:
+    of = owned("Deployment", "web")
+    odd = msgspec.structs.replace(of.metadata, namespace="a; id")
+    words = shlex.split(request_memory(msgspec.structs.replace(of, metadata=odd), "6Gi; id"))
+    assert words[:6] == ["kubectl", "-n", "a; id", "patch", "deployment", "web"]
+    assert json.loads(words[-1])["spec"]["template"]["metadata"]["annotations"] == {
+        "headroom.gpu/vram": "6Gi; id"
+    }
 
 
 def test_taints_are_tolerated_with_their_key_and_effect() -> None:

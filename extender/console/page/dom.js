@@ -138,6 +138,13 @@ export const podLink = (namespace, name) => el("a", {href: `#/pod/${encodeURICom
 /** Maximum time to wait for an answer. Without it, a lost connection could take minutes to fail. */
 const TIMEOUT_MS = 30_000;
 
+const UNPRINTABLE = /(?!\n)[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+/** Return the value of a JSON text, with "?" for characters that cannot be printed: control characters, and marks that are invisible or change the direction of text. The debug API sends each of them as an escape. */
+function printable(text) {
+  return JSON.parse(text, /\\[ubfrt]/.test(text) ? (key, value) => typeof value === "string" ? value.replace(UNPRINTABLE, "?") : value : undefined);
+}
+
 /** Return the answer to a GET, or with a body to a POST. Throws an Error whose message is a sentence; isLost: without an answer. The browser handles ETags. */
 export async function ask(path, query = {}, body = undefined) {
   const parameters = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
@@ -152,7 +159,7 @@ export async function ask(path, query = {}, body = undefined) {
   const mode = reply.headers.get("Headroom-Mode");
   if (mode !== null) document.getElementById("observes").hidden = mode !== "observe";
   let answer = null;
-  try { answer = await reply.json(); } catch { /* reported below */ }
+  try { answer = printable(await reply.text()); } catch { /* reported below */ }
   if (!reply.ok || answer === null) throw new Error(answer?.detail ?? (reply.ok ? `the answer of /${path} was cut off` : `/${path} answered ${reply.status}`));
   return answer;
 }

@@ -1,0 +1,73 @@
+"""Commands and comments to copy: a shell finds the same words, and a comment does nothing."""
+
+import json
+import subprocess
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.commands import command, commented
+from contract.printable import printable, printable_json, printable_lines
+
+#: Text that an argument of a process can have.
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+HOSTILE = "web; touch /tmp/x; #", "$(id)", "`id`", "a\nid", "'", "\\", "-rf", "*", "~", "a b", ""
+#: Control characters, marks of format, lone surrogates, and separators of lines.
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def shell(script: str) -> bytes:
+    return subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout
+
+
+def unprintable(text: str) -> list[str]:
+    return [each for each in text if unicodedata.category(each) in UNPRINTABLE]
+
+
+def test_a_shell_finds_the_same_words() -> None:
+    @given(st.lists(WORDS | st.sampled_from(HOSTILE), min_size=1, max_size=40))
+    def agree(words: list[str]) -> None:
+        found = shell("printf '%s\\0' " + command(*words))
+        assert found.decode().split("\0")[:-1] == words
+
+    agree()
+
+
+def test_plain_words_are_not_quoted() -> None:
+    words = "kubectl", "annotate", "node", "gpu-a.example", "headroom.gpu/device-choice=steered"
+    assert command(*words) == " ".join(words)
+
+
+@given(WORDS | st.sampled_from(HOSTILE))
+def test_a_comment_is_one_line_that_does_nothing(text: str) -> None:
+    line = commented(text)
+    assert line.splitlines() == [line]
+    assert shell(f"{line}\necho end") == b"end\n"
+
+
+@given(st.text())
+def test_printable_text_has_no_control_characters_and_keeps_all_others(text: str) -> None:
+    shown = printable(text)
+    assert unprintable(shown) == []
+    assert len(shown) == len(text)
+    assert all(
+        a == b or (b == "?" and not a.isprintable()) for a, b in zip(text, shown, strict=True)
+    )
+    assert unprintable(printable_lines(text).replace("\n", "")) == []
+    assert printable_lines(text).count("\n") == text.count("\n")
+    assert printable("GPU é 8 GiB…") == "GPU é 8 GiB…"
+
+
+@given(st.dictionaries(st.text(), st.text(), max_size=4))
+def test_json_without_control_characters_has_the_same_data(data: dict[str, str]) -> None:
+    shown = printable_json(json.dumps(data, ensure_ascii=False))
+    assert unprintable(shown) == []
+    assert json.loads(shown) == data
+
+
+def test_every_unprintable_character_is_replaced() -> None:
+    characters = "".join(chr(code) for code in range(0x110000))
+    assert unprintable(printable(characters)) == []
+    escaped = printable_json(json.dumps(characters, ensure_ascii=False))
+    assert unprintable(escaped) == []
