@@ -65,6 +65,7 @@ def in_force(site: Site, extender: str) -> bool:
         site.send("POST", f"{PODS}?dryRun=All", manifest(annotations=PLACED)),
         bind(site, "of-nobody", extender, {"team/note": "x"}),
         site.send("PATCH", status, labelled, extender),
+        site.send("POST", f"{PODS}?dryRun=All", manifest(priorityClassName="headroom-critical")),
     ]
     warned = site.send("POST", f"{PODS}?dryRun=All", manifest(schedulerName="other")).warnings
     return bool(warned) and all("ValidatingAdmissionPolicy" in a.message for a in attempts)

@@ -139,7 +139,10 @@ class Site:
             path = f"/api/v1/namespaces/{SYSTEM}/pods"
             self.create(path, {"metadata": {"name": f"agent-on-{node}"}, "spec": spec})
         self._undo.callback(until, self._is_open_again, "the policies apply no longer")
-        for each in manifests("base/admission.yaml"):
+        for each in (*manifests("base/admission.yaml"), *manifests("base/priorityclass.yaml")):
+            if each["kind"] == "PriorityClass":
+                self.create("/apis/scheduling.k8s.io/v1/priorityclasses", each)
+                continue
             kind = "ies" if each["kind"].endswith("Policy") else "ybindings"
             self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", each)
 
