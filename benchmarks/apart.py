@@ -195,7 +195,9 @@ class _Site:
     def _start(self) -> None:
         processes, env = self.processes, {"KUBECONFIG": str(self._kubeconfig)}
         ports = "--verbs-port", str(self.verbs), "--debug-port", str(self.journal)
-        processes.fork("extender", "extender", "extender", *ports, "--debug-open", env=env)
+        processes.fork(
+            "extender", "extender", "extender", *ports, "--insecure-verbs", "--debug-open", env=env
+        )
         config = processes.folder / "console.yaml"
         config.write_text(f"extenders: [127.0.0.1:{self.journal}]\n")
         port = "--debug-port", str(self.console), "--debug-open", "--config", str(config)

@@ -375,6 +375,7 @@ def scheduler_configuration(
         content["extenders"] = [first | moved | {"managedResources": managed_resources()}]
     for extender in content["extenders"]:
         extender["urlPrefix"] = extender_url
+        del extender["enableHTTPS"], extender["tlsConfig"]  # those of the shipped certificates
         if tls is not None:
             # ``tls`` must have a caFile, otherwise kube-scheduler accepts any certificate.
             extender |= {"enableHTTPS": True, "tlsConfig": tls}

@@ -46,7 +46,7 @@ def test_without_a_cluster_the_error_has_a_suggestion() -> None:
 def test_the_embedded_server_rejects_other_hosts_than_loopback(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)
-    rejected = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--insecure-verbs")
+    rejected = headroom("serve", "--embedded", str(path), "--debug-host", "0.0.0.0")
     assert rejected.returncode == 2
     (line,) = rejected.stderr.splitlines()
     assert line.startswith("headroom: host is 0.0.0.0: ")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from extender.config.constraints import check_scheduler_is_authenticated
 from extender.config.loading import load_settings
 from extender.config.settings import Settings
 from extender.errors import BadSettings
@@ -109,9 +110,29 @@ def test_the_verbs_need_a_client_certificate_off_loopback(name: str, host: str) 
         with pytest.raises(BadSettings, match=missing) as caught:
             load_settings(None, **{name: host}, **given)
         assert f"{name} is {host}, so other machines can call bind" in str(caught.value)
-        assert "or set verbs_host: 127.0.0.1, or set insecure_verbs: true" in str(caught.value)
+        assert str(caught.value).endswith("or set verbs_host: 127.0.0.1")
     assert load_settings(None, **{name: host}, **tls).verbs_at == host
-    assert load_settings(None, **{name: host}, insecure_verbs=True).verbs_at == host
+    with pytest.raises(BadSettings, match="so other machines can call bind"):
+        load_settings(None, **{name: host}, insecure_verbs=True)
+
+
+def test_the_verbs_of_a_cluster_need_a_client_certificate_on_loopback_too() -> None:
+    tls = {"tls_cert": Path("a"), "tls_key": Path("b")}
+    for given in ({}, tls):
+        with pytest.raises(BadSettings, match="tls_client_ca is not set"):
+            check_scheduler_is_authenticated(load_settings(None, **given))
+    for given in ({**tls, "tls_client_ca": Path("c")}, {"insecure_verbs": True}):
+        check_scheduler_is_authenticated(load_settings(None, **given))
+
+
+def test_a_token_for_prometheus_is_not_sent_without_encryption() -> None:
+    token = Path("token")
+    with pytest.raises(BadSettings, match="prometheus_url is not encrypted") as caught:
+        load_settings(None, prometheus_url="http://prometheus:9090", prometheus_token_file=token)
+    assert "Example: prometheus_url: https://prometheus:9090" in str(caught.value)
+    for url in ("https://prometheus:9090", "http://127.0.0.1:9090"):
+        load_settings(None, prometheus_url=url, prometheus_token_file=token)
+    load_settings(None, prometheus_url="http://prometheus:9090")
 
 
 def test_verbs_and_debug_api_can_have_different_hosts() -> None:

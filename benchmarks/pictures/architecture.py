@@ -28,7 +28,7 @@ RECORDER = Workload("Deployment", "headroom-recorder", {"recorder": (8889,)})
 AGENT = Workload("DaemonSet", "headroom-agent", {"agent": (9410,)})
 WORKLOADS = (SCHEDULER, CONSOLE, WEBHOOK, RECORDER, AGENT)
 #: kube-scheduler calls the extender here.
-EXTENDER_URL = "http://127.0.0.1:8888"
+EXTENDER_URL = "https://127.0.0.1:8888"
 CALLS = ("filter", "prioritize", "preempt", "bind")
 
 _LIGHT = "#ddf4ff"
@@ -117,7 +117,7 @@ def _scheduler(drawing: Drawing) -> None:
     drawing.box(176, 68, 82, 32)
     drawing.text(217, 89, extender, size=13, anchor="middle")
     drawing.arrow(142, 84, 174, 84)
-    called = EXTENDER_URL.removeprefix("http://")
+    called = EXTENDER_URL.removeprefix("https://")
     drawing.text(142, 120, f"{', '.join(CALLS)}\n{called}", size=13, anchor="middle")
 
 

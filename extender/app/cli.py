@@ -62,7 +62,7 @@ DebugHost = Annotated[str | None, typer.Option(help="Address of the debug API's 
 InsecureVerbs = Annotated[
     bool | None,
     typer.Option(
-        "--insecure-verbs", help="Accept bind calls of other machines without a certificate."
+        "--insecure-verbs", help="Accept bind calls without a certificate, on loopback only."
     ),
 ]
 VerbsPort = Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")]

@@ -14,6 +14,7 @@ from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
 from extender.app.readiness import DISPENSABLE, unready
 from extender.app.serving import serve, serve_views
+from extender.config.constraints import check_scheduler_is_authenticated
 from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.auth import Guard
@@ -136,7 +137,10 @@ async def serve_cluster(
     ``BadSettings``."""
     limit_heap()
     hint = "to try Headroom without a cluster: headroom serve --embedded FLEET.yaml"
-    cluster = Cluster(load_configuration(hint=hint), settings, pace)
+    configuration = load_configuration(hint=hint)
+    if parts is not Parts.CONSOLE:
+        check_scheduler_is_authenticated(settings)
+    cluster = Cluster(configuration, settings, pace)
     if parts is Parts.CONSOLE:
         await _serve_console(cluster, settings, announce, origin)
     else:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
+from extender.errors import BadSettings
 from extender.promql import check_matchers
 
 if TYPE_CHECKING:
@@ -123,6 +124,17 @@ def _prometheus_needs_url(settings: "Settings") -> None:
                 "Example: prometheus_url: https://prometheus.monitoring:9090",
                 name,
             )
+    url = urlsplit(settings.prometheus_url or "")
+    if (
+        settings.prometheus_token_file is not None
+        and url.scheme == "http"
+        and not is_loopback(url.hostname or "")
+    ):
+        raise Contradiction(
+            "prometheus_token_file is set and prometheus_url is not encrypted, so others could "
+            f"read the token; use https. Example: prometheus_url: https://{url.hostname}:9090",
+            "prometheus_token_file",
+        )
 
 
 def _open_debug_needs_loopback(settings: "Settings") -> None:
@@ -138,16 +150,28 @@ def _open_debug_needs_loopback(settings: "Settings") -> None:
 
 def _remote_verbs_need_tls(settings: "Settings") -> None:
     name, host = settings.listen_address("verbs_host")
-    if settings.insecure_verbs or is_loopback(host):
+    if is_loopback(host):
         return
     needed = ("tls_cert", "tls_key", "tls_client_ca")
     if missing := [each for each in needed if getattr(settings, each) is None]:
         raise Contradiction(
             f"{name} is {host}, so other machines can call bind, and {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set; set all three (headroom certs "
-            "creates Secrets with these files), or set verbs_host: 127.0.0.1, or set "
-            "insecure_verbs: true if a NetworkPolicy keeps other clients away",
+            "creates Secrets with these files), or set verbs_host: 127.0.0.1",
             name,
+        )
+
+
+def check_scheduler_is_authenticated(settings: "Settings") -> None:
+    """Raise ``BadSettings`` if any process on the loopback could bind the pods of a cluster.
+
+    ``kubectl port-forward`` reaches the loopback of a pod, so it is no credential.
+    """
+    if settings.tls_client_ca is None and not settings.insecure_verbs:
+        raise BadSettings(
+            "tls_client_ca is not set, so every process that reaches the port of kube-scheduler "
+            "can bind any pod, also on loopback; set tls_cert, tls_key and tls_client_ca (headroom "
+            "certs creates Secrets with these files). For a test cluster: insecure_verbs: true"
         )
 
 

@@ -47,7 +47,7 @@ EXAMPLES = {
     "grafana_url": "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}",
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
-    "prometheus_url": "http://prometheus.monitoring:9090",
+    "prometheus_url": "https://prometheus.monitoring:9090",
     "prometheus_matchers": "'cluster=\"eu-1\"'",
     "prometheus_token_file": "/etc/headroom/prometheus/token",
     "prometheus_ca": "/etc/headroom/prometheus/ca.crt",

@@ -23,17 +23,18 @@ class PortSettings(BaseModel):
     )
     verbs_host: ListenAddress | None = Field(
         None,
-        description="Listen address of kube-scheduler's port only. An address other than loopback "
-        "requires tls_cert, tls_key and tls_client_ca, because any client that reaches bind can "
-        "bind pods.",
+        description="Listen address of kube-scheduler's port only. In a cluster, the "
+        "port requires tls_cert, tls_key and tls_client_ca, also on loopback, because any client "
+        "that reaches bind can bind pods. Without a cluster, only other addresses require them.",
     )
     debug_host: ListenAddress | None = Field(
         None, description="Listen address of the debug API's port only."
     )
     insecure_verbs: bool = Field(
         False,
-        description="Serve kube-scheduler's port to other machines without TLS or without client "
-        "certificates. Any client that reaches the port can then bind pods.",
+        description="In a cluster, serve kube-scheduler's port without client certificates. "
+        "Allowed only if that port listens on loopback. Any process there can then bind pods, "
+        "so use it in test clusters only.",
     )
     verbs_port: int = Field(
         8888, ge=0, le=65535, description="Port for kube-scheduler's calls; 0: any free port."

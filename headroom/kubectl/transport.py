@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,6 +52,14 @@ class Files:
 NO_FILES = Files()
 
 
+def _is_loopback(host: str) -> bool:
+    """Return whether a connection to ``host`` stays on this machine; other names may not."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Address:
     """Opens connections to ``http://host:port`` or https. ``token`` is the bearer token."""
 
@@ -65,6 +74,12 @@ class Address:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise CommandError(f"--server: {url!r} is not an address. Example: {_EXAMPLE}", 2)
+        if parts.scheme == "http" and not _is_loopback(parts.hostname):
+            raise CommandError(
+                f"--server: {url} is neither encrypted nor on this machine; use https://, or "
+                f"forward a port. Example: --server {_EXAMPLE}",
+                2,
+            )
         self.name = f"{parts.scheme}://{parts.netloc}"
         self.headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
         self._host, self._port = parts.hostname, port

@@ -175,6 +175,7 @@ class Installation:
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
         verbs_port, self.journal_port, self.scheduler_port = free_ports(3)
+        self.verbs_port = verbs_port
         folder = self.mounted(spec["spec"], f"etc{replica}")
         ports = {"verbs": verbs_port, "debug": self.journal_port}
         self._fork(f"extender{replica}", extender, spec["spec"], folder, ports)
@@ -185,8 +186,10 @@ class Installation:
         configured = folder / "scheduler/kube-scheduler.yaml"
         content = yaml.safe_load(configured.read_text())
         for each in content["extenders"]:
-            assert each["urlPrefix"] == "http://127.0.0.1:8888"
-            each["urlPrefix"] = f"http://127.0.0.1:{verbs_port}"
+            assert each["urlPrefix"] == "https://127.0.0.1:8888"
+            each["urlPrefix"] = f"https://127.0.0.1:{verbs_port}"
+            for key, path in each["tlsConfig"].items():
+                each["tlsConfig"][key] = path.replace("/etc/headroom", str(folder))
         # In a cluster there is none, and it takes the account of its pod.
         content["clientConnection"] = {"kubeconfig": str(self._kubeconfig(EXTENDER))}
         configured.write_text(json.dumps(content))
@@ -282,7 +285,10 @@ class Installation:
                 path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{volume['configMap']['name']}"
                 content = {k: v.encode() for k, v in self.plane.call("GET", path)["data"].items()}
             else:
-                content = self._secret(volume["secret"])
+                content = {}
+                projected = volume.get("projected", {}).get("sources", ())
+                for source in projected or [{"secret": volume["secret"]}]:
+                    content |= self._secret(source["secret"])
             for name, data in content.items():
                 (folder / name).write_bytes(data)
         return root
@@ -290,12 +296,14 @@ class Installation:
     def _secret(self, source: Mapping[str, Any]) -> dict[str, bytes]:
         """The files of a Secret; none if an optional one does not exist."""
         try:
-            secret = self.plane.call("GET", f"{SECRETS}/{source['secretName']}")
+            name = source.get("secretName") or source["name"]
+            secret = self.plane.call("GET", f"{SECRETS}/{name}")
         except ApiRefused as err:
             if source.get("optional") and ": 404 " in str(err):
                 return {}
             raise
-        return {key: b64decode(text) for key, text in secret["data"].items()}
+        keys = [item["key"] for item in source.get("items", ())] or secret["data"]
+        return {key: b64decode(secret["data"][key]) for key in keys}
 
     def answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
         """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""

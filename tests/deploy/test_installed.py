@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from contract.gpunode_json import decode_gpunode
@@ -128,6 +129,16 @@ def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> 
     events = f"{USERS_PODS.removesuffix('pods')}events?fieldSelector=source=headroom"
     until(lambda: installation.listed(events), "an Event has the details")
     plane.call("DELETE", f"{USERS_PODS}/large", {"gracePeriodSeconds": 0})
+
+
+def only_kube_scheduler_may_call_the_extender_on_loopback(installation: Installation) -> None:
+    """As a user who may forward ports to the pod reaches it."""
+    port = installation.verbs_port
+    binding = {"PodName": "two", "PodNamespace": "default", "PodUID": "", "Node": "gpu-b"}
+    with pytest.raises(httpx.TransportError):
+        LOOPBACK.post(f"http://127.0.0.1:{port}/bind", json=binding)
+    with pytest.raises(httpx.TransportError):
+        LOOPBACK.post(f"https://127.0.0.1:{port}/bind", json=binding)
 
 
 def kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
@@ -385,6 +396,7 @@ def test_the_life_of_an_installation(installation: Installation, subtests: pytes
         the_api_server_takes_every_object_and_warns_of_none,
         pods_are_placed_with_what_the_manifests_give,
         the_plugin_shows_nodes_and_decisions,
+        only_kube_scheduler_may_call_the_extender_on_loopback,
         kube_scheduler_was_elected_with_our_lease,
         probes_are_answered_without_showing_who_one_is,
         the_debug_api_lets_in_who_may_and_tells_others_why_not,

@@ -1,5 +1,5 @@
-"""Who may do what they could not do before Headroom was installed, by SubjectAccessReviews of a
-real API server, and the table of docs/operate/security.md about it."""
+"""Rights that the installation gives, by SubjectAccessReviews of a real API server, and the table
+of docs/operate/security.md about them."""
 
 import json
 import re
@@ -150,11 +150,11 @@ def test_the_installation_gives_no_right_to_others(plane: ControlPlane, installe
     after = {user: allowed(plane, user, asked) for user in OTHERS}
     for user in OTHERS:
         assert after[user] == before[user], user
-    # A right that a binding gives to all would have been found.
+    # A permission that a binding gives to all would have been found.
     wide = "create", "clusterrolebinding", "wide", "--clusterrole=headroom-viewer"
     plane.kubectl(*wide, "--group=system:authenticated")
     question = ("/v1/nodes", "get")
-    until(lambda: is_allowed(plane, "tenant", groups, question), "the new right is found", 60)
+    until(lambda: is_allowed(plane, "tenant", groups, question), "the new permission is found", 60)
     assert question in asked
 
 

@@ -108,7 +108,7 @@ class Cluster:
             *(module, "serve", "--host", "127.0.0.1"),
             *(() if guarded else ("--debug-open",)),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
-            *(_options(tls) if tls else ()),
+            *(_options(tls) if tls else ("--insecure-verbs",)),
             *self._config(name, settings),
             env={
                 "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests", port=api_port)),

@@ -26,6 +26,7 @@ class Apart:
         config = self.plane.folder / "extender.yaml"
         config.write_text(json.dumps(settings))
         ports = ("--verbs-port", str(self.verbs), "--debug-port", str(self.journal))
+        ports += ("--insecure-verbs",)
         self._fork("extender", "--config", str(config), *ports)
 
     def start_console(self, follows: int | None = None) -> None:

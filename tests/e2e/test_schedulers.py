@@ -216,6 +216,7 @@ def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
     content["leaderElection"] |= sooner
     for extender in content["extenders"]:
         extender["urlPrefix"] = f"http://127.0.0.1:{port}"
+        del extender["enableHTTPS"], extender["tlsConfig"]
     return content
 
 

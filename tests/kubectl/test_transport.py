@@ -54,3 +54,14 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     transport_for(
         URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, ""
     )
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "console.example", "[fd00::7]", "0.0.0.0"])
+@pytest.mark.parametrize("token", [None, "t"])
+def test_plain_http_is_for_this_machine_only(host: str, token: str | None) -> None:
+    """Otherwise others could read the token, and change the answers."""
+    with pytest.raises(CommandError, match="is neither encrypted nor on this machine"):
+        transport_for(f"http://{host}:8889", token, Files(), None, None, "headroom-system")
+    for own in ("127.0.0.1", "localhost", "[::1]"):
+        transport_for(f"http://{own}:8889", token, Files(), None, None, "headroom-system")
+    transport_for(f"https://{host}:8889", token, Files(), None, None, "headroom-system")

@@ -228,7 +228,7 @@ def test_decisions_name_the_extenders_whose_decisions_can_be_missing(
 ) -> None:
     body = {"decisions": [], "continue": None, "unanswered": BODY["unanswered"]}
     monkeypatch.setattr(DebugApi, "get", lambda self, *path, **query: body)
-    app(["--server", "http://console", "decisions", "-A"], standalone_mode=False)
+    app(["--server", "https://console", "decisions", "-A"], standalone_mode=False)
     assert capsys.readouterr().err.splitlines() == [
         "no such decision is on record",
         "no journal from extender 10.0.0.9:8889: connection refused",

@@ -74,15 +74,12 @@
 {{- range $container := $spec.containers }}
 {{- if eq $container.name "extender" }}
 {{- $_ := set $container "ports" (prepend $container.ports (dict "name" "verbs" "containerPort" 8888)) }}
-{{- $mount := dict "name" "client-ca" "mountPath" "/etc/headroom/client" "readOnly" true }}
-{{- $_ := set $container "volumeMounts" (append $container.volumeMounts $mount) }}
 {{- $_ := set $spec "containers" (list $container) }}
 {{- end }}
 {{- end }}
 {{- $volumes := list }}
-{{- range $spec.volumes }}{{ if ne .name "scheduler-config" }}{{ $volumes = append $volumes . }}{{ end }}{{ end }}
-{{- $authority := dict "secretName" "headroom-scheduler-client" "items" (list (dict "key" "ca.crt" "path" "ca.crt")) }}
-{{- $_ := set $spec "volumes" (append $volumes (dict "name" "client-ca" "secret" $authority)) }}
+{{- range $spec.volumes }}{{ if not (has .name (list "scheduler-config" "credentials")) }}{{ $volumes = append $volumes . }}{{ end }}{{ end }}
+{{- $_ := set $spec "volumes" $volumes }}
 {{- else if and (eq $object.kind "NetworkPolicy") (eq $name "headroom-scheduler") }}
 {{- $verbs := dict "ports" (list (dict "protocol" "TCP" "port" 8888)) }}
 {{- $_ := set $object.spec "ingress" (append $object.spec.ingress $verbs) }}
