@@ -42,6 +42,7 @@ TOKENS = {
     "recorder-of-the-tests": "headroom-recorder",
     "viewer-of-the-tests": "headroom-viewer",
     "certs-of-the-tests": "headroom-certs",
+    "certs-renewal-of-the-tests": "headroom-certs-renewal",
 }
 #: The only scheduler: pods that name another one stay pending.
 SCHEDULER_NAME = "headroom"

@@ -37,8 +37,10 @@ from extender.kube.client import KubeApi
 AUTHORITIES = "headroom-ca"
 #: The Services whose names are in the serving certificate.
 SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
-#: Label selector of the webhook configurations that must trust the CA of the serving certificate.
-WEBHOOKS = "app.kubernetes.io/part-of=headroom"
+#: Name of the webhook configurations that must trust the CA of the serving certificate.
+WEBHOOKS = "headroom"
+#: How to create CAs and Secrets, which the daily run may not.
+_CREATE = "create job --from=cronjob/headroom-certs-authority replace-ca"
 ATTEMPTS = 5
 
 _LABELS = {
@@ -110,6 +112,30 @@ class Certificates:
                 continue
         return self._run(now)
 
+    def renew(self, now: datetime) -> None:
+        """Renew the certificates with the CAs that exist.
+
+        Raises like ``run``, and ``BadSettings`` if a CA or a Secret must be created, which only
+        ``run`` does: it needs permission to write the webhook configurations.
+        """
+        stored = self._read(AUTHORITIES)
+        for each in self._wanted:
+            before = authority_of(each.purpose, stored.data) if stored else None
+            leaf = self._read(each.secret)
+            if (
+                before is None
+                or leaf is None
+                or next_authority(before, each.purpose, now, self._terms) != before
+            ):
+                missing = AUTHORITIES if leaf else each.secret
+                raise BadSettings(
+                    f"Secret {self._namespace}/{missing} does not exist, or has no valid CA, and "
+                    f"this run may not create it: kubectl -n {self._namespace} {_CREATE}"
+                )
+            self._renew_leaf(each, before, leaf, now)
+            if ends_soon(before, now, self._terms):
+                self._report(self._ends_soon(each, before))
+
     def _run(self, now: datetime) -> None:
         stored = self._read(AUTHORITIES)
         leaves = {each.secret: self._read(each.secret) for each in self._wanted}
@@ -141,8 +167,7 @@ class Certificates:
         return (
             f"{each.purpose} CA: expires at {until}, and the certificate in Secret {each.secret} "
             "cannot be renewed beyond that. Replace the CAs at a time when GPU pods may wait for "
-            f"some minutes: {kubectl} delete secret {AUTHORITIES} && {kubectl} create job "
-            "--from=cronjob/headroom-certs replace-ca"
+            f"some minutes: {kubectl} delete secret {AUTHORITIES} && {kubectl} {_CREATE}"
         )
 
     def _renew_leaf(
@@ -207,35 +232,37 @@ class Certificates:
         """Write ``bundle`` as the caBundle of each webhook that has another one."""
         text = base64.b64encode(bundle).decode()
         admission = self._admission
-        for kind, list_all, patch in (
+        for kind, read, patch in (
             (
                 "validatingwebhookconfiguration",
-                admission.list_validating_webhook_configuration,
+                admission.read_validating_webhook_configuration,
                 admission.patch_validating_webhook_configuration,
             ),
             (
                 "mutatingwebhookconfiguration",
-                admission.list_mutating_webhook_configuration,
+                admission.read_mutating_webhook_configuration,
                 admission.patch_mutating_webhook_configuration,
             ),
         ):
-            with self._api.asking(f"list {kind}s") as timeout:
-                listed = list_all(label_selector=WEBHOOKS, _request_timeout=timeout)
-            for found in listed.items:
-                hooks = [
-                    {"name": hook.name, "clientConfig": {"caBundle": text}}
-                    for hook in found.webhooks or ()
-                    if hook.client_config.ca_bundle != text
-                ]
-                if not hooks:
+            try:
+                with self._api.asking(f"read {kind} {WEBHOOKS}") as timeout:
+                    found = read(WEBHOOKS, _request_timeout=timeout)
+            except ApiStatus as err:
+                if err.status == 404:
                     continue
-                metadata = _metadata(found.metadata)
-                name = metadata.name or ""
-                version = {"resourceVersion": metadata.resource_version}
-                body = {"metadata": version, "webhooks": hooks}
-                with self._writing(f"patch {kind} {name}") as timeout:
-                    patch(name, body, _request_timeout=timeout, _content_type=_BY_NAME)
-                self._report(f"{kind} {name}: caBundle updated")
+                raise
+            hooks = [
+                {"name": hook.name, "clientConfig": {"caBundle": text}}
+                for hook in found.webhooks or ()
+                if hook.client_config.ca_bundle != text
+            ]
+            if not hooks:
+                continue
+            version = {"resourceVersion": _metadata(found.metadata).resource_version}
+            body = {"metadata": version, "webhooks": hooks}
+            with self._writing(f"patch {kind} {WEBHOOKS}") as timeout:
+                patch(WEBHOOKS, body, _request_timeout=timeout, _content_type=_BY_NAME)
+            self._report(f"{kind} {WEBHOOKS}: caBundle updated")
 
     @contextmanager
     def _writing(self, call: str) -> Iterator[tuple[float, float]]:

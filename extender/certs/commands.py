@@ -26,17 +26,21 @@ def certs(
     leaf_renew_days: Annotated[
         float, typer.Option(min=0, help="Renew a certificate this many days before it expires.")
     ] = 30,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="Renew certificates only: create no CA and no Secret."),
+    ] = False,
     ca_days: Annotated[
         float, typer.Option(min=0.001, max=36_500, help="Lifetime of CA certificates, in days.")
     ] = 3650,
 ) -> None:
     """Create missing certificates, and renew certificates that expire soon.
 
-    Run it as a Job when Headroom is installed, and every day as a CronJob. A run changes nothing if
-    all certificates are valid. It writes the Secrets headroom-ca, headroom-tls and
-    headroom-scheduler-client, and the caBundle of webhook configurations with the label
-    app.kubernetes.io/part-of: headroom. It prints each change. Exit status 1: try again; 2: the
-    options or Secrets must be fixed first.
+    Run it as a Job when Headroom is installed, and with --renew every day as a CronJob. A run
+    changes nothing if all certificates are valid. It writes the Secrets headroom-ca, headroom-tls
+    and headroom-scheduler-client, and the caBundle of the webhook configurations headroom. With
+    --renew it writes only certificates, into Secrets that exist. It prints each change. Exit
+    status 1: try again; 2: the options or Secrets must be fixed first.
     """
     try:
         # The client for the API server is an optional dependency, and slow to import.
@@ -59,9 +63,9 @@ def certs(
         )
         api = KubeApi(load_configuration())
         try:
-            Certificates(
-                api, namespace, wanted(namespace, tuple(name or ())), terms, typer.echo
-            ).run(datetime.now(UTC))
+            all_wanted = wanted(namespace, tuple(name or ()))
+            certificates = Certificates(api, namespace, all_wanted, terms, typer.echo)
+            (certificates.renew if renew else certificates.run)(datetime.now(UTC))
         finally:
             api.close()
     except BadSettings as err:

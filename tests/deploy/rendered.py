@@ -37,6 +37,7 @@ CHART_ONLY = {"kubeadm": "device-plugin"}
 #: A component of deploy/components -> the chart's values that do the same.
 COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "privileged": {"agent": {"privileged": True}},
+    "control-on-gpu-nodes": {"onGpuNodes": True},
     "no-ptrace": {"agent": {"ptrace": False}},
     "mig": {"agent": {"mig": True}},
     "selinux": {"agent": {"selinux": True}},

@@ -88,7 +88,7 @@ def test_an_image_has_a_repository_a_tag_and_a_digest(
         for key, spec in pod_specs(found).items()
         if key[2] != "headroom-agent"
     }
-    assert len(images) == 6
+    assert len(images) == 7
     assert set(images.values()) == {reference}
 
 
@@ -232,7 +232,7 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
                 "kubeScheduler": {"config": {"podMaxBackoffSeconds": 60}},
                 "extender": {"resources": {"limits": {"memory": "1Gi"}}},
                 "imagePullSecrets": ["pull"],
-                "networkPolicies": False,
+                "networkPolicies": {"enabled": False},
                 "crd": False,
                 "agent": {"extraEnv": [dcgm]},
             },

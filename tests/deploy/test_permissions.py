@@ -179,8 +179,17 @@ CERTS: dict[str, set[Right]] = {
         rights("", "secrets", "create", "patch", where=NAMESPACE)
     ),
     "extender.certs.cluster_secrets:Certificates._trust_in_webhooks": (
-        rights(WEBHOOKS, "validatingwebhookconfigurations", "list", "patch")
-        | rights(WEBHOOKS, "mutatingwebhookconfigurations", "list", "patch")
+        rights(WEBHOOKS, "validatingwebhookconfigurations", "get", "patch")
+        | rights(WEBHOOKS, "mutatingwebhookconfigurations", "get", "patch")
+    ),
+}
+#: It writes only Secrets that exist.
+CERTS_RENEWAL: dict[str, set[Right]] = {
+    "extender.certs.cluster_secrets:Certificates._read": rights(
+        "", "secrets", "get", where=NAMESPACE
+    ),
+    "extender.certs.cluster_secrets:Certificates._write": (
+        rights("", "secrets", "patch", where=NAMESPACE)
     ),
 }
 MIRROR: dict[str, set[Right]] = {
@@ -199,6 +208,7 @@ ROLES = {
     "headroom-device-taints": DEVICE_TAINTS,
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
+    "headroom-certs-renewal": CERTS_RENEWAL,
     "headroom-extender-mirror": MIRROR,
 }
 #: Callables without a call to the cluster, or with the rights of the user of the command.
@@ -290,7 +300,8 @@ def test_no_role_has_a_wildcard_or_reaches_others_secrets_and_roles() -> None:
             assert "*" not in str(rule.get("resources", "")), name
             assert not {"roles", "clusterroles", "serviceaccounts"} & set(rule.get("resources", ()))
             if "secrets" in rule.get("resources", ()):
-                assert (name, manifest["kind"]) == ("headroom-certs", "Role")
+                assert name in ("headroom-certs", "headroom-certs-renewal")
+                assert manifest["kind"] == "Role"
                 assert rule["verbs"] == ["create"] or rule["resourceNames"]
 
 

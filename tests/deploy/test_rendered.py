@@ -100,6 +100,7 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
 #: Each component once, those together that do not undo one another.
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
+    ("control-on-gpu-nodes",),
     ("no-ptrace", "selinux", "backoff-gate", "in-tree-mirror", "webhook-host-network"),
     ("steering", "mig", "cert-manager", "monitors", "rules", "device-taints"),
 )

@@ -22,7 +22,7 @@ PARTS = {
     "console": {"headroom-console"},
     "recorder": {"headroom-recorder"},
     "deviceTaints": {"headroom-device-taints"},
-    "certificates": {"headroom-certs", "headroom-certs-first"},
+    "certificates": {"headroom-certs", "headroom-certs-authority", "headroom-certs-first"},
     "agent": {"headroom-agent"},
 }
 #: A container's part of the chart's values -> object and container.
@@ -33,7 +33,7 @@ CONTAINERS = {
     "console": {("headroom-console", "console")},
     "recorder": {("headroom-recorder", "recorder")},
     "deviceTaints": {("headroom-device-taints", "device-taints")},
-    "certificates": {("headroom-certs", "certs"), ("headroom-certs-first", "certs")},
+    "certificates": {(name, "certs") for name in PARTS["certificates"]},
     "agent": {("headroom-agent", "agent")},
 }
 
@@ -181,7 +181,7 @@ def test_every_pod_pulls_with_the_same_secrets(tmp_path: Path) -> None:
     for scheduler in ({}, {"defaultScheduler": {"enabled": True}}):
         text = template(tmp_path, {"imagePullSecrets": ["one", "two"], **scheduler})
         specs = pod_specs(objects(text))
-        assert len(specs) == 7 + bool(scheduler)
+        assert len(specs) == 8 + bool(scheduler)
         wanted = [{"name": "one"}, {"name": "two"}]
         assert {key for key, spec in specs.items() if spec["imagePullSecrets"] != wanted} == set()
 

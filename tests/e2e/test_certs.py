@@ -17,11 +17,13 @@ from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.e2e.cluster import RBAC, role_binding
 from tests.e2e.nodes import SYSTEM_NAMESPACE
+from tests.loopback import LOOPBACK
 
 SECRETS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 NAMES = (AUTHORITIES, "headroom-tls", "headroom-scheduler-client")
 NOW = datetime.now(UTC)
+RENEWAL = "certs-renewal-of-the-tests"
 
 
 @pytest.fixture
@@ -168,6 +170,41 @@ def test_certificates_are_renewed_while_they_are_still_good(
     assert after["ca.crt"] == before["ca.crt"]
     ends_at = facts(Pair(after["tls.crt"], after["tls.key"])).ends_at
     assert ends_at == (due + Terms().leaf_lifetime).replace(microsecond=0)
+
+
+def test_the_daily_run_renews_and_can_do_nothing_else(plane: ControlPlane, rights: None) -> None:
+    """A stolen token of its account writes neither CAs nor webhook configurations."""
+    with pytest.raises(BadSettings, match="job --from=cronjob/headroom-certs-authority"):
+        renewed(plane, NOW)
+    run(plane)
+    before = {name: secret(plane, name) for name in NAMES}
+    assert renewed(plane, NOW) == []
+    due = NOW + Terms().leaf_lifetime - Terms().leaf_renewed_before
+    assert len(renewed(plane, due)) == 2
+    assert secret(plane, AUTHORITIES) == before[AUTHORITIES]
+    for name in NAMES[1:]:
+        after = secret(plane, name)
+        assert after["tls.crt"] != before[name]["tls.crt"]
+        assert is_signed_by(after["tls.crt"], after["ca.crt"])
+    head = {"Authorization": f"Bearer {RENEWAL}", "Content-Type": "application/merge-patch+json"}
+    for path in (f"{ADMISSION}/headroom", f"{SECRETS}/{AUTHORITIES}"):
+        answer = LOOPBACK.patch(f"{plane.url}{path}?dryRun=All", content="{}", headers=head)
+        assert answer.status_code == 403, path
+    plane.call("DELETE", f"{SECRETS}/{AUTHORITIES}")
+    with pytest.raises(BadSettings, match="Secret headroom-system/headroom-ca does not exist"):
+        renewed(plane, due)
+
+
+def renewed(plane: ControlPlane, now: datetime) -> list[str]:
+    """Run the daily job; return what it prints."""
+    message: list[str] = []
+    api = KubeApi(plane.configuration(RENEWAL))
+    try:
+        all_wanted = wanted(SYSTEM_NAMESPACE)
+        Certificates(api, SYSTEM_NAMESPACE, all_wanted, Terms(), message.append).renew(now)
+    finally:
+        api.close()
+    return message
 
 
 def test_authorities_that_expire_soon_are_reported(plane: ControlPlane, rights: None) -> None:

@@ -84,7 +84,7 @@ class Variant(Play):
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [f"../{PLATFORM}"],
-            "components": ["../../default-scheduler"],
+            "components": ["../../default-scheduler", "../../components/control-on-gpu-nodes"],
             "images": [
                 {"name": f"set-me.invalid/{name}", "newName": name, "newTag": "1"}
                 for name in ("headroom-extender", "headroom-agent", "kube-scheduler")

@@ -205,6 +205,8 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
         "REGISTRY": REGISTRY,
         "VERSION": version_of(ROOT),
         "gpu-operator": "device-plugin",
+        # Its only node has a GPU.
+        "settings.mode=observe": "settings.mode=observe,onGpuNodes=true",
     }
     for name in ("kubectl", "helm"):
         shutil.copy(built(name)[name], root.path / "usr/local/bin" / name)

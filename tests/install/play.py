@@ -74,7 +74,7 @@ class Play:
         }
         self.shell(
             f"helm install headroom {chart} -n {NAMESPACE} --create-namespace"
-            f" --values={chart}/platforms/{PLATFORM}.yaml "
+            f" --values={chart}/platforms/{PLATFORM}.yaml --set=onGpuNodes=true "
             + " ".join(f"--set=images.{key}.repository={REGISTRY}/{n}" for key, n in images.items())
         )
         until(self.ready, "the Deployments and the agents")

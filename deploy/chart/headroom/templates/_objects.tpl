@@ -1,6 +1,8 @@
 {{/* Text of deploy/ with the release's namespace and images. */}}
 {{- define "headroom.text" -}}
 {{- $text := .text | replace "headroom-system" .root.Release.Namespace -}}
+{{- $prometheus := default .root.Values.monitors.prometheus.namespace .root.Values.networkPolicies.prometheusNamespace -}}
+{{- $text = replace "kubernetes.io/metadata.name: monitoring" (printf "kubernetes.io/metadata.name: %s" $prometheus) $text -}}
 {{- range $name, $image := (include "headroom.images" .root | fromYaml) -}}
 {{- $text = replace (printf "set-me.invalid/%s:set-me" $name) $image $text -}}
 {{- end -}}
@@ -87,5 +89,33 @@
 {{- $_ := set (index $object.spec.variables 0) "expression" `["default-scheduler"]` }}
 {{- else if and (eq $object.kind "Service") (eq $name "headroom-extender") }}
 {{- $_ := set $object.spec "clusterIP" .root.Values.defaultScheduler.clusterIP }}
+{{- end }}
+{{- end -}}
+
+{{/* Applies the addresses and ports of the API server to a NetworkPolicy. Changes .object. */}}
+{{- define "headroom.networkPolicy" -}}
+{{- $values := .root.Values.networkPolicies }}
+{{- $addresses := list }}
+{{- range $values.apiServerCidrs }}{{ $addresses = append $addresses (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
+{{- $ports := list }}
+{{- range $values.apiServerPorts }}{{ $ports = append $ports (dict "protocol" "TCP" "port" .) }}{{ end }}
+{{- range $rule := .object.spec.egress }}
+{{- if and $rule.ports (eq (int (first $rule.ports).port) 443) }}
+{{- $_ := set $rule "ports" $ports }}
+{{- if $addresses }}{{ $_ := set $rule "to" $addresses }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if and $addresses (eq .object.metadata.name "headroom-webhook") }}
+{{- $namespace := default .root.Values.monitors.prometheus.namespace $values.prometheusNamespace }}
+{{- $prometheus := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" $namespace)) }}
+{{- range $rule := .object.spec.ingress }}{{ $_ := set $rule "from" (append $addresses $prometheus) }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* Lets the pods of .object, a Deployment, Job or CronJob, run on nodes with GPUs. Changes .object. */}}
+{{- define "headroom.onGpuNodes" -}}
+{{- if and .root.Values.onGpuNodes (has .object.kind (list "Deployment" "Job" "CronJob")) }}
+{{- $spec := (default .object .object.spec.jobTemplate).spec.template.spec }}
+{{- $_ := unset $spec.affinity "nodeAffinity" }}
 {{- end }}
 {{- end -}}
