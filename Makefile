@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-hanging | bench-policies | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
+# bench-storm | bench-hanging | bench-policies | bench-reviews | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
 # images | containers | newcomer | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ CACHE := $(or $(HEADROOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headroom)
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster versions soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-hanging bench-policies bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
+	bench-cluster bench-storm bench-hanging bench-policies bench-reviews bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
 	docs site images containers newcomer neighbours samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
@@ -92,6 +92,9 @@ bench-hanging: $(VENV)/test.stamp  ## delay of pods without a GPU by an extender
 
 bench-policies: $(VENV)/test.stamp  ## CPU time of the API server for admission policies, with pods at its limits: ARGS=--each
 	$(RUN) -m benchmarks.policies $(ARGS)
+
+bench-reviews: $(VENV)/test.stamp  ## delay of honest pods by clients that flood the webhook
+	$(RUN) -m benchmarks.reviews $(ARGS)
 
 bench-sampling: $(VENV)/test.stamp  ## effect of percentageOfNodesToScore if one node of 5,000 fits
 	$(RUN) -m benchmarks.sampling $(ARGS)

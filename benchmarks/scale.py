@@ -146,6 +146,7 @@ def parts(cluster: Cluster) -> tuple[Extender, Part, Part]:
     signed = authority.sign("webhook")
     served = {
         "webhook_port": reviews,
+        "debug_port": 0,
         "webhook_tls_cert": str(signed.cert),
         "webhook_tls_key": str(signed.key),
     }

@@ -41,14 +41,6 @@ def exceeded(pod: Pod) -> str:
     return next(filter(None, starmap(_sentence, _measured(pod))), "")
 
 
-def exceeded_containers(pod: Pod) -> str:
-    """Return the sentence of ``exceeded`` if the pod has too many containers; empty if it has not.
-
-    It looks at no container, so it is for callers that look at all of them afterwards.
-    """
-    return _sentence(*next(_measured(pod)))
-
-
 def _sentence(number: int, limit: int, what: str, help_text: str) -> str:
     if number <= limit:
         return ""
@@ -56,7 +48,7 @@ def _sentence(number: int, limit: int, what: str, help_text: str) -> str:
 
 
 def _measured(pod: Pod) -> Iterator[tuple[int, int, str, str]]:
-    """Yield number, limit, name and fix. The numbers that cost nothing come first."""
+    """Yield number, limit, name and fix. Numbers that are cheap to find come first."""
     annotations = pod.metadata.annotations or {}
     yield (
         container_count(pod),

@@ -3,6 +3,8 @@
 #: Temporary collections of one call or request. Their size is limited by the request
 #: (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
+    # Requests that wait for their turn, at most one for each of 512 connections.
+    "extender/server/turns.py": ["Turns._waiting"],
     "extender/state/node_settings.py": ["NodeSettings.cordoned"],
     # One set, shared by all nodes.
     "extender/placement/snapshot.py": ["NodeTerms.by_dra"],

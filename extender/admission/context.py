@@ -143,6 +143,16 @@ class AdmissionContext:
         return pod.annotation(STATIC) is not None and pod.node == self.kubelet_node != ""
 
     @property
+    def is_exempt(self) -> bool:
+        """Whether the mutating webhook does not serve the namespace."""
+        return self.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
+
+    @property
+    def counts(self) -> bool:
+        """Whether quotas count the GPU memory of the namespace's pods."""
+        return self.settings.counts and not self.is_exempt
+
+    @property
     def scheduler(self) -> str | None:
         """The scheduler to set on pods that name none; None: they keep the default scheduler."""
         label = self.namespace.labels.get(SCHEDULER)

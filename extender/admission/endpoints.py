@@ -25,6 +25,7 @@ from extender.admission.review import (
 from extender.admission.review import Request as Asked
 from extender.observability.metrics import WebhookTelemetry
 from extender.server.http_limits import JSON, BodyTooLarge, read_whole
+from extender.server.turns import Turns
 
 log = structlog.get_logger()
 
@@ -48,11 +49,16 @@ class Webhook:
 
 
 def webhook_app(webhook: Webhook) -> FastAPI:
-    """Return the ASGI application, which serves reviews, probes and metrics."""
+    """Return the ASGI application, which serves reviews, probes and metrics.
+
+    Clients take turns by address, and users of the API server by name, because the largest reviews
+    take several milliseconds each.
+    """
     app = FastAPI(title="Headroom admission webhook", openapi_url=None)
     decisions: dict[str, Decide] = {"mutate": answer_mutate, "validate": answer_validate}
+    turns = Turns()
     for path, decide in decisions.items():
-        app.router.add_route(f"/{path}", _endpoint(path, decide, webhook), methods=["POST"])
+        app.router.add_route(f"/{path}", _endpoint(path, decide, webhook, turns), methods=["POST"])
 
     async def healthz(_: Request) -> Response:
         stuck = ", ".join(f"{name} ({s:.0f} s)" for name, s in webhook.stuck().items())
@@ -72,7 +78,7 @@ def webhook_app(webhook: Webhook) -> FastAPI:
 
 
 def _endpoint(
-    path: str, decide: Decide, webhook: Webhook
+    path: str, decide: Decide, webhook: Webhook, turns: Turns
 ) -> Callable[[Request], Awaitable[Response]]:
     seconds = webhook.telemetry.admission_seconds.labels(path)
     errors = webhook.telemetry.admission_errors.labels(path)
@@ -93,9 +99,20 @@ def _endpoint(
             return Response(status_code=400)
         if why := webhook.unready():
             return reject(why, 503)
+        try:
+            asked = read(body)
+        except MalformedReview as err:
+            return reject(str(err), 400)
+        address = request.client.host if request.client else ""
+        async with turns.turn(address, asked.user_info.username):
+            if await request.is_disconnected():  # it waited for longer than its client
+                return Response(status_code=400)
+            return decided(asked)
+
+    def decided(asked: Asked) -> Response:
         began_s = time.perf_counter()
         try:
-            return Response(decide(read(body), webhook.context_of), media_type=JSON)
+            return Response(decide(asked, webhook.context_of), media_type=JSON)
         except MalformedReview as err:
             return reject(str(err), 400)
         except Exception:

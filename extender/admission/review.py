@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodSpec
-from contract.pod_limits import sized
+from contract.pod_limits import MAX_CONTAINERS, container_count, sized
 from contract.printable import printable
 from extender.admission.automatic import requests_auto
 from extender.admission.context import AdmissionContext
@@ -21,6 +21,7 @@ from extender.admission.validation import (
     MAX_WARNINGS,
     Validated,
     validate_annotations,
+    validate_oversized,
     validate_pod,
     validate_template,
 )
@@ -134,6 +135,17 @@ def pod_of(request: Request) -> Pod:
     return _in_namespace(sized(pod, len(request.object)), request)
 
 
+def _oversized(pod: Pod, context: AdmissionContext) -> Validated | None:
+    """Return the result for a pod with more containers than a pod with GPUs may have; None for any
+    other pod.
+
+    It must be asked first: all else that is decided looks at all containers, several times.
+    """
+    if container_count(pod) <= MAX_CONTAINERS or context.is_static(pod):
+        return None
+    return validate_oversized(pod, context)
+
+
 def pod_before(request: Request) -> Pod | None:
     before = _decoded(request.old_object, Pod | None, "request.oldObject")
     return None if before is None else _in_namespace(before, request)
@@ -214,6 +226,8 @@ def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
         )
         return answer_mutated(request, changes)
     pod, context = pod_of(request), _context(request, context_of)
+    if (oversized := _oversized(pod, context)) is not None:
+        return answer_validated(request, oversized)
     if requests_auto(pod):
         programs, generate_name = _programs(request)
         context = replace(context, programs=programs, generate_name=generate_name)
@@ -259,7 +273,9 @@ def _validated(request: Request, context_of: ContextOf) -> Validated:
         return validate_annotations(kind, metadata_of(request))
     context = _context(request, context_of)
     if kind == "Pod":
-        return validate_pod(pod_of(request), pod_before(request), context)
+        pod = pod_of(request)
+        oversized = _oversized(pod, context) if request.operation == _CREATE else None
+        return oversized or validate_pod(pod, pod_before(request), context)
     found = template_of(request)
     return Validated() if found is None else validate_template(kind, *found, context)
 

@@ -17,7 +17,6 @@ from contract.annotations import (
     DEVICE_CHOICE,
     GATED,
     MAINTENANCE,
-    NO_SCHEDULER,
     PREFIX,
     RESERVE,
     SCHEDULER,
@@ -43,7 +42,7 @@ from contract.dra import implicit_gpu_resources
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
-from contract.pod_limits import exceeded_containers
+from contract.pod_limits import exceeded
 from contract.quantity import implausible
 from extender.admission.automatic import problem, requests_auto
 from extender.admission.context import AdmissionContext
@@ -100,7 +99,7 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
         return Validated()
     rejection = _rejection(pod, context)
     # A quota that does not count every pod is none, so invalid pods cannot be admitted uncounted.
-    if context.settings.observes and not _counts(pod, context):
+    if context.settings.observes and not (context.counts and asks_for_gpu(pod, context.rules)):
         would = [f"{WOULD}: {rejection}"] if rejection else []
         return Validated(warnings=(*would, *_warnings(pod, context)))
     if (
@@ -111,6 +110,16 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
     ):
         rejection = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(context)}"
     return Validated(rejection, tuple(_warnings(pod, context)))
+
+
+def validate_oversized(pod: Pod, context: AdmissionContext) -> Validated:
+    """Return the result for a pod that has more containers than a pod with GPUs may have."""
+    if not asks_for_gpu(pod, context.rules):
+        return Validated()
+    rejection = exceeded(pod)
+    if context.settings.observes and not context.counts:
+        return Validated(warnings=(f"{WOULD}: {rejection}",))
+    return Validated(rejection)
 
 
 def validate_template(
@@ -155,11 +164,8 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
 
 def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
     """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
-    exempt = context.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
-    if (too_many := exceeded_containers(pod)) and asks_for_gpu(pod, context.rules):
-        return too_many
     implicit = implicit_gpu_resources(pod)
-    if pod.annotation(VRAM) is not None and implicit and not exempt:
+    if pod.annotation(VRAM) is not None and implicit and not context.is_exempt:
         return (
             f"annotation {VRAM}: DRA allocates {implicit[0]} in whole devices, and counts no "
             f"amount; request {context.rules.resources[0]}: 1 instead, or convert the pod to "
@@ -184,17 +190,8 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
                 parse(text)
         except BadAnnotation as err:
             return str(err)
-    counts = not is_template and _counts(pod, context) and not implicit
+    counts = context.counts and not (is_template or implicit)
     return miscounted(pod, request) if counts else ""
-
-
-def _counts(pod: Pod, context: AdmissionContext) -> bool:
-    """Return whether quotas count the GPU memory of pods like this.
-
-    Not in a namespace that the mutating webhook does not serve.
-    """
-    exempt = context.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
-    return context.settings.counts and not exempt and asks_for_gpu(pod, context.rules)
 
 
 def _requests_gate(pod: Pod) -> bool:

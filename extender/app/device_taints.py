@@ -79,7 +79,9 @@ async def serve_device_taints(
         loops.start("election", compete, RETRY_S, unready=unlisted)
         loops.start("taint", controller.round, EVERY_S, changed, LEAST_S, unlisted)
 
-    port = probes_port("Headroom device taints", settings, not_ready, loops, telemetry.exposition)
+    port = probes_port(
+        "Headroom device taints", settings, not_ready, loops.stuck, telemetry.exposition
+    )
     sources.start()
     try:
         await serve_ports([port], announce, started=started)

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from extender.config.settings import Settings
-from extender.periodic import Loops
 from extender.server.http_limits import PeerProtocol
 from extender.server.ports import Port
 from extender.server.tls import ServerTls
@@ -43,10 +42,10 @@ def probes_port(
     title: str,
     settings: Settings,
     not_ready: Callable[[], str],
-    loops: Loops,
+    stuck: Callable[[], dict[str, float]],
     exposition: Callable[[bool], bytes],
 ) -> Port:
     """Return the debug port of the settings, which serves only probes and metrics."""
-    app = probes_app(title, not_ready, loops.stuck, exposition)
+    app = probes_app(title, not_ready, stuck, exposition)
     tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
     return Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)

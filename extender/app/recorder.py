@@ -75,7 +75,7 @@ async def serve_recorder(
         if history is not None:
             loops.start("history", history.check, CHECK_S, unready=not_ready)
 
-    port = probes_port("Headroom recorder", settings, not_ready, loops, telemetry.exposition)
+    port = probes_port("Headroom recorder", settings, not_ready, loops.stuck, telemetry.exposition)
     sources.start()
     try:
         await serve_ports([port], announce, started=started)

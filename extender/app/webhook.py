@@ -1,14 +1,16 @@
-"""The process of the admission webhook: four watches, one port. It has no pods and no ledger."""
+"""The process of the admission webhook: four watches, two ports. It has no pods and no ledger."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from extender.admission.context import KINDS, AdmissionContext, ObjectCache
 from extender.admission.endpoints import Webhook, webhook_app
+from extender.app.probes import probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
@@ -19,11 +21,14 @@ from extender.kube.profiles import Profiles
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import profile_kind, watched_kinds
 from extender.observability.metrics import CertificateCollector, WebhookTelemetry
-from extender.periodic import Loops
+from extender.periodic import STUCK_AFTER_S, Loops
 from extender.server.http_limits import LimitedProtocol
-from extender.server.ports import Port, serve_ports
+from extender.server.ports import Port, serve_beside, serve_ports
 from extender.server.tls import ServerTls
 from extender.state.changes import Event
+
+#: Seconds between two heartbeats of the event loop.
+_BEAT_S = 1.0
 
 
 class Decider:
@@ -45,6 +50,24 @@ class Decider:
         """Take the events of the watches."""
         self.cache.apply(events)
         self.profiles.apply(events)
+
+
+class Heartbeat:
+    """Shows to other threads whether the event loop that answers reviews goes on."""
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        self._at_s = monotonic_s()
+
+    async def go_on(self) -> None:
+        while True:
+            self._at_s = self._monotonic_s()
+            await asyncio.sleep(_BEAT_S)
+
+    def stuck(self) -> dict[str, float]:
+        """Return name -> seconds without progress; empty if it goes on."""
+        late_s = self._monotonic_s() - self._at_s
+        return {"reviews": late_s} if late_s > STUCK_AFTER_S else {}
 
 
 async def serve_webhook(
@@ -80,8 +103,20 @@ async def serve_webhook(
     reloading = SettingsReloader(origin, settings, decider.take, telemetry)
     sources.start()
     port = Port("webhook", settings.host, settings.webhook_port, app, LimitedProtocol, tls)
+    beat = Heartbeat()
+    loops.keep("reviews", beat.go_on)
+    probes = probes_port(
+        "Headroom webhook",
+        settings,
+        lambda: unready(sources.health, settings.blind_after_s),
+        lambda: loops.stuck() | beat.stuck(),
+        telemetry.exposition,
+    )
     try:
-        await serve_ports([port], announce, started=lambda: reloading.start(loops))
+        # In a thread of its own: probes are answered while reviews wait for each other.
+        with serve_beside(probes) as address:
+            announce(msgspec.json.encode({"event": "serving", "probes": address}).decode())
+            await serve_ports([port], announce, started=lambda: reloading.start(loops))
     finally:
         loops.stop()
         await asyncio.get_running_loop().run_in_executor(None, sources.stop)

@@ -38,7 +38,7 @@ from contract.decision import decision_id
 from contract.errors import BadAnnotation, BadQuantity, shortened
 from contract.gate import is_gated
 from contract.kube import Container, Pod
-from contract.pod_limits import exceeded, exceeded_containers
+from contract.pod_limits import exceeded
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from extender.placement.policy import Rules
@@ -183,8 +183,6 @@ def understand(
     that exceed ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False. A pod
     that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
     """
-    if enforce_limits and (too_many := exceeded_containers(pod)) and asks_for_gpu(pod, rules):
-        return Unreadable(Reason.POD_TOO_LARGE, too_many)
     try:
         found = [*_gpu_containers(pod, rules)]
     except BadQuantity as err:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,26 @@ async def serve_ports(
     # The sockets are already listening: a client that connects now is answered soon.
     announce(msgspec.json.encode({"event": "serving", **addresses}).decode())
     await asyncio.gather(*running)
+
+
+@contextlib.contextmanager
+def serve_beside(port: Port) -> Iterator[str]:
+    """Serve a port in a thread with an event loop of its own; yield its address.
+
+    So requests of other ports do not delay it. Raises ``OSError`` if the port cannot be used.
+    """
+    listener = _listen(port.host, port.port)
+    server = PortServer(port)
+    address = f"{server.scheme}://{host_port(*listener.getsockname()[:2])}"
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[listener])), name=port.name
+    )
+    thread.start()
+    try:
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class PortServer(uvicorn.Server):

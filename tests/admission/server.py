@@ -21,6 +21,8 @@ class WebhookServer:
     name: str
     port: int
     authority: Authority
+    #: Port of the probes.
+    probes_port: int
 
     @property
     def url(self) -> str:
@@ -29,6 +31,11 @@ class WebhookServer:
     def client(self) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.authority.cert))
         return httpx.Client(base_url=self.url, verify=context, timeout=PATIENCE_S, trust_env=False)
+
+    def prober(self) -> httpx.Client:
+        """As a kubelet asks."""
+        url = f"http://127.0.0.1:{self.probes_port}"
+        return httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
 
     def is_ready(self) -> bool:
         self.plane.raise_if_ended()
@@ -56,9 +63,11 @@ def start_webhook(
 ) -> WebhookServer:
     """Returns when it has listed what it needs; ``settings`` are those of its file."""
     signed = certificate or authority.sign("webhook")
-    server = WebhookServer(plane, name, port or free_ports(1)[0], authority)
+    free, probes = free_ports(2)
+    server = WebhookServer(plane, name, port or free, authority, probes)
     given = {
         "webhook_port": server.port,
+        "debug_port": server.probes_port,
         "webhook_tls_cert": str(signed.cert),
         "webhook_tls_key": str(signed.key),
         **settings,

@@ -53,7 +53,7 @@ class Site:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self._undo = contextlib.ExitStack()
-        self._webhook: WebhookServer | None = None
+        self.webhook: WebhookServer | None = None
         self._http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
 
     def send(
@@ -194,17 +194,17 @@ class Site:
         authority = Authority(self.plane.folder, "webhook-ca")
         kubeconfig = self._kubeconfig(WEBHOOK)
         name = "admission-webhook"
-        self._webhook = start_webhook(
+        self.webhook = start_webhook(
             self.plane, name, authority, kubeconfig, module="tests.admission.hasty", **settings
         )
-        for each in webhooks(self._webhook.url, authority):
+        for each in webhooks(self.webhook.url, authority):
             path = f"{ADMISSION}/{each['kind'].lower()}s"
             self.send("DELETE", f"{path}/{each['metadata']['name']}")
             self.create(path, each)
 
     def kill_webhook(self) -> None:
-        assert self._webhook is not None
-        self._webhook.stop()
+        assert self.webhook is not None
+        self.webhook.stop()
 
     def _kubeconfig(self, account: str) -> Path:
         path = self.plane.folder / f"admission.{account}.kubeconfig"
@@ -223,8 +223,8 @@ class Site:
     def close(self) -> None:
         if self.plane.runs(PROCESS):
             self.plane.kill(PROCESS)
-        if self._webhook is not None:
-            self._webhook.stop()
+        if self.webhook is not None:
+            self.webhook.stop()
         self._undo.close()
         for node in NODES:
             path = f"{GPUNODES}/{node}"

@@ -205,7 +205,7 @@ class Site:
             case "webhook":
                 cert, key = str(plane.certificate.cert), str(plane.certificate.key)
                 files = {"webhook_tls_cert": cert, "webhook_tls_key": key}
-                self._start(name, part, webhook_port=port, **files)
+                self._start(name, part, webhook_port=port, debug_port=0, **files)
         if part in ("flood", "console", "webhook"):
             # They run on other machines: here they get the CPU that the extenders leave.
             os.setpriority(os.PRIO_PROCESS, plane.pid(name), 19)

@@ -207,7 +207,7 @@ class Installation:
         spec = self.objects["Deployment", NAMESPACE, WEBHOOK]["spec"]["template"]["spec"]
         (self.webhook_port,) = free_ports(1)
         folder = self.mounted(spec, f"webhook{replica}")
-        ports = {"webhook": self.webhook_port}
+        ports = {"webhook": self.webhook_port, "debug": 0}
         self._fork(f"webhook{replica}", spec["containers"][0], spec, folder, ports)
         self._wait(f"webhook{replica}", self.webhook_answers, "/readyz")
         self._find_webhook(self.webhook_port)

@@ -1,0 +1,86 @@
+"""Turns of clients: who waits for whom."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from extender.server.turns import Turns
+
+A, B = "192.0.2.1", "192.0.2.2"
+
+
+async def order(requests: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the requests in the order of their turns, as "address user number"."""
+    turns, served = Turns(), list[str]()
+
+    async def request(address: str, user: str, number: int) -> None:
+        async with turns.turn(address, user):
+            served.append(f"{address[-1]}{user}{number}")
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(request(*who, n)) for n, who in enumerate(requests)]
+    await asyncio.gather(*tasks)
+    return served
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        pytest.param([(A, "x")] * 3, ["1x0", "1x1", "1x2"], id="one client, in order"),
+        pytest.param(
+            [*[(A, "x")] * 4, (A, "y")], ["1x0", "1x1", "1y4", "1x2", "1x3"], id="another user"
+        ),
+        pytest.param(
+            [*[(A, "x")] * 4, (B, "x")], ["1x0", "1x1", "2x4", "1x2", "1x3"], id="another address"
+        ),
+        pytest.param(
+            [*((A, f"u{n}") for n in range(4)), (B, "y"), (B, "y")],
+            ["1u00", "1u11", "2y4", "1u22", "2y5", "1u33"],
+            id="many users of one address have one share",
+        ),
+    ],
+)
+def test_clients_take_turns(requests: list[tuple[str, str]], expected: list[str]) -> None:
+    assert asyncio.run(order(requests)) == expected
+
+
+def test_who_leaves_or_fails_blocks_nobody() -> None:
+    async def run() -> list[str]:
+        turns, served = Turns(), list[str]()
+
+        async def request(name: str) -> None:
+            async with turns.turn(A, name):
+                served.append(name)
+                await asyncio.sleep(0)
+                if name == "fails":
+                    raise ValueError
+
+        tasks = [asyncio.create_task(request(name)) for name in ("fails", "leaves", "last")]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with turns.turn(B, "x"):
+            served.append("later")
+        return served
+
+    assert asyncio.run(run()) == ["fails", "last", "later"]
+
+
+def test_a_client_that_leaves_when_its_turn_comes_passes_it_on() -> None:
+    async def run() -> list[str]:
+        turns, served = Turns(), list[str]()
+
+        async def request(name: str) -> None:
+            async with turns.turn(A, name):
+                served.append(name)
+
+        async with turns.turn(A, "first"):
+            waiting = [asyncio.create_task(request(name)) for name in ("leaves", "last")]
+            await asyncio.sleep(0)
+        # The turn is granted, and its task has not run yet.
+        waiting[0].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return served
+
+    assert asyncio.run(run()) == ["last"]
