@@ -26,6 +26,8 @@ from tests.loopback import LOOPBACK
 SEEDS: Sequence[int] = (0, 2, 3, 5, 7, 9, 16, 18, 19, 20, 22, 27, 30, 31, 32, 34, 35)
 if "TEST_FOLLOWING_EXAMPLES" in os.environ:
     SEEDS = range(int(os.environ["TEST_FOLLOWING_EXAMPLES"]))
+#: Seeds of the clusters where memory is held.
+HELD_SEEDS = (1, 3, 7)
 SHAPE = Shape(replicas=3)
 MERGE = "application/merge-patch+json"
 ZONES, TEAMS = ("a", "b"), ("x", "y")
@@ -44,11 +46,32 @@ def cluster(new_cluster: NewCluster) -> PlayedCluster:
 
 
 def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Tell) -> None:
+    followed = follow_suggestions(cluster, SEEDS, held=False)
+    tell(f"suggestions followed on {len(SEEDS)} random clusters: {dict(followed)}")
+    assert {"lower", "wait", "eligible", "repair"} <= followed.keys()
+
+
+def test_following_any_suggestion_binds_the_pod_beside_held_memory(
+    new_cluster: NewCluster, tell: Tell
+) -> None:
+    """On most nodes, memory is held for a pod that was nominated there."""
+    cluster = new_cluster(4, SHAPE)
+    cluster.start_scheduler(cluster.start_extender(settings={"nomination_hold_s": 3600.0}))
+    cluster.settle()
+    followed = follow_suggestions(cluster, HELD_SEEDS, held=True)
+    tell(f"suggestions followed beside held memory: {dict(followed)}")
+    assert "lower" in followed
+
+
+def follow_suggestions(cluster: PlayedCluster, seeds: Sequence[int], held: bool) -> Counter[str]:
+    """Return how often each kind of suggestion was followed."""
     followed: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in seeds:
         random = Random(seed)
         change_nodes(cluster, random)
         fill(cluster, random)
+        if held:
+            hold_some(cluster, random)
         break_some(cluster, random)
         cluster.create_pod(WAITS, f"{random.choice((2, 14, 20, 20, 24, 26))}Gi", **wishes(random))
         for _ in range(MOST_STEPS):
@@ -66,8 +89,29 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
                 f"seed {seed}: bound after {step}: {body['suggestions']}",
             )
         clean(cluster)
-    tell(f"suggestions followed on {len(SEEDS)} random clusters: {dict(followed)}")
-    assert {"lower", "wait", "eligible", "repair"} <= followed.keys()
+    return followed
+
+
+def hold_some(cluster: PlayedCluster, random: Random) -> None:
+    """Nominate pods to nodes with a free replica, as after a preemption; returns when the extender
+    counts them."""
+    wanted = {}
+    taken = Counter(pod["spec"]["nodeName"] for pod in cluster.bound())
+    for name in cluster.names:
+        if random.random() < 0.8 and taken[name] < SHAPE.replicas:
+            held = f"held-{name}"
+            cluster.create_pod(held, f"{random.choice((2, 8, 14))}Gi", schedulerName="nobody")
+            nominated = {"status": {"nominatedNodeName": name}}
+            cluster.plane.call("PATCH", f"{PODS}/{held}/status", nominated, MERGE)
+            wanted[name] = held
+
+    def seen() -> bool:
+        return all(
+            ask(cluster, f"/v1/nodes/{name}")["node"]["devices"][0]["unconfirmed_bytes"] > 0
+            for name in wanted
+        )
+
+    cluster.until(seen, "the extender holds the memory")
 
 
 def change_nodes(cluster: PlayedCluster, random: Random) -> None:
