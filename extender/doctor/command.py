@@ -54,6 +54,12 @@ def doctor(
             help="Print only the device plugin's ConfigMap with the advised replicas.",
         ),
     ] = False,
+    multi_tenant: Annotated[
+        bool,
+        typer.Option(
+            "--multi-tenant", help="Also find what is missing for tenants without mutual trust."
+        ),
+    ] = False,
 ) -> None:
     """Find what costs the cluster safety or memory, and show what to do about it.
 
@@ -71,6 +77,11 @@ def doctor(
         from extender.version import own_version
 
         settings = load_settings(config)
+        if multi_tenant and (fleet or scheduler_config or plugin_config):
+            raise BadSettings(
+                "--multi-tenant examines a cluster; leave out --fleet, --scheduler-config and "
+                "--plugin-config. Example: headroom doctor --multi-tenant"
+            )
         if plugin_config:
             events = _events(settings, fleet, kubeconfig, context)
             recent = _recent(command, fleet, kubeconfig, context)
@@ -89,6 +100,10 @@ def doctor(
             recent = _recent(command, fleet, kubeconfig, context)
             found = examine_nodes(settings, listed, recent, environment.profiles)
             found += examine_environment(environment, settings, own_version())
+            if multi_tenant:
+                from extender.doctor.tenants import examine_tenants, list_tenancy
+
+                found += examine_tenants(list_tenancy(settings, listed, kubeconfig, context))
     except ImportError as err:
         typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err

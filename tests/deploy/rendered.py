@@ -31,6 +31,7 @@ IMAGE_VALUES = {
 PLATFORMS = (
     *("gpu-operator", "device-plugin", "k3s", "openshift"),
     *("gke", "eks", "aks", "trial"),
+    "multi-tenant",
 )
 #: Files of values without an overlay -> the overlay that they start from.
 CHART_ONLY = {"kubeadm": "device-plugin"}

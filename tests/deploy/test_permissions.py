@@ -221,6 +221,8 @@ OTHERS = {
     "extender.observability.history_handover:HistoryHandover._read",  # another console
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor
+    "extender.doctor.tenants:list_tenancy",  # the same
+    "extender.doctor.tenants:_items",  # the same
     "agent.probes.dcgm:Exporter._scrape",
     "agent.gate_client:ask",
     "agent.http_port:HttpPort.respond",

@@ -24,7 +24,7 @@ def test_the_first_lines_of_a_platform_list_what_was_tested(platform: str) -> No
 def test_everything_but_the_agents_runs_on_control_plane_nodes_of_kubeadm(tmp_path: Path) -> None:
     specs = pod_specs(objects(template(tmp_path, {}, "kubeadm")))
     taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
-    assert len(specs) == 7
+    assert len(specs) == 8
     for key, spec in specs.items():
         expected = [{"operator": "Exists"}] if key[2] == "headroom-agent" else [taint]
         assert spec["tolerations"] == expected, key
