@@ -138,6 +138,7 @@ class _Edge:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REPLICA], headers[MODE] = self._replica, self._mode()
+                headers["X-Content-Type-Options"] = "nosniff"
             await send(message)
 
         if (rejection := _rejected_body(scope)) is not None:

@@ -48,6 +48,7 @@ def test_all_errors_are_problem_details(
     fleet: Asked, method: str, path: str, status: int, message: str
 ) -> None:
     answer = fleet.get(path, method=method)
+    assert answer.headers["x-content-type-options"] == "nosniff"
     assert (answer.status_code, answer.headers["content-type"]) == (
         status,
         "application/problem+json",
