@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-hanging | bench-policies | bench-reviews | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
-# images | containers | newcomer | neighbours | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
+# images | containers | newcomer | neighbours | samples | release | binary | publish-images | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +21,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster versions soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-hanging bench-policies bench-reviews bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
-	docs site images containers newcomer neighbours samples release binary publish lock
+	docs site images containers newcomer neighbours samples release binary publish-images publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -158,7 +158,10 @@ release: .cache/release/stamp  ## build all that is published, in dist/: make re
 binary: .cache/release/stamp  ## build the client without Python for this platform: make binary VERSION=...
 	@$(RELEASE) release.binary $(VERSION)
 
-publish: .cache/release/stamp  ## publish what `make release` built; only the release workflow runs it
+publish-images: .cache/release/stamp  ## build and push the images, and write their digests; only the release workflow runs it
+	@$(RELEASE) release.publish $(VERSION) $(REGISTRY_FLAG) --images
+
+publish: .cache/release/stamp  ## sign and publish what was built; only the release workflow runs it
 	@$(RELEASE) release.publish $(VERSION) $(REGISTRY_FLAG)
 
 # Pins every dependency by its hashes. The lock files contain no registry addresses.

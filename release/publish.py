@@ -1,9 +1,13 @@
-"""Publishes what `make release` built: images, chart, packages, signatures, and the release itself.
+"""Publishes a release: images, chart, packages, signatures, and the release itself.
 
+    python -m release.publish VERSION --registry NAME --images
     python -m release.publish VERSION --registry NAME
 
-Only the release workflow runs it: the signatures are made with the identity of the workflow, and
-PyPI accepts no other. The packages come last, because PyPI never accepts a version twice.
+The first command builds and pushes the images, and writes their digests into ``digests/``. The
+second one builds nothing: it signs these digests, and publishes what `make release` built. Only the
+release workflow runs them, in jobs with different rights: the signatures are made with the identity
+of the workflow, and PyPI accepts no other. The packages come last, because PyPI never accepts a
+version twice.
 """
 
 import argparse
@@ -42,14 +46,28 @@ def run(command: list[str], variables: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def publish(version: str, registry: str, dist: Path, run: Run, helm: str) -> None:
-    """Publish the files in ``dist``. Raises what ``run`` raises, and publishes no more then."""
+def push_images(version: str, registry: str, digests: Path, run: Run) -> None:
+    """Build and push the images; write the digest of each into a file in ``digests``.
+
+    Raises what ``run`` raises.
+    """
     build = {"VERSION": version, "REGISTRY": registry, "FLAGS": BUILD_FLAGS, "BUILDER": "docker"}
     run(["sh", SCRIPT], build)
+    digests.mkdir(exist_ok=True)
     for name in IMAGES:
-        image = f"{registry}/{name}"
-        inspect = ["docker", "buildx", "imagetools", "inspect", f"{image}:{version}"]
+        image = f"{registry}/{name}:{version}"
+        inspect = ["docker", "buildx", "imagetools", "inspect", image]
         digest = _digest(run([*inspect, "--format", "{{.Manifest.Digest}}"], {}))
+        (digests / name).write_text(f"{digest}\n")
+
+
+def publish(version: str, registry: str, dist: Path, digests: Path, run: Run, helm: str) -> None:
+    """Sign the images with these ``digests``, and sign and publish the files in ``dist``.
+
+    Raises what ``run`` raises, and publishes no more then.
+    """
+    for name in IMAGES:
+        image, digest = f"{registry}/{name}", _digest((digests / name).read_text())
         run(["cosign", "sign", "--yes", f"{image}@{digest}"], {})
         listed = ["--type", "cyclonedx", "--predicate", f"{dist}/{name}_{version}.cdx.json"]
         run(["cosign", "attest", "--yes", *listed, f"{image}@{digest}"], {})
@@ -67,7 +85,7 @@ def publish(version: str, registry: str, dist: Path, run: Run, helm: str) -> Non
 def _digest(text: str) -> str:
     found = re.search(r"sha256:[0-9a-f]{64}", text)
     if found is None:
-        raise SystemExit(f"release: no digest in the output of the last command: {text}")
+        raise SystemExit(f"release: no digest: {text}")
     return found[0]
 
 
@@ -75,9 +93,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="release.publish")
     parser.add_argument("version")
     parser.add_argument("--registry", required=True, help="first part of the names of the images")
+    parser.add_argument("--images", action="store_true", help="only build and push the images")
     args = parser.parse_args()
+    digests = ROOT / "digests"
     try:
-        publish(args.version, args.registry, ROOT / "dist", run, str(tool("helm")))
+        if args.images:
+            push_images(args.version, args.registry, digests, run)
+        else:
+            helm = str(tool("helm"))
+            publish(args.version, args.registry, ROOT / "dist", digests, run, helm)
     except subprocess.CalledProcessError as err:
         sys.stderr.write(f"release: this command failed with {err.returncode}: {err.cmd}\n")
         return 1

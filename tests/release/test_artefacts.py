@@ -213,11 +213,34 @@ def test_the_workflows_have_no_errors() -> None:
     assert (found.returncode, found.stdout) == (0, "")
 
 
+def test_every_action_is_pinned_by_commit_with_its_version() -> None:
+    for path in (ROOT / ".github/workflows").glob("*.yaml"):
+        for line in path.read_text().splitlines():
+            if "uses:" in line:
+                assert re.search(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
+
+
+def test_no_job_that_can_sign_runs_a_build() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
+    signing = {name for name, job in jobs.items() if "id-token" in job["permissions"]}
+    assert signing == {"publish"}
+    for name, job in jobs.items():
+        builds = [step for step in job["steps"] if "setup-buildx" in step.get("uses", "")]
+        builds += [
+            step
+            for step in job["steps"]
+            if re.match("make (release|binary|publish-images)", step.get("run", ""))
+        ]
+        assert bool(builds) != (name in signing)
+        assert "contents" in job["permissions"]
+        assert (job["permissions"]["contents"] == "write") == (name in signing)
+
+
 def test_the_workflows_run_nothing_but_make() -> None:
     for path in (ROOT / ".github/workflows").glob("*.yaml"):
         for job in yaml.safe_load(path.read_text())["jobs"].values():
             for command in (step["run"] for step in job["steps"] if "run" in step):
-                assert re.match(r"(sudo \S+ )?make (test|release|binary|publish)\b", command), (
-                    command
-                )
+                assert re.match(
+                    r"(sudo \S+ )?make (test|release|binary|publish-images|publish)\b", command
+                ), command
                 assert len(command.replace("\\\n", "").splitlines()) == 1, command

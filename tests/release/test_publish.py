@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from release.publish import BUILD_FLAGS, publish
+from release.publish import BUILD_FLAGS, publish, push_images
 
 REGISTRY = "registry.example/team"
 EXTENDER, AGENT, CHART = (f"sha256:{digit * 64}" for digit in "123")
@@ -41,19 +41,42 @@ def dist(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_pushed_is_signed_by_digest_and_packages_come_last(dist: Path) -> None:
+@pytest.fixture
+def digests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digests")
+    for name, digest in (("extender", EXTENDER), ("agent", AGENT)):
+        (folder / f"headroom-{name}").write_text(f"{digest}\n")
+    return folder
+
+
+def test_the_job_that_builds_images_signs_nothing(tmp_path: Path, digests: Path) -> None:
     recorded = Recorded()
-    publish("0.2.0", REGISTRY, dist, recorded, "helm")
-    sums = f"{dist}/SHA256SUMS"
+    push_images("0.2.0", REGISTRY, tmp_path / "new", recorded)
     inspect = f"docker buildx imagetools inspect {REGISTRY}/headroom"
+    assert recorded.commands == [
+        "sh deploy/images.sh",
+        f"{inspect}-extender:0.2.0 --format {{{{.Manifest.Digest}}}}",
+        f"{inspect}-agent:0.2.0 --format {{{{.Manifest.Digest}}}}",
+    ]
+    assert "linux/amd64,linux/arm64" in BUILD_FLAGS
+    assert recorded.variables[0] == {
+        "VERSION": "0.2.0", "REGISTRY": REGISTRY, "FLAGS": BUILD_FLAGS, "BUILDER": "docker",
+    }  # fmt: skip
+    for each in digests.iterdir():
+        assert (tmp_path / "new" / each.name).read_text() == each.read_text()
+
+
+def test_what_was_pushed_is_signed_by_digest_and_packages_come_last(
+    dist: Path, digests: Path
+) -> None:
+    recorded = Recorded()
+    publish("0.2.0", REGISTRY, dist, digests, recorded, "helm")
+    sums = f"{dist}/SHA256SUMS"
     attest = f"cosign attest --yes --type cyclonedx --predicate {dist}/headroom"
     *before, release, upload = recorded.commands
     assert before == [
-        "sh deploy/images.sh",
-        f"{inspect}-extender:0.2.0 --format {{{{.Manifest.Digest}}}}",
         f"cosign sign --yes {REGISTRY}/headroom-extender@{EXTENDER}",
         f"{attest}-extender_0.2.0.cdx.json {REGISTRY}/headroom-extender@{EXTENDER}",
-        f"{inspect}-agent:0.2.0 --format {{{{.Manifest.Digest}}}}",
         f"cosign sign --yes {REGISTRY}/headroom-agent@{AGENT}",
         f"{attest}-agent_0.2.0.cdx.json {REGISTRY}/headroom-agent@{AGENT}",
         f"helm push {dist}/headroom-0.2.0.tgz oci://{REGISTRY}/charts",
@@ -66,15 +89,11 @@ def test_what_was_pushed_is_signed_by_digest_and_packages_come_last(dist: Path) 
         f"{sys.executable} -m uv publish --trusted-publishing always"
         f" {dist}/headroom_gpu-0.2.0-py3-none-any.whl {dist}/headroom_gpu-0.2.0.tar.gz"
     )
-    assert "linux/amd64,linux/arm64" in BUILD_FLAGS
-    assert recorded.variables[0] == {
-        "VERSION": "0.2.0", "REGISTRY": REGISTRY, "FLAGS": BUILD_FLAGS, "BUILDER": "docker",
-    }  # fmt: skip
 
 
-@pytest.mark.parametrize("fails", ["images.sh", "cosign sign --yes", "helm push", "sign-blob"])
-def test_after_a_failure_nothing_more_is_published(dist: Path, fails: str) -> None:
+@pytest.mark.parametrize("fails", ["cosign sign --yes", "helm push", "sign-blob"])
+def test_after_a_failure_nothing_more_is_published(dist: Path, digests: Path, fails: str) -> None:
     recorded = Recorded(fails)
     with pytest.raises(subprocess.CalledProcessError):
-        publish("0.2.0", REGISTRY, dist, recorded, "helm")
+        publish("0.2.0", REGISTRY, dist, digests, recorded, "helm")
     assert not any("gh release" in each or "uv publish" in each for each in recorded.commands)
