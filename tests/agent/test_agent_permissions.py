@@ -22,7 +22,7 @@ from tests.agent.installed_agent import (
     token,
     unless,
 )
-from tests.controlplane import ApiRefused, ControlPlane
+from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.waiting import PATIENCE_S
 
 
@@ -103,6 +103,23 @@ class TestOwnNodeOnly:
             ("coordination.k8s.io", "leases", "create"),
             ("coordination.k8s.io", "leases", "patch"),
         }
+
+    def test_it_reads_gpunodes_of_other_nodes_and_the_pages_say_so(
+        self, installed: ControlPlane
+    ) -> None:
+        """Neither RBAC nor a policy can restrict reads; it cannot list them either."""
+        own = token(installed, "agent-a")
+        other = request(installed, own, "GET", f"{GPUNODES}/agent-b", None)
+        assert other["metadata"]["name"] == "agent-b"
+        with pytest.raises(ApiRefused, match="403 "):
+            request(installed, own, "GET", GPUNODES, None)
+        for page in ("design", "operate"):
+            (row,) = [
+                line
+                for line in (ROOT / f"docs/{page}/security.md").read_text().splitlines()
+                if line.startswith(("| an agent, or an attacker", "| agent |"))
+            ]
+            assert "of all nodes" in row
 
     def test_agents_cannot_write_reservations(self, installed: ControlPlane) -> None:
         before = installed.call("GET", f"{GPUNODES}/agent-a")["spec"]
