@@ -211,8 +211,10 @@ async def steps(world: World) -> None:
     )
     store.admit(leaks)
     await world.schedule("leaks")
-    where = world.pod("leaks").node
-    store.admit(pod("12Gi", uid="uid-beside", name="beside", node=where, phase="Running"))
+    # The fuller node is preferred, so it gets on the same one.
+    world.create("beside", 12)
+    await world.schedule("beside")
+    assert world.pod("beside").node == world.pod("leaks").node
     world.set_mode("observe")
     await until_then(lambda: extender.observes, "the mode is observe again")
     world.used_bytes["leaks"] = 14 * GIB
