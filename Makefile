@@ -1,4 +1,4 @@
-# make demo | check | test | e2e | real | chaos | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
+# make demo | check | test | lowest | e2e | real | chaos | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-hanging | bench-policies | bench-reviews | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
 # images | containers | newcomer | neighbours | samples | release | binary | publish-images | publish | lock: the targets of this file; the comment after ## describes each.
 
@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CACHE := $(or $(HEADROOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headroom)
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test lint quick all e2e real chaos fuzz cluster versions soak-steering bench bench-agent bench-devices \
+.PHONY: demo check test lint quick all lowest e2e real chaos fuzz cluster versions soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-hanging bench-policies bench-reviews bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
 	docs site images containers newcomer neighbours samples release binary publish-images publish lock
 
@@ -50,6 +50,15 @@ quick: $(VENV)/test.stamp
 all: $(VENV)/test.stamp
 	$(COMPILED)
 	$(RUN) -m pytest -q -n $(WORKERS) $(LOADFILE) $(ARGS)
+
+LOWEST := .cache/lowest/bin
+lowest:  ## quick tests of ports and commands with the lowest versions that pyproject.toml permits
+	$(PYTHON) -m venv --clear .cache/lowest
+	$(LOWEST)/pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(LOWEST)/uv pip compile --quiet --python $(LOWEST)/python --resolution lowest-direct --extra extender --extra agent --extra dev \
+		pyproject.toml | $(LOWEST)/uv pip install --quiet --python $(LOWEST)/python -r -
+	PYTHONPATH=$(CURDIR) TEST_QUICK=1 $(LOWEST)/python -m pytest -q -m "not slow" \
+		tests/admission tests/console tests/kube tests/kubectl tests/recorder tests/server $(ARGS)
 
 e2e: $(VENV)/test.stamp  ## tests against real kube-schedulers of three minor versions
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
