@@ -117,5 +117,6 @@
 {{- if and .root.Values.onGpuNodes (has .object.kind (list "Deployment" "Job" "CronJob")) }}
 {{- $spec := (default .object .object.spec.jobTemplate).spec.template.spec }}
 {{- $_ := unset $spec.affinity "nodeAffinity" }}
+{{- if not $spec.affinity }}{{ $_ := unset $spec "affinity" }}{{ end }}
 {{- end }}
 {{- end -}}
