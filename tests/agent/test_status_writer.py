@@ -20,7 +20,7 @@ from tests.agent.writing import GROWN_BYTES, Clock, busy, deliver, status, used,
 from tests.waiting import PATIENCE_S, until
 
 NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
-NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
+NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600", "--stale-after", "3600")
 
 
 def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
