@@ -4,11 +4,11 @@ Each reader rejects an input only by the exceptions that it declares. What a hos
 of a report is a report that the CRD accepts.
 """
 
-import asyncio
 import contextlib
 import functools
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -167,7 +167,8 @@ def _ports() -> tuple[Any, ...]:
 
 
 def _gate_service(data: bytes) -> bool:
-    answers = [asyncio.run(port.respond(data)) for port in _ports()]
+    responses = [port.respond(data) for port in _ports()]
+    answers = [each.result() if isinstance(each, Future) else each for each in responses]
     if any(answer.status == 500 for answer in answers):
         raise Harm(f"could not answer {data!r}")
     return any(answer.status == 200 for answer in answers)

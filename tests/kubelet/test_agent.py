@@ -271,7 +271,8 @@ def test_an_allocation_is_sampled_at_once_and_not_when_the_next_sample_is_due(
     node = start_node(gpus=1, replicas=2)
     agent = start_agent(node)
     agent.sample()
-    flags = command(agent, "--interval", "3600", "--heartbeat", "3600")
+    never = [f"--{each}=3600" for each in ("interval", "heartbeat", "stale-after")]
+    flags = command(agent, *never)
     with subprocess.Popen(
         flags, env=environment(node), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
