@@ -147,6 +147,7 @@ class Installation:
         self.objects: Objects = objects(self.manifest.read_text())
         self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
         self.debug_port = self.journal_port = self.scheduler_port = self.webhook_port = 0
+        self.webhook_probes_port = 0
 
     @classmethod
     def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
@@ -205,9 +206,9 @@ class Installation:
 
     def _start_webhook(self, replica: str) -> None:
         spec = self.objects["Deployment", NAMESPACE, WEBHOOK]["spec"]["template"]["spec"]
-        (self.webhook_port,) = free_ports(1)
+        self.webhook_port, self.webhook_probes_port = free_ports(2)
         folder = self.mounted(spec, f"webhook{replica}")
-        ports = {"webhook": self.webhook_port, "debug": 0}
+        ports = {"webhook": self.webhook_port, "debug": self.webhook_probes_port}
         self._fork(f"webhook{replica}", spec["containers"][0], spec, folder, ports)
         self._wait(f"webhook{replica}", self.webhook_answers, "/readyz")
         self._find_webhook(self.webhook_port)

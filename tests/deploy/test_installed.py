@@ -156,6 +156,7 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
         "journal-tls": installation.journal_port,
         10259: installation.scheduler_port,
         "webhook": installation.webhook_port,
+        "probes-tls": installation.webhook_probes_port,
     }
     asked = 0
     for container in (
