@@ -30,7 +30,14 @@ from extender.state.decision_records import (
     Ranked,
     Record,
 )
-from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSet, OfferedNodes
+from extender.state.journal import (
+    MAX_NODE_SETS,
+    Decision,
+    Journal,
+    NodeSet,
+    NodeSets,
+    OfferedNodes,
+)
 
 #: Decisions for which a cursor remembers that it sent their filter calls.
 MAX_SHOWN = 1_000
@@ -267,6 +274,7 @@ class Copy:
         self.journal = journal
         self.state: StateLine | None = None
         self.assumed: AssumedLine | None = None
+        self._node_sets = NodeSets()
         self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
         #: The last version of a record, from which to continue.
         self.version = 0
@@ -282,7 +290,8 @@ class Copy:
                 self.state = line
                 self.journal.asked_by(line.schedulers)
             case NodesLine(number, names):
-                self._sets[number] = NodeSet({name: row for row, name in enumerate(names)})
+                row_of = {name: row for row, name in enumerate(names)}
+                self._sets[number] = self._node_sets.add(row_of)
             case DecisionLine():
                 self._put(line)
             case AssumedLine():

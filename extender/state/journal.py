@@ -53,12 +53,18 @@ class NodeSets:
     def __init__(self) -> None:
         self._last: deque[NodeSet] = deque()
 
+    def add(self, row_of: Mapping[str, int]) -> NodeSet:
+        """Add a node set, and drop the names of the oldest one beyond ``MAX_NODE_SETS``."""
+        added = NodeSet(row_of)
+        self._last.append(added)
+        if len(self._last) > MAX_NODE_SETS:
+            self._last.popleft().row_of = None
+        return added
+
     def offered(self, row_of: Mapping[str, int], rows: Rows) -> "OfferedNodes":
         """Return the nodes of a filter call. ``rows``: (n,) their rows, -1 for an unknown node."""
         if not self._last or self._last[-1].row_of is not row_of:
-            self._last.append(NodeSet(row_of))
-            if len(self._last) > MAX_NODE_SETS:
-                self._last.popleft().row_of = None
+            self.add(row_of)
         named = np.zeros(len(row_of) + 1, np.bool_)
         named[rows] = True  # a row of -1 sets the additional last element
         return OfferedNodes(self._last[-1], np.packbits(named[:-1]).tobytes())

@@ -133,6 +133,10 @@ def test_names_of_nodes_are_sent_when_they_change_and_only_the_last_sets_are_kep
     assert last is not None
     assert last.offered_nodes is not None
     assert last.offered_nodes.names() == [f"gpu-{MAX_NODE_SETS + 2}"]
+    first = copy.journal.of_uid("uid-0")
+    assert first is not None
+    assert first.offered_nodes is not None
+    assert first.offered_nodes.names() is None
 
 
 def test_assumed_binds_are_sent_first_to_each_reader_and_then_when_they_change() -> None:
