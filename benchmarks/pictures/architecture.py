@@ -23,7 +23,7 @@ SCHEDULER = Workload(
     "Deployment", "headroom-scheduler", {"extender": (8889,), "kube-scheduler": ()}
 )
 CONSOLE = Workload("Deployment", "headroom-console", {"console": (8889,)})
-WEBHOOK = Workload("Deployment", "headroom-webhook", {"webhook": (9443,)})
+WEBHOOK = Workload("Deployment", "headroom-webhook", {"webhook": (9443, 8889)})
 RECORDER = Workload("Deployment", "headroom-recorder", {"recorder": (8889,)})
 AGENT = Workload("DaemonSet", "headroom-agent", {"agent": (9410,)})
 WORKLOADS = (SCHEDULER, CONSOLE, WEBHOOK, RECORDER, AGENT)

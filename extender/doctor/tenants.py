@@ -82,7 +82,7 @@ def _namespaces(tenancy: Tenancy) -> Iterator[Finding]:
         for each in tenancy.quotas
         if QUOTA in (each.get("spec", {}).get("hard") or {})
     }
-    if unlimited := sorted(tenancy.namespaces.keys() - limited):
+    if unlimited := sorted(set(tenancy.namespaces) - limited):
         yield Finding(
             Weight.WARNING,
             tuple(unlimited),

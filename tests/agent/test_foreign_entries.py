@@ -11,7 +11,9 @@ from agent.probes.kubelet import KubeletProbe, join
 from agent.probes.podresources import ListedContainer, PodResources
 from agent.probes.protobuf import field
 from agent.probes.readings import HoldingReading, SourceReading
-from tests.agent.test_kubelet import GPU, entry, held, listed, parsed, record
+from tests.agent.records import GPU, entry, record
+from tests.agent.test_checkpoint import parsed
+from tests.agent.test_kubelet import held, listed
 from tests.standin.checkpoint import checksum
 
 

@@ -198,7 +198,8 @@ class Site:
                 plane.fork(name, "tests.flood", self._url(rest.removeprefix("of-")), env={})
             case "extender":
                 verbs_port = self._ports[f"{name} verbs"]
-                self._start(name, part, verbs_port=verbs_port, debug_port=port)
+                ports = {"verbs_port": verbs_port, "debug_port": port}
+                self._start(name, part, insecure_verbs=True, **ports)
             case "console":
                 places = [f"127.0.0.1:{each}" for each in self._journal_ports[name]]
                 self._start(name, part, extenders=places, debug_port=port, debug_open=True)

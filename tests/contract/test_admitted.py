@@ -67,7 +67,7 @@ def test_the_recorder_writes_what_the_crd_admits_after_any_profile(seed: int) ->
     tree = drawn_profile(seed)
     _PROFILES.validate(tree)
     profile = decode_profile(json.dumps(tree).encode())
-    newest_requests(profile.status, NOW_S)
+    newest_requests(profile.status, NOW_S, {})
     book, tracker = ProfileBook(), LifeTracker()
     book.load([profile])
     book.forgotten(NOW_S)

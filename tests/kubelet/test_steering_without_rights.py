@@ -82,12 +82,14 @@ def test_an_agent_whose_permissions_were_deleted_first_gives_the_gpus_back(
         assert steered.place("before", "GPU-1") == "GPU-1"
         node.wait(lambda: node.status("before")["phase"] == "Running", "a pod that runs")
         # Extenders still rely on the agent's choice.
-        steered.reservation(gpu_pod("late"), "GPU-1", 4)
+        steered.reservation(gpu_pod("without-ledger"), "GPU-1", 4)
         withdraw_permissions(plane)
         node._processes["agent"].terminate()
         node.wait(lambda: "ledger_not_read" in node.log("agent"), "an agent without the ledger")
-        steered.bind("late")
-        node.wait(lambda: "UnexpectedAdmissionError" in node.events("late"), "a rejection")
+        steered.bind("without-ledger")
+        node.wait(
+            lambda: "UnexpectedAdmissionError" in node.events("without-ledger"), "a rejection"
+        )
         assert "plugin_brought_back" not in node.log("agent")
         assert steered.steered()  # the report that extenders have until it is stale
         node.end("agent")
