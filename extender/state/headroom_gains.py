@@ -49,12 +49,23 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
         return False
     if before is None or before.reason is not None:
         return True
+    if _choosers(before) != _choosers(after):
+        return True
     had = {terms.device.uuid: _figures(terms) for terms in before.devices}
+    # A pod must fit on each device that the plugin could choose, so it may newly fit without one.
+    if had.keys() - {terms.device.uuid for terms in after.devices}:
+        return True
     return any(
         more > less
         for terms in after.devices
         for more, less in zip(_figures(terms), had.get(terms.device.uuid, _LOWEST), strict=True)
     )
+
+
+def _choosers(node: NodeTerms) -> tuple[object, ...]:
+    """Return what decides which devices of the node a pod could get, such as steering."""
+    policies = {(terms.device.resource, terms.policy) for terms in node.devices}
+    return node.gated, node.pins, node.obeys_environment, policies
 
 
 def _figures(terms: DeviceTerms) -> tuple[int, int, int, int, int]:

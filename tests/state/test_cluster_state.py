@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from contract.annotations import RESERVE
 from contract.gpunode import GPUNode
@@ -19,6 +20,7 @@ from extender.state.changes import (
 )
 from extender.state.node_whatif import rejection_beside
 from tests.builders import (
+    DISTRIBUTED,
     GIB,
     NOW_S,
     STAMP,
@@ -32,6 +34,9 @@ from tests.builders import (
 )
 from tests.recording import RecordingState
 from tests.state.states import EPOCH_S, STALE_AFTER_S, headroom, reason, seen, state_of
+
+#: The plugin could choose either of them next.
+TWO = shared("GPU-0"), shared("GPU-1")
 
 
 class TestTheNodeAsAWhole:
@@ -104,6 +109,18 @@ class TestRoom:
             ),
             pytest.param(
                 gpunode(device(healthy=False)), gpunode(device()), True, id="a device recovered"
+            ),
+            pytest.param(
+                gpunode(*TWO, plugin=DISTRIBUTED),
+                gpunode(*TWO, plugin=replace(DISTRIBUTED, steered=["nvidia.com/gpu"])),
+                True,
+                id="Headroom chooses between the devices now",
+            ),
+            pytest.param(
+                gpunode(*TWO, plugin=DISTRIBUTED),
+                gpunode(TWO[0], plugin=DISTRIBUTED),
+                True,
+                id="the plugin no longer has a device to choose",
             ),
             pytest.param(gpunode(device()), gpunode(device()), False, id="nothing"),
         ],
