@@ -4,8 +4,8 @@ import json
 import os
 import select
 import subprocess
-import time
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
