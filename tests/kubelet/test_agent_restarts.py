@@ -7,6 +7,7 @@ import yaml
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.kubelet.probed_node import GIB, StartAgent, by_uuid, rows, start_agent, states, used
+from tests.kubernetes_version import is_at_least
 
 __all__ = ["start_agent"]
 
@@ -89,8 +90,9 @@ def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
     listed = node.listed()
     assert listed.keys() == {"b"}
     assert node.got("b") == listed["b"]
-    with pytest.raises(grpc.RpcError, match="pod a in namespace default not found"):
-        node.got("a")
+    if is_at_least("1.35"):  # an older Get also returns pods that have ended
+        with pytest.raises(grpc.RpcError, match="pod a in namespace default not found"):
+            node.got("a")
 
 
 def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_successor_apart(
