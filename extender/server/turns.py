@@ -44,7 +44,7 @@ class Turns:
             address, users = next(iter(self._waiting.items()))
             user, requests = next(iter(users.items()))
             granted = requests.popleft()
-            # Who had a turn goes to the end.
+            # A user and an address that had a turn go to the end of the queue.
             del users[user], self._waiting[address]
             if requests:
                 users[user] = requests

@@ -63,7 +63,7 @@ def in_force(site: Site, extender: str) -> bool:
     attempts = [
         site.send("POST", f"{GPUNODES}?dryRun=All", body),
         site.send("POST", f"{PODS}?dryRun=All", manifest(annotations=PLACED)),
-        bind(site, "of-nobody", extender, {"team/note": "x"}),
+        bind(site, "no-owner", extender, {"team/note": "x"}),
         site.send("PATCH", status, labelled, extender),
         site.send("POST", f"{PODS}?dryRun=All", manifest(priorityClassName="headroom-critical")),
     ]

@@ -148,7 +148,7 @@ class Site:
 
     def _is_open_again(self) -> bool:
         """The API server forgets a policy a moment after it is deleted, and others use it too."""
-        version, metadata = "headroom.gpu/v1alpha1", {"name": "of-nobody"}
+        version, metadata = "headroom.gpu/v1alpha1", {"name": "no-owner"}
         gpunode = {"apiVersion": version, "kind": "GPUNode", "metadata": metadata}
         return self.send("POST", f"{GPUNODES}?dryRun=All", gpunode).status == 201
 

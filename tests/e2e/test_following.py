@@ -100,7 +100,7 @@ def hold_some(cluster: PlayedCluster, random: Random) -> None:
     for name in cluster.names:
         if random.random() < 0.8 and taken[name] < SHAPE.replicas:
             held = f"held-{name}"
-            cluster.create_pod(held, f"{random.choice((2, 8, 14))}Gi", schedulerName="nobody")
+            cluster.create_pod(held, f"{random.choice((2, 8, 14))}Gi", schedulerName="not-running")
             nominated = {"status": {"nominatedNodeName": name}}
             cluster.plane.call("PATCH", f"{PODS}/{held}/status", nominated, MERGE)
             wanted[name] = held

@@ -11,7 +11,7 @@ from tests.builders import DISTRIBUTED, GIB, STAMP, shared, status, use
 
 #: Devices and pods of honest nodes and of the liar, and texts that mean something somewhere.
 GPUS = ("GPU-a-0", "GPU-a-1", "GPU-c-0", "GPU-b-0")
-UIDS = ("bound", "stray", "starter", "hog", "neighbour", "waiting", "liar-s-own", "nobody-s")
+UIDS = ("bound", "stray", "starter", "hog", "neighbour", "waiting", "on-lying-node", "unknown")
 TEXTS = st.sampled_from(
     [
         *GPUS,

@@ -143,7 +143,7 @@ def world(lie: GPUNode, lease: Lease | None = None) -> World:
             ),
             PodSeen(WAITING),
             PodSeen(
-                pod(uid="liar-s-own", name="own", namespace="liars", node="b", phase="Running")
+                pod(uid="on-lying-node", name="own", namespace="liars", node="b", phase="Running")
             ),
         ]
     )

@@ -45,7 +45,7 @@ def test_clients_take_turns(requests: list[tuple[str, str]], expected: list[str]
     assert asyncio.run(order(requests)) == expected
 
 
-def test_who_leaves_or_fails_blocks_nobody() -> None:
+def test_a_client_that_disconnects_or_fails_blocks_no_other_client() -> None:
     async def run() -> list[str]:
         turns, served = Turns(), list[str]()
 
