@@ -61,9 +61,9 @@ SETTLED_S = 3.0
 #: Seconds in which a kubelet without healthy devices has rejected every pod that was bound before.
 #: Reservations that are still unconfirmed then are of pods that have ended.
 DECIDED_S = 6.0
-#: Seconds between two checks that the kubelet still has healthy devices. Each check without healthy
-#: devices replaces the proxy, and doubles this.
-CHECK_DEVICES_EVERY_S, CHECK_DEVICES_AT_LEAST_EVERY_S = 3.0, 60.0
+#: Seconds between two checks that the kubelet still has healthy devices. A check that finds none
+#: replaces the proxy and doubles the interval, up to the maximum.
+CHECK_DEVICES_EVERY_S, MAX_CHECK_DEVICES_EVERY_S = 3.0, 60.0
 
 
 class NodeLock:
@@ -258,7 +258,7 @@ class PluginRegistration:
         if lost:
             _log.warning("steered_devices_lost", resource=self.resource)
         self._check_devices_every_s = (
-            min(2 * self._check_devices_every_s, CHECK_DEVICES_AT_LEAST_EVERY_S)
+            min(2 * self._check_devices_every_s, MAX_CHECK_DEVICES_EVERY_S)
             if lost
             else CHECK_DEVICES_EVERY_S
         )
