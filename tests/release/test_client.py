@@ -146,10 +146,10 @@ def test_a_command_starts_without_slow_imports(
         for _ in range(3)
     ]
     command_s, nothing_s = (statistics.median(each) for each in zip(*runs, strict=True))
+    # The kernel counts CPU in ticks of 10 ms, and an empty program may take less than one.
     record_property(
         "measured",
-        f"kubectl headroom top --help: {command_s:.2f} s of CPU, "
-        f"{command_s / nothing_s:.0f} times python -c pass",
+        f"kubectl headroom top --help: {command_s:.2f} s of CPU, python -c pass: {nothing_s:.2f} s",
     )
 
 
