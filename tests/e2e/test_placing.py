@@ -227,6 +227,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
     assert set(reserved()) == {*late, cluster.pod("second")["metadata"]["uid"]}
 
 
+@pytest.mark.since("1.34")
 def test_gpus_that_a_dra_driver_offers_too_are_left_to_it(new_cluster: NewCluster) -> None:
     cluster = new_cluster(1)
     cluster.bring_up()
@@ -250,6 +251,7 @@ def test_gpus_that_a_dra_driver_offers_too_are_left_to_it(new_cluster: NewCluste
     cluster.until(lambda: cluster.node_of("p") == "gpu-1", "the pod is bound")
 
 
+@pytest.mark.since("1.34")
 def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
     new_cluster: NewCluster,
 ) -> None:

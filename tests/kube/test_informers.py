@@ -164,6 +164,7 @@ def test_every_kind_has_events_for_create_update_and_delete(plane: ControlPlane)
     assert known(seen.events) == listed(plane)
 
 
+@pytest.mark.since("1.34")
 def test_resource_slices_have_events_for_create_and_delete(plane: ControlPlane) -> None:
     published = {
         "metadata": {"name": "n-gpu"},
