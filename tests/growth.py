@@ -169,7 +169,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Namespaces._default_vram": Per("namespace", 500),
         "Namespaces._held": Per("namespace", 4_000),
         # In a console those of ``JournalFollower._streams``.
-        "ObjectCache._assumed": Per("bind under way", 2_000),
         "ObjectCache._pods_on": Per("pod", 200),
         "ObjectCache._uid_of": Per("pod", 500),
         "ObjectCache.cordoned": Per("node", 200),
@@ -254,10 +253,11 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Visible._namespaces": Fixed(32 * 500),
     },
     "extender/state/held_memory.py": {"HeldMemory._answers": Per("node", 16 * 64)},
-    "extender/state/assumed_binds.py": {
-        "AssumedBinds._expected": Fixed(2 * 64_000),
-        "AssumedBinds._grouped": Fixed(64 * 64_000),
-        "AssumedBinds._rejected_until_s": Fixed(256 * 600),
+    "extender/state/holds.py": {
+        # Each pod fits beside the holds before it.
+        "Holds._assumed": Per("pod", 8_000),
+        "Holds._binding": Per("pod", 2_000),
+        "Holds._rejected_until_s": Fixed(256 * 600),
     },
     "extender/observability/feed.py": {
         "ChangeFeed._published": Fixed(10_000 * 500),
@@ -324,7 +324,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "JournalFollower._ended": Fixed(0),
         "JournalFollower._own": Fixed(16 * 300),
         "JournalFollower._places": Fixed(16 * 300),
-        # Records, pods as kube-scheduler showed them, and assumed binds with nominations.
+        # Records, pods as kube-scheduler showed them, and holds.
         "JournalFollower._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
         "JournalFollower._unresolved": Fixed(16 * 500),
     },

@@ -16,7 +16,7 @@ from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
 from extender.observability.history_recorder import HistoryRecorder
-from extender.observability.journal_stream import AssumedLine
+from extender.observability.journal_stream import HoldsLine
 from extender.observability.journals import Journals
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
 from extender.periodic import Loops
@@ -138,7 +138,7 @@ class ClusterView:
             self.stuck,
             quotas,
             self.settings.scheduler_name,
-            self.assumed,
+            self.holds,
             lambda: self.settings.gpu_hour_price,
             profiles=self.profiles,
             claims=self.claims,
@@ -147,10 +147,9 @@ class ClusterView:
             growing=lambda: recorder.growing if recorder else {},
         )
 
-    def assumed(self) -> AssumedLine:
-        """Return the assumed binds and nominations of this process: none, because it binds no
-        pods."""
-        return AssumedLine()
+    def holds(self) -> HoldsLine:
+        """Return the holds of this process: none, because it binds no pods."""
+        return HoldsLine()
 
     def _note_begun(self, effects: Effects) -> None:
         if self.cluster.begun:

@@ -15,7 +15,7 @@ from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.gpu_user_reader import GpuUserReader
 from extender.observability.history_handover import HistoryHandover
 from extender.observability.history_recorder import HistoryRecorder
-from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower
+from extender.observability.journal_follower import HoldsUpdater, JournalFollower
 from extender.observability.journals import Journals
 from extender.observability.outcome_recorder import publish_miss
 from extender.state.changes import Effects
@@ -80,8 +80,8 @@ class Console:
     def start(self) -> None:
         self.following.start()
         self.handover.start()
-        if not self._has_extender:  # an extender has its own assumed binds
-            AssumedBindsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
+        if not self._has_extender:  # an extender has its own holds
+            HoldsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
         self.changes.start(self._view.loops, self._view.begun)
         self._recorder.start(self._view.loops, self._view.begun)
         if self._users is not None:

@@ -30,7 +30,7 @@ from extender.ledger.ledger import Ledger
 from extender.ledger.node_capacity import ListBound, NodeCapacity
 from extender.ledger.store import Evictor, Store
 from extender.observability.feed import Feed
-from extender.observability.journal_stream import AssumedLine, assumed_line
+from extender.observability.journal_stream import HoldsLine, holds_line
 from extender.observability.journals import Journals
 from extender.observability.metrics import Telemetry
 from extender.observability.outcome_recorder import record_prediction
@@ -153,8 +153,8 @@ class Extender(ClusterView):
             if outcome.reservation.attempt.startswith(self.name):
                 record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
-    def assumed(self) -> AssumedLine:
-        return assumed_line(self.cluster, time.monotonic())
+    def holds(self) -> HoldsLine:
+        return holds_line(self.cluster, time.monotonic())
 
     def open_ledger(self, store: Store, bound: ListBound | None = None) -> Ledger:
         """Return the ledger over the store. ``bound`` lists the pods of a node, to decline binds to

@@ -42,15 +42,13 @@ routes = APIRouter()
 async def journal(
     context: InContext, request: Request, replica: AskedReplica = None, after: AskedAfter = 0
 ) -> Response:
-    """Stream decisions, assumed binds and nominations of this extender to consoles, as lines of
-    JSON. A line replaces the earlier lines of its decision; the line of assumed binds and
-    nominations replaces the one before. The stream begins with all decisions on record, or
-    with those after the version ``after``."""
+    """Stream the decisions of this extender, and the memory that it holds for pods, to consoles,
+    as lines of JSON. A line replaces the earlier lines of its decision; the line of holds replaces
+    the one before. The stream begins with all decisions on record, or with the decisions after the
+    version ``after``."""
     closed = counted(request.app.state, _STREAMS, MAX_STREAMS, "clients read the journal already")
 
-    cursor = Cursor(
-        context.journal.own, after if replica == context.replica else 0, context.assumed
-    )
+    cursor = Cursor(context.journal.own, after if replica == context.replica else 0, context.holds)
     return TimedStream(_lines(context, cursor), closed, NDJSON)
 
 

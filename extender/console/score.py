@@ -27,7 +27,8 @@ from extender.state.eligible_nodes import (
     eligible_nodes,
     not_modeled,
 )
-from extender.state.held_memory import Hold, verdicts_on
+from extender.state.held_memory import verdicts_on
+from extender.state.holds import Hold
 from extender.state.simulation import Simulation
 from extender.state.suggestions import blockers
 

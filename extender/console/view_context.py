@@ -18,15 +18,16 @@ from extender.console.shared_answers import SharedAnswers
 from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
-from extender.observability.journal_stream import AssumedLine
+from extender.observability.journal_stream import HoldsLine
 from extender.observability.journals import Journals
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.growth import Growing
-from extender.state.held_memory import Holds, holds_against, seen_by
+from extender.state.held_memory import seen_by
 from extender.state.history import History
+from extender.state.holds import Hold
 from extender.state.pod_requests import ResourceQuota
 
 _Kept = TypeVar("_Kept")
@@ -62,8 +63,8 @@ class Context:
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: Setting scheduler_name: the scheduler that calls Headroom.
     scheduler: str = "headroom"
-    #: Returns the assumed binds and nominations for the journal.
-    assumed: Callable[[], AssumedLine] = AssumedLine
+    #: Returns the holds for the journal.
+    holds: Callable[[], HoldsLine] = HoldsLine
     #: Returns setting gpu_hour_price; None if it is not set.
     gpu_hour_price: Callable[[], float | None] = lambda: None
     #: The peaks of past lives, for recommendations.
@@ -99,9 +100,9 @@ class Context:
         """Return the snapshot as filter sees it for the pod; None: with all held memory."""
         return seen_by(self.cluster, pod, snap, self.monotonic_s())
 
-    def holds_against(self, pod: Pod) -> Holds:
+    def holds_against(self, pod: Pod) -> Mapping[str, Sequence[Hold]]:
         """Return node -> the pods that go before the pod there."""
-        return holds_against(self.cluster, pod, self.monotonic_s())
+        return self.cluster.holds.against(pod, self.monotonic_s())
 
     def tag(self, snap: Snapshot, *more: object) -> str:
         """Return the weak ETag of a view of this snapshot; ``more`` are its other inputs.

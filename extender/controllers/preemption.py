@@ -189,7 +189,8 @@ class PreemptionController:
 
     def _waiting(self, now_s: float) -> list[Pod]:
         """Return the pods that may preempt others, the most important and oldest first."""
-        held = {pod.metadata.uid for pods in self._cluster.nominees(now_s).values() for pod in pods}
+        nominees = self._cluster.holds.nominees(now_s)
+        held = {pod.metadata.uid for pods in nominees.values() for pod in pods}
         found: list[Pod] = []
         for pod in self._cluster.unbound():
             uid = pod.metadata.uid
@@ -241,7 +242,7 @@ class PreemptionController:
 
     async def _record_nominations(self) -> None:
         """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
-        for pods in self._cluster.nominees(time.monotonic()).values():
+        for pods in self._cluster.holds.nominees(time.monotonic()).values():
             for pod in pods:
                 uid = pod.metadata.uid
                 decided = self._journal.preempted_for(uid)

@@ -1,7 +1,7 @@
 """Follows the journals of the other extenders, each on its own thread.
 
-kube-scheduler may call any extender, and each keeps only its own decisions, assumed binds and
-nominations. The process that follows them shows and counts all of these.
+kube-scheduler may call any extender, and each keeps only its own decisions and holds. The process
+that follows them shows and counts all of these.
 
 The extenders' names are resolved every few seconds, because replicas come and go: a headless
 Service resolves to one address for each replica. One of them may be this process, which recognises
@@ -25,15 +25,13 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from contract.gpunode import Reservation
 from contract.listening import host_port
 from extender.observability.journal_stream import BadLine, Copy
 from extender.observability.journals import Followed
 from extender.periodic import Loops
-from extender.state.changes import AssumedSeen, Event
+from extender.state.changes import Event, HoldsSeen
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
-from extender.state.nominations import Place
 
 log = structlog.get_logger()
 
@@ -49,9 +47,9 @@ RECONNECT_S = 1.0
 SILENT_S = 15.0
 #: Limit of one line: a decision contains a pod, of which an API server accepts up to 1.5 MiB.
 MAX_LINE_BYTES = 8 << 20
-#: Seconds between two checks for new assumed binds.
-ASSUMED_EVERY_S = 0.25
-#: Seconds after which assumed binds no longer count if their extender sends nothing. By then they
+#: Seconds between two checks for new holds.
+HOLDS_EVERY_S = 0.25
+#: Seconds after which holds no longer count if their extender sends nothing. By then they
 #: have ended, and the API server shows their reservations.
 EXPIRES_S = SILENT_S
 
@@ -202,7 +200,7 @@ class _Stream:
     def followed(self) -> Followed:
         problem, copy, address = self._problem, self._copy, host_port(*self._address)
         age_s = time.monotonic() - self.last_line_at_s if copy.state else None
-        return Followed(address, copy.journal, copy.state, age_s, problem, self.ended, copy.assumed)
+        return Followed(address, copy.journal, copy.state, age_s, problem, self.ended, copy.holds)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -285,47 +283,35 @@ def addresses(place: Address) -> list[Address]:
     return [(str(each[4][0]), port) for each in found]
 
 
-def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
-    """Return the assumed binds and nominations of these extenders whose lines have not expired.
-
-    The nominations are None if there is no such line.
-    """
+def holds_of(followed: Iterable[Followed]) -> HoldsSeen:
+    """Return the holds of these extenders whose lines have not expired; None if there is no such
+    line."""
     lines = [
-        each.assumed
+        each.holds
         for each in followed
-        if each.assumed is not None
+        if each.holds is not None
         and not each.is_gone
         and each.line_age_s is not None
         and each.line_age_s < EXPIRES_S
     ]
-    binds: dict[str, dict[str, Reservation]] = {}
-    places: dict[str, Place] = {}
-    for line in lines:
-        for bind in line.binds:
-            binds.setdefault(bind.node, {})[bind.uid] = bind.reservation
-        for nomination in line.nominations:
-            known = places.get(nomination.uid)
-            if known is None or nomination.held:
-                until_s = float(nomination.until_s) or None
-                places[nomination.uid] = Place(nomination.node, nomination.held, until_s)
-    return AssumedSeen(binds, places if lines else None)
+    return HoldsSeen(tuple(hold for line in lines for hold in line.holds) if lines else None)
 
 
-class AssumedBindsUpdater:
-    """Applies the assumed binds and nominations of the extenders whenever they change."""
+class HoldsUpdater:
+    """Applies the holds of the extenders whenever they change."""
 
     def __init__(
         self, followed: Callable[[], Iterable[Followed]], apply: Callable[[Sequence[Event]], None]
     ) -> None:
         self._followed = followed
         self._apply = apply
-        self._last = AssumedSeen({}, None)
+        self._last = HoldsSeen(None)
 
     def start(self, loops: Loops) -> None:
-        loops.start("assumed", self.once, ASSUMED_EVERY_S)
+        loops.start("holds", self.once, HOLDS_EVERY_S)
 
     async def once(self) -> None:
-        seen = assumed_by(self._followed())
+        seen = holds_of(self._followed())
         if seen != self._last:
             self._apply([seen])
             self._last = seen

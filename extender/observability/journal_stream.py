@@ -1,11 +1,10 @@
 """An extender's journal as lines of JSON, for the processes that show it.
 
 Each line is complete by itself: it replaces the earlier line about the same decision, or about all
-assumed binds and nominations. So the writer needs a cursor for each reader and no queue. A reader
+holds. So the writer needs a cursor for each reader and no queue. A reader
 that was slow or disconnected misses only intermediate states.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -14,7 +13,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from contract.gpunode import Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
@@ -30,6 +28,7 @@ from extender.state.decision_records import (
     Ranked,
     Record,
 )
+from extender.state.holds import HeldFor
 from extender.state.journal import (
     MAX_NODE_SETS,
     Decision,
@@ -41,8 +40,8 @@ from extender.state.journal import (
 
 #: Decisions for which a cursor remembers that it sent their filter calls.
 MAX_SHOWN = 1_000
-#: Limit of assumed binds in one line, and of nominations; further ones are left out.
-MAX_ASSUMED = 500
+#: Maximum number of holds in one line; further ones are left out.
+MAX_HOLDS = 1_000
 _KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 
 
@@ -128,56 +127,18 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     shown: Shown | None = None
 
 
-class AssumedBind(msgspec.Struct, frozen=True):
-    """A bind that is under way or expected next, and the reservation that it writes."""
+class HoldsLine(msgspec.Struct, frozen=True, tag_field="type", tag="holds"):
+    """All memory that the extender holds for pods; replaces the previous line."""
 
-    uid: str
-    node: str
-    reservation: Reservation
+    holds: Annotated[tuple[HeldFor, ...], Meta(max_length=MAX_HOLDS)] = ()
 
 
-class Nomination(msgspec.Struct, frozen=True):
-    """A pod for which other pods are leaving the node, or have left it.
-
-    ``held``: memory on the node is held for the pod now. ``until_s``: the Unix time at which that
-    ends at the latest, in whole seconds; 0 if it is not known.
-    """
-
-    uid: str
-    node: str
-    held: bool
-    until_s: int = 0
+def holds_line(cluster: ClusterState, now_s: float) -> HoldsLine:
+    """Return the extender's holds, up to ``MAX_HOLDS``, those of nominees that are over last."""
+    return HoldsLine(tuple(islice(cluster.holds.all(now_s), MAX_HOLDS)))
 
 
-class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
-    """All assumed binds and nominations of the extender; replaces the previous line."""
-
-    binds: Annotated[tuple[AssumedBind, ...], Meta(max_length=MAX_ASSUMED)] = ()
-    nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
-
-
-def assumed_line(cluster: ClusterState, now_s: float) -> AssumedLine:
-    """Return the extender's assumed binds and nominations, each up to ``MAX_ASSUMED``."""
-    binds = {
-        (uid, node): reservation
-        for node, under_way in cluster.binds_under_way().items()
-        for uid, reservation in under_way.items()
-    }
-    for each in cluster.assumed_binds.current(now_s):
-        gpunode = cluster.gpunode(each.node)
-        if gpunode is not None and (found := cluster.adopt(each.pod, gpunode)) is not None:
-            binds.setdefault((each.pod.metadata.uid, each.node), found)
-    places = sorted(cluster.places(now_s).items(), key=lambda each: not each[1].held)
-    return AssumedLine(
-        tuple(AssumedBind(*at, binds[at]) for at in islice(binds, MAX_ASSUMED)),
-        tuple(
-            Nomination(uid, place.node, place.held, math.ceil(place.until_s or 0))
-            for uid, place in places[:MAX_ASSUMED]
-        ),
-    )
-
-
-Line = StateLine | NodesLine | DecisionLine | AssumedLine
+Line = StateLine | NodesLine | DecisionLine | HoldsLine
 _decoder = msgspec.json.Decoder(Line)
 _encode = msgspec.json.encode
 
@@ -189,18 +150,18 @@ def encode(line: Line) -> bytes:
 class Cursor:
     """The position of one reader in the journal.
 
-    ``after`` is the last version of the records that the reader has. ``assumed`` returns the
-    current line about assumed binds and nominations.
+    ``after`` is the last version of the records that the reader has. ``holds`` returns the
+    current line about holds.
     """
 
     def __init__(
-        self, journal: Journal, after: int = 0, assumed: Callable[[], AssumedLine] = AssumedLine
+        self, journal: Journal, after: int = 0, holds: Callable[[], HoldsLine] = HoldsLine
     ) -> None:
         self._journal = journal
         self._version = after
-        self._assumed = assumed
+        self._holds = holds
         #: None before the first line: the reader may hold a line of an earlier stream.
-        self._assumed_sent: AssumedLine | None = None
+        self._holds_sent: HoldsLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1
         #: Id of a decision whose filter call was sent -> the time of that call.
@@ -214,9 +175,9 @@ class Cursor:
             for record in records.newer_than(self._version):
                 yield from self._lines_of(record)
             self._version = until
-        if (assumed := self._assumed()) != self._assumed_sent:
-            self._assumed_sent = assumed
-            yield assumed
+        if (holds := self._holds()) != self._holds_sent:
+            self._holds_sent = holds
+            yield holds
 
     def _lines_of(self, record: Record) -> Iterator[Line]:
         shown, decision = None, self._journal.of_uid(record.uid)
@@ -266,14 +227,14 @@ def _shown(decision: Decision, offered: Offered | None) -> Shown:
 class Copy:
     """A journal rebuilt from the lines of one extender.
 
-    Only one thread may call ``take``. Other threads may read ``journal``, ``state`` and ``assumed``
+    Only one thread may call ``take``. Other threads may read ``journal``, ``state`` and ``holds``
     at any time.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.state: StateLine | None = None
-        self.assumed: AssumedLine | None = None
+        self.holds: HoldsLine | None = None
         self._node_sets = NodeSets()
         self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
         #: The last version of a record, from which to continue.
@@ -294,8 +255,8 @@ class Copy:
                 self._sets[number] = self._node_sets.add(row_of)
             case DecisionLine():
                 self._put(line)
-            case AssumedLine():
-                self.assumed = line
+            case HoldsLine():
+                self.holds = line
 
     def _put(self, line: DecisionLine) -> None:
         parts = (line.filtered, line.ranked, line.candidates, line.preempted, line.bind)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from extender.observability.journal_stream import AssumedLine, StateLine
+from extender.observability.journal_stream import HoldsLine, StateLine
 from extender.state.decision_records import Record
 from extender.state.journal import Decision, Journal
 
@@ -24,8 +24,8 @@ class Followed:
     #: Whether it has stopped, so its silence is no problem: its name no longer resolves to this
     #: address, or another extender has the address.
     is_gone: bool = False
-    #: The last line about assumed binds and nominations; None before the first.
-    assumed: AssumedLine | None = None
+    #: The last line about holds; None before the first.
+    holds: HoldsLine | None = None
 
 
 class Journals:

@@ -37,7 +37,7 @@ class Bind:
         if (unready := state.replica.unready()) and not state.replica.observes:
             return self.error(unready)
         args = extender_v1.decode_bind(body)
-        state.assumed.drop(args.pod_uid)
+        state.cluster.holds.forget(args.pod_uid)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)
         ask = BindRequest(
@@ -93,6 +93,8 @@ class Bind:
         the node.
         """
         cluster = self._state.cluster
-        if pod is None or gpunode is None or gpunode.name in cluster.held_for(pod, now_s):
+        if pod is None or gpunode is None:
+            return None
+        if gpunode.name in cluster.holds.nominees_before(pod, now_s):
             return None
         return cluster.judge_as_weighed(pod, gpunode, now_s)

@@ -75,7 +75,8 @@ class CandidateNodes:
         while nodes are held for other pods, pods are leaving or disruption budgets are unknown.
         """
         kind, cluster = (request.kind, priority(pod)), self._cluster
-        passing = found.soon or cluster.budgets.unlisted or cluster.held_for(pod, now_s)
+        held = cluster.holds.nominees_before(pod, now_s)
+        passing = found.soon or cluster.budgets.unlisted or held
         if found.best is not None or passing:
             self._fruitless.pop(kind, None)
             return

@@ -1,7 +1,7 @@
 """Answers filter: which of the offered nodes can take the pod, decided on one snapshot.
 
-Filter does not block and reserves nothing. It counts pods of assumed binds and nominated pods as if
-they were bound. It records the decision, and assumes the bind if exactly one node passes.
+Filter does not block and reserves nothing. It counts memory that is held for other pods as if it
+were reserved. It records the decision, and assumes the bind if exactly one node passes.
 """
 
 from typing import Protocol
@@ -121,7 +121,7 @@ class Filter:
             codes = _codes_without_gpu(request, len(rows))
         else:
             codes = state.codes(managed, rows, snap, began_s)
-            state.assumed.drop(pod.metadata.uid)  # no bind followed the last call
+            state.cluster.holds.forget(pod.metadata.uid)  # no bind followed the last call
             sure = not state.held_memory.reject_nodes(pod, managed, rows, codes, snap, began_s)
             state.cluster.usual.prepare(managed, snap)
             if offered.objects and (rows < 0).any():
@@ -141,9 +141,9 @@ class Filter:
                 passed, answered_codes = passed[[best.place]], np.zeros_like(codes)
             if len(passed) == 1:  # then prioritize is not called
                 node = offered.names[passed[0]]
-                state.assumed.expect(pod, managed, node, state.clock.monotonic())
+                state.cluster.holds.assume(pod, managed, node, state.clock.monotonic())
         if not len(passed):
-            state.assumed.group_rejected(pod, began_s)
+            state.cluster.holds.reject_group(pod, began_s)
         if managed is not None:  # not for a wrong guess, whose rows were not offered
             state.cluster.usual.see(managed, pod, snap, rows)
         if managed is None or len(passed):
@@ -253,8 +253,8 @@ class Filter:
     ) -> None:
         """Record the decision in the journal, the metrics and the log.
 
-        ``sure``: no node was rejected because of assumed binds or nominated pods. ``node``: the
-        node that the answer contains, if only one, else empty.
+        ``sure``: no node was rejected because of held memory. ``node``: the node that the answer
+        contains, if only one, else empty.
         """
         state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
         took_s = state.clock.monotonic() - began_s

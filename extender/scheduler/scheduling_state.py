@@ -108,7 +108,6 @@ class SchedulingState:
         self.telemetry = telemetry
         self.replica = replica
         self.clock = clock
-        self.assumed = cluster.assumed_binds
         self.held_memory = HeldMemory(cluster)
         self.candidate_nodes = CandidateNodes(cluster)
         self._rules = cluster.rules

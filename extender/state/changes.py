@@ -4,17 +4,17 @@
 stale.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contract.dcgm import Key
 from contract.dra import DeviceClass, ResourceClaim
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.vramprofile import VRAMProfile
 from extender.placement.device_reading import Activity
 from extender.placement.placement_record import Placement
-from extender.state.nominations import Place
+from extender.state.holds import HeldFor
 from extender.state.pod_selectors import key
 from extender.state.prediction_tracker import Outcome
 
@@ -197,13 +197,10 @@ class BindEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class AssumedSeen:
-    """All assumed binds and nominations of the extenders. Only the console receives this."""
+class HoldsSeen:
+    """All holds of the extenders; None: no extender has sent any. Only the console receives it."""
 
-    #: Node -> pod uid -> reservation that a bind is about to write.
-    binds: Mapping[str, Mapping[str, Reservation]]
-    #: Pod uid -> node that is held for the pod; None: no extender has reported any.
-    nominations: Mapping[str, Place] | None
+    holds: Sequence[HeldFor] | None
 
 
 Listed = (
@@ -253,7 +250,7 @@ Event = (
     | ActivitySeen
     | BindBegun
     | BindEnded
-    | AssumedSeen
+    | HoldsSeen
     | Relisted
 )
 

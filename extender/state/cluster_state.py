@@ -29,7 +29,6 @@ from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
-from extender.state.assumed_binds import AssumedBinds
 from extender.state.changes import ObjectKey
 from extender.state.deleted_pods import DeletedPods
 from extender.state.device_pinning import pinned_to
@@ -38,8 +37,9 @@ from extender.state.foreign_allocators import ForeignAllocators, of_pod
 from extender.state.gpu_users import GpuUsers
 from extender.state.headroom_gains import HeadroomGains
 from extender.state.heartbeats import NEVER_S, Heartbeats
+from extender.state.holds import Holds
 from extender.state.node_weigher import NodeWeigher
-from extender.state.nominations import Nominations, Place
+from extender.state.nominations import Nominations
 from extender.state.object_cache import NOTHING, Namespaces, ObjectCache
 from extender.state.overuse import Overcommits, Overuses
 from extender.state.pod_selectors import Budgets, Neighbours, has_affinity_terms
@@ -92,12 +92,9 @@ class ClusterState:
         self.edits = RequestDrift()
         #: Preferred affinity between pods, by which kube-scheduler scores nodes.
         self.neighbours = Neighbours()
-        #: Pods for which memory of a node is held.
-        self.nominations = Nominations(
-            rules.nomination_hold_s, rules.evict_for_memory, self._objects.unbound
+        self._nominations = Nominations(
+            rules.nomination_hold_s, rules.evict_for_memory, self._objects.has_leaving_pod
         )
-        #: Pods that kube-scheduler is about to bind.
-        self.assumed_binds = AssumedBinds()
         self.activities = Activities()
         self.gpu_users = GpuUsers()
         self._weigher = NodeWeigher(
@@ -108,6 +105,10 @@ class ClusterState:
             self._allocators,
             self.back_offs,
             self.activities,
+        )
+        #: Memory that is held for pods that are not bound yet.
+        self.holds = Holds(
+            self._nominations, self._objects, self._weigher.adopt, lambda: self.epoch_s
         )
 
     @property
@@ -214,14 +215,6 @@ class ClusterState:
         pods = [p for p in self.pods_on(name) if p.metadata.uid not in gpunode.spec.reservations]
         return [pod for pod in pods if self.adopt(pod, gpunode) is not None]
 
-    def binding_to(self, name: str) -> dict[str, Reservation]:
-        """Return the reservations that this replica is about to write for the node, by pod uid."""
-        return dict(self._objects.assumed(name))
-
-    def binds_under_way(self) -> dict[str, dict[str, Reservation]]:
-        """Return ``binding_to`` of all nodes, by node name."""
-        return self._objects.all_assumed()
-
     def _known(self, kind: type) -> Iterable[ObjectKey]:
         """Return the keys of the stored objects of this kind."""
         objects, allocators = self._objects, self._allocators
@@ -277,18 +270,6 @@ class ClusterState:
             self._weigher.node_settings(name).device_choice,
         )
 
-    def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
-        """Return node -> the pods for which the node's memory is held, because it was preempted."""
-        return self.nominations.nominees(now_s, self._objects.has_leaving_pod)
-
-    def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
-        """Return node -> the nominees of the node that take precedence over this pod."""
-        return self.nominations.held_for(pod, now_s, self._objects.has_leaving_pod)
-
-    def places(self, now_s: float) -> Mapping[str, Place]:
-        """Return pod uid -> the node that is or was held for this unbound pod. Changes no state."""
-        return self.nominations.places(now_s, self._objects.has_leaving_pod, self.epoch_s)
-
     def terms_of(
         self,
         name: str,
@@ -305,7 +286,7 @@ class ClusterState:
 
         Assumed binds count. Reservations of the pods with the uids ``excluded`` do not.
         """
-        return self.terms_of(gpunode.name, gpunode, excluded, self.binding_to(gpunode.name))
+        return self.terms_of(gpunode.name, gpunode, excluded, self.holds.binding_to(gpunode.name))
 
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
         """Return the reservation to write for an unreserved pod on the node."""
@@ -345,7 +326,7 @@ class ClusterState:
             gpunode is not self.gpunode(name)
             or uid in reserved
             or uid in self._objects.uids_on.get(name, ())
-            or not self._objects.assumed(name).keys() <= reserved
+            or not self.holds.binding_to(name).keys() <= reserved
             or isinstance(request, Unreadable)
             or not request.asks
         ):
@@ -366,7 +347,7 @@ class ClusterState:
             return None
         snap = self._snapshot_of(name)
         if snap is None:
-            snap = build([self.terms_of(name, gpunode, assumed=self._objects.assumed(name))])
+            snap = build([self.terms_of(name, gpunode, assumed=self.holds.binding_to(name))])
         verdicts = fit(request, snap, np.array([0]), NEVER_S)
         if verdicts.reason(0) is not None or not request.asks or verdicts.by_dra[0]:
             return None

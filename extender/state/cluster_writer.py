@@ -21,7 +21,6 @@ from extender.placement.request import asks_for_gpu
 from extender.placement.snapshot import NodeTerms
 from extender.state.changes import (
     ActivitySeen,
-    AssumedSeen,
     BindBegun,
     BindEnded,
     BudgetGone,
@@ -35,6 +34,7 @@ from extender.state.changes import (
     GPUNodeWritten,
     HeartbeatGone,
     HeartbeatSeen,
+    HoldsSeen,
     NamespaceGone,
     NamespaceSeen,
     NodeGone,
@@ -66,7 +66,8 @@ class ClusterWriter(ClusterState):
             self.back_offs,
             self._heartbeats,
             self._allocators,
-            self.nominations,
+            self._nominations,
+            self.holds,
             self.neighbours,
             self.edits,
             self.overcommits,
@@ -202,13 +203,11 @@ class ClusterWriter(ClusterState):
             case BindBegun(pod, name, placement):
                 self._assume(pod, name, placement)
             case BindEnded(uid, name):
-                self._objects.end_assumed(name, uid)
+                self.holds.end(uid, name)
                 if uid not in self._objects.reserved(name):
                     self._queue.add(name)  # the assumed reservation no longer counts
-            case AssumedSeen(binds, nominations):
-                after = {name: dict(assumed) for name, assumed in binds.items()}
-                self._queue.add(*self._objects.replace_assumed(after))
-                self.nominations.follow(nominations)
+            case HoldsSeen(holds):
+                self._queue.add(*self.holds.follow(holds))
 
     def _track(self, call: Callable[[Tracker], Iterable[str] | None]) -> None:
         """Pass a change to all trackers, and mark the nodes dirty that they return. Raise the first
@@ -288,7 +287,7 @@ class ClusterWriter(ClusterState):
             return False
         # Overcommitment is reported for reservations, not for assumed binds. So an overcommitted
         # node must be weighed again once an assumed bind has become a reservation.
-        assumed = self._objects.assumed(name)
+        assumed = self.holds.binding_to(name)
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
     def _remeasure(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
@@ -345,7 +344,7 @@ class ClusterWriter(ClusterState):
         else:
             reservation = placement.reservation(metadata.namespace, metadata.name)
         if reservation is not None:
-            self._objects.assume(name, metadata.uid, reservation)
+            self.holds.begin(metadata.uid, name, reservation)
             self._queue.add(name)
 
     # Weighing.
@@ -376,7 +375,7 @@ class ClusterWriter(ClusterState):
     def _weigh_again(self, name: str) -> None:
         self._objects.update_pods(name)
         gpunode, before = self._objects.gpunodes.get(name), self._table.get(name)
-        assumed, is_revived = self._objects.assumed(name), name in self._heartbeats.revived
+        assumed, is_revived = self.holds.binding_to(name), name in self._heartbeats.revived
         terms = self._weigher.terms_of(name, gpunode, assumed=assumed, keep=True)
         written = terms.devices
         if assumed and any_overcommitted(written):  # assumed binds may never be written

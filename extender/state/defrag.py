@@ -183,7 +183,7 @@ def _with_pods(movers: Movers, name: str) -> Iterator[tuple[str, set[str]]]:
         if gpunode is None or not (takes_pods or name):
             continue
         unreserved = {pod.metadata.uid for pod in state.unreserved_pods(terms.name)}
-        bound = state.binding_to(terms.name)
+        bound = state.holds.binding_to(terms.name)
         if uids := {*gpunode.spec.reservations, *bound, *unreserved}:
             yield terms.name, uids
 
@@ -208,7 +208,7 @@ def _candidates(
 ) -> Iterator["_Candidate"]:
     """Yield the nodes on which the end of pods may help, those with the most headroom first."""
     snap, rows = verdicts.snap, verdicts.rows
-    held_for, asked = movers.state.held_for(pod, movers.now_s), demands(pod)
+    held_for, asked = movers.state.holds.nominees_before(pod, movers.now_s), demands(pod)
     helped = [i for i, code in enumerate(verdicts.codes.tolist()) if _helped(code)]
     for i in sorted(helped, key=lambda i: -int(snap.node_headroom_bytes[rows[i]])):
         terms = snap.nodes[int(rows[i])]

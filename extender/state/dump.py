@@ -182,7 +182,7 @@ def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFac
             reported_at_s=reported_at_s if isfinite(reported_at_s) else None,
             manager=manager.code if manager else None,
             backs_off=cluster.back_offs.holds(name),
-            binding=dict(sorted(cluster.binding_to(name).items())),
+            binding=dict(sorted(cluster.holds.binding_to(name).items())),
             history=[
                 SmHistory(*key_of(device.device), device.activity)
                 for device in terms.devices

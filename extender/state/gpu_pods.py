@@ -188,7 +188,7 @@ def _reservations(
     cluster: ClusterState, node: str, gpunode: GPUNode | None
 ) -> Mapping[str, Reservation]:
     """Return the reservations of a node by uid, with those that are being written."""
-    return {**cluster.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
+    return {**cluster.holds.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
 
 
 def _devices_of(charge: Charge) -> int:

@@ -1,14 +1,12 @@
 """Counts the memory that is held for pods that are not bound yet: for filter, bind and all views.
 
-Memory of a node is held for *assumed binds*, which kube-scheduler is about to make, and for
-*nominees*, for which other pods have left the node or are leaving it. A pod does not fit on a node
-where it fits only without the pods that go before it. This module alone applies that to verdicts,
-with the reason ``HELD``.
+``state.holds`` lists the pods for which memory of a node is held. A pod does not fit on a node if
+it fits only without the pods that go before it. This module alone applies that to verdicts, with
+the reason ``HELD``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,64 +18,12 @@ from extender.placement.fit import Codes, Verdicts, fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 from extender.placement.snapshot_builder import Table, build
-from extender.placement.visible_devices import Visible
 from extender.state.cluster_state import ClusterState
+from extender.state.holds import Hold
 from extender.state.node_whatif import rejection_beside, terms_beside
 
 #: Maximum number of cached results of ``HeldMemory``.
 MOST_ANSWERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A pod for which memory of a node is held."""
-
-    pod: Pod
-    #: The kind of its request, if the pod is about to be bound; None for a nominee.
-    kind: object | None = None
-    #: Unix time at which the hold ends at the latest; None if it is not known.
-    until_s: float | None = None
-
-    @property
-    def until_text(self) -> str:
-        """When the hold ends, to follow the name of the pod."""
-        if self.until_s is None:
-            return "until it is bound"
-        at = datetime.fromtimestamp(self.until_s, UTC)
-        return f"until it is bound, at the latest until {at:%Y-%m-%dT%H:%M:%SZ}"
-
-
-Holds = Mapping[str, Sequence[Hold]]
-
-
-def holds_against(cluster: ClusterState, pod: Pod | None, now_s: float) -> Holds:
-    """Return node -> the pods that go before the pod there; for None, all that memory is held for.
-
-    ``now_s`` is this process's monotonic clock. May be called from any thread.
-    """
-    found: dict[str, list[Hold]] = {}
-    own = pod.metadata.uid if pod is not None else ""
-    for each in cluster.assumed_binds.current(now_s):
-        if each.pod.metadata.uid != own:
-            found.setdefault(each.node, []).append(
-                Hold(each.pod, _kind(each.request), cluster.epoch_s + each.until_s)
-            )
-    nominees = cluster.nominees(now_s) if pod is None else cluster.held_for(pod, now_s)
-    places = cluster.places(now_s) if nominees else {}
-    for node, pods in nominees.items():
-        holds = found.setdefault(node, [])
-        known = {hold.pod.metadata.uid for hold in holds}
-        holds += [
-            Hold(nominee, None, places[uid].until_s if uid in places else None)
-            for nominee in pods
-            if (uid := nominee.metadata.uid) not in known
-        ]
-    return found
-
-
-def _kind(request: VramRequest) -> object | None:
-    # If the pod's own variable decides its device, its kind does not determine the device.
-    return request.kind if request.visible is Visible.BY_PLUGIN else None
 
 
 def because_held(reason: Reason | None) -> Reason | None:
@@ -115,7 +61,7 @@ class HeldMemory:
         Write the reason into ``codes``. Return whether any node was rejected.
         """
         any_rejected = False
-        for node, holds in holds_against(self._cluster, pod, now_s).items():
+        for node, holds in self._cluster.holds.against(pod, now_s).items():
             row = snap.row_of.get(node, -1)
             passed = (codes == 0) & (rows == row)
             if passed.any():
@@ -150,7 +96,7 @@ class HeldMemory:
         """
         gpunode = self._cluster.gpunode(node)
         reserved = gpunode.spec.reservations if gpunode else {}
-        return uid not in reserved and uid not in self._cluster.binding_to(node)
+        return uid not in reserved and uid not in self._cluster.holds.binding_to(node)
 
 
 def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float) -> Snapshot:
@@ -162,12 +108,12 @@ def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float
     """
     uid = pod.metadata.uid if pod is not None else ""
     held: dict[str, Mapping[str, Reservation]] = {}
-    for name, holds in holds_against(cluster, pod, now_s).items():
+    for name, holds in cluster.holds.against(pod, now_s).items():
         gpunode = cluster.gpunode(name)
         if gpunode is not None and name in snap.row_of:
             reservations = ((h.pod.metadata.uid, cluster.adopt(h.pod, gpunode)) for h in holds)
             held[name] = {uid: found for uid, found in reservations if found is not None}
-    own = {name for name, assumed in cluster.binds_under_way().items() if uid in assumed}
+    own = {name for name, assumed in cluster.holds.all_binding().items() if uid in assumed}
     names = {n for n in held.keys() | snap.held.keys() if held.get(n) != snap.held.get(n)}
     names |= own & snap.row_of.keys()
     if not names:
@@ -187,7 +133,7 @@ def verdicts_on(
     without it, the reason is that of ``because_held``.
     """
     found = fit(request, snap, rows, now_s)
-    holding = snap.held.keys() | cluster.binds_under_way().keys()
+    holding = snap.held.keys() | cluster.holds.all_binding().keys()
     at = [
         i for i in np.flatnonzero(~found.fits).tolist() if snap.nodes[int(rows[i])].name in holding
     ]
@@ -209,7 +155,7 @@ def rejection_by_nominees(
 
     Bind asks this. Assumed binds do not count then: they may never come.
     """
-    if not (nominees := cluster.held_for(pod, now_s).get(node)):
+    if not (nominees := cluster.holds.nominees_before(pod, now_s).get(node)):
         return None
     request = cluster.understand(pod)
     return because_held(rejection_beside(cluster, request, node, nominees, now_s))

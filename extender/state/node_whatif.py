@@ -73,7 +73,7 @@ def terms_beside(
     Reservations of the pods with the uids ``excluded`` do not count. The pods ``gone`` have also
     left their devices.
     """
-    gpunode, assumed = state.gpunode(node), {**held, **state.binding_to(node)}
+    gpunode, assumed = state.gpunode(node), {**held, **state.holds.binding_to(node)}
     if gone and gpunode is not None and gpunode.status is not None:
         gpunode = msgspec.structs.replace(gpunode, status=without(gpunode.status, gone))
     assumed = {uid: reservation for uid, reservation in assumed.items() if uid not in gone}

@@ -11,13 +11,11 @@ other victim. The node is held a while longer then. A hold lasts while a pod is 
 plus ``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
 forever. The hold ends at once when the nominee is bound, deleted, or nominated elsewhere.
 
-A process that decides nothing, such as the console, takes the holds from the extenders that it
-follows.
+``state.holds`` combines these holds with the other reasons for which memory is held.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from contract.kube import Pod
 from contract.preemption import attempt_of
@@ -47,40 +45,20 @@ class _Hold:
     began_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A hold without its clocks. ``held`` is false once the hold is over. While the pod stays
-    nominated, it still takes precedence over younger nominees of the node."""
-
-    node: str
-    held: bool
-    #: Unix time at which the hold ends at the latest; None if it is not known.
-    until_s: float | None = None
-
-
 class Nominations(Tracker):
     """Tracks which node is held for which pod.
 
     ``hold_s``: seconds for which a node is held after the last pod has left it. ``ours``: whether
     annotations with Headroom's nominations count; if Headroom does not preempt, only users write
-    them. ``unbound``: the unbound pods by uid, kept up to date. ``held_for`` may be called from any
+    them. ``is_left`` returns whether a pod is leaving the node. All readers may be called from any
     thread.
     """
 
-    def __init__(
-        self, hold_s: float, ours: bool, unbound: Mapping[str, Pod] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, hold_s: float, ours: bool, is_left: Callable[[str], bool]) -> None:
         self._hold_s = hold_s
         self._ours = ours
-        self._unbound = unbound
+        self._is_left = is_left
         self._holds: dict[str, _Hold] = {}
-        #: Uid -> place, as reported by the extenders. None if this process decides itself or
-        #: follows no extender.
-        self._followed: Mapping[str, Place] | None = None
-
-    def follow(self, places: Mapping[str, Place] | None) -> None:
-        """Replace all holds with these, by uid; None: use the nominations of the pods seen here."""
-        self._followed = places
 
     def pod_seen(self, pod: Pod, managed: bool) -> None:
         if pod.node or pod.ended:
@@ -126,82 +104,52 @@ class Nominations(Tracker):
 
     def node_of(self, uid: str) -> str:
         """Return the node that was last held for the pod; empty if there was none."""
-        if self._followed is not None:
-            place = self._followed.get(uid)
-            return place.node if place else ""
         hold = self._holds.get(uid)
         return hold.node if hold else ""
 
-    def nominees(
-        self, now_s: float, is_left: Callable[[str], bool]
-    ) -> Mapping[str, tuple[Pod, ...]]:
-        """Return node -> its nominees. ``is_left`` returns whether a pod is leaving the node."""
-        if self._followed is not None:
-            places = ((self._unbound.get(uid), place) for uid, place in self._followed.items())
-            return _by_node((pod, at.node) for pod, at in places if pod is not None and at.held)
-        found: list[tuple[Pod, str]] = []
+    def current(self, now_s: float) -> Iterator[tuple[Pod, str]]:
+        """Yield each nominee and its node, while the node is held. This starts the clocks."""
         for uid, hold in list(self._holds.items()):
             if hold.began_s is None:
                 hold.began_s = now_s
-            hold.since_s = _left_at_s(hold, now_s, is_left)
-            if _is_held(hold, now_s, is_left):
-                found.append((hold.pod, hold.node))
+            hold.since_s = self._left_at_s(hold, now_s)
+            if self._is_held(hold, now_s):
+                yield hold.pod, hold.node
             elif hold.expected:
                 self._holds.pop(uid, None)  # another thread may have removed it
-        return _by_node(found)
 
-    def places(
-        self, now_s: float, is_left: Callable[[str], bool], epoch_s: float = 0.0
-    ) -> Mapping[str, Place]:
-        """Return all holds by uid, for ``follow``. Unlike ``nominees`` it starts no clock.
+    def places(self, now_s: float) -> Iterator[tuple[str, str, bool, float | None]]:
+        """Yield (uid, node, is held, monotonic time at which that ends at the latest) of all.
 
-        ``epoch_s``: the Unix time at which the monotonic clock was 0.
+        A pod that stays nominated still takes precedence over younger nominees of the node when its
+        hold is over. The time is None if it is not known. Unlike ``current`` this starts no clock.
         """
-        if self._followed is not None:
-            return self._followed
-        return {
-            uid: Place(hold.node, is_held, _until_s(hold, is_left, epoch_s) if is_held else None)
-            for uid, hold in list(self._holds.items())
-            if (is_held := _is_held(hold, now_s, is_left)) or not hold.expected
-        }
+        for uid, hold in list(self._holds.items()):
+            if is_held := self._is_held(hold, now_s):
+                yield uid, hold.node, True, self._until_s(hold)
+            elif not hold.expected:
+                yield uid, hold.node, is_held, None
 
-    def held_for(
-        self, pod: Pod, now_s: float, is_left: Callable[[str], bool]
-    ) -> dict[str, list[Pod]]:
-        """Return node -> the nominees that take precedence over the pod there."""
-        own = self.node_of(pod.metadata.uid)
-        return {
-            node: others
-            for node, nominees in self.nominees(now_s, is_left).items()
-            if (others := [other for other in nominees if yields(pod, other, own == node)])
-        }
+    def until_s(self, uid: str) -> float | None:
+        """Return the monotonic time at which a hold ends at the latest; None if not known."""
+        hold = self._holds.get(uid)
+        return self._until_s(hold) if hold else None
 
+    def _left_at_s(self, hold: _Hold, now_s: float) -> float:
+        """Return when a pod was last leaving the node of the hold."""
+        leaves = self._is_left(hold.node) and not hold.expected
+        return now_s if hold.since_s is None or leaves else hold.since_s
 
-def _left_at_s(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> float:
-    """Return when a pod was last leaving the node of the hold."""
-    leaves = is_left(hold.node) and not hold.expected
-    return now_s if hold.since_s is None or leaves else hold.since_s
+    def _until_s(self, hold: _Hold) -> float | None:
+        if hold.began_s is None or hold.since_s is None:
+            return None  # its clock has not started
+        last_s = hold.began_s + LONGEST_S
+        leaves = self._is_left(hold.node) and not hold.expected
+        return last_s if leaves else min(last_s, hold.since_s + hold.for_s)
 
-
-def _until_s(hold: _Hold, is_left: Callable[[str], bool], epoch_s: float) -> float | None:
-    """Return the Unix time at which the hold ends at the latest; None before its clock starts."""
-    if hold.began_s is None or hold.since_s is None:
-        return None
-    last_s = hold.began_s + LONGEST_S
-    leaves = is_left(hold.node) and not hold.expected
-    return epoch_s + (last_s if leaves else min(last_s, hold.since_s + hold.for_s))
-
-
-def _is_held(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> bool:
-    began_s = now_s if hold.began_s is None else hold.began_s
-    return now_s <= min(_left_at_s(hold, now_s, is_left) + hold.for_s, began_s + LONGEST_S)
-
-
-def _by_node(found: Iterable[tuple[Pod, str]]) -> Mapping[str, tuple[Pod, ...]]:
-    by_node: dict[str, tuple[Pod, ...]] = {}
-    for pod, node in found:
-        by_node[node] = (*by_node.get(node, ()), pod)
-    return by_node
+    def _is_held(self, hold: _Hold, now_s: float) -> bool:
+        began_s = now_s if hold.began_s is None else hold.began_s
+        return now_s <= min(self._left_at_s(hold, now_s) + hold.for_s, began_s + LONGEST_S)
 
 
 def priority(pod: Pod) -> int:

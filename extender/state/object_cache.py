@@ -4,7 +4,7 @@ One thread writes. Any thread may look up single objects: values are replaced, n
 place.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from contract.annotations import DEFAULT_VRAM, MAX_SM, NO_SCHEDULER, SCHEDULER
@@ -17,8 +17,7 @@ NOTHING: Mapping[str, Reservation] = MappingProxyType({})
 
 
 class ObjectCache:
-    """Nodes, GPUNodes, the pods that request GPU resources managed by Headroom, and the
-    reservations that this replica is about to write."""
+    """Nodes, GPUNodes, and the pods that request GPU resources managed by Headroom."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -39,9 +38,6 @@ class ObjectCache:
         self._pods_on: dict[str, tuple[Pod, ...]] = {}
         #: Node with such pods -> the lowest of their priorities.
         self.lowest_priorities: dict[str, int] = {}
-        #: Node -> pod uid -> reservation of an assumed bind. kube-scheduler filters the next pod
-        #: before the reservation of the last one is written.
-        self._assumed: dict[str, dict[str, Reservation]] = {}
 
     def put_node(self, node: Node) -> Node | None:
         """Store a node; return its last version."""
@@ -161,29 +157,6 @@ class ObjectCache:
             return True
         pods = (self.pods.get(uid) for uid in reserved - bound)
         return any(pod is None or pod.ended or pod.node not in ("", name) for pod in pods)
-
-    def assumed(self, name: str) -> Mapping[str, Reservation]:
-        """Return the reservations that this replica is about to write for the node, by uid."""
-        return self._assumed.get(name, NOTHING)
-
-    def all_assumed(self) -> dict[str, dict[str, Reservation]]:
-        """Return a copy of ``assumed`` of all nodes, by node name."""
-        return {name: dict(assumed) for name, assumed in list(self._assumed.items())}
-
-    def assume(self, name: str, uid: str, reservation: Reservation) -> None:
-        self._assumed.setdefault(name, {})[uid] = reservation
-
-    def end_assumed(self, name: str, uid: str) -> None:
-        assumed = self._assumed.get(name, {})
-        assumed.pop(uid, None)
-        if not assumed:
-            self._assumed.pop(name, None)
-
-    def replace_assumed(self, after: dict[str, dict[str, Reservation]]) -> Collection[str]:
-        """Replace all assumed binds; return the nodes with a difference."""
-        before, self._assumed = self._assumed, after
-        names = before.keys() | after.keys()
-        return [name for name in names if before.get(name) != after.get(name)]
 
 
 class Namespaces:

@@ -110,7 +110,7 @@ class RequeueHints:
         self.pending = False
         if not unbound:
             return
-        claims = {name: list(nominees) for name, nominees in state.nominees(now_s).items()}
+        claims = {name: list(nominees) for name, nominees in state.holds.nominees(now_s).items()}
         for uid, wait in self._waits.items():
             if wait.claim and _claims(wait, journal.of_uid(uid), now_s):
                 _claim(claims, wait.claim, unbound[uid])
@@ -191,7 +191,7 @@ class RequeueHints:
             self.pending = True
             return None
         # A node that victims left for this pod comes first.
-        own = checks.state.nominations.node_of(pod.metadata.uid)
+        own = checks.state.holds.node_of(pod.metadata.uid)
         if own in names and not checks.preceding(pod, claims.get(own, ()), own):
             return own
         for name in names:
@@ -292,7 +292,7 @@ class _Checks:
     def preceding(self, pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
         """Return the claiming pods that take precedence over the pod: all but the pod itself and
         nominees that it outranks."""
-        node_of = self.state.nominations.node_of
+        node_of = self.state.holds.node_of
         is_nominated = node_of(pod.metadata.uid) == name
         return [
             other

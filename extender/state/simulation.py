@@ -358,7 +358,7 @@ class Simulation:
     def _weigh(self, name: str, held: _SimulatedNode) -> None:
         gpunode, assumed = held.gpunode, dict[str, Reservation]()
         if not held.added:
-            assumed = {**self._beside.get(name, {}), **self._cluster.binding_to(name)}
+            assumed = {**self._beside.get(name, {}), **self._cluster.holds.binding_to(name)}
         if held.confirmed:
             # Else they would count as pods that leave, because the cluster has no such bound pods.
             reservations = gpunode.spec.reservations

@@ -188,7 +188,7 @@ class _Search:
         self.state, self.pod, self.request, self.now_s = state, pod, request, now_s
         self.tries = Tries(MAX_TRIES)
         self.demands = demands(pod)
-        self.held_for = state.held_for(pod, now_s)
+        self.held_for = state.holds.nominees_before(pod, now_s)
         #: Node -> for each ask, the bytes needed on each device.
         self.needed_bytes: dict[str, list[list[int]]] = {}
 
@@ -218,7 +218,7 @@ class _Search:
         if terms is None or terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
         # If pods leave the node for this pod, wait for them however long they take.
-        own = self.state.nominations.node_of(self.pod.metadata.uid) == name
+        own = self.state.holds.node_of(self.pod.metadata.uid) == name
         going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
             pod.metadata.uid: pod

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod, PodStatus
-from extender.observability.journal_follower import AssumedBindsUpdater
+from extender.observability.journal_follower import HoldsUpdater
 from extender.observability.journal_stream import (
-    AssumedLine,
     Copy,
     Cursor,
-    assumed_line,
+    HoldsLine,
     encode,
+    holds_line,
 )
 from extender.observability.journals import Followed
 from extender.placement.policy import Rules
@@ -50,7 +50,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.extender, self.console = state(), state()
-        self.coming = self.extender.assumed_binds
+        self.coming = self.extender.holds
         self.now_s = NOW_S
         self._versions = count(2)
         #: Events of the API server that the console has not read yet.
@@ -64,11 +64,13 @@ class Pair:
             self.both([NodeSeen(kube_node(name)), GPUNodeSeen(gn, NOW_S)])
         self.both([PodSeen(each) for each in self.pods.values()])
         self.begun: dict[str, str] = {}
+        #: All pods whose bind was ever assumed.
+        self.assumed: set[str] = set()
         self.gone: set[str] = set()
         self.copy = Copy(Journal())
         self.wire: list[bytes] = []
         self.connect()
-        self.assuming = AssumedBindsUpdater(lambda: [self.followed()], self.console.apply)
+        self.assuming = HoldsUpdater(lambda: [self.followed()], self.console.apply)
 
     def both(self, events: Sequence[Event]) -> None:
         """The extender sees them at once."""
@@ -76,17 +78,18 @@ class Pair:
         self.unread += events
 
     def followed(self) -> Followed:
-        return Followed("x", self.copy.journal, None, 0.1, "", assumed=self.copy.assumed)
+        return Followed("x", self.copy.journal, None, 0.1, "", holds=self.copy.holds)
 
-    def line(self) -> AssumedLine:
-        return assumed_line(self.extender, self.now_s)
+    def line(self) -> HoldsLine:
+        return holds_line(self.extender, self.now_s)
 
     # Steps of the extender.
 
     def expect(self, name: str, node: str) -> None:
         request = self.extender.understand(self.pods[name])
         assert isinstance(request, VramRequest)
-        self.coming.expect(self.pods[name], request, node, self.now_s)
+        self.coming.assume(self.pods[name], request, node, self.now_s)
+        self.assumed.add(name)
 
     def waits(self, name: str) -> bool:
         return name not in self.gone and not self.pods[name].node
@@ -94,14 +97,14 @@ class Pair:
     def begin(self, name: str, node: str) -> None:
         if name not in self.begun and self.waits(name):
             self.begun[name] = node
-            self.coming.drop(name)
+            self.coming.forget(name)
             self.extender.apply([BindBegun(self.pods[name], node)])
 
     def write(self, name: str) -> None:
         """The reservation, and the pod on its node."""
         if (node := self.begun.get(name)) is None or not self.waits(name):
             return
-        assumed = self.extender.binding_to(node).get(name)
+        assumed = self.extender.holds.binding_to(node).get(name)
         if assumed is not None:
             self._reserve(node, {**self.gpunodes[node].spec.reservations, name: assumed})
             spec = replace(self.pods[name].spec, node_name=node)
@@ -120,7 +123,7 @@ class Pair:
     def foretell(self, name: str, node: str) -> None:
         """kube-scheduler is going to nominate the pod."""
         if self.waits(name):
-            self.extender.nominations.expect(self.pods[name], node, self.now_s)
+            self.extender.holds.nominate(self.pods[name], node, self.now_s)
 
     def delete(self, name: str) -> None:
         self.gone.add(name)
@@ -132,7 +135,7 @@ class Pair:
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
-        self.extender.nominees(self.now_s)  # as every filter call asks
+        self.extender.holds.nominees(self.now_s)  # as every filter call asks
 
     def _reserve(self, node: str, reservations: dict[str, Reservation]) -> None:
         spec = replace(self.gpunodes[node].spec, reservations=reservations)

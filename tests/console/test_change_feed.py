@@ -12,9 +12,9 @@ from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.journals import Journals
 from extender.placement.policy import Rules
 from extender.state.changes import (
-    AssumedSeen,
     GPUNodeGone,
     GPUNodeSeen,
+    HoldsSeen,
     NodeGone,
     NodeSeen,
     PodGone,
@@ -22,6 +22,7 @@ from extender.state.changes import (
 )
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
+from extender.state.holds import HeldFor, Why
 from extender.state.journal import Journal
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 
@@ -94,7 +95,7 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
 def test_a_reservation_that_was_assumed_is_made_when_it_is_written(looking: Looking) -> None:
     held = looking.state.gpunode("n")
     assert held is not None
-    looking.state.apply([AssumedSeen({"n": {"uid-p": made()}}, None)])
+    looking.state.apply([HoldsSeen([HeldFor("uid-p", "n", Why.BINDING, made())])])
     assert looking.told() == []
     before = looking.state.snapshot()
     replace = msgspec.structs.replace

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from contract.gpunode import GPUNode
 from contract.kube import Pod, PodStatus
 from extender.placement.request import VramRequest
-from extender.state.assumed_binds import POD_GROUP
 from extender.state.changes import Event, GPUNodeSeen, PodGone, PodSeen
+from extender.state.pod_groups import POD_GROUP
 from tests.builders import GIB, pod
 from tests.console.asking import Asked
 from tests.console.explained import node
@@ -56,13 +56,13 @@ class Cluster:
         if kind != "nominated":
             request = self.fleet.cluster.understand(held)
             assert isinstance(request, VramRequest)
-            self.fleet.cluster.assumed_binds.expect(held, request, on, self.fleet.now_s)
+            self.fleet.cluster.holds.assume(held, request, on, self.fleet.now_s)
 
     def filter(self, asked: Pod) -> tuple[set[str], dict[str, str]]:
         """Return the nodes that pass, and the reasons of the others, without an assumed bind."""
         body = {"Pod": msgspec.to_builtins(asked), "NodeNames": list(NODES)}
         answer = json.loads(self.verbs.filter(json.dumps(body).encode()))
-        self.fleet.cluster.assumed_binds.drop(asked.metadata.uid)
+        self.fleet.cluster.holds.forget(asked.metadata.uid)
         assert not answer.get("Error"), answer
         return set(answer["NodeNames"]), {
             **answer["FailedNodes"],
@@ -132,12 +132,8 @@ def test_views_agree_with_filter_and_following_any_suggestion_passes_filter(
     views = {each["name"]: each for each in cluster.get("/v1/pending")["pods"]}
     capacity = cluster.get(f"/v1/capacity?vram={gib}Gi")
     whatif = cluster.fleet.post("/v1/whatif", {"pods": [{"vram": f"{gib}Gi"}]}).json()
-    # Filter may assume the bind of the pod, which drops the oldest assumed bind.
-    binds = dict(cluster.fleet.cluster.assumed_binds._expected)
     passed, reasons = cluster.filter(asked)
-    cluster.fleet.cluster.assumed_binds._expected.update(binds)
     fits_plain = bool(cluster.filter(waiting("plain", gib))[0])
-    cluster.fleet.cluster.assumed_binds._expected.update(binds)
 
     assert explained["verdict"] == ("fits" if passed else "rejected")
     assert explained["fits"] == views["asked"]["fits"] == len(passed)

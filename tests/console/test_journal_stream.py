@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.observability.journal_stream import (
-    AssumedBind,
-    AssumedLine,
     BadLine,
     Copy,
     Cursor,
     DecisionLine,
+    HoldsLine,
     NodesLine,
-    Nomination,
     StateLine,
     encode,
 )
@@ -31,11 +29,12 @@ from extender.state.decision_records import (
     Record,
     Victim,
 )
+from extender.state.holds import HeldFor, Why
 from extender.state.journal import Decision, Journal, NodeSets
 from tests.builders import pod, reservation
 from tests.examples import examples
 
-MAX_ASSUMED = 500
+MAX_HOLDS = 1_000
 MAX_NODE_SETS = 4
 
 AT_S = 1_795_219_200.0
@@ -62,7 +61,7 @@ def read(copy: Copy, cursor: Cursor) -> list[bytes]:
     lines = list(cursor.lines())
     for line in lines:
         copy.take(encode(line))
-    return [encode(line) for line in lines if not isinstance(line, AssumedLine)]
+    return [encode(line) for line in lines if not isinstance(line, HoldsLine)]
 
 
 def message(record: Record) -> tuple[object, ...]:
@@ -139,23 +138,23 @@ def test_names_of_nodes_are_sent_when_they_change_and_only_the_last_sets_are_kep
     assert first.offered_nodes.names() is None
 
 
-def test_assumed_binds_are_sent_first_to_each_reader_and_then_when_they_change() -> None:
-    now = AssumedLine()
-    cursor = Cursor(Journal(), assumed=lambda: now)
+def test_holds_are_sent_first_to_each_reader_and_then_when_they_change() -> None:
+    now = HoldsLine()
+    cursor = Cursor(Journal(), holds=lambda: now)
     copy = Copy(Journal())
-    assert copy.assumed is None
+    assert copy.holds is None
     assert list(cursor.lines()) == [now]
     assert list(cursor.lines()) == []
-    bind = AssumedBind("uid-p", "gpu-a", reservation({"GPU-0": 1}))
-    now = AssumedLine((bind,), (Nomination("uid-q", "gpu-b", held=True),))
+    bind = HeldFor("uid-p", "gpu-a", Why.ASSUMED, reservation({"GPU-0": 1}))
+    now = HoldsLine((bind, HeldFor("uid-q", "gpu-b", Why.NOMINATED)))
     (line,) = cursor.lines()
     copy.take(encode(line))
-    assert copy.assumed == now
-    now = AssumedLine()
+    assert copy.holds == now
+    now = HoldsLine()
     (line,) = cursor.lines()
     copy.take(encode(line))
-    assert copy.assumed == AssumedLine()
-    assert list(Cursor(Journal(), assumed=lambda: now).lines()) == [now]
+    assert copy.holds == HoldsLine()
+    assert list(Cursor(Journal(), holds=lambda: now).lines()) == [now]
 
 
 def test_the_state_names_the_extender_and_the_schedulers_that_ask_it() -> None:
@@ -175,7 +174,7 @@ def test_the_state_names_the_extender_and_the_schedulers_that_ask_it() -> None:
         b'{"type":"decision"}',
         b"[" * 100_000,
         encode(DecisionLine("u.1", "d", "p", AT_S, AT_S, "", 1, times=(1,))),
-        encode(AssumedLine(nominations=(Nomination("u", "gpu-a", held=True),) * (MAX_ASSUMED + 1))),
+        encode(HoldsLine((HeldFor("u", "gpu-a", Why.NOMINATED),) * (MAX_HOLDS + 1))),
     ],
 )
 def test_a_line_that_cannot_be_read_is_an_error_and_changes_nothing(line: bytes) -> None:
@@ -183,7 +182,7 @@ def test_a_line_that_cannot_be_read_is_an_error_and_changes_nothing(line: bytes)
     with pytest.raises(BadLine):
         copy.take(line)
     assert content(copy.journal) == []
-    assert copy.assumed is None
+    assert copy.holds is None
 
 
 def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:

@@ -30,12 +30,21 @@ def ours(node: str = "n", attempt: str = "1") -> Pod:
     return newcomer(12, 10, "nominee", annotations=annotations)
 
 
-def held(nominations: Nominations, now_s: float, left: bool = False) -> list[str]:
-    return sorted(nominations.nominees(now_s, lambda _: left))
+class Nominees(Nominations):
+    """Nominations on nodes that pods are leaving, or not."""
+
+    def __init__(self, hold_s: float, ours: bool) -> None:
+        super().__init__(hold_s, ours, lambda _: self.left)
+        self.left = False
+
+
+def held(nominations: Nominees, now_s: float, left: bool = False) -> list[str]:
+    nominations.left = left
+    return sorted(node for _, node in nominations.current(now_s))
 
 
 def test_a_node_is_held_while_a_pod_leaves_and_a_while_longer() -> None:
-    nominations = Nominations(HOLD_S, ours=False)
+    nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
     assert held(nominations, 1000.0, left=True) == ["n"]
@@ -49,7 +58,7 @@ def test_a_node_is_held_while_a_pod_leaves_and_a_while_longer() -> None:
 
 
 def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
-    nominations = Nominations(HOLD_S, ours=False)
+    nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0) == ["n"]
     nominations.pod_seen(nominee(None), True)
@@ -59,7 +68,7 @@ def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
 
 
 def test_an_answer_to_kube_scheduler_counts_until_it_nominates() -> None:
-    nominations = Nominations(HOLD_S, ours=False)
+    nominations = Nominees(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     assert held(nominations, EXPECTED_S) == ["n"]
     assert held(nominations, EXPECTED_S + 0.1) == []
@@ -69,7 +78,7 @@ def test_an_answer_to_kube_scheduler_counts_until_it_nominates() -> None:
 
 def test_an_expected_nomination_that_never_shows_up_ends() -> None:
     """The pod was deleted while kube-scheduler searched victims: no event mentions it any more."""
-    nominations = Nominations(HOLD_S, ours=False)
+    nominations = Nominees(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     assert held(nominations, 1.0, left=True) == ["n"]
     assert held(nominations, EXPECTED_S + 0.1, left=True) == []
@@ -78,14 +87,14 @@ def test_an_expected_nomination_that_never_shows_up_ends() -> None:
 
 
 def test_an_expected_nomination_that_is_seen_is_held_as_any_other() -> None:
-    nominations = Nominations(HOLD_S, ours=False)
+    nominations = Nominees(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     nominations.pod_seen(nominee("n"), True)
     assert held(nominations, 100.0, left=True) == ["n"]
 
 
 def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
-    nominations = Nominations(HOLD_S, ours=False)
+    nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
     assert held(nominations, LONGEST_S, left=True) == ["n"]
@@ -96,7 +105,7 @@ def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
 
 def test_our_own_nomination_counts_only_if_we_preempt() -> None:
     for allowed in (False, True):
-        nominations = Nominations(HOLD_S, ours=allowed)
+        nominations = Nominees(HOLD_S, ours=allowed)
         nominations.pod_seen(ours(), True)
         assert held(nominations, 0.0) == (["n"] if allowed else [])
     # A second attempt for the same node is a place of its own.
@@ -107,7 +116,7 @@ def test_our_own_nomination_counts_only_if_we_preempt() -> None:
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"node": 5}', "{}", "[" * 5000])
 def test_what_users_write_there_breaks_nothing(text: str) -> None:
-    nominations = Nominations(HOLD_S, ours=True)
+    nominations = Nominees(HOLD_S, ours=True)
     nominations.pod_seen(newcomer(12, annotations={PREEMPTING: text}), True)
     assert held(nominations, 0.0) == []
 
@@ -132,9 +141,9 @@ def test_the_hold_ends_when_the_nominee_is_bound_or_gone() -> None:
     for last in (PodGone("nominee"), PodSeen(bound(nominee(), "elsewhere"))):
         state = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S)
         state.apply([*full_node("n", [On("a", 20, 1)]), PodSeen(nominee())])
-        assert [*state.held_for(newcomer(3, 10, "other"), NOW_S)] == ["n"]
+        assert [*state.holds.nominees_before(newcomer(3, 10, "other"), NOW_S)] == ["n"]
         state.apply([last])
-        assert state.held_for(newcomer(3, 10, "other"), NOW_S) == {}
+        assert state.holds.nominees_before(newcomer(3, 10, "other"), NOW_S) == {}
 
 
 def bound(of: Pod, node: str) -> Pod:

@@ -12,7 +12,6 @@ from tests.controlplane import ROOT
 #: The parts of a ``ClusterState`` that its readers can reach, and their methods that read.
 READS = {
     "activities": {"age_s", "node_of"},
-    "assumed_binds": {"current"},
     "back_offs": {"holds", "holds_in", "marks", "over"},
     "budgets": {"known", "over"},
     "sm_decreases": {"of", "since"},
@@ -25,11 +24,14 @@ READS = {
     },
     "gpu_users": set[str](),
     "neighbours": {"known", "match"},
-    "nominations": {"held_for", "node_of", "nominees", "places"},
     "observations": {"is_pending", "of_pod"},
     "overcommits": {"now"},
     "overuses": {"nodes", "rejected_lately"},
     "headroom_gains": {"of", "since"},
+    "holds": {
+        *("against", "all", "all_binding", "binding_to", "node_of", "nominees"),
+        "nominees_before",
+    },
     "least_priority": {"get"},
     "starting": {"nodes"},
     "usual": set[str](),
@@ -39,10 +41,14 @@ WRITERS = {
     *("extender/state/cluster_writer.py", "extender/state/dump.py"),
     "extender/doctor/node_rules.py",
 }
-#: Calls of kube-scheduler may add demand, and the nomination that kube-scheduler will write.
+#: Calls of kube-scheduler may add demand and holds.
 BY_CALLS = {
-    "extender/scheduler/filter.py": {"usual.prepare", "usual.see"},
-    "extender/scheduler/preempt.py": {"nominations.expect"},
+    "extender/scheduler/bind.py": {"holds.forget"},
+    "extender/scheduler/filter.py": {
+        *("holds.assume", "holds.forget", "holds.reject_group", "usual.prepare", "usual.see"),
+    },
+    "extender/scheduler/preempt.py": {"holds.nominate"},
+    "extender/scheduler/prioritize.py": {"holds.assume"},
 }
 
 

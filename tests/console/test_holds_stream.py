@@ -1,8 +1,9 @@
-"""A console counts the assumed binds and nominations of the extenders that it follows."""
+"""A console counts the holds of the extenders that it follows."""
 
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import cast
 
@@ -20,29 +21,27 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.ledger.bind import BindRequest, Failed
 from extender.ledger.ledger import Ledger
-from extender.observability.journal_follower import assumed_by
+from extender.observability.journal_follower import holds_of
 from extender.observability.journal_stream import (
-    AssumedBind,
-    AssumedLine,
     Copy,
-    Nomination,
+    HoldsLine,
     StateLine,
-    assumed_line,
     encode,
+    holds_line,
 )
 from extender.observability.journals import Followed
 from extender.observability.metrics import ViewTelemetry
-from extender.state import assumed_binds
+from extender.state import holds
 from extender.state.changes import (
-    AssumedSeen,
     BindBegun,
     GPUNodeSeen,
+    HoldsSeen,
     NodeSeen,
     PodSeen,
 )
 from extender.state.cluster_writer import ClusterWriter
+from extender.state.holds import HeldFor, Why
 from extender.state.journal import Journal
-from extender.state.nominations import Place
 from extender.state.pending_pods import Pending
 from tests.builders import NOW_S, gpunode, kube_node, reservation, shared
 from tests.console.extender_and_console import NODES, STEPS, Pair, state
@@ -54,7 +53,7 @@ from tests.state.evictions import newcomer
 from tests.waiting import until_then
 
 EXPIRES_S = 15.0
-MAX_ASSUMED = 500
+MAX_HOLDS = 1_000
 
 
 def counted(state: ClusterWriter) -> dict[str, object]:
@@ -71,8 +70,12 @@ def counted(state: ClusterWriter) -> dict[str, object]:
     }
 
 
+def nominees(pair: Pair) -> Mapping[str, Sequence[Pod]]:
+    return pair.extender.holds.nominees(pair.now_s)
+
+
 def left_to(state: ClusterWriter, of: Pod, now_s: float) -> dict[str, list[str]]:
-    held = state.held_for(of, now_s)
+    held = state.holds.nominees_before(of, now_s)
     return {node: sorted(each.metadata.uid for each in pods) for node, pods in held.items()}
 
 
@@ -85,19 +88,19 @@ def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
     for name, *arguments in steps:
         getattr(pair, name)(*arguments)
     pair.catch_up()
-    expected: dict[str, set[str]] = {}
-    for each in pair.coming.current(pair.now_s):
-        uid, node = each.pod.metadata.uid, each.node
-        if uid not in pair.extender.binding_to(node):
-            expected.setdefault(node, set()).add(uid)
-            cached = pair.extender.gpunode(node)
-            assert cached is not None
-            held = pair.extender.adopt(each.pod, cached)
-            assert pair.console.binding_to(node)[uid] == held
-    for node in NODES:
-        assumed = pair.console.binding_to(node)
-        ours = {uid: each for uid, each in assumed.items() if uid not in expected.get(node, ())}
-        assert ours == pair.extender.binding_to(node)
+    expected = {node: dict(of) for node, of in pair.extender.holds.all_binding().items()}
+    nominated = {pod.metadata.uid for pods in nominees(pair).values() for pod in pods}
+    for node, held_on in pair.extender.holds.against(None, pair.now_s).items():
+        cached = pair.extender.gpunode(node)
+        assert cached is not None
+        for held in held_on:
+            if (uid := held.pod.metadata.uid) in pair.assumed and held.kind is not None:
+                reservation = pair.extender.adopt(held.pod, cached)
+                assert reservation is not None
+                expected.setdefault(node, {}).setdefault(uid, reservation)
+            else:
+                assert uid in nominated
+    assert pair.console.holds.all_binding() == expected
     for name in pair.pods:
         of = pair.pods[name]
         at_s = pair.now_s
@@ -107,66 +110,71 @@ def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
     assert counted(pair.console) == counted(pair.extender)
 
 
-def followed(line: AssumedLine | None, heard_s: float | None = 0.1, gone: bool = False) -> Followed:
+def followed(line: HoldsLine | None, heard_s: float | None = 0.1, gone: bool = False) -> Followed:
     return Followed("x", Journal(), None, heard_s, "", gone, line)
 
 
-def line(*uids: str, node: str = "n0", held: bool = True) -> AssumedLine:
-    binds = tuple(AssumedBind(uid, node, reservation({"GPU-0": 1}, name=uid)) for uid in uids)
-    return AssumedLine(binds, tuple(Nomination(f"of-{uid}", node, held) for uid in uids))
+def line(*uids: str, node: str = "n0", held: bool = True) -> HoldsLine:
+    made = reservation({"GPU-0": 1})
+    assumed = [HeldFor(uid, node, Why.ASSUMED, made) for uid in uids]
+    nominees = [HeldFor(f"of-{uid}", node, Why.NOMINATED, None, held) for uid in uids]
+    return HoldsLine((*assumed, *nominees))
 
 
 def test_assumed_binds_of_several_extenders_are_added() -> None:
-    seen = assumed_by([followed(line("a", "b")), followed(line("c", node="n1"))])
-    assert {node: set(of) for node, of in seen.binds.items()} == {"n0": {"a", "b"}, "n1": {"c"}}
-    assert seen.nominations is not None
-    assert seen.nominations["of-c"] == Place("n1", held=True)
+    console = state()
+    console.apply([holds_of([followed(line("a", "b")), followed(line("c", node="n1"))])])
+    seen = console.holds.all_binding()
+    assert {node: set(of) for node, of in seen.items()} == {"n0": {"a", "b"}, "n1": {"c"}}
+    assert console.holds.node_of("of-c") == "n1"
     both = [followed(line("a", held=False)), followed(line("a")), followed(line("a", held=False))]
-    assert (assumed_by(both).nominations or {})["of-a"].held
+    console.apply([holds_of(both)])
+    assert [each.holds for each in console.holds.all(NOW_S) if each.uid == "of-a"] == [True]
 
 
 def test_assumed_binds_of_a_silent_extender_expire_and_of_a_gone_one_end_at_once() -> None:
-    assert assumed_by([followed(line("a"), EXPIRES_S - 0.1)]).binds
-    nothing = AssumedSeen({}, None)
-    assert assumed_by([followed(line("a"), EXPIRES_S)]) == nothing
-    assert assumed_by([followed(line("a"), gone=True)]) == nothing
-    assert assumed_by([followed(None)]) == nothing
-    assert assumed_by([followed(AssumedLine())]) == AssumedSeen({}, {})
+    assert holds_of([followed(line("a"), EXPIRES_S - 0.1)]).holds
+    nothing = HoldsSeen(None)
+    assert holds_of([followed(line("a"), EXPIRES_S)]) == nothing
+    assert holds_of([followed(line("a"), gone=True)]) == nothing
+    assert holds_of([followed(None)]) == nothing
+    assert holds_of([followed(HoldsLine())]) == HoldsSeen(())
 
 
 def test_without_any_extender_a_console_goes_by_the_nominations_that_it_sees() -> None:
     console = state()
     nominee = newcomer(8, name="nominee", nominated="n0")
     console.apply([NodeSeen(kube_node("n0")), PodSeen(nominee)])
-    assert list(console.nominees(NOW_S)) == ["n0"]
-    console.apply([AssumedSeen({}, {})])
-    assert list(console.nominees(NOW_S)) == []
-    console.apply([AssumedSeen({}, None)])
-    assert list(console.nominees(NOW_S)) == ["n0"]
+    assert list(console.holds.nominees(NOW_S)) == ["n0"]
+    console.apply([HoldsSeen(())])
+    assert list(console.holds.nominees(NOW_S)) == []
+    console.apply([HoldsSeen(None)])
+    assert list(console.holds.nominees(NOW_S)) == ["n0"]
 
 
 def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first() -> None:
     extender = state()
-    for number in range(MAX_ASSUMED + 10):
-        name = f"p{number}"
-        extender.nominations.pod_seen(newcomer(8, name=name, nominated="n0"), True)
-    extender.nominees(NOW_S)
-    extender.nominations.pod_seen(newcomer(8, name="late", nominated="n1"), True)
+    for number in range(MAX_HOLDS + 10):
+        extender.apply([PodSeen(newcomer(8, name=f"p{number}", nominated="n0"))])
+    extender.holds.nominees(NOW_S)
+    extender.apply([PodSeen(newcomer(8, name="late", nominated="n1"))])
     extender.apply([NodeSeen(kube_node("n0")), GPUNodeSeen(gpunode(shared(), name="n0"), NOW_S)])
-    for number in range(MAX_ASSUMED + 10):
+    for number in range(10):
         extender.apply([BindBegun(newcomer(0, name=f"c{number}"), "n0")])
-    sent = assumed_line(extender, NOW_S + 3600.0)
-    assert (len(sent.binds), len(sent.nominations)) == (MAX_ASSUMED, MAX_ASSUMED)
-    assert sent.nominations[0] == Nomination("late", "n1", held=True)
+    sent = holds_line(extender, NOW_S + 3600.0)
+    assert len(sent.holds) == MAX_HOLDS
+    assert {each.why for each in sent.holds[:10]} == {Why.BINDING}
+    assert sent.holds[10] == HeldFor("late", "n1", Why.NOMINATED)
+    assert not any(each.holds for each in sent.holds[11:])
     copy = Copy(Journal())
     copy.take(encode(sent))
-    assert copy.assumed == sent
+    assert copy.holds == sent
 
 
 def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assumed_binds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
+    monkeypatch.setattr(holds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
 
     async def play() -> tuple[list[tuple[str, str]], ...]:
         extender = Extender(Settings(), unready=lambda: "")
@@ -201,7 +209,7 @@ def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
         return tuple(message)
 
     def binds(extender: Extender) -> list[tuple[str, str]]:
-        return [(each.uid, each.node) for each in extender.assumed().binds]
+        return [(each.uid, each.node) for each in extender.holds().holds]
 
     nothing: list[tuple[str, str]] = []
     there = [("uid-p", "n0")]
@@ -212,8 +220,8 @@ def test_a_console_counts_streamed_binds_and_an_extender_its_own() -> None:
     streamed = line("uid-p")
     opening = StateLine("other", "1.2.3", 0.0, 7, "", "enforce")
 
-    def read(console: Console) -> list[AssumedLine | None]:
-        return [each.assumed for each in console.following.now()]
+    def read(console: Console) -> list[HoldsLine | None]:
+        return [each.holds for each in console.following.now()]
 
     async def play(place: str) -> None:
         settings = Settings(extenders=[place])
@@ -231,12 +239,12 @@ def test_a_console_counts_streamed_binds_and_an_extender_its_own() -> None:
             await until_then(
                 lambda: (
                     all(read(console) == [streamed] for console in consoles)
-                    and set(view.cluster.binding_to("n0")) == {"uid-p"}
+                    and set(view.cluster.holds.binding_to("n0")) == {"uid-p"}
                 ),
                 "the console counts it",
             )
             names = [task.get_name() for task in asyncio.all_tasks()]
-            assert names.count("assumed") == 1
+            assert names.count("holds") == 1
         finally:
             view.loops.stop()
             extender.loops.stop()

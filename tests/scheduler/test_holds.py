@@ -17,7 +17,6 @@ from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS
 from extender.state import held_memory, node_whatif
-from extender.state.assumed_binds import AssumedBinds
 from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.held_memory import HeldMemory
@@ -35,7 +34,6 @@ from tests.builders import (
 from tests.examples import examples
 
 BIND_FOLLOWS_WITHIN_S = 0.25
-BINDS_EXPECTED = 2
 
 FULL = Reason.HELD
 #: The wall time at which the monotonic clock of these tests was 0.
@@ -58,13 +56,11 @@ def wanted(state: ClusterWriter, of: Pod) -> VramRequest:
 
 def asked(
     state: ClusterWriter,
-    binds: AssumedBinds,
     who: Pod,
     now_s: float = NOW_S,
     held: HeldMemory | None = None,
 ) -> Reason | None:
     """Why the pod is kept from the one node, which it would fit on by itself."""
-    state.assumed_binds = binds
     held = held or HeldMemory(state)
     codes, snap = np.zeros(1, np.int8), state.snapshot()
     left = held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
@@ -86,48 +82,50 @@ def looks() -> Any:
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
 def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> None:
     state = cluster()
-    remembers, held = AssumedBinds(), HeldMemory(state)
+    held = HeldMemory(state)
     for number, (size, begins) in enumerate(steps):
         who = named(size, f"p{number}")
-        assert asked(state, remembers, who, held=held) == asked(state, remembers, who)
-        remembers.expect(who, wanted(state, who), "n", NOW_S)
+        assert asked(state, who, held=held) == asked(state, who)
+        state.holds.assume(who, wanted(state, who), "n", NOW_S)
         if begins:
             state.apply([BindBegun(who, "n")])
-            remembers.drop(who.metadata.uid)
+            state.holds.forget(who.metadata.uid)
 
 
 def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> None:
     state = cluster()
-    of, held = AssumedBinds(), HeldMemory(state)
+    held = HeldMemory(state)
     with looks() as looked:
-        for number in range(6):
+        for number in range(2):
             who = named("8Gi", f"p{number}")
-            asked(state, of, who, held=held)
-            of.expect(who, wanted(state, who), "n", NOW_S)
-        assert looked.call_count == BINDS_EXPECTED  # beside one, then beside two
-        asked(state, of, named("9Gi", "another"), held=held)
-        assert looked.call_count == BINDS_EXPECTED + 1
+            asked(state, who, held=held)
+            state.holds.assume(who, wanted(state, who), "n", NOW_S)
+        for number in range(3):
+            asked(state, named("8Gi", f"q{number}"), held=held)
+        assert looked.call_count == 2  # beside one, then beside two
+        asked(state, named("9Gi", "another"), held=held)
+        assert looked.call_count == 3
         state.apply([BindBegun(named("8Gi", "bound"), "n")])
-        asked(state, of, named("8Gi", "p7"), held=held)
-        assert looked.call_count == BINDS_EXPECTED + 2
+        asked(state, named("8Gi", "p7"), held=held)
+        assert looked.call_count == 4
         held.rules_changed()
-        asked(state, of, named("8Gi", "p8"), held=held)
-        assert looked.call_count == BINDS_EXPECTED + 3
+        asked(state, named("8Gi", "p8"), held=held)
+        assert looked.call_count == 5
 
 
 def test_beside_a_pod_that_sets_its_variable_answers_are_cached_for_that_pod_alone() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
-    of, held = AssumedBinds(), HeldMemory(state)
+    held = HeldMemory(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
-    of.expect(first, wanted(state, first), "n", NOW_S)
+    state.holds.assume(first, wanted(state, first), "n", NOW_S)
     with looks() as looked:
         for uid in ("second", "third"):
-            asked(state, of, named("8Gi", uid), held=held)
+            asked(state, named("8Gi", uid), held=held)
         assert looked.call_count == 1
-        of.drop("first")
+        state.holds.forget("first")
         another = pod("8Gi", choosing(container("a")), uid="another", name="another")
-        of.expect(another, wanted(state, another), "n", NOW_S)
-        asked(state, of, named("8Gi", "fourth"), held=held)
+        state.holds.assume(another, wanted(state, another), "n", NOW_S)
+        asked(state, named("8Gi", "fourth"), held=held)
         assert looked.call_count == 2
 
 
@@ -138,32 +136,29 @@ def test_a_pod_s_own_reservation_does_not_count_against_it() -> None:
         node, spec=replace(node.spec, reservations={"second": reservation({"A": 8 * GIB})})
     )
     state = cluster(held)
-    of = AssumedBinds()
-    of.expect(first, wanted(state, first), "n", NOW_S)
-    assert asked(state, of, named("8Gi", "third")) is FULL
-    assert asked(state, of, second) is None
-    assert asked(state, of, named("8Gi", "third")) is FULL
+    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    assert asked(state, named("8Gi", "third")) is FULL
+    assert asked(state, second) is None
+    assert asked(state, named("8Gi", "third")) is FULL
 
 
 def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     state = cluster(gpunode(shared("A")))
     state.apply([BindBegun(second, "n")])
-    of = AssumedBinds()
-    of.expect(first, wanted(state, first), "n", NOW_S)
-    assert asked(state, of, named("8Gi", "third")) is FULL
-    assert asked(state, of, second) is None
+    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    assert asked(state, named("8Gi", "third")) is FULL
+    assert asked(state, second) is None
     state.apply([BindEnded("second", "n")])
-    assert asked(state, of, second) is None
+    assert asked(state, second) is None
 
 
 def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
     first, second = named("16Gi", "first"), named("16Gi", "second")
     state = cluster(gpunode(shared("A")))
-    of = AssumedBinds()
-    of.expect(first, wanted(state, first), "n", NOW_S)
-    assert asked(state, of, second) is FULL
-    assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
+    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    assert asked(state, second) is FULL
+    assert asked(state, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
 
 
 def member(size: str, uid: str, group: str = "g") -> Pod:
@@ -173,59 +168,59 @@ def member(size: str, uid: str, group: str = "g") -> Pod:
 
 
 def test_the_pods_of_a_group_are_waited_for_together() -> None:
-    """Three pods fill the device. Of single pods, only the last two are waited for."""
-    state = cluster(gpunode(shared("A")))
+    """Three pods fill the device. Single pods are bound sooner."""
     another = named("8Gi", "another")
     for make, reason in ((named, None), (member, FULL)):
-        binds = AssumedBinds()
+        state = cluster(gpunode(shared("A")))
         for uid in ("first", "second", "third"):
             who = make("8Gi", uid)
-            binds.expect(who, wanted(state, who), "n", NOW_S)
-        assert asked(state, binds, another) is reason
-        assert asked(state, binds, another, NOW_S + 4.9) is reason
-        binds.drop("third")
-        assert asked(state, binds, another) is None
-        binds.expect(who, wanted(state, who), "n", NOW_S)
-        assert asked(state, binds, another, NOW_S + 5.1) is None
+            state.holds.assume(who, wanted(state, who), "n", NOW_S)
+        assert asked(state, another) is FULL
+        assert asked(state, another, NOW_S + 4.9) is reason
+        state.holds.forget("third")
+        assert asked(state, another) is None
+        state.holds.assume(who, wanted(state, who), "n", NOW_S)
+        assert asked(state, another, NOW_S + 5.1) is None
 
 
 def test_a_group_of_which_a_pod_was_rejected_is_not_waited_for() -> None:
     """Its next pod counts like a single one. Groups that never fit cannot keep others waiting."""
     state = cluster(gpunode(shared("A")))
-    binds, another = AssumedBinds(), named("20Gi", "another")
+    another = named("20Gi", "another")
 
     def expect(who: Pod, now_s: float) -> None:
-        binds.expect(who, wanted(state, who), "n", now_s)
+        state.holds.assume(who, wanted(state, who), "n", now_s)
 
     expect(member("20Gi", "first"), NOW_S)
-    binds.group_rejected(member("20Gi", "x", "other"), NOW_S)
-    assert asked(state, binds, another, NOW_S + 0.1) is FULL
-    binds.group_rejected(member("20Gi", "second"), NOW_S)
-    assert asked(state, binds, another, NOW_S + 0.1) is None
+    state.holds.reject_group(member("20Gi", "x", "other"), NOW_S)
+    assert asked(state, another, NOW_S + 0.1) is FULL
+    state.holds.reject_group(member("20Gi", "second"), NOW_S)
+    assert asked(state, another, NOW_S + 0.1) is None
     expect(member("20Gi", "third"), NOW_S + 0.1)
-    assert asked(state, binds, another, NOW_S + 0.2) is FULL
-    assert asked(state, binds, another, NOW_S + 0.4) is None
+    assert asked(state, another, NOW_S + 0.2) is FULL
+    assert asked(state, another, NOW_S + 0.4) is None
     expect(member("20Gi", "third"), NOW_S + 5.1)
-    assert asked(state, binds, another, NOW_S + 9.9) is FULL
+    assert asked(state, another, NOW_S + 9.9) is FULL
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
     """There is memory for both. A pod that does not start alone is offered it."""
     state = cluster(gpunode(shared("A")))
-    binds, annotations = AssumedBinds(), {"headroom.gpu/startup": "alone"}
+    annotations = {"headroom.gpu/startup": "alone"}
     first = pod("4Gi", uid="first", annotations=annotations)
-    binds.expect(first, wanted(state, first), "n", NOW_S)
+    state.holds.assume(first, wanted(state, first), "n", NOW_S)
     second = pod("4Gi", uid="second", annotations=annotations)
-    assert asked(state, binds, second) is Reason.OTHER_STARTING
-    assert asked(state, binds, pod("4Gi", uid="third")) is None
+    assert asked(state, second) is Reason.OTHER_STARTING
+    assert asked(state, pod("4Gi", uid="third")) is None
     state.apply([BindBegun(first, "n", None)])
-    assert state.binding_to("n")["first"].phase == "starting"
-    assert asked(state, AssumedBinds(), second) is None  # the snapshot has it
+    assert state.holds.binding_to("n")["first"].phase == "starting"
+    state.holds.forget("first")
+    assert asked(state, second) is None  # the snapshot has it
     row = np.zeros(1, np.int64)
     verdict = fit(wanted(state, second), state.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING
     # Written, and already ended: the node is weighed again.
-    written = replace(state.binding_to("n")["first"], phase="running")
+    written = replace(state.holds.binding_to("n")["first"], phase="running")
     held = state.gpunode("n")
     assert held is not None
     metadata = replace(held.metadata, resource_version="2")
