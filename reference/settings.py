@@ -115,6 +115,7 @@ GROUPS = {
         "tls_client_ca",
         "debug_tls_cert",
         "debug_tls_key",
+        "peer_ca",
         "webhook_tls_cert",
         "webhook_tls_key",
     ),

@@ -57,6 +57,7 @@ def test_only_files_are_described_as_paths() -> None:
     paths = {name for name, field in Settings.model_fields.items() if unit(name, field) == "path"}
     assert paths == {
         *("tls_cert", "tls_key", "tls_client_ca", "debug_tls_cert", "debug_tls_key"),
+        "peer_ca",
         *("webhook_tls_cert", "webhook_tls_key", "prometheus_token_file", "prometheus_ca"),
     }
 

@@ -48,7 +48,7 @@ class Console:
             settings.debug_port,
             view.name,
             settings.journal if own is None else BESIDE_AN_EXTENDER,
-            settings.debug_tls_cert,
+            settings.peer_ca,
         )
         self.journals = Journals(view.name, own or Journal(settings.journal), self.following.now)
         self.feed = Feed(time.time, lambda: view.cluster.generation)
@@ -63,7 +63,7 @@ class Console:
             view.name,
             self._recorder.history,
             view.loop.call_soon_threadsafe,
-            settings.debug_tls_cert,
+            settings.peer_ca,
         )
         view.event_queue.reactions.append(self._publish_misses)
         view.telemetry.registry.register(

@@ -8,7 +8,7 @@ A Secret that cert-manager manages is an error and stays unchanged.
 """
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,9 +35,15 @@ from extender.kube.client import KubeApi
 
 #: The Secret with the CAs and their keys; only this command reads it.
 AUTHORITIES = "headroom-ca"
-#: The Services whose names are in the serving certificate.
-SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
-#: Name of the webhook configurations that must trust the CA of the serving certificate.
+#: Each part that serves TLS -> the names in its certificate. Most are names of Services.
+SERVERS = {
+    "extender": ("headroom-extender", "headroom-journal"),
+    "console": ("headroom-debug",),
+    "webhook": ("headroom-webhook",),
+    "recorder": ("headroom-recorder",),
+    "device-taints": ("headroom-device-taints",),
+}
+#: Name of the webhook configurations that must trust the CA of the serving certificates.
 WEBHOOKS = "headroom"
 #: How to create CAs and Secrets, which the daily run may not.
 _CREATE = "create job --from=cronjob/headroom-certs-authority replace-ca"
@@ -58,23 +64,33 @@ class _Secret:
     version: str
 
 
-def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wanted]:
-    """Return what to create: the serving certificate and kube-scheduler's client certificate.
+def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, ...]:
+    """Return what to create: a serving certificate for each part that serves TLS, and
+    kube-scheduler's client certificate.
 
-    The serving certificate is valid for the Services in ``namespace`` and for ``more_names``.
+    Each part has its own key in its own Secret, so the key of one part cannot be used to pose as
+    another one. A serving certificate is valid for the part's names in ``namespace`` and for
+    ``more_names``.
     """
-    names = [
-        f"{service}.{namespace}{ending}"
-        for service in SERVICES
-        for ending in ("", ".svc", ".svc.cluster.local")
-    ]
-    serving = Wanted(
-        "serving", "headroom-tls", "headroom", (*SERVICES, *names, *more_names), Usage.SERVER
+    servers = (
+        Wanted(
+            "serving",
+            f"headroom-{part}-tls",
+            f"headroom-{part}",
+            (*names, *_in_namespace(names, namespace), *more_names),
+            Usage.SERVER,
+        )
+        for part, names in SERVERS.items()
     )
     scheduler = Wanted(
         "client", "headroom-scheduler-client", "headroom-scheduler", (), Usage.CLIENT
     )
-    return serving, scheduler
+    return (*servers, scheduler)
+
+
+def _in_namespace(names: Iterable[str], namespace: str) -> list[str]:
+    endings = ("", ".svc", ".svc.cluster.local")
+    return [f"{name}.{namespace}{ending}" for name in names for ending in endings]
 
 
 class Certificates:
@@ -119,6 +135,8 @@ class Certificates:
         ``run`` does: it needs permission to write the webhook configurations.
         """
         stored = self._read(AUTHORITIES)
+        before: Pair | None
+        authorities: dict[str, Pair] = {}
         for each in self._wanted:
             before = authority_of(each.purpose, stored.data) if stored else None
             leaf = self._read(each.secret)
@@ -132,9 +150,9 @@ class Certificates:
                     f"Secret {self._namespace}/{missing} does not exist, or has no valid CA, and "
                     f"this run may not create it: kubectl -n {self._namespace} {_CREATE}"
                 )
+            authorities[each.purpose] = before
             self._renew_leaf(each, before, leaf, now)
-            if ends_soon(before, now, self._terms):
-                self._report(self._ends_soon(each, before))
+        self._report_ends(authorities, now)
 
     def _run(self, now: datetime) -> None:
         stored = self._read(AUTHORITIES)
@@ -142,13 +160,13 @@ class Certificates:
         authorities: dict[str, Pair] = {}
         data: dict[str, bytes] = {}
         made: list[str] = []
-        for each in self._wanted:
-            before = authority_of(each.purpose, stored.data) if stored else None
-            authority = next_authority(before, each.purpose, now, self._terms)
-            authorities[each.purpose] = authority
-            data |= data_of(each.purpose, authority)
+        for purpose in dict.fromkeys(each.purpose for each in self._wanted):
+            before = authority_of(purpose, stored.data) if stored else None
+            authority = next_authority(before, purpose, now, self._terms)
+            authorities[purpose] = authority
+            data |= data_of(purpose, authority)
             if authority != before:
-                made.append(each.purpose)
+                made.append(purpose)
         if made:
             self._write(AUTHORITIES, "Opaque", data, stored)
         for purpose in made:
@@ -156,19 +174,21 @@ class Certificates:
         self._trust_in_webhooks(authorities["serving"].cert)
         for each in self._wanted:
             self._renew_leaf(each, authorities[each.purpose], leaves[each.secret], now)
-        for each in self._wanted:
-            authority = authorities[each.purpose]
-            if ends_soon(authority, now, self._terms):
-                self._report(self._ends_soon(each, authority))
+        self._report_ends(authorities, now)
 
-    def _ends_soon(self, each: Wanted, authority: Pair) -> str:
-        until = f"{ends_at(authority.cert):%Y-%m-%dT%H:%M:%SZ}"
-        kubectl = command("kubectl", "-n", self._namespace)
-        return (
-            f"{each.purpose} CA: expires at {until}, and the certificate in Secret {each.secret} "
-            "cannot be renewed beyond that. Replace the CAs at a time when GPU pods may wait for "
-            f"some minutes: {kubectl} delete secret {AUTHORITIES} && {kubectl} {_CREATE}"
-        )
+    def _report_ends(self, authorities: Mapping[str, Pair], now: datetime) -> None:
+        """Report each CA that expires soon."""
+        for purpose, authority in authorities.items():
+            if not ends_soon(authority, now, self._terms):
+                continue
+            until = f"{ends_at(authority.cert):%Y-%m-%dT%H:%M:%SZ}"
+            signed = ", ".join(each.secret for each in self._wanted if each.purpose == purpose)
+            kubectl = command("kubectl", "-n", self._namespace)
+            self._report(
+                f"{purpose} CA: expires at {until}, and certificates cannot be renewed beyond that "
+                f"(Secrets: {signed}). Replace the CAs at a time when GPU pods may wait for some "
+                f"minutes: {kubectl} delete secret {AUTHORITIES} && {kubectl} {_CREATE}"
+            )
 
     def _renew_leaf(
         self, each: Wanted, authority: Pair, existing: _Secret | None, now: datetime

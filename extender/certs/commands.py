@@ -18,7 +18,7 @@ def certs(
     ] = "headroom-system",
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Additional DNS name or address of the servers; may be repeated."),
+        typer.Option(help="Additional DNS name or address of all servers; may be repeated."),
     ] = None,
     leaf_days: Annotated[
         float, typer.Option(min=0.001, max=398, help="Lifetime of certificates, in days.")
@@ -37,9 +37,10 @@ def certs(
     """Create missing certificates, and renew certificates that expire soon.
 
     Run it as a Job when Headroom is installed, and with --renew every day as a CronJob. A run
-    changes nothing if all certificates are valid. It writes the Secrets headroom-ca, headroom-tls
-    and headroom-scheduler-client, and the caBundle of the webhook configurations headroom. With
-    --renew it writes only certificates, into Secrets that exist. It prints each change. Exit
+    changes nothing if all certificates are valid. It writes Secret headroom-ca, a Secret
+    headroom-PART-tls for each part that serves TLS, Secret headroom-scheduler-client, and the
+    caBundle of the webhook configurations headroom. With --renew it writes only certificates, into
+    Secrets that exist. It prints each change. Exit
     status 1: try again; 2: the options or Secrets must be fixed first.
     """
     try:

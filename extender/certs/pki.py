@@ -1,6 +1,6 @@
 """Creates, inspects and renews keys and X.509 certificates in PEM.
 
-There are two CAs: one signs only the certificate of the servers, the other only kube-scheduler's
+There are two CAs: one signs only the certificates of the servers, the other only kube-scheduler's
 client certificate. Certificates are renewed long before they expire. A CA is replaced only if it
 has expired, or its Secret is missing or invalid. An administrator must replace it earlier, because
 kube-scheduler reads the CA that it trusts only when it starts. ``headroom certs`` reports it.
@@ -216,7 +216,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A CA and the one certificate that it signs."""
+    """A certificate, and the CA that signs it."""
 
     #: Prefix of the CA's keys in its Secret.
     purpose: str

@@ -195,10 +195,22 @@ def _tls_is_complete(settings: "Settings") -> None:
         )
 
 
+def _peers_need_a_ca(settings: "Settings") -> None:
+    named = [name for name in ("extenders", "consoles") if getattr(settings, name)]
+    if named and settings.debug_tls_cert is not None and settings.peer_ca is None:
+        raise Contradiction(
+            f"{' and '.join(named)} and debug_tls_cert are set, so a console connects over TLS, "
+            "but peer_ca, the CA that it trusts, is not set. "
+            "Example: peer_ca: /etc/headroom/tls/ca.crt",
+            named[0],
+        )
+
+
 #: Each rule raises ``Contradiction``. They run in this order, and the first error is reported.
 RULES: tuple[Callable[["Settings"], None], ...] = (
     _prometheus_needs_url,
     _open_debug_needs_loopback,
     _remote_verbs_need_tls,
     _tls_is_complete,
+    _peers_need_a_ca,
 )

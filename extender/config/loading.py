@@ -35,6 +35,7 @@ EXAMPLES = {
     "debug_host": '"::"',
     "debug_tls_cert": "/etc/headroom/tls/tls.crt",
     "debug_tls_key": "/etc/headroom/tls/tls.key",
+    "peer_ca": "/etc/headroom/tls/ca.crt",
     "webhook_tls_cert": "/etc/headroom/tls/tls.crt",
     "webhook_tls_key": "/etc/headroom/tls/tls.key",
     "tls_cert": "/etc/headroom/tls/tls.crt",

@@ -56,6 +56,12 @@ class PortSettings(BaseModel):
     debug_tls_key: Path | None = Field(
         None, description="PEM file with the unencrypted private key of debug_tls_cert."
     )
+    peer_ca: Path | None = Field(
+        None,
+        description="PEM file with CA certificates. If it is set, a console connects over TLS to "
+        "the processes named in extenders and consoles. Their certificates must be from one of "
+        "these CAs, and valid for the name in the setting.",
+    )
     tls_cert: Path | None = Field(
         None,
         description="PEM file with the certificate chain. If it is set, kube-scheduler's port "

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from extender.observability.journal_follower import Address, addresses, connect
+from extender.observability.journal_follower import Address, Peer, addresses, connect, host_of
 from extender.state.history import RESOLUTION_S, UNIT_BYTES, Block, History, Layout, Totals
 from extender.state.holdings import Minute
 
@@ -101,6 +101,7 @@ class HistoryHandover:
     """Reads the history of one of the consoles at ``places`` once, on a thread.
 
     ``take`` runs a function on the thread that owns ``history``. ``name`` is this process's own.
+    ``ca`` is the file with the CA of the consoles' ports, if they use TLS.
     """
 
     def __init__(
@@ -109,13 +110,13 @@ class HistoryHandover:
         name: str,
         history: History,
         take: Callable[[Callable[[], None]], object],
-        cert: Path | None = None,
+        ca: Path | None = None,
     ) -> None:
         self._places = places
         self._name = name
         self._history = history
         self._take = take
-        self._cert = cert
+        self._ca = ca
         #: Returns the header that authenticates this process; empty: none is sent.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
@@ -136,7 +137,7 @@ class HistoryHandover:
             for place in self._places:
                 try:
                     for address in addresses(place):
-                        if replica := self._read(address):
+                        if replica := self._read(Peer(address, host_of(place), self._ca)):
                             log.info("history_taken_over", console=replica)
                             return
                 except (NotTaken, OSError, ValueError, http.client.HTTPException) as err:
@@ -147,10 +148,10 @@ class HistoryHandover:
             self._stop.wait(RETRY_S)
         log.info("history_begins", message=problem, hint="the console has no earlier history")
 
-    def _read(self, address: Address) -> str:
-        """Take over the history at the address. Return the name of the console; "" if it is this
+    def _read(self, peer: Peer) -> str:
+        """Take over the history of a console. Return the name of the console; "" if it is this
         process itself. Raise ``NotTaken``, ``OSError`` or ``HTTPException``."""
-        with closing(connect(address, self._cert, SILENT_S)) as connection:
+        with closing(connect(peer, SILENT_S)) as connection:
             shown = self.authorization()
             connection.request("GET", PATH, headers={"Authorization": shown} if shown else {})
             with connection.getresponse() as answer:

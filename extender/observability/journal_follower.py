@@ -7,9 +7,8 @@ The extenders' names are resolved every few seconds, because replicas come and g
 Service resolves to one address for each replica. One of them may be this process, which recognises
 itself by the name in the first line.
 
-If the ports use TLS, an extender must show the same certificate as this process: both read it from
-one Secret, and it contains no names or addresses of pods. This process authenticates with its own
-token, never with that of a caller.
+If the ports use TLS, an extender must show a certificate of a given CA for the name that was
+resolved. This process authenticates with its own token, never with that of a caller.
 """
 
 import contextlib
@@ -18,8 +17,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,11 +55,22 @@ EXPIRES_S = SILENT_S
 Address = tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another process of Headroom."""
+
+    address: Address
+    #: The host that resolved to the address. The certificate must be valid for it.
+    name: str
+    #: PEM file with the CA of the process; None: its port does not use TLS.
+    ca: Path | None
+
+
 class JournalFollower:
     """Follows the extenders at ``places``, which are hosts with or without a port.
 
-    ``name`` is this process's own name. ``cert`` is the certificate file of the extenders' ports,
-    if they use TLS. Each journal may use the memory of ``bounds`` for decisions, and half of it for
+    ``name`` is this process's own name. ``ca`` is the file with the CA of the extenders' ports, if
+    they use TLS. Each journal may use the memory of ``bounds`` for decisions, and half of it for
     pods.
     """
 
@@ -70,12 +80,12 @@ class JournalFollower:
         usual_port: int,
         name: str,
         bounds: Bounds,
-        cert: Path | None = None,
+        ca: Path | None = None,
     ) -> None:
         self._places = [(place, usual_port) for place in places]
         self._name = name
         self._bounds = bounds
-        self._cert = cert
+        self._ca = ca
         #: Returns the header that authenticates this process; empty: none is sent.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
@@ -124,22 +134,28 @@ class JournalFollower:
                     if not self._addresses.get(place):
                         unresolved[place[0]] = f"its name could not be resolved: {err}"
             self._unresolved = unresolved
-            self._follow({each for found in self._addresses.values() for each in found})
+            self._follow(
+                {each: place for place, found in self._addresses.items() for each in found}
+            )
             self._stop.wait(RESOLVE_S)
 
-    def _follow(self, resolved: set[Address]) -> None:
-        """Start streams to new addresses, and stop the streams to addresses that are gone."""
+    def _follow(self, resolved: Mapping[Address, Address]) -> None:
+        """Start streams to new addresses, and stop the streams to addresses that are gone.
+
+        ``resolved`` maps each address to its place.
+        """
         streams = dict(self._streams)
-        for gone in streams.keys() - resolved:
+        for gone in streams.keys() - resolved.keys():
             streams[gone].stop()
-        for address in sorted(resolved - self._own)[:MAX_FOLLOWED]:
+        for address in sorted(resolved.keys() - self._own)[:MAX_FOLLOWED]:
             if address in streams and not streams[address].ended:
                 continue
-            stream = _Stream(address, self._name, self._bounds, self._cert, self)
+            peer = Peer(address, host_of(resolved[address]), self._ca)
+            stream = _Stream(peer, self._name, self._bounds, self)
             streams[address] = stream
             stream.start()
         ended = sorted(
-            streams.keys() - resolved, key=lambda address: streams[address].last_line_at_s
+            streams.keys() - resolved.keys(), key=lambda address: streams[address].last_line_at_s
         )
         with self._ended_lock:  # if there are too many journals, drop those that ended first
             while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
@@ -163,17 +179,12 @@ class _Stream:
     """The stream of one extender, opened again whenever it breaks."""
 
     def __init__(
-        self,
-        address: Address,
-        own_name: str,
-        bounds: Bounds,
-        cert: Path | None,
-        follower: JournalFollower,
+        self, peer: Peer, own_name: str, bounds: Bounds, follower: JournalFollower
     ) -> None:
-        self._address = address
+        self._peer = peer
+        self._address = peer.address
         self._own_name = own_name
         self._bounds = bounds
-        self._cert = cert
         self._follower = follower
         self._copy = Copy(Journal(bounds, bounds.size_bytes // 2))
         self._problem = "it was not reached yet"
@@ -220,7 +231,7 @@ class _Stream:
 
     def _read(self) -> None:
         """Read the stream until it ends; raise ``OSError``, ``HTTPException`` or ``BadLine``."""
-        self._connection = connection = connect(self._address, self._cert, SILENT_S)
+        self._connection = connection = connect(self._peer, SILENT_S)
         with contextlib.closing(connection):
             headers = {"Accept": "application/x-ndjson"}
             if shown := self._follower.authorization():
@@ -257,19 +268,34 @@ class _Stream:
         return not self._stop.is_set()
 
 
-def connect(address: Address, cert: Path | None, timeout_s: float) -> http.client.HTTPConnection:
-    """Return a connection to another process of Headroom. ``cert``: the certificate file of its
-    port, if it uses TLS. Raises ``OSError``."""
-    if cert is None:
-        return http.client.HTTPConnection(*address, timeout=timeout_s)
+def connect(peer: Peer, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to another process of Headroom. Raises ``OSError``."""
+    if peer.ca is None:
+        return http.client.HTTPConnection(*peer.address, timeout=timeout_s)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    # Trust the file's first certificate itself, whichever CA signed it. Read it each time, because
-    # it is renewed in place.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    end = "-----END CERTIFICATE-----\n"
-    context.load_verify_locations(cadata=cert.read_text().partition(end)[0] + end)
-    return http.client.HTTPSConnection(*address, timeout=timeout_s, context=context)
+    # Read each time, because the file is replaced in place.
+    context.load_verify_locations(peer.ca)
+    return _NamedConnection(peer, context, timeout_s)
+
+
+class _NamedConnection(http.client.HTTPSConnection):
+    """Connects to an address, where the certificate must be valid for the peer's name."""
+
+    def __init__(self, peer: Peer, context: ssl.SSLContext, timeout_s: float) -> None:
+        super().__init__(*peer.address, timeout=timeout_s)
+        self._headroom_context = context
+        self._headroom_name = peer.name
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._headroom_context.wrap_socket(
+            self.sock, server_hostname=self._headroom_name
+        )
+
+
+def host_of(place: Address) -> str:
+    """Return the host of a place, which may include a port. Raises ``ValueError``."""
+    return urlsplit(f"//{place[0]}").hostname or ""
 
 
 def addresses(place: Address) -> list[Address]:

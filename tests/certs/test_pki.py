@@ -26,7 +26,7 @@ from extender.certs.pki import (
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
 FAST = Terms(40 * DAY, 9 * DAY, 4 * DAY)
-SERVING, CLIENT = wanted("headroom-system", ("10.96.0.53",))
+SERVING, CONSOLE, WEBHOOK, *_, CLIENT = wanted("headroom-system", ("10.96.0.53",))
 
 
 def run(authority: Pair | None, leaf: Pair | None, now: datetime) -> tuple[Pair, Pair]:
@@ -94,7 +94,7 @@ def test_certificates_are_for_the_services_and_labelled() -> None:
     message = facts(leaf)
     assert {
         "headroom-extender.headroom-system.svc",
-        "headroom-webhook",
+        "headroom-journal",
         "10.96.0.53",
     } <= message.names
     assert message.usages == {Usage.SERVER}

@@ -23,6 +23,7 @@ from typing import Any
 import typer
 import yaml
 
+from extender.certs.cluster_secrets import wanted
 from tests.certificates import Authority
 from tests.controlplane import ControlPlane, built
 from tests.deploy import foreign
@@ -66,8 +67,8 @@ def check(plane: ControlPlane) -> dict[str, Any]:
     seconds(lambda: apply(plane, "headroom", text), "all of it is applied")
     start_cert_manager(plane)
     found["signed_after_s"] = seconds(
-        lambda: secret(plane, "headroom-tls") and secret(plane, "headroom-scheduler-client"),
-        "both Secrets",
+        lambda: all(secret(plane, each.secret) for each in wanted(NAMESPACE)),
+        "all Secrets",
     )
     found["injected_after_s"] = seconds(lambda: injected(plane), "the webhooks' caBundle")
 
@@ -86,7 +87,7 @@ def check(plane: ControlPlane) -> dict[str, Any]:
     assert [type(each) for each in found["bind"].values()] == [int, str, str, str], found
 
     before = serial(port, etc)
-    for name in ("headroom-tls", "headroom-scheduler-client"):
+    for name in ("headroom-extender-tls", "headroom-scheduler-client"):
         renew(plane, name)
     mount(plane, etc)
     found["shown_after_renewal_s"] = seconds(
@@ -144,7 +145,7 @@ def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
 
 def injected(plane: ControlPlane) -> bool:
     """Whether the API server trusts who signed for the webhook."""
-    trusted = base64.b64encode(secret(plane, "headroom-tls")["ca.crt"]).decode()
+    trusted = base64.b64encode(secret(plane, "headroom-webhook-tls")["ca.crt"]).decode()
     bundles = [
         hook["clientConfig"].get("caBundle")
         for kind in ("validating", "mutating")
@@ -157,7 +158,7 @@ def injected(plane: ControlPlane) -> bool:
 
 def mount(plane: ControlPlane, etc: Path) -> None:
     """The Secrets that kubelets mount into the pods of kube-scheduler and the extender."""
-    for folder, name in (("tls", "headroom-tls"), ("client", "headroom-scheduler-client")):
+    for folder, name in (("tls", "headroom-extender-tls"), ("client", "headroom-scheduler-client")):
         for key, content in secret(plane, name).items():
             file = etc / folder / key
             file.parent.mkdir(parents=True, exist_ok=True)

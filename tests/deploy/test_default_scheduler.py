@@ -48,7 +48,7 @@ def test_the_deployment_serves_the_verbs_with_the_files_that_its_settings_name(
     volumes = {each["name"]: each for each in spec["volumes"]}
     mounted = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
     secrets = {path: each["secret"] for path, each in mounted.items() if "secret" in each}
-    assert secrets[str(settings.tls.cert.parent)]["secretName"] == "headroom-tls"
+    assert secrets[str(settings.tls.cert.parent)]["secretName"] == "headroom-extender-tls"
     assert settings.tls.client_ca is not None
     client = secrets[str(settings.tls.client_ca.parent)]
     assert client["secretName"] == "headroom-scheduler-client"
@@ -61,7 +61,7 @@ def test_the_deployment_serves_the_verbs_with_the_files_that_its_settings_name(
 def test_kube_scheduler_finds_the_service_and_expects_its_certificate(rendered: Objects) -> None:
     service = rendered["Service", NAMESPACE, "headroom-extender"]["spec"]
     (port,) = service["ports"]
-    serving, _ = wanted(NAMESPACE)
+    serving = wanted(NAMESPACE)[0]
     for extender in scheduler()["extenders"]:
         assert extender["urlPrefix"] == f"https://{service['clusterIP']}:{port['port']}"
         assert extender["enableHTTPS"]
@@ -85,7 +85,7 @@ def test_the_files_that_kube_scheduler_reads_are_those_that_are_brought(rendered
         ("headroom-scheduler-client", "tls.crt"),
         ("headroom-scheduler-client", "tls.key"),
     }
-    assert brought[tls["caFile"]] == ("headroom-tls", "ca.crt")
+    assert brought[tls["caFile"]] == ("headroom-extender-tls", "ca.crt")
 
 
 def test_nothing_of_a_kube_scheduler_of_its_own_is_left(rendered: Objects) -> None:
@@ -94,16 +94,3 @@ def test_nothing_of_a_kube_scheduler_of_its_own_is_left(rendered: Objects) -> No
     assert ("ConfigMap", NAMESPACE, "headroom-scheduler-config") not in rendered
     policy = rendered["ValidatingAdmissionPolicy", "", "headroom-other-schedulers"]["spec"]
     assert policy["variables"][0]["expression"] == '["default-scheduler"]'
-
-
-def test_cert_manager_signs_for_the_names_that_our_own_certificates_are_for() -> None:
-    file = DEPLOY / "components/cert-manager/certificates.yaml"
-    certificates = {
-        each["spec"]["secretName"]: each["spec"]
-        for each in yaml.safe_load_all(file.read_text())
-        if each["kind"] == "Certificate"
-    }
-    serving, client = wanted(NAMESPACE)
-    assert sorted(certificates[serving.secret]["dnsNames"]) == sorted(serving.names)
-    assert certificates[client.secret]["issuerRef"] != certificates[serving.secret]["issuerRef"]
-    assert "client auth" in certificates[client.secret]["usages"]

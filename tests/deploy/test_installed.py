@@ -111,7 +111,7 @@ def the_api_server_takes_every_object_and_warns_of_none(installation: Installati
 def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> None:
     plane = installation.plane
     shown = installation.make_certificates()
-    assert "headroom-tls" in shown
+    assert "headroom-extender-tls" in shown
     installation.nodes.create()
     installation.start()
     installation.create_pod(
@@ -281,7 +281,7 @@ FORBIDDEN = (
     (CONSOLE, "GET", "/api/v1/namespaces/kube-system/configmaps"),
     (WEBHOOK, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     (WEBHOOK, "GET", "/api/v1/pods"),
-    (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-tls"),
+    (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-extender-tls"),
     (AGENT, "GET", "/api/v1/pods"),
     (CERTS, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     (CERTS, "GET", "/api/v1/namespaces/default/secrets/any"),

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from extender.certs.cluster_secrets import AUTHORITIES, Certificates, wanted
-from extender.certs.pki import Pair, Terms, facts, is_signed_by
+from extender.certs.pki import Pair, Terms, Usage, Wanted, facts, is_signed_by
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi
 from tests import forks
@@ -18,12 +18,16 @@ from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.e2e.cluster import RBAC, role_binding
 from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.loopback import LOOPBACK
+from tests.waiting import until
 
 SECRETS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-NAMES = (AUTHORITIES, "headroom-tls", "headroom-scheduler-client")
+NAMES = (AUTHORITIES, *(each.secret for each in wanted(SYSTEM_NAMESPACE)))
 NOW = datetime.now(UTC)
 RENEWAL = "certs-renewal-of-the-tests"
+#: The one Secret for all parts, of earlier versions.
+SHARED = "headroom-tls"
+TLS = {"tls.crt": "", "tls.key": ""}
 
 
 @pytest.fixture
@@ -108,10 +112,12 @@ def test_the_first_run_makes_all_and_the_next_one_nothing(
         "serving CA",
         "client CA",
         "validatingwebhookconfiguration headroom",
-        "Secret headroom-tls",
-        "Secret headroom-scheduler-client",
+        *(f"Secret {name}" for name in NAMES[1:]),
     ]
-    serving, client = secret(plane, "headroom-tls"), secret(plane, "headroom-scheduler-client")
+    serving, client = (
+        secret(plane, "headroom-webhook-tls"),
+        secret(plane, "headroom-scheduler-client"),
+    )
     for data in (serving, client):
         assert set(data) == {"tls.crt", "tls.key", "ca.crt"}
         assert is_signed_by(data["tls.crt"], data["ca.crt"])
@@ -130,10 +136,10 @@ def test_two_first_runs_at_once_make_one_set(plane: ControlPlane, rights: None) 
         message = [line for done in pool.map(lambda _: run(plane), range(4)) for line in done]
     assert len([line for line in message if line.startswith("serving CA: created")]) == 1
     assert run(plane) == []
-    for name, purpose in (("headroom-tls", "serving"), ("headroom-scheduler-client", "client")):
-        signer = secret(plane, AUTHORITIES)[f"{purpose}.crt"]
-        assert secret(plane, name)["ca.crt"] == signer
-        assert is_signed_by(secret(plane, name)["tls.crt"], signer)
+    for each in wanted(SYSTEM_NAMESPACE):
+        signer = secret(plane, AUTHORITIES)[f"{each.purpose}.crt"]
+        assert secret(plane, each.secret)["ca.crt"] == signer
+        assert is_signed_by(secret(plane, each.secret)["tls.crt"], signer)
 
 
 def test_authorities_are_replaced_by_deleting_their_secret(
@@ -146,14 +152,13 @@ def test_authorities_are_replaced_by_deleting_their_secret(
         "serving CA",
         "client CA",
         "validatingwebhookconfiguration headroom",
-        "Secret headroom-tls",
-        "Secret headroom-scheduler-client",
+        *(f"Secret {name}" for name in NAMES[1:]),
     ]
     for name in NAMES[1:]:
         data = secret(plane, name)
         assert data["ca.crt"] != first[name]["ca.crt"]
         assert is_signed_by(data["tls.crt"], data["ca.crt"])
-    assert bundle(plane) == secret(plane, "headroom-tls")["ca.crt"]
+    assert bundle(plane) == secret(plane, "headroom-webhook-tls")["ca.crt"]
     assert run(plane) == []
 
 
@@ -165,7 +170,7 @@ def test_certificates_are_renewed_while_they_are_still_good(
     due = NOW + Terms().leaf_lifetime - Terms().leaf_renewed_before
     assert run(plane, due - timedelta(hours=1)) == []
     (line, *_) = run(plane, due)
-    assert "Secret headroom-tls: new certificate until " in line
+    assert "Secret headroom-extender-tls: new certificate until " in line
     after = secret(plane, "headroom-scheduler-client")
     assert after["ca.crt"] == before["ca.crt"]
     ends_at = facts(Pair(after["tls.crt"], after["tls.key"])).ends_at
@@ -180,7 +185,7 @@ def test_the_daily_run_renews_and_can_do_nothing_else(plane: ControlPlane, right
     before = {name: secret(plane, name) for name in NAMES}
     assert renewed(plane, NOW) == []
     due = NOW + Terms().leaf_lifetime - Terms().leaf_renewed_before
-    assert len(renewed(plane, due)) == 2
+    assert len(renewed(plane, due)) == len(NAMES[1:])
     assert secret(plane, AUTHORITIES) == before[AUTHORITIES]
     for name in NAMES[1:]:
         after = secret(plane, name)
@@ -214,20 +219,20 @@ def test_authorities_that_expire_soon_are_reported(plane: ControlPlane, rights: 
     assert not any("CA: expires at" in line for line in run(plane, soon - timedelta(hours=1)))
     serving, client = run(plane, soon)
     assert serving.startswith("serving CA: expires at ")
-    assert "the certificate in Secret headroom-tls cannot be renewed beyond that" in serving
+    assert "certificates cannot be renewed beyond that (Secrets: headroom-extender-tls, " in serving
     assert f"kubectl -n {SYSTEM_NAMESPACE} delete secret headroom-ca && " in serving
     assert client.startswith("client CA: expires at ")
 
 
 def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None) -> None:
-    annotations = {"cert-manager.io/certificate-name": "headroom-tls"}
-    theirs = {"metadata": {"name": "headroom-tls", "annotations": annotations}}
+    annotations = {"cert-manager.io/certificate-name": "headroom-extender-tls"}
+    theirs = {"metadata": {"name": "headroom-extender-tls", "annotations": annotations}}
     plane.call("POST", SECRETS, theirs)
     with pytest.raises(
-        BadSettings, match="headroom-tls is managed by cert-manager; either do not run"
+        BadSettings, match="headroom-extender-tls is managed by cert-manager; either do not run"
     ):
         run(plane)
-    assert "data" not in plane.call("GET", f"{SECRETS}/headroom-tls")
+    assert "data" not in plane.call("GET", f"{SECRETS}/headroom-extender-tls")
     with pytest.raises(ApiRefused, match=": 404 "):
         plane.call("GET", f"{SECRETS}/{AUTHORITIES}")
 
@@ -239,3 +244,76 @@ def test_it_has_no_right_to_other_secrets(plane: ControlPlane, rights: None) -> 
         api.call("GET", f"{SECRETS}/theirs")
     plane.call("DELETE", f"{SECRETS}/theirs")
     api.close()
+
+
+def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
+    plane: ControlPlane, rights: None
+) -> None:
+    """Before, all parts had Secret headroom-tls. Its pods serve until new ones are ready, and all
+    clients, which know the CA, trust both."""
+    names = tuple(name for each in wanted(SYSTEM_NAMESPACE)[:-1] for name in each.names)
+    shared = Wanted("serving", SHARED, "headroom", names, Usage.SERVER)
+    old = KubeApi(plane.configuration())
+    try:
+        all_old = (shared, wanted(SYSTEM_NAMESPACE)[-1])
+        Certificates(old, SYSTEM_NAMESPACE, all_old, Terms(), lambda _: None).run(NOW)
+        before = {name: secret(plane, name) for name in (AUTHORITIES, *(o.secret for o in all_old))}
+        trusted = bundle(plane)
+        with pytest.raises(BadSettings, match="Secret headroom-system/headroom-extender-tls does"):
+            renewed(plane, NOW)  # the daily job before the first one of the new version
+        changed = run(plane)
+        assert [line.partition(":")[0] for line in changed] == [
+            f"Secret {name}" for name in NAMES[1:-1]
+        ]
+        assert {name: secret(plane, name) for name in before} == before
+        assert bundle(plane) == trusted
+        keys = {secret(plane, name)["tls.key"] for name in (*NAMES[1:], SHARED)}
+        assert len(keys) == len(NAMES[1:]) + 1, "two parts have one key"
+        for name in (*NAMES[1:-1], SHARED):
+            assert is_signed_by(secret(plane, name)["tls.crt"], trusted)
+        assert renewed(plane, NOW) == []
+    finally:
+        plane.call("DELETE", f"{SECRETS}/{SHARED}")
+        old.close()
+
+
+def test_the_account_of_the_job_creates_no_other_secret(plane: ControlPlane, rights: None) -> None:
+    """Kubernetes would write the token of another account into a Secret that asks for it."""
+    accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
+    made: list[str] = []
+
+    def create(path: str, body: dict[str, Any]) -> None:
+        plane.call("POST", path, body)
+        made.append(f"{path}/{body['metadata']['name']}")
+
+    create(accounts, {"metadata": {"name": "headroom-certs"}})
+    for manifest in yaml.safe_load_all((ROOT / "deploy/base/certificates.yaml").read_text()):
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if kind.startswith("ValidatingAdmissionPolicy"):
+            plural = f"{kind.lower()}s".replace("policys", "policies")
+            create(f"/apis/admissionregistration.k8s.io/v1/{plural}", manifest)
+        elif kind == "RoleBinding" and name == "headroom-certs":
+            manifest["metadata"]["name"] = "certs-of-the-account"
+            create(f"{RBAC}/namespaces/{SYSTEM_NAMESPACE}/rolebindings", manifest)
+    request = {"spec": {"expirationSeconds": 3600}}
+    answer = plane.call("POST", f"{accounts}/headroom-certs/token", request)
+    head = {"Authorization": f"Bearer {answer['status']['token']}"}
+
+    def created(name: str, kind: str, **metadata: Any) -> tuple[int, str]:
+        body = {"metadata": {"name": name, **metadata}, "type": kind, "stringData": TLS}
+        answer = LOOPBACK.post(f"{plane.url}{SECRETS}?dryRun=All", json=body, headers=head)
+        return answer.status_code, answer.json().get("message", "")
+
+    try:
+        says = "may create only Secret headroom-ca and Secrets with Headroom's certificates"
+        until(lambda: says in created("other", "Opaque")[1], "the policy is in force")
+        account = {"annotations": {"kubernetes.io/service-account.name": "headroom-certs"}}
+        for name in NAMES:
+            asked = created(name, "kubernetes.io/service-account-token", **account)
+            assert asked[0] == 403, asked
+            assert says in asked[1]
+            kind = "Opaque" if name == AUTHORITIES else "kubernetes.io/tls"
+            assert created(name, kind) == (201, "")
+    finally:
+        for path in reversed(made):
+            plane.call("DELETE", path)

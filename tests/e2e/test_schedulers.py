@@ -39,7 +39,8 @@ class Mounted:
     """The files of both sides, as headroom certs makes them and the kubelet mounts them."""
 
     def __init__(self, folder: Path) -> None:
-        self.wanted = wanted(SYSTEM_NAMESPACE)
+        extender, *_, client = wanted(SYSTEM_NAMESPACE)
+        self.wanted = extender, client
         self._authorities: dict[str, Pair] = {}
         self._folders = {each.secret: folder / each.secret for each in self.wanted}
         self._secret, self.host = folder / "secret", folder / "host"
