@@ -111,7 +111,7 @@ def test_a_follower_sends_its_own_token_and_reads_the_name_of_the_extender() -> 
 
 
 def test_over_tls_an_extender_shows_a_certificate_of_the_ca_for_its_name(tmp_path: Path) -> None:
-    """A part with a key of its own cannot pose as an extender, although the same CA signed it."""
+    """A process with another name cannot pose as an extender, although the same CA signed it."""
     authority, another = Authority(tmp_path, "ca"), Authority(tmp_path, "another")
     signed = authority.sign("replica")  # for 127.0.0.1
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -20,7 +20,7 @@ from tests.deploy.rendered import (
 
 WANTED = {each.secret: each for each in wanted(NAMESPACE)}
 MONITORED = ("ServiceMonitor", "PodMonitor")
-#: What the chart renders for these components: both must give each part its own key.
+#: Values of the chart for these components.
 VALUES = {"monitors": {"enabled": True}, "deviceTaints": {"enabled": True}}
 
 
