@@ -46,11 +46,16 @@ def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
     ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
     ``own_gates`` are further feature gates; they override all others.
     """
-    backoff = [BACKOFF_GATE] if accepts_gate(_minor(name)) else []
+    backoff = [BACKOFF_GATE] if has_backoff_gate(name) else []
     # An older kube-scheduler can need alpha APIs that a newer API server does not serve.
     tested = GATES if _minor(name) == version_tuple(UNDER_TEST) else ()
     gates = (*tested, *backoff, *own_gates)
     return (f"--feature-gates={','.join(gates)}",) if gates else ()
+
+
+def has_backoff_gate(name: str) -> bool:
+    """Return whether a kube-scheduler knows the gate of the back-off (a build target)."""
+    return accepts_gate(_minor(name))
 
 
 def apiserver_flags() -> tuple[str, ...]:

@@ -14,17 +14,21 @@ PodResources never lists ordinary init containers. So a pod whose init container
 devices is never listed, although the kubelet keeps its devices until the pod ends. Such a pod
 counts as running while it has a cgroup. The kubelet creates the cgroup a moment after it wrote the
 checkpoint, so the pod also counts as running for ``SETTLED_AFTER_S`` without a cgroup.
+
+A kubelet 1.31 lists the pod that it admitted last until it admits another one, even if the pod has
+ended (``pendingAdmissionPod`` in manager.go of its device manager). A pod that is listed, and whose
+cgroup is gone, counts as ended.
 """
 
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.probes.checkpoint import Checkpoint, Entry
 from agent.probes.checkpoint_file import CHECKPOINT, CheckpointFile, why_not_read
-from agent.probes.pod_cgroups import pod_cgroups
+from agent.probes.pod_cgroups import LostCgroups, pod_cgroups
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
 from agent.probes.readings import (
     AnswerReading,
@@ -85,6 +89,7 @@ class KubeletProbe:
         self._wall_s = wall_s
         self._settled_after_s = settled_after_s
         self._cgroups = cgroups
+        self._lost_cgroups = None if cgroups is None else LostCgroups(cgroups)
         #: Uid -> since when every answer of PodResources has omitted it; -infinity: it has ended.
         self._unlisted_since_s: dict[str, float] = {}
         #: Uid -> name of the pods of the checkpoint that PodResources lists, or listed before.
@@ -153,9 +158,11 @@ class KubeletProbe:
             return join(entries, (), self._names)
         first = join(entries, listed, self._names)
         ended = self._ended(first.unlisted, is_complete=bool(listed))
-        if not ended:
-            return first
-        return join(entries, listed, self._names, ended)
+        joined = join(entries, listed, self._names, ended) if ended else first
+        if self._lost_cgroups is None:
+            return joined
+        lost = self._lost_cgroups.among(joined.names.keys())
+        return replace(joined, holdings=[each for each in joined.holdings if each.uid not in lost])
 
     def _ended(self, unlisted: frozenset[str], is_complete: bool) -> set[str]:
         """Return the unlisted pods that count as ended.

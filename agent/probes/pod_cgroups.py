@@ -6,7 +6,7 @@ It removes the cgroup after the pod's containers have ended and its volumes are 
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from agent.probes.cgroup import pod_of
@@ -27,6 +27,29 @@ def pod_cgroups(root: Path) -> Mapping[str, str]:
         if found := dict(_pods(str(hierarchy), 0)):
             return found
     return {}
+
+
+class LostCgroups:
+    """Finds pods that have lost their cgroup, below ``root`` as for ``pod_cgroups``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        #: Uid -> the cgroup directory of the pod when it was last seen.
+        self._seen: dict[str, str] = {}
+
+    def among(self, uids: Collection[str]) -> set[str]:
+        """Return the pods, among these, that had a cgroup at an earlier call and have none now.
+
+        Other pods are forgotten.
+        """
+        seen = {uid: folder for uid, folder in self._seen.items() if uid in uids}
+        lost = {uid for uid, folder in seen.items() if not os.path.isdir(folder)}
+        if lost or len(seen) < len(uids):
+            found = pod_cgroups(self._root)
+            seen.update((uid, found[uid]) for uid in found.keys() & set(uids))
+            lost -= found.keys()
+        self._seen = seen
+        return lost
 
 
 def folders(folder: str) -> list[os.DirEntry[str]]:

@@ -199,6 +199,28 @@ def test_a_pod_that_was_listed_ends_at_once_even_if_its_cgroup_remains(tmp_path:
     assert world.uids() == []
 
 
+def test_a_pod_that_is_still_listed_has_ended_when_its_cgroup_is_gone(tmp_path: Path) -> None:
+    """A kubelet 1.31 lists the pod that it admitted last until it admits another one."""
+    world = World(tmp_path, tmp_path)
+    folder = tmp_path / f"kubepods/burstable/pod{_UID}"
+    (tmp_path / f"kubepods/pod{_OTHER}").mkdir(parents=True)
+    world.write(entry(_UID), entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
+    world.service.containers_now = [listed("p", "GPU-a::0"), listed("other", "GPU-a::1")]
+    for world.now_s in (0.0, 1e6):
+        assert world.uids() == [_UID, _OTHER]  # its sandbox may wait for the network
+    folder.mkdir(parents=True)
+    assert world.uids() == [_UID, _OTHER]
+    moved = folder.rename(tmp_path / f"kubepods/pod{_UID}")
+    assert world.uids() == [_UID, _OTHER]
+    moved.rmdir()
+    for _ in range(2):
+        assert world.uids() == [_OTHER]
+        assert world.message() == ""
+    world.write(entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
+    world.service.containers_now = [listed("other", "GPU-a::1")]
+    assert world.uids() == [_OTHER]
+
+
 def test_without_cgroups_the_report_says_which_pods_may_be_missed(tmp_path: Path) -> None:
     world = World(tmp_path, tmp_path / "none")
     world.write(entry(_UID))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tests.e2e.conftest import NewCluster
 from tests.e2e.preempting import Batch, Stage
+from tests.kubernetes_version import has_backoff_gate
 
 #: Kubernetes' default. Unlike with the shipped value, no back-off limits the attempts.
 DEFAULT_GATES = ("SchedulerPopFromBackoffQ=true",)
@@ -19,7 +20,8 @@ def filter_calls(new_cluster: NewCluster, scheduler: str, running: Sequence[Batc
     stage = Stage(cluster)
     stage.create_classes()
     url = cluster.start_extender(settings={"preempt_for_memory": True})
-    cluster.start_scheduler(url, scheduler, gates=DEFAULT_GATES)
+    gates = DEFAULT_GATES if has_backoff_gate(scheduler) else ()
+    cluster.start_scheduler(url, scheduler, gates=gates)
     cluster.settle()
     stage.run_batch(running)
     stage.submit("new-0", 20, NODES)

@@ -18,6 +18,7 @@ from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import RESOURCE, forget, gpu_container, gpu_pod
 from tests.kubelet.pod_resources import Held
+from tests.kubernetes_version import is_at_least
 from tests.processes import alive
 from tests.waiting import until
 
@@ -176,7 +177,8 @@ def test_an_ended_pod_frees_its_replica_and_the_checkpoint_still_names_it(
     node.run(gpu_pod("a"))
     node.runtime.exit(node.runtime.running("a")["main"], 0)
     node.wait(lambda: node.status("a")["phase"] == "Succeeded", "the end of the pod")
-    node.wait(lambda: not node.held(), "a free replica")
+    if is_at_least("1.32"):  # an older kubelet lists the last admitted pod until the next admission
+        node.wait(lambda: not node.held(), "a free replica")
     (stale,) = node.checkpoint()["PodDeviceEntries"]
     for name in ("b", "c"):  # the next allocation forgets it
         node.admit(gpu_pod(name))
