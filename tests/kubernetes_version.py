@@ -54,7 +54,7 @@ def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
 
 
 def has_backoff_gate(name: str) -> bool:
-    """Return whether a kube-scheduler knows the gate of the back-off (a build target)."""
+    """Return whether a kube-scheduler has the gate of the back-off (a build target)."""
     return accepts_gate(_minor(name))
 
 
