@@ -25,7 +25,7 @@ from extender.plan.recording import history_of, history_of_snapshot, read_record
 from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
 from extender.plan.study import models_of, run_study
-from extender.plan.workload import History, Vram
+from extender.plan.workload import History, Vram, with_workloads
 from extender.promql import EVERY_CLUSTER, Queries, check_matchers
 from extender.state.dump import inputs_of
 
@@ -92,7 +92,8 @@ def plan(
     vram: Annotated[
         list[str] | None,
         typer.Option(
-            help="requests, peaks or recommendations. Can be repeated: the first applies to all "
+            help="peaks (the highest of each workload), pod-peaks (each pod's own, a lower bound), "
+            "recommendations or requests. Can be repeated: the first applies to all "
             "configurations, the others only to the best one."
         ),
     ] = None,
@@ -127,7 +128,7 @@ def plan(
             raise BadSettings("--window is for --prometheus; a file is read as a whole")
         queries = _queries(prometheus, matchers, resource)
         history = _history(files, machines, prometheus, days, labels, queries)
-        history = with_recommendations(with_changes(history, changes))
+        history = with_workloads(with_recommendations(with_changes(history, changes)))
         sources = _vrams(history, vram, margin)
         configurations = _configurations(mode, replicas, sources[0], history)
         if not 1 <= seeds <= _MOST_SEEDS:
@@ -303,13 +304,17 @@ def _labels(selector: str) -> dict[str, str]:
 def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vram]:
     """Return the sources of requests, the first for all configurations.
 
-    By default these are all that the history has: peaks, recommendations, requests.
+    By default these are all that the history has, in the order of ``known``.
     """
     if not 0 <= margin <= 1000:
         raise BadSettings(f"--margin {margin:g} is not from 0 to 1000. Example: --margin 10")
     lives = history.lives
     known = {
         "peaks": any(life.peak_bytes is not None for life in lives),
+        "pod-peaks": any(
+            life.largest is not None and life.peak_bytes not in (None, life.largest.peak_bytes)
+            for life in lives
+        ),
         "recommendations": any(life.recommended_bytes is not None for life in lives),
         "requests": any(life.request_bytes is not None for life in lives),
     }
@@ -319,13 +324,16 @@ def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vra
                 f"--vram {source} is not one of: {', '.join(known)}. Example: --vram peaks"
             )
         if source != "requests" and not known[source]:
-            why = "a measured peak" if source == "peaks" else "three earlier pods of its workload"
+            why = {
+                "peaks": "a measured peak",
+                "pod-peaks": "a lower peak than another pod of its workload",
+            }.get(source, "three earlier pods of its workload")
             raise BadSettings(
                 f"--vram {source}: no pod of the history has {why}. Example: --vram requests"
             )
     default = [source for source, has in known.items() if has] or ["requests"]
     return [
-        Vram(source, margin / 100 if source == "peaks" else 0.0)
+        Vram(source, margin / 100 if source.endswith("peaks") else 0.0)
         for source in dict.fromkeys(given or default)
     ]
 

@@ -1,16 +1,21 @@
 """The report of a plan: text for a terminal, the rows of its table, and plain data."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extender.plan.next_steps import candidates, namespace_defaults, plugin_config
+from extender.plan.next_steps import (
+    Candidate,
+    advice,
+    device_choice,
+    namespace_defaults,
+    plugin_config,
+)
 from extender.plan.prices import monthly
 from extender.plan.savings import saved_month_cost, saved_ratio
-from extender.plan.sentences import assumptions, exclusive_workloads, sentences
+from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Row, Study, best_row, models_of
 from extender.plan.wording import need_ends, need_range, number_range, percent_range, wait_range
-from extender.plan.workload import GIB
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
@@ -80,22 +85,37 @@ def next_step_lines(study: Study) -> list[str]:
     best = best_row(study.rows)
     if best is None or not saves(study, best):
         return []
-    lines = ["", "Next steps:", "1. Configure the device plugin of the nodes to share:", ""]
-    lines += [f"     {line}" for line in plugin_config(best.configuration).splitlines()]
-    found = candidates(study.history, study.vram)
-    if found:
-        lines += ["", "2. Annotate the pods that leave the most memory to others:", ""]
-        width = max(len(each.workload) for each in found[:_MOST_LISTED])
-        for each in found[:_MOST_LISTED]:
-            gained = f"{each.gained_bytes / GIB:,.1f} GiB free for others on average"
-            lines.append(f"     {each.workload:<{width}}  {each.annotation}  # {gained}")
-        if len(found) > _MOST_LISTED:
-            lines.append(f"     and {len(found) - _MOST_LISTED} more: --json")
-    defaults = namespace_defaults(found)
-    if defaults:
-        lines += ["", "3. Or give namespaces a default, which covers their largest pod:", ""]
-        lines += [f"     {name}  {default}" for name, default in defaults[:_MOST_LISTED]]
-    return lines
+    steps = [["Configure the device plugin of the nodes to share:", ""]]
+    steps[-1] += plugin_config(best.configuration).splitlines()
+    if best.configuration.mode != "predicted":
+        steps.append(["Let Headroom choose the GPU on these nodes:", ""])
+        steps[-1].append(device_choice(best.configuration))
+    share, stay = advice(study.history, study.vram)
+    if share:
+        steps.append(["Annotate these workloads; the first leave the most memory to others:"])
+        steps[-1] += ["", *_annotations(share)]
+    defaults, without = namespace_defaults(share, stay)
+    if defaults or without:
+        steps.append(["Or give namespaces a default, which covers their largest pod:", ""])
+        steps[-1] += [f"{name}  {default}" for name, default in defaults[:_MOST_LISTED]]
+        steps[-1] += [
+            f"{name}  none, because {workload} should stay exclusive"
+            for name, workload in without[:_MOST_LISTED]
+        ]
+    lines = ["", "Next steps:"]
+    for number, (heading, *rest) in enumerate(steps, 1):
+        lines += [f"{number}. {heading}", *(f"     {line}" if line else "" for line in rest), ""]
+    return lines[:-1]
+
+
+def _annotations(share: Sequence[Candidate]) -> list[str]:
+    width = max(len(each.workload) for each in share[:_MOST_LISTED])
+    lines = [
+        f"{each.workload:<{width}}  {each.annotation}  # {each.remark}"
+        for each in share[:_MOST_LISTED]
+    ]
+    more = len(share) - _MOST_LISTED
+    return [*lines, f"and {more} more: --json"] if more > 0 else lines
 
 
 def saves(study: Study, row: Row) -> bool:
@@ -113,6 +133,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
     """Return the report as plain data; times are in seconds, ratios from 0."""
     history = study.history
+    _, stay = advice(history, study.vram)
     return {
         "format": FORMAT,
         "days": history.days,
@@ -125,7 +146,7 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
         "sentences": sentences(study, prices),
         "assumptions": assumptions(study),
         "exclusive_workloads": [
-            {"workload": name, "reason": why} for name, why in exclusive_workloads(study)
+            {"workload": each.workload, "reason": each.reason} for each in stay
         ],
         "next_steps": _next_steps_data(study),
         "configurations": [
@@ -145,21 +166,26 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
 
 
 def _next_steps_data(study: Study) -> dict[str, Any]:
-    best, found = best_row(study.rows), candidates(study.history, study.vram)
+    best = best_row(study.rows)
+    share, stay = advice(study.history, study.vram)
+    shared = best.configuration if best and saves(study, best) else None
     return {
-        "plugin_config": plugin_config(best.configuration) if best and saves(study, best) else None,
+        "plugin_config": plugin_config(shared) if shared else None,
+        "device_choice": shared.mode if shared else None,
         "annotate": [
             {
                 "workload": each.workload,
                 "pods": each.pods,
                 "annotation": each.annotation,
                 "gained_bytes": each.gained_bytes,
+                "pods_above": each.above,
+                "unmeasured_pods": each.unmeasured,
             }
-            for each in found
+            for each in share
         ],
         "namespaces": [
             {"namespace": name, "annotation": default}
-            for name, default in namespace_defaults(found)
+            for name, default in namespace_defaults(share, stay)[0]
         ],
     }
 

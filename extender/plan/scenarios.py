@@ -231,10 +231,10 @@ class Pools:
         """Return whether the pod shares GPUs; None if it is too large for every machine."""
         need_bytes = self._vram.need_bytes(life)
         if self._mig:
-            stays = life.gpus > 1 or need_bytes is None
+            stays = self._vram.largest(life).gpus > 1 or need_bytes is None
             stays = stays or not _has_machine(life, need_bytes, self._shared)
         else:
-            stays = stays_exclusive(life, need_bytes, self._sizes)
+            stays = stays_exclusive(life, self._vram, self._sizes)
         if stays:
             return False if _has_machine(life, None, self._shapes) else None
         return True if _has_machine(life, need_bytes, self._shared) else None

@@ -14,6 +14,7 @@ from extender.plan.intervals import (
     SEASON,
 )
 from extender.plan.mig import PROFILES, USABLE, profile_of
+from extender.plan.next_steps import advice
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
 from extender.plan.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
@@ -25,7 +26,7 @@ from extender.plan.wording import (
     span,
     whole,
 )
-from extender.plan.workload import DAY_S, EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History, largest_bytes
+from extender.plan.workload import DAY_S, EXCLUSIVE_ABOVE, GIB, STEP_BYTES, History
 
 #: Maximum number of workloads that a sentence lists.
 _MOST_LISTED = 10
@@ -122,7 +123,9 @@ def _other_vram(study: Study) -> Iterator[str]:
         if vram != study.vram:
             needed = need_range(row.gpus, row.spread_ratio)
             text = f"With vram from {vram.text} it needs {_gpus(needed)}"
-            if not needed:
+            if vram.source == "pod-peaks" and needed:
+                text += ": a lower bound, because pods of one template have one request"
+            elif not needed:
                 text = f"With vram from {vram.text} no number of nodes suffices"
             elif max(row.out_of_memory):
                 lost = span(*whole(row.out_of_memory))
@@ -210,41 +213,13 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
 
 
 def _exclusive(study: Study) -> Iterator[str]:
-    stay = exclusive_workloads(study)
+    _, stay = advice(study.history, study.vram)
     if stay:
-        names = ", ".join(f"{name} ({why})" for name, why in stay[:_MOST_LISTED])
+        names = ", ".join(f"{each.workload} ({each.reason})" for each in stay[:_MOST_LISTED])
         more = len(stay) - _MOST_LISTED
-        also = f", and {more} more" if more > 0 else ""
+        also = f", and {more} more, which --json lists" if more > 0 else ""
         stays = "1 workload should" if len(stay) == 1 else f"{len(stay)} workloads should"
         yield f"{stays} stay exclusive: {names}{also}."
-
-
-def exclusive_workloads(study: Study) -> list[tuple[str, str]]:
-    """Return the workloads that keep GPUs of their own, with the reason; most pods first.
-
-    Empty if the source has no names of workloads: then each pod is a workload of its own.
-    """
-    sizes = largest_bytes(study.history.machines)
-    counts: dict[str, list[int]] = {}
-    reasons: dict[str, str] = {}
-    for life in study.history.lives:
-        need_bytes = study.vram.need_bytes(life)
-        allowed = [size for model, size in sizes.items() if not life.models or model in life.models]
-        count = counts.setdefault(life.workload, [0, 0])
-        count[0] += 1
-        if life.gpus > 1:
-            reasons[life.workload] = f"{life.gpus} GPUs a pod"
-        elif need_bytes is None:
-            reasons[life.workload] = "requests whole GPUs"
-        elif need_bytes > EXCLUSIVE_ABOVE * max(allowed, default=0):
-            reasons[life.workload] = f"needs {need_bytes / GIB:.1f} GiB"
-        else:
-            continue
-        count[1] += 1
-    if len(counts) == len(study.history.lives):
-        return []
-    stay = [name for name, (pods, exclusive) in counts.items() if 2 * exclusive > pods]
-    return [(name, reasons[name]) for name in sorted(stay, key=lambda n: (-counts[n][0], n))]
 
 
 def _need_assumption(study: Study) -> Iterator[str]:
@@ -330,7 +305,7 @@ def assumptions(study: Study) -> list[str]:
         f"A mean waiting time below {NO_WAIT_S:.0f} s counts as none.",
         "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
         "long as it did: a pod that shares a GPU is not slowed down.",
-        "Pods with several GPUs, and pods that need more than "
+        "Workloads with several GPUs a pod, and workloads that need more than "
         f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes.",
         "Nodes are added and removed in today's mix of GPU models and sizes.",
         "A pod runs only on GPUs with at least the memory of its peak.",
@@ -343,9 +318,16 @@ def assumptions(study: Study) -> list[str]:
     sources = [study.vram.source, *(row.configuration.vram.source for row in study.rows)]
     if "recommendations" in sources:
         found.append(_recommendations(study))
-    if study.vram.source == "peaks":
+    if "peaks" in sources:
         found.append(
-            f"Pods request their measured peak plus {100 * study.vram.margin_ratio:.0f} %, rounded "
-            f"up to {STEP_BYTES / GIB:.2f} GiB."
+            "All pods of a workload request its highest measured peak plus "
+            f"{100 * study.vram.margin_ratio:.0f} %, rounded up to {STEP_BYTES / GIB:.2f} GiB, and "
+            "a workload that does not fit so keeps unshared nodes. Pods without a measured peak "
+            "count with the highest of their workload."
+        )
+    if len({life.workload for life in history.lives}) == len(history.lives):
+        found.append(
+            "The history has no names of workloads: each pod requests its own amount, which is a "
+            "lower bound of the need."
         )
     return found

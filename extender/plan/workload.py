@@ -1,7 +1,7 @@
 """Values of a plan: the machines of a cluster, the lives of its pods, and what they need."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 GIB = 1 << 30
@@ -36,6 +36,21 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Largest:
+    """The most that any pod of a workload has. All its pods have one template, and so one request
+    of GPU memory."""
+
+    pods: int
+    gpus: int
+    #: None if a pod requests all of a GPU.
+    request_bytes: int | None
+    #: None if no pod has a measured peak.
+    peak_bytes: int | None
+    #: GPU models that each of its pods may use; empty: any.
+    models: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Life:
     """One pod with a GPU, from its creation to its end."""
 
@@ -62,11 +77,18 @@ class Life:
     host_bytes: int = 0
     #: GPU models that it may use; empty: any.
     models: frozenset[str] = frozenset()
+    #: The most that its workload's pods have; None if the pod stands for itself.
+    largest: Largest | None = None
 
     @property
     def known_bytes(self) -> int | None:
-        """Memory that the pod uses of a GPU: its peak, else its request; None if all of it."""
-        return self.request_bytes if self.peak_bytes is None else self.peak_bytes
+        """Memory that the pod uses of a GPU: its peak, else the highest peak of its workload, else
+        its request; None if all of the GPU."""
+        if self.peak_bytes is not None:
+            return self.peak_bytes
+        if self.largest is not None and self.largest.peak_bytes is not None:
+            return self.largest.peak_bytes
+        return self.request_bytes
 
     @property
     def has_activity(self) -> bool:
@@ -114,25 +136,70 @@ class History:
 class Vram:
     """The source of the GPU memory that pods request in a plan."""
 
-    #: "requests", "peaks" or "recommendations".
+    #: "requests" and "peaks": the largest of all pods of the workload, which is one annotation for
+    #: all of them. "pod-peaks": each pod's own peak. "recommendations": the amount that Headroom
+    #: recommended when the pod was created.
     source: str
     #: Added to a peak, as a part of it.
     margin_ratio: float = 0.0
+
+    def largest(self, life: Life) -> Largest | Life:
+        """Return the pod or its workload, whichever has the figures that decide the request."""
+        if life.largest is not None and self.source in ("requests", "peaks"):
+            return life.largest
+        return life
 
     def need_bytes(self, life: Life) -> int | None:
         """Return the GPU memory to request for the pod; None: all of a GPU."""
         if self.source == "recommendations":
             return life.request_bytes if life.recommended_bytes is None else life.recommended_bytes
-        if self.source == "requests" or life.peak_bytes is None:
-            return life.request_bytes
-        need_bytes = int(life.peak_bytes * (1 + self.margin_ratio))
+        found = self.largest(life)
+        return self._request(found.peak_bytes, found.request_bytes)
+
+    def own_bytes(self, life: Life) -> int | None:
+        """Return the request that would be enough for this pod alone; None: all of a GPU."""
+        if self.source == "recommendations":
+            return self.need_bytes(life)
+        return self._request(life.peak_bytes, life.request_bytes)
+
+    def _request(self, peak_bytes: int | None, request_bytes: int | None) -> int | None:
+        if self.source == "requests" or peak_bytes is None:
+            return request_bytes
+        need_bytes = int(peak_bytes * (1 + self.margin_ratio))
         return max(1, -(-need_bytes // STEP_BYTES)) * STEP_BYTES
 
     @property
     def text(self) -> str:
-        if self.source != "peaks":
-            return self.source
-        return f"peaks + {100 * self.margin_ratio:.0f} %"
+        margin = f"+ {100 * self.margin_ratio:.0f} %"
+        match self.source:
+            case "peaks":
+                return f"peaks {margin}"
+            case "pod-peaks":
+                return f"each pod's own peak {margin}"
+            case _:
+                return self.source
+
+
+def with_workloads(history: History) -> History:
+    """Return the history with ``Life.largest`` of all pods."""
+    pods_of: dict[str, list[Life]] = {}
+    for life in history.lives:
+        pods_of.setdefault(life.workload, []).append(life)
+    largest = {name: _largest(pods) for name, pods in pods_of.items()}
+    lives = (replace(life, largest=largest[life.workload]) for life in history.lives)
+    return replace(history, lives=tuple(lives))
+
+
+def _largest(pods: Sequence[Life]) -> Largest:
+    peaks = [life.peak_bytes for life in pods if life.peak_bytes is not None]
+    requests = [life.request_bytes for life in pods]
+    return Largest(
+        pods=len(pods),
+        gpus=max(life.gpus for life in pods),
+        request_bytes=None if None in requests else max(each for each in requests if each),
+        peak_bytes=max(peaks, default=None),
+        models=_common(life.models for life in pods),
+    )
 
 
 def workload_name(namespace: str, controller: str) -> str:
@@ -149,15 +216,30 @@ def largest_bytes(machines: Sequence[Machine]) -> Mapping[str, int]:
     return found
 
 
-def stays_exclusive(life: Life, need_bytes: int | None, sizes: Mapping[str, int]) -> bool:
-    """Return whether the pod keeps GPUs of its own: it has several, or needs almost a whole one.
+def _common(models: Iterable[frozenset[str]]) -> frozenset[str]:
+    """Return the models that are in all sets but the empty ones, which mean any model; of sets that
+    have none in common, all models."""
+    sets = [each for each in models if each]
+    return frozenset.intersection(*sets) or frozenset.union(*sets) if sets else frozenset()
+
+
+def stays_exclusive(life: Life, vram: Vram, sizes: Mapping[str, int]) -> bool:
+    """Return whether the pod keeps GPUs of its own, because its request is for several GPUs, or for
+    almost a whole one.
 
     ``sizes``: model -> memory of its largest GPU.
     """
-    if life.gpus != 1 or need_bytes is None:
+    need_bytes = vram.need_bytes(life)
+    if vram.largest(life).gpus != 1 or need_bytes is None:
         return True
-    allowed = [size for model, size in sizes.items() if not life.models or model in life.models]
-    return need_bytes > EXCLUSIVE_ABOVE * max(allowed, default=0)
+    return need_bytes > EXCLUSIVE_ABOVE * gpu_bytes(life, vram, sizes)
+
+
+def gpu_bytes(life: Life, vram: Vram, sizes: Mapping[str, int]) -> int:
+    """Return the memory of the largest GPU that the pod, or each pod of its workload, may use; 0 if
+    there is none."""
+    models = vram.largest(life).models
+    return max((size for model, size in sizes.items() if not models or model in models), default=0)
 
 
 def mixed_order(machines: Sequence[Machine]) -> list[Machine]:

@@ -91,7 +91,7 @@ def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> Non
     prices = tmp_path / "prices.yaml"
     prices.write_text("L40S: 1.2\n")
     files = generated.write(tmp_path, generated.rows(8, 1, 0.1), 8)
-    few = ("--replicas", "4", "--mode", "predicted", "--vram", "peaks", "--seeds", "2")
+    few = ("--replicas", "4", "--mode", "predicted", "--vram", "pod-peaks", "--seeds", "2")
     once = json.loads(run(files, *few, "--seeds", "1", "--json")[1])
     low, high = once["configurations"][0]["gpus_range"]
     assert low < high

@@ -51,7 +51,10 @@ def test_errors_name_file_line_and_column(
         (["--window", "14d"], "--window is for --prometheus; a file is read as a whole"),
         (["--matchers", 'a="b"'], "--matchers is for --prometheus; a file is read as a whole"),
         (["--resource", "nvidia.com/a100"], "--resource is for --prometheus; a file is read as a"),
-        (["--vram", "half"], "--vram half is not one of: peaks, recommendations, requests"),
+        (
+            ["--vram", "half"],
+            "--vram half is not one of: peaks, pod-peaks, recommendations, requests",
+        ),
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
     ],
 )

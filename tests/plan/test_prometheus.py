@@ -131,6 +131,7 @@ def test_the_report_from_prometheus(filled: Filled) -> None:
     assert list(replays) == [
         "unshared",
         "4 replicas, steered",
+        "4 replicas, steered, vram from each pod's own peak + 10 %",
         "4 replicas, steered, vram from recommendations",
         # The history has SM activity.
         "4 replicas, steered, max-sm 70 %",
