@@ -71,9 +71,12 @@ def read_question(env: Mapping[str, str]) -> Question:
     for name in ("POD_UID", "HOST_IP"):
         if not env.get(name):
             raise BadEnvironment(f"{name} is not set; {_EXAMPLE}")
-    port = env.get("HEADROOM_AGENT_PORT", PORT)
+    # Not HEADROOM_AGENT_PORT: the kubelet sets that if the namespace has a Service headroom-agent.
+    port = env.get("HEADROOM_AGENT_PORT_NUMBER", PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise BadEnvironment(f"HEADROOM_AGENT_PORT {port!r} is not a port. Example: {PORT}\n")
+        raise BadEnvironment(
+            f"HEADROOM_AGENT_PORT_NUMBER {port!r} is not a port. Example: {PORT}\n"
+        )
     return Question(env["POD_UID"], env["HOST_IP"], int(port))
 
 

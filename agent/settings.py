@@ -203,7 +203,7 @@ FLAGS = (
 #: Other variables with this prefix: of the gate client, of ``agent.__main__`` (restarts), and of
 #: the command line tool ``headroom``. They may be set in the agent's environment.
 OTHERS = (
-    "HEADROOM_AGENT_PORT",
+    "HEADROOM_AGENT_PORT_NUMBER",
     "HEADROOM_AGENT_RESTARTS",
     "HEADROOM_CACHE",
     "HEADROOM_SERVER",

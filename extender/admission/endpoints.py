@@ -51,8 +51,9 @@ class Webhook:
 def webhook_app(webhook: Webhook) -> FastAPI:
     """Return the ASGI application, which serves reviews, probes and metrics.
 
-    Clients take turns by address, and users of the API server by name, because the largest reviews
-    take several milliseconds each.
+    Clients take turns by address, then by the namespace of the object, then by user, because the
+    largest reviews take several milliseconds each. A tenant is its namespaces: it can have any
+    number of users, and controllers create the pods of all tenants as one user.
     """
     app = FastAPI(title="Headroom admission webhook", openapi_url=None)
     decisions: dict[str, Decide] = {"mutate": answer_mutate, "validate": answer_validate}
@@ -104,7 +105,7 @@ def _endpoint(
         except MalformedReview as err:
             return reject(str(err), 400)
         address = request.client.host if request.client else ""
-        async with turns.turn(address, asked.user_info.username):
+        async with turns.turn(address, asked.namespace, asked.user_info.username):
             if await request.is_disconnected():  # it waited for longer than its client
                 return Response(status_code=400)
             return decided(asked)

@@ -47,8 +47,9 @@ class OwnerReader:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        #: Uid of a controller -> the end of its chain, and the reference to it.
-        self._ends: Bounded[str, tuple[Controller, OwnerReference]] = Bounded(MAX_KNOWN)
+        #: Namespace and uid of a controller -> the end of its chain, and the reference to it. A
+        #: pod's author can write the uid of a controller in another namespace.
+        self._ends: Bounded[tuple[str, str], tuple[Controller, OwnerReference]] = Bounded(MAX_KNOWN)
 
     def owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
         """Return the owner of a pod, and a reference to it; None for a family.
@@ -57,9 +58,10 @@ class OwnerReader:
         """
         if pod.controller is None:
             return owner_of(pod, None), None
-        known = self._ends.get(pod.controller.uid)
+        key = (pod.namespace, pod.controller.uid)
+        known = self._ends.get(key)
         if known is None:
-            known = self._ends[pod.controller.uid] = self._end(pod.namespace, pod.controller)
+            known = self._ends[key] = self._end(pod.namespace, pod.controller)
         end, reference = known
         owner = owner_of(pod, end)
         return owner, None if owner.family else reference

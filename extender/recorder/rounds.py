@@ -114,9 +114,9 @@ class Recorder:
         self._is_loaded = False
         #: Lives that ended and whose owner is not known yet.
         self._unowned: list[TrackedLife] = []
-        #: Uid of a controller -> owner, for the controllers of lives that run. So a round needs
-        #: threads only for new controllers, and not for each of 100,000 lives.
-        self._known: dict[str, tuple[ProfileOwner, OwnerReference | None]] = {}
+        #: Namespace and uid of a controller -> owner, for the controllers of lives that run. So a
+        #: round needs threads only for new controllers, and not for each of 100,000 lives.
+        self._known: dict[tuple[str, str], tuple[ProfileOwner, OwnerReference | None]] = {}
 
     async def round(self) -> None:
         """Follow the reports and write what is due; without the Lease, drop all state.
@@ -142,10 +142,8 @@ class Recorder:
         waiting = [*self._unowned, *ended][-MAX_UNOWNED:]
         owned, self._unowned = await self._with_owners(waiting)
         running, _ = await self._with_owners(self._tracker.running)
-        controllers = {each.tracked.pod.controller for each in running}
-        self._known = {
-            of.uid: self._known[of.uid] for of in controllers if of and of.uid in self._known
-        }
+        keys = {_controller_key(each.tracked.pod) for each in running}
+        self._known = {key: self._known[key] for key in keys if key in self._known}
         self._book.take([*self._past.claim(running, self._book.is_new), *owned], running)
         await self._write_due(now_s)
         self._telemetry.profiles.set(len(self._book))
@@ -174,10 +172,10 @@ class Recorder:
     async def _owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
         if pod.controller is None:
             return self._owners.owner(pod)  # follows from its name
-        found = self._known.get(pod.controller.uid)
+        key = _controller_key(pod)
+        found = self._known.get(key)
         if found is None:
-            found = await _ask(partial(self._owners.owner, pod))
-            self._known[pod.controller.uid] = found
+            found = self._known[key] = await _ask(partial(self._owners.owner, pod))
         return found
 
     async def _write_due(self, now_s: float) -> None:
@@ -240,3 +238,8 @@ async def _ask(call: Callable[[], T]) -> T:
     result = await asyncio.to_thread(call)
     progressed()
     return result
+
+
+def _controller_key(pod: PodFacts) -> tuple[str, str]:
+    """Return namespace and uid: an author can write the uid of a foreign controller."""
+    return pod.namespace, pod.controller.uid if pod.controller else ""

@@ -1,31 +1,36 @@
 """Lets clients take turns at work that blocks the event loop, so that none delays all others.
 
-Turns go round the addresses, and for one address round its users. So a client with many requests
-waits for its own, and any other client waits for at most one request of each address and user. The
-number of waiting requests is limited by the number of connections.
+A client is named by keys, from the widest to the narrowest, such as its address, a namespace and a
+user. Turns go round the first keys, for one first key round the second keys, and so on. So a client
+with many requests waits for its own, and any other client waits for at most one request of each
+other key. The number of waiting requests is limited by the number of connections.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
+
+_Waiting = asyncio.Future[None]
+#: Key -> the ring of the next keys, or the waiting requests, the oldest first. Who is next comes
+#: first in each.
+_Ring = dict[str, "_Ring | deque[_Waiting]"]
 
 
 class Turns:
     """Grants one turn at a time; all methods must be called in one event loop."""
 
     def __init__(self) -> None:
-        #: Address -> user -> waiting requests, the oldest first. Who is next comes first in each.
-        self._waiting: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
+        self._waiting: _Ring = {}
         self._is_taken = False
 
     @asynccontextmanager
-    async def turn(self, address: str, user: str) -> AsyncIterator[None]:
-        """Wait for a turn of this client, and hold it."""
+    async def turn(self, *keys: str) -> AsyncIterator[None]:
+        """Wait for a turn of the client with these keys, and hold it. All clients have as many."""
         if self._is_taken:
-            granted = asyncio.get_running_loop().create_future()
-            users = self._waiting.setdefault(address, {})
-            users.setdefault(user, deque()).append(granted)
+            granted: _Waiting = asyncio.get_running_loop().create_future()
+            _append(self._waiting, keys, granted)
             try:
                 await granted
             except asyncio.CancelledError:
@@ -41,16 +46,24 @@ class Turns:
     def _pass_on(self) -> None:
         """Grant the turn to the next client that still waits."""
         while self._waiting:
-            address, users = next(iter(self._waiting.items()))
-            user, requests = next(iter(users.items()))
-            granted = requests.popleft()
-            # A user and an address that had a turn go to the end of the queue.
-            del users[user], self._waiting[address]
-            if requests:
-                users[user] = requests
-            if users:
-                self._waiting[address] = users
+            granted = _next(self._waiting)
             if not granted.done():
                 granted.set_result(None)
                 return
         self._is_taken = False
+
+
+def _append(ring: _Ring, keys: Sequence[str], granted: _Waiting) -> None:
+    for key in keys[:-1]:
+        ring = cast(_Ring, ring.setdefault(key, {}))
+    cast(deque[_Waiting], ring.setdefault(keys[-1], deque())).append(granted)
+
+
+def _next(ring: _Ring) -> _Waiting:
+    """Remove and return the next request. Its keys go to the end, or vanish with the last one."""
+    key, within = next(iter(ring.items()))
+    del ring[key]
+    granted = within.popleft() if isinstance(within, deque) else _next(within)
+    if within:
+        ring[key] = within
+    return granted

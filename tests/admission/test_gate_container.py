@@ -74,7 +74,9 @@ class TestGate:
             pytest.param({"image": "busybox", "command": ["true"]}, id="another image"),
             pytest.param({"command": ["true"]}, id="another command"),
             pytest.param({"restartPolicy": "Always"}, id="a sidecar"),
-            pytest.param({"env": [{"name": "HEADROOM_AGENT_PORT", "value": "1"}]}, id="a port"),
+            pytest.param(
+                {"env": [{"name": "HEADROOM_AGENT_PORT_NUMBER", "value": "1"}]}, id="a port"
+            ),
             pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/app"}]}, id="other files"),
             pytest.param({"ofTheFuture": True}, id="a field of the future"),
         ],

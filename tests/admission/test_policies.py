@@ -34,10 +34,13 @@ from tests.admission.site import (
     Site,
     manifests,
 )
+from tests.builders import GPU
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.waiting import until
 
 __all__ = ["site"]
+
+NO_GPU = {"limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi", "a.b/c": "1"}}
 
 
 class TestAnnotations:
@@ -59,6 +62,17 @@ class TestAnnotations:
             path = f"{PODS}/{WAITING}" + ("/status" if how == "by its status" else "")
             reply = site.send("PATCH", path, noted(key, "x"))
         rejected(reply, self.POLICY, reported)
+
+    @pytest.mark.parametrize("key", ["headroom.gpu/retry", "headroom.gpu/bytes.63"])
+    @pytest.mark.parametrize("others", [0, 15, 16, 300])
+    def test_nor_beside_other_annotations(self, site: Site, key: str, others: int) -> None:
+        """The policy finds them in another way if there are many."""
+        annotations = {f"team/{index}": "" for index in range(others)}
+        for more, status in (({}, 201), ({key: "x"}, 403)):
+            obj = manifest(None, container(gpus=0), annotations=annotations | more)
+            reply = site.send("POST", f"{PODS}?dryRun=All", obj)
+            assert reply.status == status
+        rejected(reply, self.POLICY, f"annotation {key} is written by Headroom alone")
 
     def test_nor_takes_it_away(self, site: Site) -> None:
         reply = site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/placement", None))
@@ -403,10 +417,30 @@ class TestOtherSchedulers:
         assert self.SAID in shown
 
     @pytest.mark.parametrize(
+        "amounts",
+        [
+            {"cpu": "1", "memory": "1Gi", GPU: "1"},
+            {"memory": "1Gi", "ephemeral-storage": "1Gi", f"{GPU}.shared": "1"},
+            {"nvidia.com/mig-1g.10gb": "1"},
+            {"cpu": "1", "hugepages-2Mi": "2Mi", "memory": "1Gi", "nvidia.com/mig-9g.900gb": "1"},
+        ],
+    )
+    @pytest.mark.parametrize("role", ["containers", "initContainers"])
+    def test_whatever_else_a_container_requests(
+        self, site: Site, amounts: dict[str, str], role: str
+    ) -> None:
+        one = container("other", resources={"limits": amounts, "requests": amounts})
+        obj = manifest(None, container(gpus=0))
+        obj["spec"].setdefault(role, []).append(one)
+        reply = site.send("POST", f"{PODS}?dryRun=All", obj)
+        assert (reply.status, len(reply.warnings)) == (201, 1), reply.message
+
+    @pytest.mark.parametrize(
         ("path", "obj"),
         [
             pytest.param(PODS, manifest(schedulerName="headroom"), id="ours"),
             pytest.param(PODS, manifest(None, container(gpus=0)), id="no GPU"),
+            pytest.param(PODS, manifest(None, container(resources=NO_GPU)), id="other resources"),
             pytest.param(PODS.replace("-team", "-opted-out"), manifest(), id="opted out"),
         ],
     )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import is_gated
+from contract.gate import gate_container, is_gated
 from contract.kube import Pod
 from extender.recommend.pod_programs import programs_of
 from tests.admission.reviews import container, manifest
@@ -34,6 +34,8 @@ from tests.waiting import until
 HERE, OTHER = NODES
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{TEAM}/deployments"
 NAMESPACE = f"/api/v1/namespaces/{TEAM}"
+#: A path that the API server stores as it is, and that leads to the program of the gate.
+AGENT_FOLDER = "/var/run/secrets/../../../agent"
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,24 @@ def test_a_copied_placement_is_dropped_before_the_policy_could_reject_it(site: S
         "Headroom: annotation headroom.gpu/placement was removed: Headroom writes it when it "
         "places the pod",
     )
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        {"cpu": "1", "memory": "1Gi", f"{GPU}.shared": "1"},
+        {"nvidia.com/mig-1g.10gb": "1"},
+        {"cpu": "1", "hugepages-2Mi": "2Mi", "memory": "1Gi", "nvidia.com/mig-9g.900gb": "1"},
+    ],
+)
+@pytest.mark.parametrize("role", ["containers", "initContainers"])
+def test_a_gpu_beside_other_resources_counts(
+    site: Site, amounts: dict[str, str], role: str
+) -> None:
+    one = container("other", resources={"limits": amounts, "requests": amounts})
+    obj = manifest(None, container(gpus=0))
+    obj["spec"].setdefault(role, []).append(one)
+    assert create(site, obj).body["spec"]["schedulerName"] == "headroom"
 
 
 @pytest.mark.parametrize(
@@ -196,6 +216,51 @@ def test_what_is_written_into_containers_the_api_server_takes(site: Site) -> Non
             }
         },
     }
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        pytest.param({"command": ["true"]}, id="another command"),
+        pytest.param({"envFrom": [{"configMapRef": {"name": "c"}}]}, id="variables"),
+        pytest.param({"volumeMounts": [{"name": "v", "mountPath": AGENT_FOLDER}]}, id="files"),
+        pytest.param({"volumeDevices": [{"name": "v", "devicePath": "/d"}]}, id="devices"),
+        pytest.param(
+            {"restartPolicy": "Always", "lifecycle": {"postStart": {"exec": {"command": ["sh"]}}}},
+            id="a sidecar with a hook",
+        ),
+        pytest.param(
+            {"restartPolicy": "Always", "livenessProbe": {"exec": {"command": ["sh"]}}},
+            id="a probe",
+        ),
+        pytest.param({"terminationMessagePath": f"{AGENT_FOLDER}/gate_client.py"}, id="a message"),
+        pytest.param({"workingDir": "/tmp", "stdin": True, "tty": True}, id="a terminal"),
+        pytest.param({"ports": [{"containerPort": 1, "hostPort": 1}]}, id="a port"),
+        pytest.param({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}),
+        pytest.param({"fieldOfALaterVersion": {"a": 1}}, id="a field of a later version"),
+    ],
+)
+@pytest.mark.parametrize("wish", ["true", "false"])
+def test_of_a_gate_that_its_author_writes_only_the_name_is_left(
+    site: Site, forged: dict[str, Any], wish: str
+) -> None:
+    gate = {**gate_container(GATE_IMAGE), **forged}
+    notes = {"headroom.gpu/gated": wish}
+    obj = manifest("8Gi", annotations=notes, initContainers=[container("mine", 0), gate])
+    obj["spec"]["volumes"] = [{"name": "v", "configMap": {"name": "c"}}]
+    reply = create(site, obj)
+    assert reply.status == 201, reply.message
+    stored, mine = reply.body["spec"]["initContainers"]
+    assert mine["name"] == "mine"
+    ours = gate_container(GATE_IMAGE)
+    assert {key: stored[key] for key in ours} == ours
+    assert set(stored) - set(ours) == {
+        "imagePullPolicy",
+        "terminationMessagePath",
+        "terminationMessagePolicy",
+    }
+    assert stored["terminationMessagePath"] == "/dev/termination-log"
+    assert is_gated(msgspec.convert(reply.body, Pod), GATE_IMAGE) == (wish == "true")
 
 
 def test_the_strictest_namespace_takes_the_gate(site: Site) -> None:

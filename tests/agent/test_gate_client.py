@@ -139,8 +139,8 @@ def test_it_reports_if_no_agent_answers() -> None:
         ({}, "POD_UID"),
         ({"POD_UID": UID}, "HOST_IP"),
         (
-            {"POD_UID": UID, "HOST_IP": "10.0.0.1", "HEADROOM_AGENT_PORT": "x"},
-            "HEADROOM_AGENT_PORT",
+            {"POD_UID": UID, "HOST_IP": "10.0.0.1", "HEADROOM_AGENT_PORT_NUMBER": "x"},
+            "HEADROOM_AGENT_PORT_NUMBER",
         ),
     ],
 )
@@ -152,6 +152,23 @@ def test_missing_variables_are_named_with_an_example(env: dict[str, str], named:
 def test_it_asks_the_agents_port_on_its_own_node() -> None:
     env = {"POD_UID": UID, "HOST_IP": "fd00::7"}
     assert read_question(env).url == "http://[fd00::7]:9410"
+
+
+@pytest.mark.parametrize("service", ["HEADROOM_AGENT", "HEADROOM_AGENT_PORT", "HOST_IP", "POD_UID"])
+def test_no_service_of_the_namespace_changes_the_question(service: str) -> None:
+    """The kubelet adds variables for each Service of the pod's namespace to its containers."""
+    env = {"POD_UID": UID, "HOST_IP": "10.0.0.1"}
+    of_service = {
+        f"{service}_SERVICE_HOST": "10.9.9.9",
+        f"{service}_SERVICE_PORT": "80",
+        f"{service}_SERVICE_PORT_NUMBER": "80",
+        f"{service}_PORT": "tcp://10.9.9.9:80",
+        f"{service}_PORT_80_TCP": "tcp://10.9.9.9:80",
+        f"{service}_PORT_80_TCP_PROTO": "tcp",
+        f"{service}_PORT_80_TCP_PORT": "80",
+        f"{service}_PORT_80_TCP_ADDR": "10.9.9.9",
+    }
+    assert read_question(env | of_service) == read_question(env)
 
 
 def process(**env: str) -> subprocess.Popen[str]:
@@ -167,7 +184,7 @@ def process(**env: str) -> subprocess.Popen[str]:
 
 def test_the_process_ends_well_after_a_yes_only() -> None:
     with served(NOT_YET, YES) as (_, question):
-        env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT": str(question.port)}
+        env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT_NUMBER": str(question.port)}
         with process(POD_UID=UID, **env) as gate:
             said, _ = gate.communicate(timeout=PATIENCE_S)
         assert gate.returncode == 0
@@ -180,7 +197,7 @@ def test_the_process_ends_well_after_a_yes_only() -> None:
 
 def test_a_waiting_process_ends_at_once_on_request() -> None:
     with served(NO) as (_, question):
-        env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT": str(question.port)}
+        env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT_NUMBER": str(question.port)}
         with process(POD_UID=UID, **env) as gate:
             assert gate.stdout is not None
             assert gate.stdout.readline().startswith("headroom gate: no: ")

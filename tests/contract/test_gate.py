@@ -174,7 +174,7 @@ def test_the_program_of_the_gate_reads_no_other_folder_or_variable() -> None:
     [
         ("AWS_ROLE_ARN", "r", True),
         ("AZURE_CLIENT_ID", "c", True),
-        ("HEADROOM_AGENT_PORT", "1", False),
+        ("HEADROOM_AGENT_PORT_NUMBER", "1", False),
         ("PYTHONSTARTUP", "/x", False),
         ("LD_PRELOAD", "/x", False),
         ("POD_UID", "u", False),

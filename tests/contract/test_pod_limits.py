@@ -72,9 +72,9 @@ def requesting(resources: int) -> Container:
             id="bytes of all annotations",
         ),
         pytest.param(
-            constrained(tolerations=[{"operator": "Exists"}] * 1024),
-            constrained(tolerations=[{"operator": "Exists"}] * 1024, nodeSelector={"a": "b"}),
-            "1025 tolerations, node selector entries and node affinity values, at most 1024",
+            constrained(tolerations=[{"operator": "Exists"}] * 64),
+            constrained(tolerations=[{"operator": "Exists"}] * 65),
+            "65 tolerations, and terms and expressions of node affinity, at most 64",
             id="tolerations",
         ),
         pytest.param(
@@ -84,10 +84,16 @@ def requesting(resources: int) -> Container:
             id="bytes of the pod",
         ),
         pytest.param(
-            constrained(affinity=affinity(2, 510)),
-            constrained(affinity=affinity(2, 511)),
-            "1026 tolerations, node selector entries and node affinity values, at most 1024",
-            id="affinity",
+            constrained(affinity=affinity(32, 1)),
+            constrained(affinity=affinity(32, 1), tolerations=[{"operator": "Exists"}]),
+            "65 tolerations, and terms and expressions of node affinity, at most 64",
+            id="terms",
+        ),
+        pytest.param(
+            constrained(affinity=affinity(2, 512)),
+            constrained(affinity=affinity(2, 512), nodeSelector={"a": "b"}),
+            "1025 node selector entries and node affinity values, at most 1024",
+            id="values",
         ),
     ],
 )
@@ -118,7 +124,7 @@ def test_the_size_of_a_pod_is_kept_only_if_it_matters() -> None:
 def test_every_limit_is_documented() -> None:
     text = (ROOT / "docs/design/admission.md").read_text()
     limits = {name: value for name, value in vars(pod_limits).items() if name.startswith("MAX_")}
-    assert len(limits) == 7
+    assert len(limits) == 8
     for value in limits.values():
         shown = f"{value >> 10} KiB" if value >= 1 << 14 else str(value)
         assert f"| {shown} |" in text

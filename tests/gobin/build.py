@@ -38,6 +38,7 @@ BY_HAND = (
     "cert-manager-controller",
     "cluster-autoscaler",
     "dra-example-driver",
+    "istio-injector",
     "kube-proxy",
     "kube-state-metrics",
     "kueue",

@@ -229,12 +229,12 @@ class Node(Processes):
         self._show("nvidia-device-plugin")
         if not self.runtime.reach:  # gates that wait ask the next agent at the same port
             (port,) = free_ports(1)
-            self.runtime.reach = {"HOST_IP": "127.0.0.1", "HEADROOM_AGENT_PORT": str(port)}
+            self.runtime.reach = {"HOST_IP": "127.0.0.1", "HEADROOM_AGENT_PORT_NUMBER": str(port)}
         self.fork(
             *("agent", "agent", f"--node={self.name}", "--interval=1", "--heartbeat=10"),
             f"--proc={proc}",
             f"--cgroups={self.runtime.cgroups}",
-            f"--listen=127.0.0.1:{self.runtime.reach['HEADROOM_AGENT_PORT']}",
+            f"--listen=127.0.0.1:{self.runtime.reach['HEADROOM_AGENT_PORT_NUMBER']}",
             "--local-port=0",
             *flags,
             env=self._driver_environment() | {"KUBECONFIG": str(kubeconfig)},

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from contract.kube import OwnerReference
@@ -10,7 +11,7 @@ from contract.vramprofile import ProfileOwner, profile_name
 from extender.kube.api_errors import ApiStatus, NoAnswer
 from extender.recommend.families import family
 from extender.recorder.kube_profiles import OwnerReader
-from tests.recorder.facts import facts
+from tests.recorder.facts import REPLICA_SET, facts
 
 
 class Objects:
@@ -56,6 +57,14 @@ def test_a_deployment_owns_the_pods_of_its_replica_sets() -> None:
     assert profile_name(owner) == "deployment-llm"
     reader.owner(facts(name="another-pod"))
     assert server.asked == [RS]  # once for each ReplicaSet
+
+
+def test_a_foreign_uid_in_an_owner_reference_changes_no_owner_of_that_namespace() -> None:
+    """An author can write the uid of a controller in another namespace, and any name."""
+    reader = OwnerReader(Objects({RS: {"uid": "rs-1"}}))  # type: ignore[arg-type]
+    forged = msgspec.structs.replace(REPLICA_SET, name="forged")
+    reader.owner(facts(controller=forged, namespace="evil"))
+    assert reader.owner(facts())[0].name == "llm-5d4f"
 
 
 @pytest.mark.parametrize("status", [403, 404])

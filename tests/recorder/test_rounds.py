@@ -341,6 +341,18 @@ def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: World)
     assert not world.api.failures["owner"]
 
 
+def test_a_pod_that_names_the_controller_of_another_namespace_gets_an_owner_of_its_own(
+    world: World,
+) -> None:
+    """The uid of an owner reference is what the pod's author wrote."""
+    world.see(facts(), use(8))
+    world.round()
+    world.api.failures["owner"] = [NoAnswer("asked again")]
+    world.see(facts(namespace="evil"), use(9, started_s=NOW_S + 600))
+    world.round()
+    assert not world.api.failures["owner"]
+
+
 def test_old_profiles_are_deleted(world: World) -> None:
     world.see(facts(), use(8))
     world.round()

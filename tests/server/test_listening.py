@@ -56,7 +56,7 @@ server.start()
 for address in addresses:
     get("agent", address, server.port)
     question = gate_client.read_question(
-        {"POD_UID": "u", "HOST_IP": address, "HEADROOM_AGENT_PORT": str(server.port)}
+        {"POD_UID": "u", "HOST_IP": address, "HEADROOM_AGENT_PORT_NUMBER": str(server.port)}
     )
     found[f"gate {address}"] = gate_client.ask(question).yes
 server.stop()

@@ -10,16 +10,17 @@ from extender.server.turns import Turns
 A, B = "192.0.2.1", "192.0.2.2"
 
 
-async def order(requests: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the requests in the order of their turns, as "address user number"."""
+async def order(requests: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the requests in the order of their turns, as "address keys number"."""
     turns, served = Turns(), list[str]()
 
-    async def request(address: str, user: str, number: int) -> None:
-        async with turns.turn(address, user):
-            served.append(f"{address[-1]}{user}{number}")
+    async def request(keys: tuple[str, ...], number: int) -> None:
+        async with turns.turn(*keys):
+            address, *others = keys
+            served.append("".join([address[-1], *others, str(number)]))
             await asyncio.sleep(0)
 
-    tasks = [asyncio.create_task(request(*who, n)) for n, who in enumerate(requests)]
+    tasks = [asyncio.create_task(request(who, n)) for n, who in enumerate(requests)]
     await asyncio.gather(*tasks)
     return served
 
@@ -38,6 +39,16 @@ async def order(requests: Iterable[tuple[str, str]]) -> list[str]:
             [*((A, f"u{n}") for n in range(4)), (B, "y"), (B, "y")],
             ["1u00", "1u11", "2y4", "1u22", "2y5", "1u33"],
             id="many users of one address have one share",
+        ),
+        pytest.param(
+            [*((A, "a", f"u{n}") for n in range(3)), (A, "b", "x"), (A, "b", "x")],
+            ["1au00", "1au11", "1bx3", "1au22", "1bx4"],
+            id="many users in one namespace have one share",
+        ),
+        pytest.param(
+            [(A, "a", "u"), (A, "a", "u"), (A, "a", "u"), (A, "a", "v")],
+            ["1au0", "1au1", "1av3", "1au2"],
+            id="another user in the same namespace",
         ),
     ],
 )
