@@ -161,24 +161,15 @@ def delays(site: Site, seconds: float) -> dict[str, Delay]:
 
 @contextlib.contextmanager
 def flooded(site: Site, port: int, path: str, body: object, clients: int) -> Iterator[None]:
-    """Flood a port meanwhile, and print what each request of the flood cost."""
+    """Flood a port meanwhile."""
     ends, answered = multiprocessing.Event(), multiprocessing.Value("i", 0)
     arguments = (port, path, body, clients, ends, answered)
     flooding = multiprocessing.Process(target=flood, args=arguments, daemon=True)
     flooding.start()
     until(lambda: answered.value >= clients, "the flood is answered")
-    processes = {"API server": site.plane.pid("kube-apiserver")}
-    if site.webhook is not None:
-        processes["webhook"] = site.plane.pid(site.webhook.name)
-    before_s = {name: vitals(pid).cpu_s for name, pid in processes.items()}
     count = answered.value
     yield
-    count = max(answered.value - count, 1)
-    for name, pid in processes.items():
-        cpu_s = vitals(pid).cpu_s - before_s[name]
-        show(
-            f"  {count} requests of the flood, CPU of the {name} {cpu_s / count * 1e3:.0f} ms each"
-        )
+    show(f"  {answered.value - count} requests of the flood were answered")
     ends.set()
     flooding.join(10.0)
     flooding.kill()

@@ -21,8 +21,16 @@ def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     """Return a socket that listens on ``host``: an address, with or without brackets, or a name.
 
     ``::`` and an empty host are all addresses of IPv6 and IPv4, and only those of IPv4 on a machine
-    without IPv6. ``0.0.0.0`` is all addresses of IPv4. Raises ``OSError``.
+    without IPv6. ``0.0.0.0`` is all addresses of IPv4. Connections inherit TCP_NODELAY: without it,
+    the body of an answer waits for the acknowledgement of its head, which clients delay by 40 ms.
+    Raises ``OSError``.
     """
+    sock = _listening(host, port, backlog)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _listening(host: str, port: int, backlog: int) -> socket.socket:
     host = without_brackets(host)
     if host in ("", "::"):
         try:

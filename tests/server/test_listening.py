@@ -1,6 +1,7 @@
 """The ports of all programs in networks with IPv4, with IPv6 and with both."""
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -139,3 +140,13 @@ def test_the_settings_accept_brackets() -> None:
 
 def test_an_address_of_a_url_has_brackets_if_it_needs_them() -> None:
     assert [host_port("::1", 80), host_port("10.9.8.7", 80)] == ["[::1]:80", "10.9.8.7:80"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::", "localhost"])
+def test_a_small_answer_does_not_wait_for_an_acknowledgement(host: str) -> None:
+    """A client delays it by 40 ms, and an answer is sent in two parts."""
+    with listening_socket(host, 0, 1) as listening:
+        with socket.create_connection(("localhost", listening.getsockname()[1])):
+            connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
