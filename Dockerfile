@@ -57,7 +57,7 @@ ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/headroom/bin:$PATH
 COPY --from=agent-packages /opt/headroom/ /opt/headroom/
 USER 65532:65532
 # Metrics and the gate. Health and the report are on 9411 of the loopback address.
-EXPOSE 9410
+EXPOSE 9410 9412
 ENTRYPOINT ["headroom", "agent"]
 # deploy/images.sh adds version, commit and base image.
 LABEL org.opencontainers.image.title=headroom-agent org.opencontainers.image.licenses=Apache-2.0

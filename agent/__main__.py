@@ -40,7 +40,8 @@ from contract.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService
-    from agent.http_endpoints import LatestSample
+    from agent.http_endpoints import LatestSample, MetricsPort
+    from agent.metrics_access import MetricsAccess
     from agent.probes.gpunode_watch import GPUNodeWatch
     from agent.probes.node_probe import NodeApi
     from agent.status_writer import StatusWriter
@@ -140,6 +141,7 @@ class _Cluster:
     node_api: "NodeApi"
     gpunode_watch: "GPUNodeWatch"
     allocation: "PreferredAllocation"
+    metrics_access: "MetricsAccess"
 
 
 def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event) -> _Cluster:
@@ -149,6 +151,7 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
         from agent.gate_service import GateService
         from agent.gate_starts import GateStarts
         from agent.kube_publisher import KubernetesPublisher
+        from agent.metrics_access import KubeReview, MetricsAccess
         from agent.overuse import overuse
         from agent.probes.gpunode_watch import GPUNodeWatch
         from agent.probes.node_probe import NodeApi
@@ -204,7 +207,25 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
             lambda: node_api.kubelet_version,
             requeue.set,
         ),
+        MetricsAccess(KubeReview(server), time.monotonic),
     )
+
+
+def _metrics_port(settings: Settings, access: "MetricsAccess | None") -> "MetricsPort | None":
+    """Return where metrics are served over TLS; None if there is no certificate.
+
+    Without a cluster (``access`` is None), only open metrics can be served there.
+    """
+    from agent.http_endpoints import MetricsPort
+    from agent.serving_tls import ServingTls
+
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    if access is None and not settings.open_metrics:
+        return None
+    tls = ServingTls(settings.tls_cert, settings.tls_key)
+    allowed = None if settings.open_metrics else access
+    return MetricsPort(settings.metrics_host, settings.metrics_port, tls, allowed)
 
 
 def _run(
@@ -230,6 +251,8 @@ def _run(
                 cluster.status_writer.writes,
                 allocation.answers,
                 lambda: allocation.is_stuck,
+                _metrics_port(settings, cluster.metrics_access),
+                settings.open_metrics,
             )
             sampler.add_cluster(
                 cluster.node_api,
@@ -238,13 +261,18 @@ def _run(
                 pause=allocation.yield_to_answers,
             )
         elif not settings.as_json:
-            server = Server(board, *at, None, {})
+            metrics_port = _metrics_port(settings, None)
+            server = Server(
+                board, *at, None, {}, metrics_port=metrics_port, open_metrics=settings.open_metrics
+            )
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))
         return BAD_SETTINGS_STATUS
     if server is not None:
         server.start()
         ports = {"port": server.port, "local_port": server.local_port}
+        if server.metrics_port is not None:
+            ports["metrics_port"] = server.metrics_port
         _log.info("started", node=settings.node, **ports, pid=os.getpid())
     if cluster is not None:
         cluster.gpunode_watch.start()

@@ -1,27 +1,36 @@
 """HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
 
 No endpoint measures: a scrape causes no driver call. All of them work without extender and cluster,
-except /v1/gate, which reads the API server, at most once a second.
+except /v1/gate and /metrics on its own port, which read the API server.
 
-There are two ports, so that no pod can delay the health probe. Every pod can reach the public port.
-The local port listens on the loopback of the agent's network namespace. The probe in the container
-can reach it, and so can ``kubectl port-forward`` and ``kubectl exec``, which the API server
-authorises. The report names pods and processes of every tenant, so only the local port serves it.
+There are three ports. Every pod can reach the public port, which serves gates. Metrics name pods of
+every tenant, so their port uses TLS and requires a token (``agent.metrics_access``). The local port
+listens on the loopback of the agent's network namespace, so no pod can delay the health probe. The
+probe in the container can reach it, and so can ``kubectl port-forward`` and ``kubectl exec``, which
+the API server authorises. The report names processes too, so only the local port serves it.
 """
 
 import re
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from prometheus_client.registry import Collector
 
 from agent.exposition import rendered
 from agent.gate_decision import Verdict
-from agent.http_port import Answer, HttpPort, Route
+from agent.http_connection import Answer, Request
+from agent.http_port import HttpPort, Route
 from agent.metrics import AgentCollector, Sample, SampleCollector
 from contract.gpunode import GPUNodeStatus
+
+if TYPE_CHECKING:
+    from agent.metrics_access import MetricsAccess
+    from agent.serving_tls import ServingTls
 
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,6 +41,8 @@ GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 _GATE_THREADS = 4
+#: While one waits for a review of a token, others get metrics.
+_METRICS_THREADS = 2
 
 
 class LatestSample:
@@ -81,7 +92,7 @@ class LatestSample:
 class _Metrics:
     """Renders the metrics: those of a sample once, whatever the number of scrapes.
 
-    Any pod can scrape, and rendering the metrics of a sample takes most of the time of an answer.
+    Rendering the metrics of a sample takes most of the time of an answer.
     """
 
     def __init__(self, board: LatestSample, live: Collector) -> None:
@@ -92,17 +103,17 @@ class _Metrics:
         #: The status whose metrics were rendered last, and the text.
         self._rendered: tuple[GPUNodeStatus | None, bytes] = (None, b"")
 
-    def at_once(self, _: str) -> Answer | None:
+    def at_once(self, _: Request) -> Answer | None:
         """Return the metrics if those of the newest sample were rendered, otherwise None."""
         status, of_sample = self._rendered
         if status is not self._newest:
             return None
         return Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
 
-    def answer(self, query: str) -> Answer:
+    def answer(self, request: Request) -> Answer:
         """Return the metrics, after those of the newest sample were rendered."""
-        with self._lock:  # each port has a thread of its own
-            if (answer := self.at_once(query)) is None:
+        with self._lock:  # each port has threads of its own
+            if (answer := self.at_once(request)) is None:
                 newest = self._newest  # a sample that comes now is rendered with the next call
                 of_sample = rendered(self._of_sample.collect())
                 self._rendered = newest, of_sample
@@ -113,6 +124,36 @@ class _Metrics:
     def _newest(self) -> GPUNodeStatus | None:
         shown = self._board.shown
         return None if shown is None else shown.status
+
+
+class _Authorized:
+    """Answers with the metrics those clients that may read them."""
+
+    def __init__(self, metrics: _Metrics, access: "MetricsAccess") -> None:
+        self._metrics, self._access = metrics, access
+
+    def at_once(self, request: Request) -> Answer | None:
+        """Return the answer if it needs no review and no rendering, otherwise None."""
+        rejection, known = self._access.at_once(request.token)
+        if not known:
+            return None
+        if rejection is None and (answer := self._metrics.at_once(request)) is not None:
+            return _kept_open(answer)
+        return rejection
+
+    def answer(self, request: Request) -> Answer:
+        """Return the answer."""
+        return self._access.ask(request.token) or _kept_open(self._metrics.answer(request))
+
+
+class MetricsPort(NamedTuple):
+    """Address, certificate and readers of the metrics over TLS."""
+
+    host: str
+    port: int
+    tls: "ServingTls"
+    #: None: every client may read them.
+    access: "MetricsAccess | None"
 
 
 class Server:
@@ -131,33 +172,59 @@ class Server:
         writes: Mapping[tuple[str, str], int],
         answers: Mapping[tuple[str, str], int] | None = None,
         stuck: Callable[[], bool] = lambda: False,
+        metrics_port: MetricsPort | None = None,
+        open_metrics: bool = False,
     ) -> None:
-        """Create both sockets; ``start`` begins to serve.
+        """Create the sockets; ``start`` begins to serve.
 
         ``ask`` decides whether the pod with a uid may start; None if there is no cluster. For
         ``writes`` and ``answers`` see ``AgentCollector``. ``stuck`` returns whether the agent has
-        stopped answering the kubelet's calls.
+        stopped answering the kubelet's calls. With ``open_metrics``, the public port serves metrics
+        to every client.
         """
         self._board = board
         self._ask = ask
         self._stuck = stuck
         metrics = _Metrics(board, AgentCollector(lambda: board.shown, writes, answers))
-        both = {
-            "/healthz": Route(self._healthz),
-            "/readyz": Route(self._readyz),
-            "/metrics": Route(metrics.answer, threads=1, at_once=metrics.at_once),
-        }
+        both = {"/healthz": Route(self._healthz), "/readyz": Route(self._readyz)}
+        of_all = {"/metrics": Route(metrics.answer, threads=1, at_once=metrics.at_once)}
         public = {
             "/v1/gate": Route(self._gate, threads=_GATE_THREADS),
             "/v1/report": Route(self._no_report),
+            "/metrics": Route(self._no_metrics),
         }
         local = {"/v1/report": Route(self._report)}
-        self._public = HttpPort("public", host, port, both | public)
+        self._ports: list[HttpPort] = []
+        self._metrics: HttpPort | None = None
         try:
-            self._local = HttpPort("local", LOCAL_HOST, local_port, both | local)
+            self._public = self._open(
+                "public", host, port, both | public | (of_all if open_metrics else {})
+            )
+            self._local = self._open("local", LOCAL_HOST, local_port, both | of_all | local)
+            if metrics_port is not None:
+                access = metrics_port.access
+                self._metrics = self._open(
+                    "metrics",
+                    metrics_port.host,
+                    metrics_port.port,
+                    {"/metrics": _authorized(metrics, access)} if access else of_all,
+                    metrics_port.tls.context,
+                )
         except OSError:
-            self._public.stop()
+            self.stop()
             raise
+
+    def _open(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        tls: Callable[[], ssl.SSLContext | None] | None = None,
+    ) -> HttpPort:
+        opened = HttpPort(name, host, port, routes, tls)
+        self._ports.append(opened)
+        return opened
 
     @property
     def port(self) -> int:
@@ -167,35 +234,43 @@ class Server:
     def local_port(self) -> int:
         return self._local.port
 
+    @property
+    def metrics_port(self) -> int | None:
+        """The port that serves metrics over TLS; None if there is none."""
+        return self._metrics.port if self._metrics else None
+
     def start(self) -> None:
-        self._public.start()
-        self._local.start()
+        for port in self._ports:
+            port.start()
 
     def stop(self) -> None:
-        self._public.stop()
-        self._local.stop()
+        for port in self._ports:
+            port.stop()
 
-    def _healthz(self, _: str) -> Answer:
+    def _healthz(self, _: Request) -> Answer:
         if self._stuck():
             return Answer(503, b"the kubelet's calls are not answered\n")
         return Answer(200, b"ok\n") if self._board.alive else Answer(503, b"no recent sample\n")
 
-    def _readyz(self, _: str) -> Answer:
+    def _readyz(self, _: Request) -> Answer:
         return _NO_SAMPLE if self._board.shown is None else Answer(200, b"ok\n")
 
-    def _report(self, _: str) -> Answer:
+    def _report(self, _: Request) -> Answer:
         shown = self._board.shown
         if shown is None:
             return _NO_SAMPLE
         return Answer(200, msgspec.json.encode(shown.status), _JSON)
 
-    def _no_report(self, _: str) -> Answer:
+    def _no_report(self, _: Request) -> Answer:
         example = f"kubectl -n headroom-system port-forward pod/NAME {self.local_port}"
         why = f"the report is served on the loopback only. Example: {example}\n"
         return Answer(403, why.encode())
 
-    def _gate(self, query: str) -> Answer:
-        uids = urllib.parse.parse_qs(query).get("pod_uid", [])
+    def _no_metrics(self, _: Request) -> Answer:
+        return Answer(403, _NO_METRICS)
+
+    def _gate(self, request: Request) -> Answer:
+        uids = urllib.parse.parse_qs(request.query).get("pod_uid", [])
         if len(uids) != 1 or not _UID.fullmatch(uids[0]):
             why = f"pod_uid is not the uid of one pod. Example: {_UID_EXAMPLE}"
             return Answer(400, msgspec.json.encode({"error": why}), _JSON)
@@ -207,4 +282,18 @@ class Server:
         return Answer(GATE_STATUS[verdict.answer], body + b"\n", _JSON)
 
 
+def _authorized(metrics: _Metrics, access: "MetricsAccess") -> Route:
+    authorized = _Authorized(metrics, access)
+    return Route(authorized.answer, threads=_METRICS_THREADS, at_once=authorized.at_once)
+
+
+def _kept_open(answer: Answer) -> Answer:
+    """Let a client that may read the metrics scrape again without another handshake."""
+    return replace(answer, keeps_open=True)
+
+
+_NO_METRICS = (
+    b"metrics are served over TLS on another port (--metrics-listen), to clients with a token; "
+    b"to serve them here to every client: --metrics-access open\n"
+)
 _NO_SAMPLE = Answer(503, b"no sample was taken yet\n")

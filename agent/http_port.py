@@ -5,37 +5,46 @@ block has its own threads, so it does not delay other routes. Bytes and seconds 
 are limited. If there are more than ``MAX_CONNECTIONS``, the address with the most connections loses
 one.
 
+With TLS, an answer can keep the connection open, and each address may open only a few connections
+per second, because a handshake takes more CPU than an answer.
+
 Any pod can send requests, so they have to be cheap. The event loop of asyncio takes several times
 as much CPU for a request as its system calls. So this server uses ``selectors``.
 """
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from queue import SimpleQueue
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import TypeVar
 
 import structlog
 
+from agent.http_connection import Answer, Connection, Request
+from agent.rate_limit import RateLimit
 from contract.listening import listening_socket
 
 _log = structlog.get_logger()
 
 MAX_CONNECTIONS = 256
-#: Maximum size of request line and headers. Requests have no body.
-MAX_REQUEST_BYTES = 16 << 10
-#: Seconds within which the request must arrive.
+#: Seconds within which the request must arrive, and with TLS the handshake.
 REQUEST_S = 5.0
-#: Seconds after which a connection is closed, whatever its state.
+#: Seconds within which the next request must arrive, if the connection stays open. Prometheus
+#: scrapes at least once a minute.
+IDLE_S = 90.0
+#: Seconds after which a connection is closed if the answer was not read.
 CONNECTION_S = 30.0
+#: TLS connections that one address may open: per second, and at once. A handshake takes 0.9 ms of
+#: CPU. Prometheus keeps its connection open.
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 1.0, 10
 #: Bytes of an answer that the kernel buffers while the client does not read.
 _SEND_BUFFER_BYTES = 64 << 10
 #: Connections that may wait to be accepted.
@@ -45,40 +54,18 @@ _ACCEPT_AT_ONCE = 64
 #: Seconds without new connections after the kernel could not accept one, such as for lack of
 #: descriptors.
 _PAUSE_S = 1.0
-_END = b"\r\n\r\n"
 
 T = TypeVar("T")
-
-TEXT = "text/plain; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    body: bytes
-    content_type: str = TEXT
-    #: Follows ``body``. Many answers have the same object, so slow clients take no memory for it.
-    shared: bytes = b""
-
-    def head(self) -> bytes:
-        lines = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
-            f"Content-Type: {self.content_type}",
-            f"Content-Length: {len(self.body) + len(self.shared)}",
-            "Connection: close",
-        )
-        return "".join(f"{line}\r\n" for line in (*lines, "")).encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    #: Takes the query string.
-    answer: Callable[[str], Answer]
+    answer: Callable[[Request], Answer]
     #: Number of its threads if it may block; 0 if it never blocks.
     threads: int = 0
     #: Returns the answer if that does not block, otherwise None: then a thread is asked. A thread
     #: costs more CPU than a small answer.
-    at_once: Callable[[str], Answer | None] = lambda query: None
+    at_once: Callable[[Request], Answer | None] = lambda request: None
 
 
 class _Threads:
@@ -110,60 +97,25 @@ class _Threads:
                 future.set_result(work())
 
 
-@dataclass(eq=False, slots=True)
-class _Connection:
-    sock: socket.socket
-    #: Address of the client.
-    address: str
-    #: Time on the monotonic clock at which the connection is closed.
-    deadline_s: float
-    #: Whether the request has not arrived completely.
-    reading: bool = True
-    request: bytes = b""
-    #: The answer, if a thread determines it.
-    future: Future[Answer] | None = None
-    #: The parts of the answer that have not been sent.
-    unsent: list[memoryview] = field(default_factory=list)
-    #: Events that the selector waits for, such as ``EVENT_READ``; 0: none.
-    events: int = 0
-
-    def read(self) -> bool:
-        """Read what has arrived; return whether the request is complete. Raises ``OSError``."""
-        try:
-            part = self.sock.recv(MAX_REQUEST_BYTES)
-        except BlockingIOError:
-            return False
-        self.request += part
-        if _END in self.request:
-            return True
-        if not part or len(self.request) >= MAX_REQUEST_BYTES:
-            raise ConnectionError("the request is not complete, or too long")
-        return False
-
-    def begin(self, answer: Answer) -> None:
-        self.unsent = [memoryview(answer.head() + answer.body), memoryview(answer.shared)]
-
-    def write(self) -> bool:
-        """Send what the kernel takes; return whether it was everything. Raises ``OSError``."""
-        try:
-            sent_bytes = self.sock.sendmsg(self.unsent)
-        except BlockingIOError:
-            return False
-        unsent, self.unsent = self.unsent, []
-        for part in unsent:
-            if sent_bytes < len(part):
-                self.unsent.append(part[sent_bytes:])
-            sent_bytes = max(0, sent_bytes - len(part))
-        return not self.unsent
-
-
 class HttpPort:
     """Serves ``routes`` (path -> route) on ``host:port`` (0: any free port; ``::``: IPv4 too).
+
+    ``tls`` returns the TLS context of a new connection; None: the connection is closed. Without
+    ``tls`` the port serves plain HTTP, and reads no tokens.
 
     The constructor raises ``OSError`` if the port cannot be opened.
     """
 
-    def __init__(self, name: str, host: str, port: int, routes: Mapping[str, Route]) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        tls: Callable[[], ssl.SSLContext | None] | None = None,
+    ) -> None:
+        self._tls = tls
+        self._handshakes = RateLimit(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE, time.monotonic)
         self._socket = listening_socket(host, port, _BACKLOG)
         self._socket.setblocking(False)
         # Accepted connections inherit it.
@@ -176,9 +128,9 @@ class HttpPort:
             if route.threads
         }
         #: The open connections, oldest first.
-        self._connections: dict[_Connection, None] = {}
+        self._connections: dict[Connection, None] = {}
         #: Connections whose answer a thread has determined.
-        self._answered = SimpleQueue[_Connection]()
+        self._answered = SimpleQueue[Connection]()
         #: Time on the monotonic clock until which no connection is accepted; 0: accepting.
         self._paused_until_s = 0.0
         self._stopping = False
@@ -208,8 +160,9 @@ class HttpPort:
 
     def respond(self, request: bytes) -> Answer | Future[Answer]:
         """Return the answer to a request, given as request line and headers, or its future."""
+        line, _, headers = request.partition(b"\r\n")
         try:
-            method, target, _ = request.partition(b"\r\n")[0].decode("ascii").split(" ")
+            method, target, _ = line.decode("ascii").split(" ")
         except ValueError:
             return Answer(400, b"not a request; example: GET /healthz HTTP/1.1\n")
         path, _, query = target.partition("?")
@@ -218,10 +171,11 @@ class HttpPort:
             return Answer(404, f"not found; try {', '.join(self._routes)}\n".encode())
         if method != "GET":
             return Answer(405, b"only GET is answered\n")
-        determine = partial(_safely, path, route.answer, query)
+        asked = Request(query, _token(headers) if self._tls else "")
+        determine = partial(_safely, path, route.answer, asked)
         if (threads := self._threads.get(path)) is None:
             return determine()
-        return _safely(path, route.at_once, query) or threads.give(determine)
+        return _safely(path, route.at_once, asked) or threads.give(determine)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -253,13 +207,29 @@ class HttpPort:
                 self._paused_until_s = time.monotonic() + _PAUSE_S
                 return
             sock.setblocking(False)
-            connection = _Connection(sock, peer[0], time.monotonic() + REQUEST_S)
+            if (connected := self._over_tls(sock, peer[0])) is None:
+                sock.close()
+                continue
+            connection = Connection(connected, peer[0], time.monotonic() + REQUEST_S)
             self._connections[connection] = None
             if len(self._connections) > MAX_CONNECTIONS:
                 self._close(self._one_too_many())
             self._proceed(connection)
 
-    def _one_too_many(self) -> _Connection:
+    def _over_tls(self, sock: socket.socket, address: str) -> socket.socket | None:
+        """Return the socket to use; None if the connection must be closed."""
+        if self._tls is None:
+            return sock
+        if not self._handshakes.allows(address) or (context := self._tls()) is None:
+            return None
+        try:
+            # The parts of an answer are sent one by one, and the next must not wait for an ACK.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except (OSError, ValueError):  # the client has closed it
+            return None
+
+    def _one_too_many(self) -> Connection:
         """Return a connection of the address that has most.
 
         One whose request has not arrived is preferred, otherwise it is the oldest.
@@ -269,30 +239,44 @@ class HttpPort:
         of_crowded = [each for each in self._connections if each.address == crowded]
         return next((each for each in of_crowded if each.reading), of_crowded[0])
 
-    def _proceed(self, connection: _Connection) -> None:
+    def _proceed(self, connection: Connection) -> None:
         """Read or write as far as possible without waiting; close the connection at its end."""
         try:
-            if connection.reading:
-                if not connection.read():
-                    self._wait(connection, EVENT_READ)
-                    return
-                connection.reading = False
-                connection.deadline_s += CONNECTION_S - REQUEST_S
-                answer = self.respond(connection.request)
-                if isinstance(answer, Future):
-                    self._wait(connection, 0)
-                    connection.future = answer
-                    answer.add_done_callback(lambda _: self._take_answer(connection))
-                    return
-                connection.begin(answer)
-            if not connection.write():
-                self._wait(connection, EVENT_WRITE)
-                return
-        except OSError:
-            pass  # the client closed the connection, or sent too much
-        self._close(connection)
+            while self._answers_one(connection):
+                pass
+        except BlockingIOError:
+            self._wait(connection, EVENT_READ if connection.reading else EVENT_WRITE)
+        except ssl.SSLWantReadError:
+            self._wait(connection, EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._wait(connection, EVENT_WRITE)
+        except OSError:  # the client closed the connection, or sent too much; ssl.SSLError is one
+            self._close(connection)
 
-    def _wait(self, connection: _Connection, events: int) -> None:
+    def _answers_one(self, connection: Connection) -> bool:
+        """Answer one request; return whether to go on with the next one.
+
+        Raises ``OSError`` like ``Connection``.
+        """
+        if connection.reading:
+            answer = self.respond(connection.read())
+            connection.deadline_s = time.monotonic() + CONNECTION_S - REQUEST_S
+            if isinstance(answer, Future):
+                connection.reading = False
+                self._wait(connection, 0)
+                connection.future = answer
+                answer.add_done_callback(lambda _: self._take_answer(connection))
+                return False
+            connection.begin(answer)
+        connection.write()
+        if not connection.keeps_open:
+            self._close(connection)
+            return False
+        connection.reading, connection.future = True, None
+        connection.deadline_s = time.monotonic() + IDLE_S
+        return True
+
+    def _wait(self, connection: Connection, events: int) -> None:
         """Proceed with a connection once one of ``events`` occurs; 0: with none."""
         if events == connection.events:
             return
@@ -302,7 +286,7 @@ class HttpPort:
             self._selector.register(connection.sock, events, partial(self._proceed, connection))
         connection.events = events
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
         del self._connections[connection]
@@ -311,7 +295,7 @@ class HttpPort:
         self._wait(connection, 0)
         connection.sock.close()
 
-    def _take_answer(self, connection: _Connection) -> None:
+    def _take_answer(self, connection: Connection) -> None:
         """Let the server's thread send an answer; called by the thread of a route."""
         self._answered.put(connection)
         self._wake()
@@ -330,10 +314,20 @@ class HttpPort:
                 self._proceed(connection)
 
 
-def _safely(path: str, answer: Callable[[str], T], query: str) -> T | Answer:
+def _token(headers: bytes) -> str:
+    """Return the bearer token of the request's headers; empty if there is none."""
+    for line in headers.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"authorization":
+            scheme, _, token = value.strip().partition(b" ")
+            return token.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
+    return ""
+
+
+def _safely(path: str, answer: Callable[[Request], T], request: Request) -> T | Answer:
     """Return the answer; if that fails, log it and return a 500."""
     try:
-        return answer(query)
+        return answer(request)
     except Exception:  # noqa: BLE001 - a failed request must not affect others
         _log.exception("answer_failed", path=path)
         return Answer(500, b"the agent could not answer; its log has the error\n")

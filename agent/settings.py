@@ -2,21 +2,14 @@
 
 import argparse
 import difflib
-import math
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from contract.annotations import (
-    DEVICE_CHOICE,
-    UNIFIED_MEMORY,
-    DeviceChoice,
-    parse_unified_memory,
-)
-from contract.errors import BadAnnotation
-from contract.gpunode import MAX_REPLICAS, Sharing
+from agent.settings_errors import errors, pool_bytes
+from contract.annotations import DEVICE_CHOICE, UNIFIED_MEMORY, DeviceChoice
+from contract.gpunode import Sharing
 from contract.listening import without_brackets
 from contract.service_links import service_links
 
@@ -37,6 +30,14 @@ class Settings:
     host: str
     port: int
     local_port: int
+    #: Host and port of ``metrics_listen``.
+    metrics_host: str
+    metrics_port: int
+    #: Files of the metrics' port in PEM; None: it is closed.
+    tls_cert: Path | None
+    tls_key: Path | None
+    #: Whether every client may read the metrics, also on the port of ``listen``.
+    open_metrics: bool
     #: Whether a flag sets the sharing. If not, it is detected, and the next three have no effect.
     sharing_stated: bool
     resource: str
@@ -126,7 +127,29 @@ FLAGS = (
         "listen",
         ":9410",
         "HOST:PORT",
-        "address of metrics and the gate; without a host, all addresses of IPv4 and IPv6",
+        "address of the gate; without a host, all addresses of IPv4 and IPv6",
+    ),
+    Flag(
+        "metrics-listen",
+        ":9412",
+        "HOST:PORT",
+        "address of the metrics, over TLS; closed without --tls-cert and --tls-key",
+    ),
+    Flag(
+        "tls-cert",
+        "",
+        "path",
+        "PEM file with the certificate of the metrics' port, which is read again when it changes",
+    ),
+    Flag("tls-key", "", "path", "PEM file with the private key of --tls-cert"),
+    Flag(
+        "metrics-access",
+        "authorized",
+        "",
+        "who may read the metrics, which name the pods of all tenants. authorized: clients with a"
+        " token whose user may get the path /metrics. open: every client, also without TLS on the"
+        " port of --listen",
+        choices=("authorized", "open"),
     ),
     Flag("local-port", "9411", "port", "port of health and the report, on the loopback", int),
     Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_OVERRIDES}"),
@@ -239,9 +262,10 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     args.resource = args.resource or "nvidia.com/gpu"
     args.replicas = 1 if args.replicas is None else args.replicas
     args.sharing = args.sharing or "none"
-    for error in (*_unknown(env), *_errors(args)):
+    for error in (*_unknown(env), *errors(args)):
         parser.error(error)
     host, _, port = args.listen.rpartition(":")
+    metrics_host, _, metrics_port = args.metrics_listen.rpartition(":")
     return Settings(
         node=args.node,
         namespace=args.namespace,
@@ -251,6 +275,11 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         host=without_brackets(host),
         port=int(port),
         local_port=args.local_port,
+        metrics_host=without_brackets(metrics_host),
+        metrics_port=int(metrics_port),
+        tls_cert=Path(args.tls_cert) if args.tls_cert else None,
+        tls_key=Path(args.tls_key) if args.tls_key else None,
+        open_metrics=args.metrics_access == "open",
         sharing_stated=sharing_stated,
         resource=args.resource,
         replicas=args.replicas,
@@ -262,7 +291,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         dcgm_url=args.dcgm_url,
         dcgm_interval_s=args.dcgm_interval,
         driver_timeout_s=args.driver_timeout,
-        unified_memory_bytes=_pool_bytes(args.unified_memory),
+        unified_memory_bytes=pool_bytes(args.unified_memory),
         state=Path(args.state) if args.state else None,
         device_choice=DeviceChoice(args.device_choice),
         pause_s=args.pause,
@@ -280,89 +309,3 @@ def _unknown(env: Mapping[str, str]) -> Iterator[str]:
             close = difflib.get_close_matches(name, sorted(known - {""}), 1)
             hint = f"; did you mean {close[0]}?" if close else ", see docs/reference/settings.md"
             yield f"${name} is not a setting of the agent{hint}"
-
-
-def _errors(args: argparse.Namespace) -> Iterator[str]:
-    """Yield an error with a valid example for each invalid argument."""
-    port = args.listen.rpartition(":")[2]
-    if not args.node and not (args.once or args.json):
-        yield "no node name: set NODE_NAME or pass --node. Example: --node gpu-node-1"
-    if not port.isdecimal() or len(port) > 5 or not 0 <= int(port) < 1 << 16:
-        yield f"--listen {args.listen!r} is not HOST:PORT. Example: --listen :9410"
-    if not 0 <= args.local_port < 1 << 16:
-        yield f"--local-port {args.local_port} is not 0..65535. Example: --local-port 9411"
-    example = "Example: --replicas 4 --sharing time-slicing"
-    # argparse does not check values of the environment.
-    if args.sharing not in get_args(Sharing):
-        kinds = ", ".join(get_args(Sharing))
-        yield f"--sharing {args.sharing!r} is not one of {kinds}. {example}"
-    if not 1 <= args.replicas <= MAX_REPLICAS:
-        yield f"--replicas {args.replicas} is not 1..{MAX_REPLICAS}. {example}"
-    if (args.replicas > 1) != (args.sharing != "none"):
-        both = f"--replicas {args.replicas} and --sharing {args.sharing}"
-        yield f"{both} contradict each other. {example}"
-    if not 1 <= args.interval <= args.heartbeat:
-        yield (
-            f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}). "
-            "Example: --interval 5 --heartbeat 30"
-        )
-    if not args.heartbeat <= args.stale_after < math.inf:
-        yield (
-            f"--stale-after {args.stale_after} is less than the heartbeat ({args.heartbeat}), or "
-            "has no end. Example: --stale-after 90"
-        )
-    if args.dcgm_url and (wrong := _why_not_scraped(args.dcgm_url)):
-        yield (
-            f"--dcgm-url {wrong}. "
-            "Example: --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
-        )
-    if not args.dcgm_interval > 0:
-        interval = args.dcgm_interval
-        yield f"--dcgm-interval {interval} is not more than 0. Example: --dcgm-interval 10"
-    try:
-        _pool_bytes(args.unified_memory)
-    except BadAnnotation as err:
-        yield f"--unified-memory {args.unified_memory!r} {err.why}. Example: --unified-memory 96Gi"
-    if not 0 <= args.pause <= 60:
-        yield f"--pause {args.pause} is not 0..60. Example: --pause 1"
-    if not 0 < args.driver_timeout <= args.heartbeat:
-        yield (
-            f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
-            f"({args.heartbeat}). Example: --driver-timeout 10"
-        )
-    choices = [DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value]
-    if args.device_choice not in choices:
-        yield (
-            f"--device-choice {args.device_choice!r} is not one of {', '.join(choices)}. "
-            "Example: --device-choice steered"
-        )
-    if args.device_choice == DeviceChoice.STEERED.value and (args.no_publish or args.json):
-        yield (
-            "--device-choice steered reads the ledger at the API server, so it cannot be combined "
-            "with --no-publish or --json"
-        )
-
-
-def _pool_bytes(text: str) -> int | None:
-    """Return the amount of ``--unified-memory`` in bytes; 0 for auto, None if it is empty.
-
-    Raises ``BadAnnotation``: the annotation has the same values.
-    """
-    return parse_unified_memory(text) if text else None
-
-
-def _why_not_scraped(text: str) -> str:
-    """Return why the agent cannot scrape this URL; empty if it can."""
-    try:
-        url = urllib.parse.urlsplit(text)
-        if url.username is not None or url.password is not None:
-            # The message must not contain the password.
-            return f"has a user name or a password for {url.hostname}, which the agent never sends"
-        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # the port is not a number, or the host has one bracket
-        return "is not a URL"
-    if not is_valid:
-        return f"{text!r} is not a URL with http:// and a host"
-    if url.scheme == "https":
-        return f"{text!r} is TLS, which the agent does not support. Serve the metrics over http"
-    return ""

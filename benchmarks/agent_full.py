@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.agent import agent, api_server, scraped
+from benchmarks.agent import Scraper, agent, api_server, scraped
 from benchmarks.vitals import Vitals, vitals
 from tests.agent.scripted import ApiServer
 from tests.agent.whole import Whole
@@ -122,13 +122,13 @@ class Cost:
     samples: float
 
 
-def settled(url: str, samples: int) -> None:
+def settled(scraper: Scraper, samples: int) -> None:
     """Wait for so many samples. On clocks that run ahead, the agent takes some clients for slow
     and disconnects them; it has ended if that happens ``MOST_FAILURES`` times in a row."""
     failures = 0
     while True:
         try:
-            if scraped(url, "headroom_hurried_cycles") >= samples:
+            if scraped(scraper, "headroom_hurried_cycles") >= samples:
                 return
             failures = 0
         except (OSError, http.client.HTTPException):
@@ -140,26 +140,26 @@ def settled(url: str, samples: int) -> None:
 
 def steady(python: str, whole: Whole, api: ApiServer, seconds: float) -> Cost:
     """Measures what an agent costs in normal operation, after its caches are filled."""
-    with agent(python, whole, api, "real") as (pid, url):
-        settled(url, SETTLED_SAMPLES)
-        before, samples = vitals(pid), scraped(url, "headroom_hurried_cycles")
+    with agent(python, whole, api, "real") as (pid, scraper):
+        settled(scraper, SETTLED_SAMPLES)
+        before, samples = vitals(pid), scraped(scraper, "headroom_hurried_cycles")
         time.sleep(seconds)
         after = vitals(pid)  # without scrapes: they are not of the sample
         return Cost(
             (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s),
-            scraped(url, "headroom_hurried_cpu_p50"),
-            scraped(url, "headroom_hurried_cpu_p99"),
-            scraped(url, "headroom_hurried_cycles") - samples,
+            scraped(scraper, "headroom_hurried_cpu_p50"),
+            scraped(scraper, "headroom_hurried_cpu_p99"),
+            scraped(scraper, "headroom_hurried_cycles") - samples,
         )
 
 
 def day(python: str, whole: Whole, api: ApiServer, samples: int) -> list[Vitals]:
     """At the start, after each quarter, and so at the end of ``samples``."""
-    with agent(python, whole, api, "accelerated") as (pid, url):
-        settled(url, SETTLED_SAMPLES)
+    with agent(python, whole, api, "accelerated") as (pid, scraper):
+        settled(scraper, SETTLED_SAMPLES)
         found = [vitals(pid)]
         for quarter in range(1, 5):
-            settled(url, SETTLED_SAMPLES + samples * quarter // 4)
+            settled(scraper, SETTLED_SAMPLES + samples * quarter // 4)
             found.append(vitals(pid))
         return found
 

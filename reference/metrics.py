@@ -27,14 +27,14 @@ from extender.state.pending_pods import Pending
 from reference.markdown import ROOT, code, head, sentence, table
 
 _INTRO = """\
-Each process serves `/metrics` in Prometheus' text format: extenders, consoles and recorders on port
-8889, webhook replicas on 9443, agents on 9410. Values that are not known are absent and not zero.
+Each process serves `/metrics` in Prometheus' text format: agents on port 9412, all others on 8889.
+Values that are not known are absent and not zero.
 Counters of one component are added up over its replicas: `sum`. All consoles report the same values
 of the fleet: `max`.
 
-To scrape them, see [monitoring.md](../get-started/monitoring.md). In a cluster, extenders and
-consoles answer only clients that may `get` the path /metrics
-([debug-api.md](debug-api.md#permissions)). [alerts.md](../operate/alerts.md) describes the alerts.
+To scrape them, see [monitoring.md](../get-started/monitoring.md). In a cluster, all processes
+answer only clients that may `get` the path /metrics ([why](../design/security.md#metrics)).
+[alerts.md](../operate/alerts.md) describes the alerts.
 
 """
 #: Section -> the text below its heading.

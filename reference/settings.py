@@ -105,6 +105,7 @@ GROUPS = {
         "debug_host",
         "debug_port",
         "debug_open",
+        "metrics_access",
         "insecure_verbs",
         "webhook_port",
         "max_body",

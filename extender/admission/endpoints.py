@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import structlog
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -49,7 +48,7 @@ class Webhook:
 
 
 def webhook_app(webhook: Webhook) -> FastAPI:
-    """Return the ASGI application, which serves reviews, probes and metrics.
+    """Return the ASGI application, which serves reviews and probes.
 
     Clients take turns by address, then by the namespace of the object, then by user, because the
     largest reviews take several milliseconds each. A tenant is its namespaces: it can have any
@@ -69,11 +68,7 @@ def webhook_app(webhook: Webhook) -> FastAPI:
         missing = webhook.unready()
         return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
 
-    async def metrics(_: Request) -> Response:
-        text = webhook.telemetry.exposition(ready=not webhook.unready())
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-    for path, answer in (("healthz", healthz), ("readyz", readyz), ("metrics", metrics)):
+    for path, answer in (("healthz", healthz), ("readyz", readyz)):
         app.router.add_route(f"/{path}", answer, methods=["GET"])
     return app
 

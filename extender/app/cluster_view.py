@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from extender.app.memory_policy import collect_garbage
+from extender.config.ports import MetricsAccess
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
@@ -145,6 +146,7 @@ class ClusterView:
             history=recorder.history if recorder else History(),
             ranges=ranges_of(self.settings),
             growing=lambda: recorder.growing if recorder else {},
+            open_metrics=self.settings.metrics_access is MetricsAccess.OPEN,
         )
 
     def holds(self) -> HoldsLine:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from extender.app.probes import probes_port
+from extender.app.probes import metrics_guard, probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
@@ -79,12 +79,12 @@ async def serve_device_taints(
         loops.start("election", compete, RETRY_S, unready=unlisted)
         loops.start("taint", controller.round, EVERY_S, changed, LEAST_S, unlisted)
 
-    port = probes_port(
-        "Headroom device taints", settings, not_ready, loops.stuck, telemetry.exposition
-    )
+    title = "Headroom device taints"
     sources.start()
     try:
-        await serve_ports([port], announce, started=started)
+        with metrics_guard(settings) as guard:
+            port = probes_port(title, settings, not_ready, loops.stuck, telemetry.exposition, guard)
+            await serve_ports([port], announce, started=started)
     finally:
         loops.stop()
         await loop.run_in_executor(None, election.release)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from extender.app.probes import probes_port
+from extender.app.probes import metrics_guard, probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
@@ -75,10 +75,13 @@ async def serve_recorder(
         if history is not None:
             loops.start("history", history.check, CHECK_S, unready=not_ready)
 
-    port = probes_port("Headroom recorder", settings, not_ready, loops.stuck, telemetry.exposition)
     sources.start()
     try:
-        await serve_ports([port], announce, started=started)
+        with metrics_guard(settings) as guard:
+            port = probes_port(
+                "Headroom recorder", settings, not_ready, loops.stuck, telemetry.exposition, guard
+            )
+            await serve_ports([port], announce, started=started)
     finally:
         loops.stop()
         loop = asyncio.get_running_loop()

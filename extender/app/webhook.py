@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.admission.context import KINDS, AdmissionContext, ObjectCache
 from extender.admission.endpoints import Webhook, webhook_app
-from extender.app.probes import probes_port
+from extender.app.probes import metrics_guard, probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
@@ -105,18 +105,20 @@ async def serve_webhook(
     port = Port("webhook", settings.host, settings.webhook_port, app, LimitedProtocol, tls)
     beat = Heartbeat()
     loops.keep("reviews", beat.go_on)
-    probes = probes_port(
-        "Headroom webhook",
-        settings,
-        lambda: unready(sources.health, settings.blind_after_s),
-        lambda: loops.stuck() | beat.stuck(),
-        telemetry.exposition,
-    )
     try:
-        # In a thread of its own: probes are answered while reviews wait for each other.
-        with serve_beside(probes) as address:
-            announce(msgspec.json.encode({"event": "serving", "probes": address}).decode())
-            await serve_ports([port], announce, started=lambda: reloading.start(loops))
+        with metrics_guard(settings) as guard:
+            probes = probes_port(
+                "Headroom webhook",
+                settings,
+                lambda: unready(sources.health, settings.blind_after_s),
+                lambda: loops.stuck() | beat.stuck(),
+                telemetry.exposition,
+                guard,
+            )
+            # In a thread of its own: probes are answered while reviews wait for each other.
+            with serve_beside(probes) as address:
+                announce(msgspec.json.encode({"event": "serving", "probes": address}).decode())
+                await serve_ports([port], announce, started=lambda: reloading.start(loops))
     finally:
         loops.stop()
         await asyncio.get_running_loop().run_in_executor(None, sources.stop)

@@ -40,6 +40,7 @@ SERVERS = {
     "extender": ("headroom-extender", "headroom-journal"),
     "console": ("headroom-debug",),
     "webhook": ("headroom-webhook",),
+    "agent": ("headroom-agent",),
     "recorder": ("headroom-recorder",),
     "device-taints": ("headroom-device-taints",),
 }

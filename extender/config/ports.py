@@ -1,5 +1,6 @@
 """The settings of listen addresses and TLS."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,11 @@ from extender.server.tls import TlsFiles
 
 #: A host name or an IP address. An IPv6 address may be in brackets, which are removed.
 ListenAddress = Annotated[str, AfterValidator(without_brackets)]
+
+
+class MetricsAccess(Enum):
+    AUTHORIZED = "authorized"
+    OPEN = "open"
 
 
 class PortSettings(BaseModel):
@@ -46,6 +52,12 @@ class PortSettings(BaseModel):
         False,
         description="In a cluster, serve the debug API without authorization by the API server. "
         "Allowed only if the debug API listens on a loopback address.",
+    )
+    metrics_access: MetricsAccess = Field(
+        MetricsAccess.AUTHORIZED,
+        description="Who may read /metrics, which names pods of all tenants. authorized: clients "
+        "whose user may get the path /metrics, as the API server decides; or open: every client. "
+        "The agents have the same setting.",
     )
     debug_tls_cert: Path | None = Field(
         None,

@@ -137,16 +137,17 @@ def _app(context: Context, *views: ModuleType) -> FastAPI:
     )
     app.state.context = context
     app.state.kept = {}
-    app.router.routes += _routes(context.guard is not None, *views)
+    app.router.routes += _routes(context.guard is not None, context.open_metrics, *views)
     use_problem_details(app, context.replica, lambda: context.settings().mode)
     return app
 
 
 @cache
-def _routes(guarded: bool, *views: ModuleType) -> Sequence[BaseRoute]:
+def _routes(guarded: bool, open_metrics: bool, *views: ModuleType) -> Sequence[BaseRoute]:
     """Return the routes of probes and views, which all applications of a process share.
 
     The guard checks all routes but those of probes and the page, which hold no data of the cluster.
+    With ``open_metrics``, it does not check the metrics.
     FastAPI prepares the routes at the first request, which takes 0.1 s.
     """
     router = APIRouter()
@@ -154,7 +155,7 @@ def _routes(guarded: bool, *views: ModuleType) -> Sequence[BaseRoute]:
         {"dependencies": [Depends(_check)], "responses": _REJECTIONS} if guarded else {}
     )
     router.include_router(_probes)
-    router.include_router(_metrics, **checked)
+    router.include_router(_metrics, **({} if open_metrics else checked))
     for module in views:
         router.include_router(module.routes, **({} if module is page_files else checked))
     return router.routes

@@ -79,6 +79,8 @@ class Context:
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
     #: Answers that show the same to each reader.
     answers: SharedAnswers = field(default_factory=SharedAnswers)
+    #: Whether every client may read the metrics (setting metrics_access).
+    open_metrics: bool = False
 
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""

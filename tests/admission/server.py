@@ -70,6 +70,8 @@ def start_webhook(
         "debug_port": server.probes_port,
         "webhook_tls_cert": str(signed.cert),
         "webhook_tls_key": str(signed.key),
+        # Probes and metrics listen on the loopback, without TLS and a reader's token.
+        "debug_open": True,
         **settings,
     }
     config = plane.folder / f"{name}.headroom.yaml"

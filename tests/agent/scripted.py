@@ -31,6 +31,8 @@ class ApiServer:
     version: int = 100
     #: (method, path) -> a status to answer instead, with headers.
     reject: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
+    #: Path -> the answer to what is created there.
+    created: dict[str, Any] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
     def create(self, uid: str) -> None:
@@ -57,6 +59,8 @@ class ApiServer:
                 return 200, {}, self.take_lease(merged(self.lease, body))
             case ("POST", p) if p == LEASES:
                 return 201, {}, self.take_lease(body)
+            case ("POST", p) if p in self.created:
+                return 201, {}, self.created[p]
         return 404, {}, {"kind": "Status", "reason": "NotFound"}
 
     def take_lease(self, lease: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def world() -> World:
 
 @pytest.fixture
 def server(world: World) -> Iterator[Server]:
-    server = Server(world.board, "127.0.0.1", 0, 0, None, {})
+    server = Server(world.board, "127.0.0.1", 0, 0, None, {}, open_metrics=True)
     server.start()
     try:
         yield server

@@ -46,6 +46,7 @@ def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
             *(sys.executable, "-m", "agent", "--listen", "127.0.0.1:0"),
             "--interval",
             "1",
+            "--metrics-access=open",
             *whole.flags,
         ],
         env=os.environ

@@ -161,7 +161,7 @@ server.stop()
 """
 
 
-def test_the_report_is_given_on_the_loopback_only() -> None:
+def test_report_and_metrics_are_given_on_the_loopback_only() -> None:
     """Any pod reaches the public port, and the report names the processes of every tenant."""
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
@@ -170,12 +170,13 @@ def test_the_report_is_given_on_the_loopback_only() -> None:
         timeout=120,
         check=False,
     )
-    for_all = ("/metrics", "/healthz", "/readyz")
+    for_all = ("/healthz", "/readyz")
+    closed = [f"public {path} 403" for path in ("/v1/report", "/metrics")]
     assert done.stdout.splitlines() == [
-        "127.0.0.1 public /v1/report 403",
+        *(f"127.0.0.1 {each}" for each in closed),
         *(f"127.0.0.1 public {path} 200" for path in for_all),
-        *(f"127.0.0.1 local {path} 200" for path in ("/v1/report", *for_all)),
-        "10.9.8.7 public /v1/report 403",
+        *(f"127.0.0.1 local {path} 200" for path in ("/v1/report", "/metrics", *for_all)),
+        *(f"10.9.8.7 {each}" for each in closed),
         *(f"10.9.8.7 public {path} 200" for path in for_all),
         *["10.9.8.7 local closed"] * 4,
     ], done.stderr

@@ -126,7 +126,7 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
         return Verdict("yes", "")
 
     world.board.set(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
-    server = Server(world.board, "127.0.0.1", 0, 0, ask, {})
+    server = Server(world.board, "127.0.0.1", 0, 0, ask, {}, open_metrics=True)
     server.start()
     try:
         with contextlib.ExitStack() as stack:

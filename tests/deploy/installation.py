@@ -317,6 +317,10 @@ class Installation:
     def webhook_answers(self, path: str) -> tuple[int, str]:
         return self._get(self.webhook_port, f"{WEBHOOK}.{NAMESPACE}.svc", path)
 
+    def webhook_probes_answer(self, path: str, as_token: str | None = None) -> tuple[int, str]:
+        """The webhook's second port."""
+        return self._get(self.webhook_probes_port, f"{WEBHOOK}.{NAMESPACE}.svc", path, as_token)
+
     def _get(
         self, port: int, service: str, path: str, as_token: str | None = None
     ) -> tuple[int, str]:

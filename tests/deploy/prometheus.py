@@ -17,16 +17,23 @@ def prometheus_reads_metrics_and_nothing_else(installation: Installation) -> Non
     token = plane.call("POST", f"{accounts}/{ACCOUNT}/token", request)["status"]["token"]
     assert installation.answers("/metrics", token)[0] == 403
     assert installation.journal_answers("/metrics", token)[0] == 403
+    assert installation.webhook_probes_answer("/metrics", token)[0] == 403
+    assert installation.webhook_probes_answer("/metrics")[0] == 401
+    assert installation.webhook_answers("/metrics")[0] == 404
     file = DEPLOY / "components/monitors/rbac.yaml"
     plane.kubectl("apply", f"--filename={file}")
     # A rejection is cached for some seconds.
     until(lambda: installation.answers("/metrics", token)[0] == 200, "the console's metrics")
     until(lambda: installation.journal_answers("/metrics", token)[0] == 200, "the extender's")
+    until(lambda: installation.webhook_probes_answer("/metrics", token)[0] == 200, "the webhook's")
+    of_webhook = installation.webhook_probes_answer("/metrics", token)[1]
     of_console = installation.answers("/metrics", token)[1]
     of_extender = installation.journal_answers("/metrics", token)[1]
     assert "headroom_console_ready 1.0" in of_console
     assert "headroom_ready 1.0" in of_extender
-    assert [complaints(text) for text in (of_console, of_extender)] == [[], []]
+    assert "headroom_webhook_ready 1.0" in of_webhook
+    texts = of_console, of_extender, of_webhook
+    assert [complaints(text) for text in texts] == [[], [], []]
     for path in ("/v1/status", "/v1/decisions"):
         status, body = installation.answers(path, token)
         assert status == 403, body

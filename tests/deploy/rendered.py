@@ -45,6 +45,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "steering": {"agent": {"steering": {"permitted": True}}},
     "backoff-gate": {"kubeScheduler": {"backoffGate": True}},
     "monitors": {"monitors": {"enabled": True}},
+    "open-metrics": {"openMetrics": True},
     "rules": {"rules": {"enabled": True}},
     "dashboard": {"dashboard": {"enabled": True}},
     "cert-manager": {"certManager": True},

@@ -94,7 +94,7 @@ def test_helm_is_given_the_images_that_the_chart_requires() -> None:
 
 def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
     """The first two blocks of the page, for kube-prometheus-stack."""
-    values, patches, _ = (
+    values, patches, *_ = (
         yaml.safe_load(block.text)
         for block in blocks("get-started/monitoring.md")
         if block.language == "yaml"

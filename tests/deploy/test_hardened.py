@@ -116,13 +116,18 @@ def test_the_agent_reads_its_environment(platform: str) -> None:
     assert (settings.node, settings.namespace) == ("of-the-pod", "of-the-pod")
     assert str(settings.state) == "/run/headroom/agent.json"
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    wanted = (settings.checkpoint, settings.pod_resources, settings.cgroups, settings.state)
+    wanted = (
+        *(settings.checkpoint, settings.pod_resources, settings.cgroups, settings.state),
+        *(settings.tls_cert, settings.tls_key),
+    )
     for path in wanted:
         assert path is not None
         assert {str(path), str(path.parent)} & mounted, path
-    assert settings.port == container["ports"][0]["containerPort"]
+    ports = [each["containerPort"] for each in container["ports"]]
+    assert ports == [settings.port, settings.metrics_port]
     ours = {name for name in env if name.startswith("HEADROOM_")}
-    assert ours <= {"HEADROOM_NAMESPACE", "HEADROOM_STATE"}, "and is it read?"
+    read = {"HEADROOM_NAMESPACE", "HEADROOM_STATE", "HEADROOM_TLS_CERT", "HEADROOM_TLS_KEY"}
+    assert ours <= read, "and is it read?"
 
 
 #: Fields of a manifest that need a comment.

@@ -67,7 +67,11 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         # When a pod that waits could be changed; tests/e2e/test_following.py asks with this role.
         ("", "resourcequotas", "list", ""),
     },
-    AGENT: set(),
+    AGENT: {
+        # When Prometheus scrapes; tests/agent/test_agent_permissions.py asks with this role.
+        ("authentication.k8s.io", "tokenreviews", "create", ""),
+        ("authorization.k8s.io", "subjectaccessreviews", "create", ""),
+    },
     CERTS: {
         ("", "secrets", "patch", NAMESPACE),
     },

@@ -58,6 +58,11 @@ WATCHED = (
 )
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
+#: The calls of parts that authorize readers of their metrics (extender/app/probes.py).
+REVIEWS: dict[str, set[Right]] = {
+    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+}
 
 #: Module and function -> what it asks the API server for, of the role of that name.
 EXTENDER: dict[str, set[Right]] = {
@@ -105,6 +110,7 @@ WEBHOOK: set[Right] = (
     | rights(*GPUNODES, "list", "watch")
 )
 RECORDER: dict[str, set[Right]] = {
+    **REVIEWS,
     # It watches two of the kinds of ``watched_kinds``.
     "extender.kube.resources:watched_kinds": (
         rights("", "pods", "list", "watch") | rights(*GPUNODES, "list", "watch")
@@ -129,6 +135,7 @@ RECORDER: dict[str, set[Right]] = {
 }
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
+    **REVIEWS,
     # It watches four of the kinds of ``watched_kinds``.
     "extender.kube.resources:watched_kinds": (
         rights(*GPUNODES, "list", "watch")
@@ -156,6 +163,7 @@ AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.api_server:request": set(),  # of its callers
     "agent.api_server:watch_lines": set(),
+    "agent.metrics_access:KubeReview._create": TOKEN_REVIEWS | ACCESS_REVIEWS,
     "agent.kube_publisher:KubernetesPublisher.__init__": set(),
     "agent.kube_publisher:KubernetesPublisher.report": rights(
         "headroom.gpu", "gpunodes/status", "patch"
@@ -201,6 +209,7 @@ ROLES = {
     "headroom-extender": EXTENDER,
     "headroom-console": CONSOLE,
     "headroom-webhook": {
+        **REVIEWS,
         "extender.kube.resources:watched_kinds": WEBHOOK,
         "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
     },

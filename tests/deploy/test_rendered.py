@@ -102,7 +102,7 @@ TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
     ("control-on-gpu-nodes",),
     ("no-ptrace", "selinux", "backoff-gate", "in-tree-mirror", "webhook-host-network"),
-    ("steering", "mig", "cert-manager", "monitors", "rules", "device-taints"),
+    ("steering", "mig", "cert-manager", "monitors", "rules", "device-taints", "open-metrics"),
 )
 
 

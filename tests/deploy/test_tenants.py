@@ -137,8 +137,9 @@ def test_values_name_prometheus_and_the_api_server(tmp_path: Path) -> None:
             r for r in spec["egress"] if r.get("to") == [{"ipBlock": {"cidr": "10.0.0.2/32"}}]
         )
         assert rule["ports"] == [{"protocol": "TCP", "port": 7443}], name
-    (rule,) = policies(found)["headroom-webhook"]["ingress"]
-    assert [p for p in rule["from"] if "ipBlock" in p] == server
+    reviews, metrics = policies(found)["headroom-webhook"]["ingress"]
+    assert (reviews["ports"][0]["port"], reviews["from"]) == (9443, server)
+    assert metrics["ports"][0]["port"] == 8889
     values["networkPolicies"]["prometheusNamespace"] = "pods-of-it"
     text = template(tmp_path, values)
     assert "kubernetes.io/metadata.name: pods-of-it" in text

@@ -194,7 +194,7 @@ def test_monitors_and_rules_have_the_labels_by_which_prometheus_selects(tmp_path
     selected = {
         key[0] for key, each in found.items() if each["metadata"]["labels"].get("release") == "prom"
     }
-    assert selected == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    assert selected == {"ServiceMonitor", "PrometheusRule"}
     (subject,) = found["ClusterRoleBinding", "", "headroom-metrics"]["subjects"]
     assert subject == {
         "kind": "ServiceAccount",
@@ -212,12 +212,10 @@ def test_prometheus_sends_the_token_of_a_secret_instead_of_a_file(tmp_path: Path
         if key[0] == "ServiceMonitor"
         for endpoint in each["spec"]["endpoints"]
     ]
-    assert len(endpoints) == 3
+    assert len(endpoints) == 6
     assert not [each for each in endpoints if "bearerTokenFile" in each]
     credentials = {"credentials": {"name": "metrics-reader", "key": "token"}}
-    # The webhook's metrics need no token.
-    authorized = [each for each in endpoints if each.get("authorization") == credentials]
-    assert {each["port"] for each in authorized} == {"journal-tls", "debug-tls"}
+    assert all(each.get("authorization") == credentials for each in endpoints)
 
 
 def test_each_version_of_the_first_certificates_job_has_its_own_name(tmp_path: Path) -> None:

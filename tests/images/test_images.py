@@ -87,7 +87,7 @@ def test_image_configuration(builder: Builder, name: str) -> None:
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == {"extender": ["headroom"], "agent": ["headroom", "agent"]}[name]
     assert config.get("Cmd") == {"extender": ["--help"], "agent": None}[name]
-    ports = {"extender": ["8888/tcp", "8889/tcp", "9443/tcp"], "agent": ["9410/tcp"]}
+    ports = {"extender": ["8888/tcp", "8889/tcp", "9443/tcp"], "agent": ["9410/tcp", "9412/tcp"]}
     assert sorted(config["ExposedPorts"]) == ports[name]
     assert "PATH=/opt/headroom/bin:" in " ".join(config["Env"])
 

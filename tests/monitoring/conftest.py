@@ -124,9 +124,9 @@ def _agent(folder: Path, address: str) -> Iterator[None]:
     (other,) = {"GPU-a", "GPU-b"} - {device}
     whole.driver.say(other, "fail nvmlDeviceGetMemoryInfo_v2 15")
     kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    flags = ["--no-publish", "--listen", address, "--interval", "1", *whole.flags]
+    flags = ["--no-publish", "--listen", address, "--metrics-access=open", "--interval=1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "agent", *flags],
+        [sys.executable, "-m", "agent", *flags, *whole.flags],
         env=kept | whole.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "gpu-7"},
         stderr=subprocess.PIPE,
         text=True,

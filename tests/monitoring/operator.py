@@ -16,8 +16,8 @@ def monitors() -> dict[str, dict[str, Any]]:
     """Return name -> the only endpoint of each monitor."""
     found = {}
     for monitor in yaml.safe_load_all(MONITORS.read_text()):
-        spec = monitor["spec"]
-        (found[monitor["metadata"]["name"]],) = spec.get("endpoints") or spec["podMetricsEndpoints"]
+        if monitor["kind"] == "ServiceMonitor":
+            (found[monitor["metadata"]["name"]],) = monitor["spec"]["endpoints"]
     return found
 
 

@@ -69,7 +69,7 @@ def test_a_node_cannot_send_metrics_of_other_programs_or_in_the_name_of_another_
 ) -> None:
     assert found(real, "headroom_ready") == []
     assert found(real, 'up{instance="other"}') == []
-    own = {"job": "headroom-agent", "node": "gpu-1", "endpoint": "metrics"}
+    own = {"job": "headroom-agent", "node": "gpu-1", "endpoint": "metrics-tls"}
     of_agent = found(real, '{__name__=~"headroom_(agent|device|pod)_.*"}')
     of_agent = [each for each in of_agent if each["__name__"] != "headroom_pod_overuse_bytes"]
     assert len(of_agent) == 4  # with the device, whose time of 1970 does not count

@@ -75,6 +75,19 @@ def test_a_controller_that_cannot_be_read_is_the_owner(status: int) -> None:
     assert to.uid == "rs-1"
 
 
+def test_a_pod_of_another_namespace_cannot_change_the_owner_of_a_controller() -> None:
+    """The author of a pod writes the uid in its reference, and may write that of a controller of
+    another namespace."""
+    server = Objects(
+        {RS: {"uid": "rs-1", "ownerReferences": [reference("Deployment", "llm", "apps/v1")]}}
+    )
+    reader = OwnerReader(server)  # type: ignore[arg-type]
+    first, _ = reader.owner(facts(namespace="attacker"))
+    assert (first.kind, first.name) == ("ReplicaSet", "llm-5d4f")
+    owner, _ = reader.owner(facts())
+    assert (owner.kind, owner.name) == ("Deployment", "llm")
+
+
 def test_an_unanswered_call_is_not_remembered() -> None:
     server = Objects({RS: NoAnswer("timeout")})
     reader = OwnerReader(server)  # type: ignore[arg-type]

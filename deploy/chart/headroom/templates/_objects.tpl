@@ -106,9 +106,9 @@
 {{- end }}
 {{- end }}
 {{- if and $addresses (eq .object.metadata.name "headroom-webhook") }}
-{{- $namespace := default .root.Values.monitors.prometheus.namespace $values.prometheusNamespace }}
-{{- $prometheus := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" $namespace)) }}
-{{- range $rule := .object.spec.ingress }}{{ $_ := set $rule "from" (append $addresses $prometheus) }}{{ end }}
+{{- range $rule := .object.spec.ingress }}
+{{- if eq (int (first $rule.ports).port) 9443 }}{{ $_ := set $rule "from" $addresses }}{{ end }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -36,6 +36,14 @@
 {{- end }}
 {{- end -}}
 
+{{/* Lets every client read the metrics of .container. Changes .container. */}}
+{{- define "headroom.openMetrics" -}}
+{{- if .root.Values.openMetrics }}
+{{- $open := dict "name" "HEADROOM_METRICS_ACCESS" "value" "open" }}
+{{- $_ := set .container "env" (append (default list .container.env) $open) }}
+{{- end }}
+{{- end -}}
+
 {{/* The variables .first and .then, as a list; those of .then replace those of the same name. */}}
 {{- define "headroom.env" -}}
 {{- $names := list }}{{ range .then }}{{ $names = append $names .name }}{{ end }}
@@ -54,6 +62,7 @@
 {{- $_ := set $template.metadata.annotations "checksum/scheduler-config" (include "headroom.schedulerConfig" .root | sha256sum) }}
 {{- range $container := $template.spec.containers }}
 {{- if eq $container.name "extender" }}
+{{- include "headroom.openMetrics" (dict "root" $.root "container" $container) }}
 {{- include "headroom.container" (dict "container" $container "values" $values.extender) }}
 {{- else if eq $container.name "kube-scheduler" }}
 {{- include "headroom.container" (dict "container" $container "values" $values.kubeScheduler) }}
@@ -70,6 +79,7 @@
 {{- $_ := set .object.spec "replicas" .values.replicas }}
 {{- include "headroom.pod" (dict "root" .root "template" $template "values" .values) }}
 {{- $container := first $template.spec.containers }}
+{{- include "headroom.openMetrics" (dict "root" .root "container" $container) }}
 {{- include "headroom.container" (dict "container" $container "values" .values) }}
 {{- if .values.hostNetwork }}
 {{- $_ := set $template.spec "hostNetwork" true }}
@@ -126,6 +136,7 @@
 {{- if $agent.mig }}{{ $env = append $env (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}{{ end }}
 {{- if $agent.driverFolder }}{{ $env = append $env (dict "name" "LD_LIBRARY_PATH" "value" "/usr/local/nvidia/lib64") }}{{ end }}
 {{- $_ := set $container "env" $env }}
+{{- include "headroom.openMetrics" (dict "root" .root "container" $container) }}
 {{- if $agent.steering.permitted }}
 {{- /* The kubelet waits for the agent's answer (components/steering). */}}
 {{- $_ := set $container.resources.requests "cpu" "100m" }}
