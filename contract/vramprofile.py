@@ -64,6 +64,8 @@ class TrackStatus(KubeStruct, frozen=True):
     last: str = ""
     tested: int = 0
     missed: int = 0
+    unsettled: int = 0
+    running_unsettled: int = 0
 
 
 class ContainerStatus(KubeStruct, frozen=True):

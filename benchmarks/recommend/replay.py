@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.recommend.life import DAY, Life, Workload
+from benchmarks.recommend.life import DAY, HOUR, Life, Workload
 from extender.recommend import lives as product
+from extender.recommend.growth import Growth
 from extender.recommend.profile import ContainerProfile
 
 #: A rule: workload -> request of each life in bytes, or None while it recommends nothing.
@@ -22,18 +23,20 @@ _ENDINGS = {
 
 @dataclass(slots=True)
 class Score:
-    """Sums over lives. Bytes are counted once per life."""
+    """Sums over lives, each counted once, or with the hours that it runs."""
 
-    lives: int = 0
-    recommended: int = 0
+    lives: float = 0
+    recommended: float = 0
     #: Lives with a recommendation whose peak is above it.
-    missed: int = 0
+    missed: float = 0
+    #: Those of them that fitted what their author requests.
+    missed_fitting: float = 0
     #: Lives whose peak is above what their author requests, with or without a recommendation.
-    over_author: int = 0
+    over_author: float = 0
     #: Bytes that authors request beyond the workload's highest peak in the whole evaluation.
-    reclaimable: int = 0
+    reclaimable: float = 0
     #: The part of it that the recommendations give back.
-    found: int = 0
+    found: float = 0
 
     def add(self, other: "Score") -> None:
         for name in self.__slots__:
@@ -54,10 +57,13 @@ class Scores:
         return total
 
 
-def score(workloads: Iterable[Workload], rule: Rule, warm_days: float) -> Scores:
+def score(
+    workloads: Iterable[Workload], rule: Rule, warm_days: float, by_hours: bool = False
+) -> Scores:
     """Return the score of a rule. Lives that start in the first ``warm_days`` do not count.
 
-    A life without a recommendation keeps what its author requests, and gives nothing back.
+    A life without a recommendation keeps what its author requests, and gives nothing back. With
+    ``by_hours`` each life counts with the hours that it runs, instead of once.
     """
     scores = Scores()
     for workload in workloads:
@@ -71,16 +77,18 @@ def score(workloads: Iterable[Workload], rule: Rule, warm_days: float) -> Scores
         for life, request in counted:
             author = workload.requested_at(life.start_s)
             reclaimable = max(0, author - most)
-            total.lives += 1
-            total.reclaimable += reclaimable
-            total.over_author += life.peak_bytes > author
+            weight = (life.end_s - life.start_s) / HOUR if by_hours else 1
+            total.lives += weight
+            total.reclaimable += weight * reclaimable
+            total.over_author += weight * (life.peak_bytes > author)
             if request is None:
                 continue
             request = min(request, workload.device_bytes)
-            total.recommended += 1
-            total.found += min(reclaimable, max(0, author - request))
+            total.recommended += weight
+            total.found += weight * min(reclaimable, max(0, author - request))
             if life.peak_bytes > request:
-                total.missed += 1
+                total.missed += weight
+                total.missed_fitting += weight * (life.peak_bytes <= author)
                 scores.missed_by[workload.name] += 1
     return scores
 
@@ -105,15 +113,32 @@ def headroom(workload: Workload) -> list[int | None]:
         for each in ended:
             profile.record(
                 each.program,
-                product.Life(each.peak_bytes, each.start_s, each.end_s, _ENDINGS[each.ending]),
+                product.Life(
+                    each.peak_bytes,
+                    each.start_s,
+                    each.end_s,
+                    _ENDINGS[each.ending],
+                    unsettled=_unsettled(each, each.end_s),
+                ),
             )
         profile.replace_running(
-            (each.program, product.Life(peak, each.start_s, now_s))
+            (
+                each.program,
+                product.Life(peak, each.start_s, now_s, unsettled=_unsettled(each, now_s)),
+            )
             for each in running
             if (peak := each.peak_until(now_s))
         )
         requests.append(profile.recommendation(life.program, now_s).request_bytes)
     return requests
+
+
+def _unsettled(life: Life, until_s: float) -> bool:
+    """Return whether the life is unsettled for a recorder that reads its peak once a day."""
+    growth = Growth()
+    for day in range(1, int((until_s - life.start_s) // DAY) + 1):
+        growth = growth.until(day * DAY, life.peak_until(life.start_s + day * DAY))
+    return growth.unsettled
 
 
 def fixed_quantile(share: float, margin: float, window: int = 100) -> Rule:

@@ -24,6 +24,7 @@ from contract.annotations import (
 )
 from contract.errors import BadAnnotation
 from contract.kube import Pod
+from contract.quantity import gib
 from contract.vramprofile import VRAMProfile
 from extender.admission.context import AdmissionContext
 from extender.admission.json_patch import Draft
@@ -64,6 +65,9 @@ def replace_auto(draft: Draft, context: AdmissionContext) -> Iterator[str]:
     draft.annotate(VRAM_FROM, found.source)
     if found.warning:
         yield found.warning
+    if (more := _above(draft.pod, found.text, context)) is not None:
+        draft.annotate(VRAM_FROM, f"{found.source}; {more}")
+        yield f"annotation {VRAM} is auto, which became {found.text}: {more}"
 
 
 def problem(pod: Pod, context: AdmissionContext, *, is_template: bool) -> str:
@@ -80,8 +84,8 @@ def problem(pod: Pod, context: AdmissionContext, *, is_template: bool) -> str:
         BadAnnotation(
             VRAM,
             text,
-            f"has no recommendation yet: too few lives of this workload are recorded, and neither"
-            f" default= nor a default of namespace {namespace} is set",
+            "has no recommendation yet: too few lives of this workload are recorded, or their use"
+            f" still grew, and neither default= nor a default of namespace {namespace} is set",
             "auto,default=8Gi",
         )
     )
@@ -199,6 +203,21 @@ def _amounts(
     programs = list(container.tracks) if others else [fingerprint]
     found = (container.recommendation(each, context.now_s).request_bytes for each in programs)
     return [amount for amount in found if amount is not None]
+
+
+def _above(pod: Pod, text: str, context: AdmissionContext) -> str | None:
+    """Return that recorded lives used more than this amount; None if none did."""
+    profile = context.profile_of(pod)
+    try:
+        amounts = parse_vram(text)
+    except BadAnnotation:
+        return None
+    for (name, model), lives in restored(profile.status).containers.items() if profile else ():
+        amount, (peak_bytes, count) = amounts.of(name), lives.highest()
+        if isinstance(amount, Bytes) and peak_bytes > amount.count_bytes:
+            used = f"used up to {gib(peak_bytes, up=True)} on {model}"
+            return f"of {'1 life' if count == 1 else f'{count:,} lives'}, some {used}"
+    return None
 
 
 def _text(amounts: Mapping[str, int], auto: Auto) -> str:

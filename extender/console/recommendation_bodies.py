@@ -21,7 +21,8 @@ class RecommendationView(BaseModel):
     program: str
     #: Null if there are too few lives.
     request_bytes: int | None
-    #: Why there is no request: no-lives, few-lives, old-lives or new-program; null if there is one.
+    #: Why there is no request: no-lives, few-lives, old-lives, unsettled or new-program;
+    #: null if there is one.
     missing: str | None
     #: One sentence for people.
     message: str

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -244,6 +244,11 @@ def _views(
             continue
         newest = next(reversed(container.tracks), "")
         found = container.recommendation(newest, now_s)
+        request_bytes = None
+        if found.request_bytes is not None:
+            request_bytes = fitting(found.request_bytes, largest.get(status.model))
+            is_whole = found.whole_device or request_bytes < found.highest_bytes
+            found = replace(found, whole_device=is_whole)
         family = next((f for f in Family if f.value == status.family), Family.UNKNOWN)
         yield RecommendationView(
             namespace=metadata.namespace,
@@ -254,9 +259,7 @@ def _views(
             container=status.container,
             model=status.model,
             program=status.family,
-            request_bytes=None
-            if found.request_bytes is None
-            else fitting(found.request_bytes, largest.get(status.model)),
+            request_bytes=request_bytes,
             missing=found.missing.value if found.missing else None,
             message=message(found),
             lives=found.lives,
@@ -280,6 +283,11 @@ def message(found: Recommendation) -> str:
     basis = f"{lives}, {_span(found.span_s)}"
     if found.missing is Missing.NO_LIVES:
         return "no recommendation yet: no life is complete"
+    if found.missing is Missing.UNSETTLED:
+        return (
+            f"{basis}: keep the request; the use of {found.unsettled:,} of them grew or jumped "
+            "after the first day, as with a leak or models that are changed in the process"
+        )
     if found.missing is Missing.OLD_LIVES:
         return f"{basis}: no recommendation yet; they are too long ago"
     if found.missing is not None:
@@ -287,6 +295,10 @@ def message(found: Recommendation) -> str:
     text = f"{basis}; {found.missed} of {found.tested} were above the recommendation"
     if found.whole_device:
         text += "; lives differ so much that only the whole device is safe"
+    if found.others_lives:
+        others = "1 life" if found.others_lives == 1 else f"{found.others_lives:,} lives"
+        used = gib(found.others_highest_bytes, up=True)
+        text += f"; {others} of other programs used up to {used}"
     return f"{text}; its size is a setting" if found.self_sized else text
 
 

@@ -24,7 +24,7 @@ from extender.recommend.histogram import highest, log_upper_end, quantile, upper
 #: The quantile to which the margin is added, and above which peaks count for the spread.
 CENTRE = 0.65
 #: Accepted probability that the next life exceeds the request.
-TAIL = 0.0004
+TAIL = 0.0007
 #: Degrees of freedom of the spread for each life: about half of the lives count for it.
 FREEDOM_PER_LIFE = 0.5
 #: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom with
@@ -34,11 +34,9 @@ LEAST_FREEDOM = 2.0
 #: Maximum degrees of freedom of the other programs' spread; and the minimum with which it is known
 #: well enough to recommend a request after one life.
 OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
-#: A request is at least this much above the highest peak.
-LEAST_MARGIN = 0.01
-#: The highest peak is the largest value at or above which lives weigh at least this much in sum. So
-#: a single high life is forgotten after about four half-lives.
-HIGHEST_WEIGHT = 0.05
+#: A request is at least this much above the highest peak: as much as a release of an engine's image
+#: usually moves its peak.
+LEAST_MARGIN = 0.02
 #: Requests are rounded up to a multiple of this when they are shown or written.
 STEP_BYTES = 64 << 20
 
@@ -100,7 +98,7 @@ def estimate(weights: Mapping[int, float], lives: int, others: Spread = NO_OTHER
     ``others``: the spread of the container's other programs.
     """
     centre_bytes = quantile(weights, CENTRE)
-    highest_bytes = highest(weights, HIGHEST_WEIGHT)
+    highest_bytes = highest(weights)
     counted = max(1.0, min(lives, sum(weights.values())))
     freedom = max(1.0, (counted - 1) * FREEDOM_PER_LIFE)
     known = freedom * spread(weights, lives).variance

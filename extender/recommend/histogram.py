@@ -134,19 +134,13 @@ def quantile(weights: Mapping[int, float], share: float) -> int:
     return upper_end(max(weights))
 
 
-def highest(weights: Mapping[int, float], least_weight: float) -> int:
-    """Return the upper end of the highest bucket at or above which there is this weight in sum.
+def highest(weights: Mapping[int, float]) -> int:
+    """Return the upper end of the highest bucket with a weight; 0 without any.
 
-    If all weights together are less than twice this weight, the median counts as the highest. The
-    result without any weight is 0.
+    A single high life is forgotten only when its weight is negligible, after ten half-lives: a
+    request below a peak that is known would not be safe.
     """
-    wanted = min(least_weight, sum(weights.values()) / 2)
-    reached = 0.0
-    for bucket in sorted(weights, reverse=True):
-        reached += weights[bucket]
-        if reached >= wanted:
-            return upper_end(bucket)
-    return 0
+    return upper_end(max(weights)) if weights else 0
 
 
 def weight_above(weights: Mapping[int, float], amount_bytes: int) -> float:

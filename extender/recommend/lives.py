@@ -1,9 +1,10 @@
 """Decides which lives count, and records the lives of one program.
 
 A life whose peak is only a lower bound of what it needed is *censored*: it was OOM-killed,
-failed or was evicted within a day, has run for less than a day, was not measured all the time, or
-its end is unknown. Censored lives can only raise a recommendation. They do not count as lives, and
-their peaks matter only above the request that follows from the others.
+failed or was evicted within a day, has run for less than a day, grew or jumped after its first day
+(``growth``), was not measured all the time, or its end is unknown. Censored lives can only raise a
+recommendation. They do not count as lives, and their peaks matter only above the request that
+follows from the others.
 """
 
 import math
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from extender.recommend.estimate import (
-    HIGHEST_WEIGHT,
     LEAST_MARGIN,
     NO_OTHERS,
     OTHERS_KNOWN_FREEDOM,
@@ -34,6 +34,8 @@ MATURE_S = DAY_S
 LEAST_LIVES = 3
 #: Maximum factor by which a request is above the censored peak that raises it.
 CENSORED_MARGIN = 1.2
+#: A program is unsettled if at least this number of its lives is, and at least this share.
+UNSETTLED_LIVES, UNSETTLED_SHARE = 2, 0.2
 #: A life is flat if its peak is at most this factor above its startup peak.
 FLAT_WITHIN = 1.02
 
@@ -64,10 +66,12 @@ class Life:
     startup_peak_bytes: int | None = None
     #: Whether a part of the life was not measured.
     partial: bool = False
+    #: Whether its use grew or jumped after its first day.
+    unsettled: bool = False
 
     @property
     def censored(self) -> bool:
-        if self.partial or self.ending in (Ending.OOM_KILLED, Ending.UNKNOWN):
+        if self.partial or self.unsettled or self.ending in (Ending.OOM_KILLED, Ending.UNKNOWN):
             return True
         if self.ending is Ending.COMPLETED:
             return False
@@ -98,6 +102,21 @@ class Track:
     #: Lives that ended while there was a recommendation, and those whose peak was above it.
     tested: int = 0
     missed: int = 0
+    #: Lives whose use grew or jumped after their first day: that ended, and that run.
+    unsettled: int = 0
+    running_unsettled: int = 0
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Return whether so many lives grew or jumped late that peaks show no future need."""
+        lives = self.unsettled + self.running_unsettled
+        return lives >= UNSETTLED_LIVES and lives >= UNSETTLED_SHARE * (lives + self.lives)
+
+    @property
+    def highest_bytes(self) -> int:
+        """Return the highest recorded peak, also of censored lives; 0 without any."""
+        parts = self.complete, self.censored, self.running, self.running_censored
+        return max(highest(each.weights) for each in parts)
 
     @property
     def lives(self) -> int:
@@ -114,6 +133,7 @@ class Track:
         self.last_s = max(self.last_s, life.until_s)
         if life.censored:
             self.censored.add(life.peak_bytes, _weight(life, self.censored))
+            self.unsettled += life.unsettled
             return
         self.complete.add(life.peak_bytes, _weight(life, self.complete))
         self.ended += 1
@@ -122,7 +142,9 @@ class Track:
     def replace_running(self, lives: Iterable[Life]) -> None:
         """Replace the lives that run."""
         self.running, self.running_censored = Histogram(), Histogram()
+        self.running_unsettled = 0
         for life in lives:
+            self.running_unsettled += life.unsettled
             (self.running_censored if life.censored else self.running).add(life.peak_bytes)
             self.first_s = min(self.first_s or life.started_s, life.started_s)
             self.last_s = max(self.last_s, life.until_s)
@@ -141,6 +163,7 @@ class Track:
         self.last_s = max(self.last_s, other.last_s)
         self.tested += other.tested
         self.missed += other.missed
+        self.unsettled += other.unsettled
 
     def spread(self) -> Spread:
         """Return how much the peaks of lives that ended differ; ``NO_OTHERS`` with too few."""
@@ -163,7 +186,7 @@ class Track:
         if lives < least_lives or not weights:
             return None
         found = estimate(weights, lives, others)
-        beyond = highest(censored, HIGHEST_WEIGHT)
+        beyond = highest(censored)
         if beyond <= found.request_bytes:
             return found
         # Later lives may also reach the censored peak, so it gets a margin as the centre does.

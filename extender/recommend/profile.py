@@ -7,7 +7,7 @@ lives of the container are taken together.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from extender.recommend.estimate import STEP_BYTES, Estimate, Spread, pooled
@@ -35,6 +35,8 @@ class Missing(Enum):
     #: All weights have decayed to nothing.
     OLD_LIVES = "old-lives"
     NEW_PROGRAM = "new-program"
+    #: The use of many lives grew or jumped after their first day.
+    UNSETTLED = "unsettled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,12 @@ class Recommendation:
     self_sized: bool = False
     #: Whether the lives suggest more than the device has; the request is then its memory.
     whole_device: bool = False
+    #: Lives whose use grew or jumped after their first day.
+    unsettled: int = 0
+    #: The highest peak of other programs of the container, if it is above the request, and the
+    #: lives of these programs; else 0.
+    others_highest_bytes: int = 0
+    others_lives: int = 0
 
 
 @dataclass(slots=True)
@@ -104,13 +112,34 @@ class ContainerProfile:
             return Recommendation(None, Missing.NEW_PROGRAM if lives else Missing.NO_LIVES, 0, 0.0)
         track.decay(now_s)
         span_s = max(0.0, track.last_s - track.first_s)
+        if track.is_unsettled:
+            lives = track.unsettled + track.running_unsettled
+            return Recommendation(
+                None, Missing.UNSETTLED, track.lives + lives, span_s, unsettled=lives
+            )
         found = track.estimate(self._others(track))
         if found is None:
             missing = Missing.FEW_LIVES if track.lives else Missing.NO_LIVES
             if track.lives >= LEAST_LIVES:
                 missing = Missing.OLD_LIVES
             return Recommendation(None, missing, track.lives, span_s)
-        return _recommendation(track, found, self._limited(found.request_bytes), span_s)
+        request_bytes = self._limited(found.request_bytes)
+        above = [
+            (other.highest_bytes, max(1, other.lives))
+            for other in self.tracks.values()
+            if other is not track and other.highest_bytes > request_bytes
+        ]
+        return replace(
+            _recommendation(track, found, request_bytes, span_s),
+            others_highest_bytes=max((peak for peak, _ in above), default=0),
+            others_lives=sum(lives for _, lives in above),
+        )
+
+    def highest(self) -> tuple[int, int]:
+        """Return the highest recorded peak of all programs, and the number of their lives."""
+        tracks = self.tracks.values()
+        lives = sum(track.lives + track.unsettled + track.running_unsettled for track in tracks)
+        return max((track.highest_bytes for track in tracks), default=0), max(1, lives)
 
     def _others(self, own: Track) -> Spread:
         """Return the spread of the other programs."""

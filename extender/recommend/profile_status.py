@@ -94,6 +94,8 @@ def _track_status(program: str, track: Track, now_s: float) -> TrackStatus:
         last=stamp(track.last_s),
         tested=track.tested,
         missed=track.missed,
+        unsettled=track.unsettled,
+        running_unsettled=track.running_unsettled,
     )
 
 
@@ -111,6 +113,8 @@ def _track(status: TrackStatus) -> Track:
         seconds(status.last),
         tested,
         min(_count(status.missed), tested),
+        _count(status.unsettled),
+        _count(status.running_unsettled),
     )
 
 

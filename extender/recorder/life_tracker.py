@@ -1,10 +1,11 @@
 """Turns the agents' reports into lives: which run, and which have ended and how."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from contract.gpunode import GPUNodeStatus
 from contract.vramprofile import seconds
+from extender.recommend.growth import Growth
 from extender.recommend.lives import Ending, Life
 from extender.recommend.programs import Family, Program
 from extender.recorder.pod_facts import OOM_KILLED, PodFacts
@@ -27,6 +28,7 @@ class TrackedLife:
     life: Life
     #: Memory of its device without the driver's part; 0 for past lives.
     memory_bytes: int = 0
+    growth: Growth = field(default_factory=Growth)
 
 
 Key = tuple[str, str]
@@ -123,15 +125,19 @@ def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
         return one
     first, second = one.life, other.life
     startups = [first.startup_peak_bytes, second.startup_peak_bytes]
+    peak_bytes = max(first.peak_bytes, second.peak_bytes)
+    started_s, until_s = min(first.started_s, second.started_s), max(first.until_s, second.until_s)
+    growth = other.growth.until(until_s - started_s, peak_bytes)
     life = Life(
-        max(first.peak_bytes, second.peak_bytes),
-        min(first.started_s, second.started_s),
-        max(first.until_s, second.until_s),
+        peak_bytes,
+        started_s,
+        until_s,
         None,
         max((each for each in startups if each is not None), default=None),
         first.partial or second.partial,
+        growth.unsettled,
     )
-    return replace(one, life=life)
+    return replace(one, life=life, growth=growth)
 
 
 def _is_later(life: Life, before: Life) -> bool:

@@ -352,7 +352,7 @@ def test_auto_gets_the_recommendation_of_its_owner(site: Site) -> None:
         answer: str = create(site, obj).body["metadata"]["annotations"]["headroom.gpu/vram"]
         return answer
 
-    until(lambda: written() == "9856Mi", "the webhook has the profile", 120, 0.5, written)
+    until(lambda: written() == "9600Mi", "the webhook has the profile", 120, 0.5, written)
     after = create(site, obj).body["metadata"]["annotations"]
     assert after["headroom.gpu/vram-from"] == "VRAMProfile deployment-llm"
     assert after["headroom.gpu/vram-requested"] == "auto,max=20Gi"

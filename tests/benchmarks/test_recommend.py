@@ -1,5 +1,6 @@
 """The back-test of recommendations: its scores, its lives, and the goal on a few workloads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,31 @@ def test_score_counts_bytes_once_per_life_and_caps_them_by_hindsight() -> None:
     # The first life does not count. In hindsight no request below 9 GiB holds, so nothing can be
     # given back.
     assert score([played], lambda _: [GIB, None, 5 * GIB, 5 * GIB], 1.0).total == Score(
-        lives=3, recommended=2, missed=2, over_author=1, reclaimable=0, found=0
+        lives=3,
+        recommended=2,
+        missed=2,
+        missed_fitting=1,
+        over_author=1,
+        reclaimable=0,
+        found=0,
     )
     smaller = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives[:3])
     # 2 GiB for each of two lives: 1 GiB is found for the second, at most 2 GiB for the third.
     asked = [None, 7 * GIB, GIB]
     assert score([smaller], lambda _: asked, 1.0).total == Score(
-        lives=2, recommended=2, missed=1, over_author=0, reclaimable=4 * GIB, found=3 * GIB
+        lives=2,
+        recommended=2,
+        missed=1,
+        missed_fitting=1,
+        over_author=0,
+        reclaimable=4 * GIB,
+        found=3 * GIB,
     )
+    # Each of these lives runs for an hour.
+    hours = score(
+        [replace(smaller, lives=(*lives[:2], life(48, 6, 3)))], lambda _: asked, 1.0, True
+    )
+    assert (hours.total.lives, hours.total.missed, hours.total.found) == (4, 3, 7 * GIB)
 
 
 def test_a_rule_sees_only_what_ended_or_runs_before_a_life_starts() -> None:

@@ -141,6 +141,8 @@ _TRACK = {
     "asOf": STAMP,
     **{lives: {"41": 3000, "42": 1000} for lives in ("complete", "censored", "running")},
     **{"ended": 4, "flat": 2, "first": STAMP, "last": STAMP, "tested": 3, "missed": 1},
+    "unsettled": 1,
+    "runningUnsettled": 1,
 }
 _PROFILE = {
     "observedAt": STAMP,

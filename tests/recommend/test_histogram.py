@@ -55,10 +55,9 @@ def test_quantile_and_highest() -> None:
     assert [quantile(weights, share) for share in (0.0, 0.6, 0.61, 0.9, 1.0)] == [
         upper_end(bucket) for bucket in (100, 100, 200, 200, 300)
     ]
-    assert highest(weights, 0.05) == upper_end(300)
-    assert highest(weights, 1.5) == upper_end(200)
-    assert highest({100: 0.01}, 0.05) == upper_end(100)
-    assert (quantile({}, 0.5), highest({}, 0.05)) == (0, 0)
+    assert highest(weights) == upper_end(300)
+    assert highest({100: 6.0, 200: 0.01}) == upper_end(200)
+    assert (quantile({}, 0.5), highest({})) == (0, 0)
     assert weight_above(weights, upper_end(150)) == 4.0
     assert weight_above(weights, upper_end(300)) == 0.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus
 from contract.vramprofile import stamp
-from extender.recommend.lives import Ending
+from extender.recommend.lives import DAY_S, Ending
 from extender.recorder.life_tracker import LifeTracker, TrackedLife
 from extender.recorder.pod_facts import PodFacts
 from tests.recorder.facts import GIB, HOUR_S, NODE, NOW_S, ended, facts, report, use
@@ -181,3 +181,23 @@ def test_a_report_that_changes_between_two_starts_ends_one_life() -> None:
     ]
     assert ends == [NOW_S - HOUR_S]
     assert [each.life.started_s for each in tracker.running] == [NOW_S]
+
+
+@pytest.mark.parametrize(
+    ("peaks_gib", "unsettled"),
+    [
+        pytest.param((8, 8.2, 8.4, 8.6), True, id="a leak"),
+        pytest.param((8, 8, 10, 10), True, id="another model in the process"),
+        pytest.param((8, 8.2, 8.2, 8.2), False, id="settled on the second day"),
+    ],
+)
+def test_a_life_that_grows_after_its_first_day_is_unsettled(
+    peaks_gib: tuple[float, ...], unsettled: bool
+) -> None:
+    tracker = begun(use(4))
+    for day, peak_gib in enumerate(peaks_gib):
+        followed(tracker, report(use(peak_gib)), {"u1": facts()}, now_s=NOW_S + day * DAY_S)
+    (life,) = (each.life for each in tracker.running)
+    assert (life.unsettled, life.censored) == (unsettled, unsettled)
+    (gone,) = followed(tracker, report(), {}, {"u1": facts()}, now_s=NOW_S + 4 * DAY_S)
+    assert (gone.life.ending, gone.life.unsettled) == (Ending.COMPLETED, unsettled)

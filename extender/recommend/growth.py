@@ -1,0 +1,45 @@
+"""Recognises lives whose memory use grows or jumps after their first day.
+
+Their peaks are no sample of what the next life needs. A leak reaches what the length of the life
+allows, and a server that loads other models into its process reaches what these models need.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+DAY_S = 86_400.0
+#: A peak that is higher by this factor at the end of each of two days in a row still grows.
+RISE = 1.005
+#: A peak that is higher by this factor at the end of a day has jumped.
+JUMP = 1.15
+#: Days whose peaks are kept.
+_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The peak of a life at the ends of its days."""
+
+    #: Days that have ended.
+    days: int = 0
+    #: The peaks at the ends of the last of them, the oldest first.
+    peaks_bytes: tuple[int, ...] = ()
+    jumped: bool = False
+
+    def until(self, age_s: float, peak_bytes: int) -> "Growth":
+        """Return the growth at this age. Days that were not followed end with ``peak_bytes``."""
+        days = int(age_s // DAY_S)
+        if days <= self.days:
+            return self
+        more = (peak_bytes,) * min(_KEPT, days - self.days)
+        peaks_bytes = (*self.peaks_bytes, *more)[-_KEPT:]
+        jumped = any(later > JUMP * earlier for earlier, later in pairwise(peaks_bytes))
+        return Growth(days, peaks_bytes, self.jumped or jumped)
+
+    @property
+    def unsettled(self) -> bool:
+        """Return whether the use still grows, or has jumped."""
+        grows = len(self.peaks_bytes) == _KEPT and all(
+            later > RISE * earlier for earlier, later in pairwise(self.peaks_bytes)
+        )
+        return grows or self.jumped
