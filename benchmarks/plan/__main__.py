@@ -3,6 +3,7 @@
 python -m benchmarks.plan generate cluster --days 14 --nodes 16
 python -m benchmarks.plan backtest
 python -m benchmarks.plan savings
+python -m benchmarks.plan families
 python -m benchmarks.plan speed --pods 10000 --pods 100000
 python -m benchmarks.plan played --mode predicted --replicas 4 --html report.html
 """
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.packing.__main__ import machine_line
-from benchmarks.plan import backtest, generated, played, speed
+from benchmarks.plan import backtest, families, family_weeks, generated, played, speed
 from benchmarks.plan.backtest import Cluster, Week
 from extender.plan.scenarios import Configuration
 
@@ -114,6 +115,38 @@ def savings(
             row = f"scale {size:g}, drift {100 * drift:g} %"
             typer.echo(backtest.savings_row(row, found[-1]))
     typer.echo(backtest.savings_row("all of these", [week for some in found for week in some]))
+
+
+@app.command("families")
+def of_families(
+    clusters: Annotated[int, typer.Option(help="Clusters of each family and size.")] = 10,
+    tuned_seed: Annotated[int, typer.Option(help="First seed of the tuned families.")] = 100,
+    judged_seed: Annotated[int, typer.Option(help="First seed of all families, judged.")] = 500,
+) -> None:
+    """Print coverage and width of the stated ranges on each family of clusters."""
+
+    def played_weeks(name: str, first: int) -> list[family_weeks.Stated]:
+        return [
+            week
+            for size in family_weeks.SIZES
+            for number in range(clusters)
+            for week in family_weeks.weeks(name, first + number, size)
+        ]
+
+    tuned = {name: played_weeks(name, tuned_seed) for name in families.TUNED}
+    factors = family_weeks.rival_factor(tuned, 0), family_weeks.rival_factor(tuned, 1)
+    typer.echo(f"{machine_line()}; last week: ± {factors[0]:.0%} unshared, {factors[1]:.0%} shared")
+    both = "covered | width | last week: covered | width"
+    typer.echo(
+        f"\n| family | weeks | too small | campaigns | unshared: {both} | shared: {both} | "
+        f"saved: covered |\n{'|---' * 13}|"
+    )
+    for name, some in tuned.items():
+        typer.echo(family_weeks.row(f"{name}, tuned", some, factors))
+    for name in families.TUNED | families.JUDGED:
+        kind = "other seeds" if name in families.TUNED else "judged"
+        found = played_weeks(name, judged_seed)
+        typer.echo(family_weeks.row(f"{name}, {kind}", found, factors))
 
 
 @app.command("speed")

@@ -20,19 +20,19 @@ from pathlib import Path
 from benchmarks.plan import generated
 from extender.plan.csv_source import read_history
 from extender.plan.demand import demand, mean_gpu_bytes
-from extender.plan.intervals import need_interval, part_interval, saving_interval, spread_ratio
+from extender.plan.intervals import need_interval, part_interval, saving_interval
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
     NO_WAIT_S,
     Baseline,
     Configuration,
     answer,
+    demands,
     exclusive_pool,
-    largest_demands,
     split,
 )
 from extender.plan.wording import outward
-from extender.plan.workload import DAY_S, History, Life, Machine, Vram
+from extender.plan.workload import DAY_S, History, Life, Machine, Vram, with_workloads
 
 MIB = 1 << 20
 WEEK_S = 7 * DAY_S
@@ -91,15 +91,19 @@ def _weeks(cluster: Cluster) -> list[History]:
 def held_out(
     histories: Sequence[History], vram: Vram, seeds: int, replayed: bool = False
 ) -> list[Week]:
-    """Return the weeks after the first, each with the range stated from the one before."""
+    """Return the weeks after the first, each with the range stated from the one before.
+
+    Weeks for which no range is stated are left out.
+    """
     need = replayed_need if replayed else largest_demand
     needs = [need(history, history.lives, vram, 0) for history in histories]
     found = []
     for week, before in enumerate(histories[:-1]):
         drawn = [need(before, resampled(before, seed), vram, seed) for seed in range(1, seeds)]
-        spread = spread_ratio(largest_demands(before, Configuration("steered", REPLICAS, vram)))
-        low, high = outward(*need_interval([needs[week], *drawn], spread))
-        found.append(Week(low, high, needs[week], needs[week + 1]))
+        half_ratio = demands(before, Configuration("steered", REPLICAS, vram)).half_ratio
+        if half_ratio is not None:
+            low, high = outward(*need_interval([needs[week], *drawn], half_ratio))
+            found.append(Week(low, high, needs[week], needs[week + 1]))
     return found
 
 
@@ -114,11 +118,15 @@ def savings(cluster: Cluster) -> list[tuple[Saving, Saving]]:
     for week, before in enumerate(histories[:-1]):
         drawn = [_saved(before, resampled(before, seed)) for seed in range(1, cluster.seeds)]
         gpus, parts = zip(saved[week], *drawn, strict=True)
-        pairs = zip(
-            largest_demands(before, Configuration("exclusive", 1, PEAKS)),
-            largest_demands(before, Configuration("steered", REPLICAS, PEAKS)),
-            strict=True,
+        pairs = list(
+            zip(
+                demands(before, Configuration("exclusive", 1, PEAKS)).drawn,
+                demands(before, Configuration("steered", REPLICAS, PEAKS)).drawn,
+                strict=False,
+            )
         )
+        if not pairs:
+            continue
         drawn_gpus, drawn_parts = zip(*((a - b, 1 - b / a) for a, b in pairs), strict=True)
         low, high = outward(*saving_interval(gpus, drawn_gpus))
         least, most = (100 * end for end in part_interval(parts, drawn_parts))
@@ -153,7 +161,7 @@ def history_of(rows: Sequence[generated.Row], week: int, scale: float) -> Histor
     ]
     many = math.ceil(_MANY * scale)
     machines = [Machine(f"n{at}", "L40S", 1, generated.GPU_MIB * MIB) for at in range(many)]
-    return History(tuple(machines), tuple(lives), ())
+    return with_workloads(History(tuple(machines), tuple(lives), ()))
 
 
 def trace_weeks(pods: Path, nodes: Path, first_day: int, seeds: int) -> list[Week]:
@@ -161,12 +169,13 @@ def trace_weeks(pods: Path, nodes: Path, first_day: int, seeds: int) -> list[Wee
     them. Pods that run at the beginning or at the end of a week count for the time in it."""
     whole, vram = read_history(pods, nodes), Vram("requests")
     days = range(first_day, int(whole.span_s // DAY_S) - 6)
-    week = {day: _cut(whole, day * DAY_S) for day in days}
+    week = {day: cut(whole, day * DAY_S) for day in days}
     pairs = [(week[day], week[day + 7]) for day in days if day + 7 in week]
     return [found for pair in pairs for found in held_out(pair, vram, seeds)]
 
 
-def _cut(whole: History, since_s: float) -> History:
+def cut(whole: History, since_s: float) -> History:
+    """Return the week of a history from this time on, with the pods that run at its ends."""
     lives = []
     for life in whole.lives:
         begin_s = max(life.created_s, since_s)

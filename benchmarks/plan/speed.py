@@ -19,11 +19,11 @@ from extender.plan.scenarios import (
     Configuration,
     answer,
     baseline,
+    demands,
     exclusive_pool,
-    largest_demands,
     unshared_pool,
 )
-from extender.plan.workload import Vram
+from extender.plan.workload import Vram, with_workloads
 
 DAYS = 14
 #: Generated pods for each unit of the scale, and nodes that are about twice as many as they need.
@@ -61,7 +61,7 @@ def measure(pods: int, configuration: Configuration, seed: int) -> Measured:
 
 def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    history = with_recommendations(read_history(pods, nodes))
+    history = with_workloads(with_recommendations(read_history(pods, nodes)))
     today = baseline(history, history.lives, 0)
     if configuration.mode == "exclusive":
         pool = unshared_pool(history, history.lives, 0, today)
@@ -69,7 +69,7 @@ def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
     else:
         exclusive = exclusive_pool(history, history.lives, configuration, 0, today)
         gpus = answer(history, history.lives, configuration, 0, today, exclusive).gpus
-    largest_demands(history, configuration)
+    demands(history, configuration)
     return Measured(
         len(history.lives),
         len(history.machines),

@@ -83,10 +83,10 @@ def _pictures(
         return [[get(each) for each in row.figures] for row in rows]
 
     def needs(values: Sequence[Sequence[float | None]]) -> list[_Ends | None]:
-        spreads = [row.spread_ratio for row in rows]
+        halves = [row.half_ratio for row in rows]
         return [
-            _range(some, partial(need_interval, spread_ratio=spread))
-            for some, spread in zip(values, spreads, strict=True)
+            _range(some, partial(need_interval, half_ratio=half))
+            for some, half in zip(values, halves, strict=True)
         ]
 
     def figures(values: Sequence[Sequence[float | None]]) -> list[_Ends | None]:

@@ -5,8 +5,10 @@ another history with probability 90 %, as if figures were normally distributed: 
 The factor √2 is because both histories vary, the given one and the other.
 
 The range of a *need* (GPUs and nodes) uses more: the spread of the largest demand over many drawn
-histories, which costs little. Its constants were chosen with ``benchmarks.plan`` so that the range
-contains the need of the next week in 90 % of weeks (docs/design/plan.md).
+histories, and how much the days of one workload differ. Its constants were chosen with
+``benchmarks.plan`` so that the range contains the need of the next week in 90 % of weeks of several
+families of clusters (docs/design/plan.md). Its ends are factors, because a need can double more
+easily than vanish.
 """
 
 import math
@@ -22,10 +24,11 @@ _T95 = (
 _NORMAL95 = 1.645
 #: With fewer figures the interval would be too wide to be useful.
 LEAST_FIGURES = 4
-#: Half the width of a need's range, relative to the need, has two parts whose squares are added:
-#: ``CHANCE`` times the spread of drawn histories (chance within the history), and ``SEASON``
-#: (differences from week to week).
-CHANCE, SEASON = 1.4, 0.10
+#: Half the width of a need's range, as a logarithm, has three parts whose squares are added:
+#: ``CHANCE`` times the spread of drawn histories (chance within the history), ``SWING`` times the
+#: most by which the largest day exceeds the middle one (``rhythm``), and ``SEASON`` (differences
+#: from week to week).
+CHANCE, SWING, SEASON = 1.4, 1.0, 0.10
 #: Growth from one history to the next, as a part of the need.
 GROWTH = 0.04
 #: The same for what sharing saves, in GPUs or money, and for the part of the GPUs that this is.
@@ -56,42 +59,60 @@ def spread_ratio(drawn: Sequence[float]) -> float:
     return statistics.stdev(drawn) / mean if mean > 0 else 0.0
 
 
-def need_interval(needs: Sequence[float], spread_ratio: float) -> tuple[float, float]:
+def need_half(drawn: Sequence[float], swing_ratio: float) -> float:
+    """Return half the width of a need's range, as a natural logarithm.
+
+    ``drawn``: the largest demands of drawn histories.
+    """
+    return math.hypot(CHANCE * spread_ratio(drawn), SWING * swing_ratio, SEASON)
+
+
+def need_interval(
+    needs: Sequence[float], half_ratio: float | None, step: float = 0.0
+) -> tuple[float, float]:
     """Return the range of the need of another history.
 
     ``needs``: those of the replays, at least one; the first is that of the history as it was.
-    ``spread_ratio``: standard deviation of the largest demand over drawn histories, as a part of
-    its mean; if it is 0 because the history is too short, the range is that of ``interval``.
+    ``half_ratio``: the result of ``need_half``; None if no range can be had: then both ends are the
+    need of the history as it was. ``step``: the ends are moved outward to multiples of it, because
+    needs are whole nodes.
     """
-    if not spread_ratio:
-        return interval(needs)
+    if half_ratio is None:
+        return needs[0], needs[0]
     centre = _centre(needs) * (1 + GROWTH)
-    half = centre * math.hypot(CHANCE * spread_ratio, SEASON)
-    return centre - half, centre + half
+    low, high = centre * math.exp(-half_ratio), centre * math.exp(half_ratio)
+    if not step:
+        return low, high
+    return math.floor(low / step) * step, math.ceil(high / step) * step
 
 
 def saving_interval(savings: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
     """Return the range of what another history saves by sharing, in GPUs or in money.
 
     ``savings``: those of the replays; the first is that of the history as it was. ``drawn``: the
-    savings of drawn histories, computed from their largest demands.
+    savings of drawn histories, computed from their largest demands; without any, no range can be
+    had.
     """
-    if not (ratio := spread_ratio(drawn)):
-        return interval(savings)
+    if not drawn:
+        return savings[0], savings[0]
+    ratio = spread_ratio(drawn)
     centre = _centre(savings) * (1 + SAVING_GROWTH)
     half = abs(centre) * math.hypot(SAVING_CHANCE * ratio, SAVING_SEASON)
     return centre - half, centre + half
 
 
-def part_interval(parts: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
+def part_interval(
+    parts: Sequence[float], drawn: Sequence[float], step: float = 0.0
+) -> tuple[float, float]:
     """Return the range of the part of its GPUs that another history saves by sharing.
 
-    The arguments are those of ``saving_interval``, as parts.
+    The arguments are those of ``saving_interval``, as parts. ``step``: the part that a node is of
+    the unshared need, which is rounded up to whole nodes.
     """
     if not drawn:
-        return interval(parts)
+        return parts[0], parts[0]
     centre = _centre(parts)
-    half = math.hypot(PART_CHANCE * statistics.stdev(drawn), PART_SEASON * centre)
+    half = math.hypot(PART_CHANCE * statistics.stdev(drawn), PART_SEASON * centre, step)
     return centre - half, centre + half
 
 

@@ -15,7 +15,7 @@ from extender.plan.prices import monthly
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Row, Study, best_row, models_of
-from extender.plan.wording import need_ends, need_range, number_range, percent_range, wait_range
+from extender.plan.wording import need_range, number_range, percent_range, wait_range
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
@@ -37,8 +37,8 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
         competing = [each.contention.competing_ratio for each in figures if each.gpus]
         cells = [
             row_name(study, row),
-            need_range(row.gpus, row.spread_ratio) or "no number suffices",
-            need_range([each.nodes for each in figures], row.spread_ratio) or "-",
+            row.gpus_text or "no number suffices",
+            need_range([each.nodes for each in figures], row.half_ratio) or "-",
             wait_range([each.today_wait_s for each in figures]),
             percent_range([each.memory_ratio for each in figures if each.gpus]),
             percent_range(active) if has_sm else "unknown",
@@ -47,7 +47,7 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
         ]
         if prices:
             costs = [round(monthly(each.models, prices)) for each in figures if each.gpus]
-            cells.append(need_range(costs, row.spread_ratio) or "-")
+            cells.append(need_range(costs, row.half_ratio) or "-")
         rows.append(cells)
     return rows
 
@@ -153,16 +153,24 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
             {
                 "configuration": row_name(study, row),
                 "vram": row.configuration.vram.text,
-                "gpus_range": need_ends(row.gpus, row.spread_ratio),
-                "saved_ratio_range": saved_ratio(study, row),
+                "gpus_range": None if row.demands.missing else row.gpus_ends,
+                "saved_ratio_range": None if _no_savings(study, row) else saved_ratio(study, row),
                 "saved_month_cost_range": (
-                    None if prices is None else saved_month_cost(study, row, prices)
+                    None
+                    if prices is None or _no_savings(study, row)
+                    else saved_month_cost(study, row, prices)
                 ),
+                "no_range_because": row.demands.missing or None,
                 "replays": [_figures_data(each, prices) for each in row.figures],
             }
             for row in table_rows(study)
         ],
     }
+
+
+def _no_savings(study: Study, row: Row) -> bool:
+    """Return whether the savings of a row have no range."""
+    return bool(row.demands.missing or study.unshared.demands.missing)
 
 
 def _next_steps_data(study: Study) -> dict[str, Any]:

@@ -13,6 +13,8 @@ def saved_ratio(study: Study, row: Row) -> tuple[float, float] | None:
 
     It is negative if more GPUs are needed than unshared.
     """
+    if row is study.unshared:
+        return 0.0, 0.0
     saved = [
         1 - gpus / unshared
         for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
@@ -20,9 +22,15 @@ def saved_ratio(study: Study, row: Row) -> tuple[float, float] | None:
     ]
     if not saved:
         return None
-    pairs = zip(row.drawn, study.unshared.drawn, strict=True)
+    pairs = _drawn(study, row)
     drawn = [1 - shared / unshared for shared, unshared in pairs if unshared]
-    return part_interval(saved, drawn)
+    return part_interval(saved, drawn, row.node_gpus / (study.unshared.gpus[0] or 1))
+
+
+def _drawn(study: Study, row: Row) -> list[tuple[float, float]]:
+    """Return shared and unshared demands of drawn histories; none if one of them has no range."""
+    pair = row.demands.drawn, study.unshared.demands.drawn
+    return list(zip(*pair, strict=True)) if all(pair) else []
 
 
 def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tuple[int, int] | None:
@@ -34,9 +42,8 @@ def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tup
     ]
     if not saved:
         return None
-    pairs = zip(study.unshared.drawn, row.drawn, strict=True)
-    drawn = [unshared - shared for unshared, shared in pairs]
-    if min(saved) <= 0 < max(saved):
+    drawn = [unshared - shared for shared, unshared in _drawn(study, row)]
+    if drawn and min(saved) <= 0 < max(saved):
         # Relative to a saving near 0, a range would be too narrow.
         return outward(*interval(saved))
     return outward(*saving_interval(saved, drawn))

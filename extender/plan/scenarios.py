@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.demand import demand, drawn_demands, gpus_of, mean_gpu_bytes
+from extender.plan.demand import Demands, demand, demands_of, gpus_of, mean_gpu_bytes
 from extender.plan.life_replay import Outcome, Replay
 from extender.plan.mig import split_by_mig
 from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
@@ -250,8 +250,8 @@ def split(
     return [life for life, shares in found if shares is False], [life for life, s in found if s]
 
 
-def largest_demands(history: History, configuration: Configuration) -> tuple[float, ...]:
-    """Return the largest demand of each drawn history in this configuration, in GPUs."""
+def demands(history: History, configuration: Configuration) -> Demands:
+    """Return how the largest demand varies in this configuration, in GPUs."""
     pools = Pools(history.machines, configuration)
     shared = shared_machines(history.machines, configuration)
     mean_bytes = mean_gpu_bytes(history.machines)
@@ -267,7 +267,7 @@ def largest_demands(history: History, configuration: Configuration) -> tuple[flo
             gpus.append(1 / instances)
         else:
             gpus.append(gpus_of(life, configuration.vram, configuration.replicas, mean_bytes))
-    return drawn_demands(history, gpus, share)
+    return demands_of(history, gpus, share)
 
 
 def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> Request:

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from contract.annotations import MAX_SM
-from extender.plan.demand import DRAWS, LEAST_DAYS
+from extender.plan.demand import DRAWS
 from extender.plan.intervals import (
     GROWTH,
     LEAST_FIGURES,
@@ -19,7 +19,6 @@ from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
 from extender.plan.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
 from extender.plan.wording import (
-    need_range,
     percent_range,
     plural,
     seconds_text,
@@ -35,7 +34,7 @@ _MOST_LISTED = 10
 def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     """Return the answer in plain sentences, the most important first."""
     history, found = study.history, [_scope(study)]
-    unshared = need_range(study.unshared.gpus, study.unshared.spread_ratio)
+    unshared = study.unshared.gpus_text
     work = "this work"
     if history.days > 1:
         work = f"the work of these {history.days} days"
@@ -57,6 +56,9 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
         found.append(_best_sentence(study, best))
         if prices is not None:
             found += _money(study, best, prices)
+    found += dict.fromkeys(
+        each.demands.missing for each in (study.unshared, best) if each and each.demands.missing
+    )
     found += _other_vram(study)
     found += _mig(study)
     found += _counting(study, best)
@@ -100,7 +102,7 @@ def _gpus(needed: str | None) -> str:
 
 
 def _best_sentence(study: Study, row: Row) -> str:
-    best, needed = row.configuration, need_range(row.gpus, row.spread_ratio)
+    best, needed = row.configuration, row.gpus_text
     text = (
         f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
         f"(vram from {best.vram.text}), the same work needs {_gpus(needed)}"
@@ -121,7 +123,7 @@ def _other_vram(study: Study) -> Iterator[str]:
     for row in study.rows:
         vram = row.configuration.vram
         if vram != study.vram:
-            needed = need_range(row.gpus, row.spread_ratio)
+            needed = row.gpus_text
             text = f"With vram from {vram.text} it needs {_gpus(needed)}"
             if vram.source == "pod-peaks" and needed:
                 text += ": a lower bound, because pods of one template have one request"
@@ -141,7 +143,7 @@ def _mig(study: Study) -> Iterator[str]:
         if rows:
             yield "No MIG layout gives the same waiting time with any number of nodes."
         return
-    needed = need_range(best.gpus, best.spread_ratio)
+    needed = best.gpus_text
     lost = percent_range([each.contention.lost_ratio for each in best.figures])
     yield (
         f"With all shared GPUs split into MIG instances {best.configuration.profile}, which keep "
@@ -203,7 +205,7 @@ def _interference(study: Study, best: Row | None) -> Iterator[str]:
     )
     for row in study.rows:
         if row.configuration.max_sm is not None:
-            needed = need_range(row.gpus, row.spread_ratio)
+            needed = row.gpus_text
             found = [each.contention.competing_ratio for each in row.figures if each.gpus]
             price = f"and the work needs {_gpus(needed)}" if needed else "but no number suffices"
             yield (
@@ -223,16 +225,14 @@ def _exclusive(study: Study) -> Iterator[str]:
 
 
 def _need_assumption(study: Study) -> Iterator[str]:
-    if study.unshared.spread_ratio:
+    if study.unshared.half_ratio is not None:
         yield (
             "Ranges of GPUs, nodes, costs and savings should contain those of another such week "
             f"with probability 90 %. They follow from the spread of the largest demands of {DRAWS} "
-            f"drawn histories, {100 * SEASON:.0f} % for differences from week to week, and "
-            f"{100 * GROWTH:.0f} % of growth; for savings, {100 * SAVING_SEASON:.0f} % and "
-            f"{100 * SAVING_GROWTH:.0f} %."
+            "drawn histories, from the days that differ most, "
+            f"{100 * SEASON:.0f} % for differences from week to week, and {100 * GROWTH:.0f} % of "
+            f"growth; for savings, {100 * SAVING_SEASON:.0f} % and {100 * SAVING_GROWTH:.0f} %."
         )
-    elif study.seeds > 1:
-        yield f"Ranges of needs from less than {LEAST_DAYS} days are too narrow."
 
 
 def _recommendations(study: Study) -> str:
@@ -286,7 +286,7 @@ def assumptions(study: Study) -> list[str]:
     found = [*history.assumptions]
     if study.seeds == 1:
         ranges = "The only replay is that of the history as it was: its figures have no ranges."
-        if study.unshared.spread_ratio:
+        if study.unshared.half_ratio is not None:
             ranges = (
                 "The only replay is that of the history as it was: of its figures, only GPUs, "
                 "nodes, costs and savings have ranges."

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.intervals import spread_ratio
+from extender.plan.demand import Demands
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
     Answer,
@@ -19,10 +19,11 @@ from extender.plan.scenarios import (
     Pool,
     answer,
     baseline,
+    demands,
     exclusive_pool,
-    largest_demands,
     unshared_pool,
 )
+from extender.plan.wording import need_ends, span
 from extender.plan.workload import History, Machine, Vram
 
 #: If pods compete for more than this part of their running time, limits of SM activity are tried:
@@ -63,13 +64,25 @@ class Row:
 
     configuration: Configuration
     figures: list[Figures]
-    #: The largest demand of each drawn history, in GPUs; empty if the history is too short.
-    drawn: tuple[float, ...]
+    #: How the largest demand varies, in GPUs.
+    demands: Demands
+    #: GPUs of the largest node: needs are whole nodes.
+    node_gpus: int = 1
 
     @property
-    def spread_ratio(self) -> float:
-        """Standard deviation of the need over drawn histories, as a part of it; 0 if unknown."""
-        return spread_ratio(self.drawn)
+    def half_ratio(self) -> float | None:
+        """Half of the width of the need's range, as ``Demands`` has it; None without a range."""
+        return self.demands.half_ratio
+
+    @property
+    def gpus_ends(self) -> tuple[int, int] | None:
+        """Range of the GPUs that another history needs; None if no number suffices."""
+        return need_ends(self.gpus, self.half_ratio, self.node_gpus)
+
+    @property
+    def gpus_text(self) -> str | None:
+        """``gpus_ends`` as text."""
+        return None if (ends := self.gpus_ends) is None else span(*ends)
 
     @property
     def gpus(self) -> list[int | None]:
@@ -124,7 +137,11 @@ def run_study(
             progress(f"today, {len(bases)} of {seeds} replays")
         # The search for unshared GPUs takes longest, so it is first.
         rows = _rows(
-            workers, [Configuration("exclusive", 1, vram), *configurations], bases, progress
+            history,
+            workers,
+            [Configuration("exclusive", 1, vram), *configurations],
+            bases,
+            progress,
         )
         unshared, *rows = rows
         best = best_row(rows)
@@ -132,11 +149,12 @@ def run_study(
             more = [replace(best.configuration, vram=other) for other in others]
             if any(each.contention.competing_ratio > COMPETING for each in best.figures):
                 more += [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
-            rows += _rows(workers, more, bases, progress)
+            rows += _rows(history, workers, more, bases, progress)
     return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
 
 
 def _rows(
+    history: History,
     workers: "_Workers",
     configurations: Sequence[Configuration],
     bases: Sequence[_Seed],
@@ -150,8 +168,9 @@ def _rows(
     kinds = list(dict.fromkeys(map(_demand_key, configurations)))
     drawn = dict(zip(kinds, workers.each(_draw, kinds), strict=True))
     size = len(bases)
+    node_gpus = max(machine.gpus for machine in history.machines)
     return [
-        Row(each, figures[at * size : (at + 1) * size], drawn[_demand_key(each)])
+        Row(each, figures[at * size : (at + 1) * size], drawn[_demand_key(each)], node_gpus)
         for at, each in enumerate(configurations)
     ]
 
@@ -251,9 +270,9 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     return _figures(found)
 
 
-def _draw(configuration: Configuration) -> tuple[float, ...]:
+def _draw(configuration: Configuration) -> Demands:
     (history,) = _history
-    return largest_demands(history, configuration)
+    return demands(history, configuration)
 
 
 def _figures(found: Answer) -> Figures:

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from extender.plan.intervals import interval, need_interval
 
 
-def need_range(figures: Sequence[int | None], spread_ratio: float) -> str | None:
+def need_range(figures: Sequence[int | None], half_ratio: float | None) -> str | None:
     """Return the range of what another history needs, as text; None if a figure is missing."""
-    ends = need_ends(figures, spread_ratio)
+    ends = need_ends(figures, half_ratio)
     return span(*ends) if ends else None
 
 
-def need_ends(figures: Sequence[int | None], spread_ratio: float) -> tuple[int, int] | None:
-    """Return the range of what another history needs; None if a figure is missing."""
+def need_ends(
+    figures: Sequence[int | None], half_ratio: float | None, step: float = 0.0
+) -> tuple[int, int] | None:
+    """Return the range of what another history needs; None if a figure is missing.
+
+    ``half_ratio`` and ``step`` are those of ``need_interval``.
+    """
     known = [each for each in figures if each is not None]
     if len(known) < len(figures) or not known:
         return None
-    return outward(*need_interval(known, spread_ratio))
+    return outward(*need_interval(known, half_ratio, step))
 
 
 def number_range(figures: Sequence[int | None]) -> str | None:

@@ -2,19 +2,22 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from extender.plan.demand import demand, drawn_demands
+from extender.plan.demand import Demands, demand, demands_of
 from extender.plan.intervals import (
     interval,
+    need_half,
     need_interval,
     part_interval,
     saving_interval,
     spread_ratio,
 )
 from extender.plan.resampling import quiet_days, resampled
+from extender.plan.rhythm import Rhythm, rhythm
 from extender.plan.workload import DAY_S, History, Life, Machine, Vram
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
@@ -90,13 +93,15 @@ def test_pods_that_ran_before_the_history_stay_in_each_drawn_one() -> None:
 
 
 def test_the_range_of_a_need_is_wider_for_histories_that_vary() -> None:
-    # The centre is (100 + 96) / 2, plus 4 % of growth; half of the range is 10 % of it.
-    low, high = need_interval([100, 90, 98], 1e-9)
-    assert (low, high) == (pytest.approx(101.92 * 0.9), pytest.approx(101.92 * 1.1))
-    # With a spread of 10 %: the root of 0.10² + 0.14².
-    low, high = need_interval([100], 0.1)
-    assert (low, high) == (pytest.approx(104 * 0.827953), pytest.approx(104 * 1.172047))
-    assert need_interval([4, 7], 0.0) == (4, 7)  # too short a history
+    # The centre is (100 + 96) / 2, plus 4 % of growth; the ends are factors of e^0.1.
+    low, high = need_interval([100, 90, 98], need_half([5.0, 5.0], 0.0))
+    assert (low, high) == (pytest.approx(101.92 / 1.105171), pytest.approx(101.92 * 1.105171))
+    # A spread of 10 % and a swing of 20 %: the root of 0.10² + 0.14² + 0.20².
+    assert need_half([0.9, 1.0, 1.1], 0.2) == pytest.approx(0.263818)
+    # Needs are whole nodes, here of 4 GPUs.
+    assert need_interval([100], 0.1, 4) == (92, 116)
+    # Without a range, the need of the history as it was.
+    assert need_interval([4, 7, 5, 6], None) == (4, 4)
 
 
 def test_the_range_of_a_saving_is_that_of_differences() -> None:
@@ -107,8 +112,11 @@ def test_the_range_of_a_saving_is_that_of_differences() -> None:
     low, high = part_interval([0.5, 0.3], [0.38, 0.40, 0.42])
     # The centre is 0.45; half of the range is the root of 0.06² + 0.045².
     assert (low, high) == (pytest.approx(0.45 - 0.075), pytest.approx(0.45 + 0.075))
-    assert saving_interval([4, 7], ()) == (4, 7)  # too short a history
-    assert part_interval([0.4, 0.7], ()) == (0.4, 0.7)
+    # A node of 5 % of the unshared need adds to it.
+    low, high = part_interval([0.5, 0.3], [0.38, 0.40, 0.42], 0.05)
+    assert high - low == pytest.approx(2 * math.hypot(0.075, 0.05))
+    assert saving_interval([4, 7], ()) == (4, 4)  # no range
+    assert part_interval([0.4, 0.7], ()) == (0.4, 0.4)
 
 
 def test_the_demand_is_that_of_pods_that_run_at_once() -> None:
@@ -128,8 +136,60 @@ def test_the_spread_is_that_of_the_busiest_day() -> None:
     ]
     given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
     # The largest of 14 numbers with mean 100 and standard deviation 10: 117, varying by 5.6.
-    drawn = drawn_demands(given, [1.0] * 1400, [False] * 1400)
-    assert spread_ratio(drawn) == pytest.approx(0.048, abs=0.012)
-    short = replace(given, lives=tuple(lives[:500]))
-    assert drawn_demands(short, [1.0] * 500, [False] * 500) == ()
+    found = demands_of(given, [1.0] * 1400, [False] * 1400)
+    assert spread_ratio(found.drawn) == pytest.approx(0.048, abs=0.012)
+    assert (found.swing_ratio, found.missing) == (0.0, "")
     assert spread_ratio(()) == 0.0
+
+
+def weeks(name: str, by_day: Sequence[int], hours: float = 4.0) -> list[Life]:
+    """Return pods of a workload: so many at once on each day, at 9:00."""
+    return [
+        Life(f"{name}{day}-{n}", name, day * DAY_S + 9 * 3600, hours * 3600.0, 1, None)
+        for day, pods in enumerate(by_day)
+        for n in range(pods)
+    ]
+
+
+def demands_of_weeks(*workloads: list[Life]) -> Demands:
+    lives = sorted((life for some in workloads for life in some), key=lambda life: life.created_s)
+    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
+    return demands_of(given, [1.0] * len(lives), [False] * len(lives))
+
+
+def test_a_history_that_is_too_small_for_a_range_says_so() -> None:
+    short = demands_of_weeks(weeks("web", [20] * 5))
+    assert (short.drawn, short.half_ratio) == ((), None)
+    assert short.missing.endswith("the history has 5 days and 100 such pods.")
+    few = demands_of_weeks(weeks("web", [3] * 8))
+    assert few.missing.endswith("the history has 8 days and 24 such pods.")
+    assert demands_of_weeks(weeks("web", [6] * 8)).half_ratio is not None
+
+
+def test_a_history_that_a_campaign_dominates_has_no_range() -> None:
+    steady = weeks("web", [20] * 8)
+    found = demands_of_weeks(steady, weeks("sweep", [0, 0, 15, 0, 0, 0, 0, 0]))
+    assert found.half_ratio is None
+    assert (
+        "sweep needs up to 43 % of all GPUs in use, and hardly runs on most days" in found.missing
+    )
+    # A small one, one of few pods, and one on most days have ranges, which it widens.
+    for by_day in ([0, 0, 7, 0, 0, 0, 0, 0], [15, 15, 0, 15, 15, 0, 15, 15]):
+        found = demands_of_weeks(steady, weeks("sweep", by_day))
+        assert found.missing == ""
+    wide, narrow = demands_of_weeks(steady, weeks("sweep", [0, 0, 7])), demands_of_weeks(steady)
+    assert wide.half_ratio is not None
+    assert narrow.half_ratio is not None
+    assert wide.swing_ratio == pytest.approx(7 / 27)
+    assert wide.half_ratio > 1.4 * narrow.half_ratio
+
+
+def test_a_day_of_a_pod_that_runs_for_several_counts_on_each() -> None:
+    long = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0], hours=24 * 6)
+    lives = [*long, *weeks("web", [6] * 8)]
+    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
+    assert rhythm(given, [1.0] * len(lives), 10.0) == Rhythm()
+    once = weeks("train", [6, 0, 0, 0, 0, 0, 0, 0])
+    lives = [*once, *weeks("web", [6] * 8)]
+    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
+    assert rhythm(given, [1.0] * len(lives), 12.0) == Rhythm(0.5, 0.5, "train")

@@ -1,0 +1,183 @@
+"""Families of clusters on which the ranges of a plan are tuned and judged.
+
+Each family differs in kind from the clusters of ``generated``, which have a steady rhythm. They
+share no code with the product. The constants of the ranges were chosen on ``TUNED``; ``JUDGED``
+were only measured. All constants are made up.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.plan.generated import DAY_S, GPU_MIB, GPUS_OF_NODE, HOUR_S, Row
+
+Drawn = tuple[str, float, float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The drawn properties of a cluster."""
+
+    lots: np.random.Generator
+    days: int
+    #: About the number of GPUs that it needs unshared.
+    size: float
+
+    def arrivals(self, a_day: float, weekend: float = 1.0, office: bool = False) -> Iterator[float]:
+        """Yield times of independent arrivals, in seconds."""
+        for day in range(self.days):
+            mean = a_day * (weekend if day % 7 >= 5 else 1.0)
+            for _ in range(self.lots.poisson(mean)):
+                hour = self.lots.normal(12.5, 2.5) if office else self.lots.uniform(0, 24)
+                yield day * DAY_S + min(23.9, max(0.0, hour)) * HOUR_S
+
+    def mib(self, low: float, high: float) -> int:
+        return int(GPU_MIB * self.lots.uniform(low, high))
+
+
+def traffic(cluster: Cluster) -> Iterator[Drawn]:
+    """Services whose replicas follow the traffic of the hour; some days have much more of it."""
+    lots = cluster.lots
+    for service in range(int(lots.integers(3, 8))):
+        share, size = cluster.size / 5 * lots.uniform(0.4, 1.6), lots.uniform(0.08, 0.6)
+        swing, surge = lots.uniform(0.2, 0.8), lots.uniform(0.05, 0.3)
+        running: list[float] = []
+        for day in range(cluster.days):
+            busy = math.exp(lots.normal(0, surge)) * (0.7 if day % 7 >= 5 else 1.0)
+            for hour in range(24):
+                level = 1 + swing * math.sin(2 * math.pi * (hour - 8) / 24)
+                wanted = max(1, round(share * busy * level / (1 + swing)))
+                now_s = float(day * DAY_S + hour * HOUR_S)
+                while len(running) < wanted:
+                    running.append(now_s + float(lots.uniform(0, 300)))
+                while len(running) > wanted:
+                    mib = int(GPU_MIB * size * lots.uniform(0.9, 1.0))
+                    yield f"service-{service}", running.pop(), now_s + 200, mib, 1
+        for began_s in running:
+            yield f"service-{service}", began_s, cluster.days * DAY_S, int(GPU_MIB * size), 1
+
+
+def campaigns(cluster: Cluster) -> Iterator[Drawn]:
+    """Campaigns of heavy-tailed size: tens of pods that are submitted together, on a few days."""
+    lots = cluster.lots
+    tail = lots.uniform(1.3, 2.5)
+    begun = cluster.arrivals(lots.uniform(0.4, 3.0), 0.3, office=True)
+    for number, at_s in enumerate(begun, 1):
+        pods = int(min(6 * cluster.size, (1 + lots.pareto(tail)) * cluster.size / 8)) + 1
+        mib, hours = cluster.mib(0.1, 0.7), lots.lognormal(math.log(3), 0.7)
+        for _ in range(pods):
+            began_s = at_s + lots.exponential(600)
+            ended_s = began_s + hours * HOUR_S * lots.uniform(0.6, 1.4)
+            yield f"campaign-{number % 7}", began_s, ended_s, int(mib * lots.uniform(0.85, 1)), 1
+    yield from _steady(cluster, cluster.size / 4)
+
+
+def retraining(cluster: Cluster) -> Iterator[Drawn]:
+    """Models that are trained again each week on their weekday, on more data each time."""
+    lots = cluster.lots
+    for model in range(max(3, int(cluster.size / 3))):
+        weekday, hour = int(lots.integers(0, 6)), lots.uniform(0, 20)
+        gpus, hours = int(lots.choice([1, 1, 1, 2, GPUS_OF_NODE])), lots.uniform(3, 16)
+        size, growth = lots.uniform(0.15, 0.75), lots.uniform(-0.01, 0.05)
+        for week in range(cluster.days // 7 + 1):
+            day = 7 * week + weekday + (1 if lots.random() < 0.15 else 0)
+            if day >= cluster.days or lots.random() < 0.05:
+                continue
+            grown = (1 + growth) ** week
+            for part in range(int(lots.integers(1, 4))):
+                began_s = day * DAY_S + hour * HOUR_S + lots.uniform(0, 2) * HOUR_S + part * 60
+                ended_s = began_s + hours * grown * HOUR_S * lots.uniform(0.8, 1.2)
+                mib = min(GPU_MIB, int(GPU_MIB * size * lots.uniform(0.93, 1)))
+                yield f"model-{model}", began_s, ended_s, mib, gpus
+    yield from _steady(cluster, cluster.size / 5)
+
+
+def sessions(cluster: Cluster) -> Iterator[Drawn]:
+    """Notebooks of teams: sessions by day; teams are away for days, or work towards a date."""
+    lots = cluster.lots
+    for team in range(int(lots.integers(2, 6))):
+        level = cluster.size / 4 * lots.uniform(0.4, 1.6)
+        pace, low = 1.0, lots.uniform(0.05, 0.2)
+        for day in range(cluster.days):
+            pace = 1 + 0.7 * (pace - 1) + lots.normal(0, 0.12)
+            mean = level * max(0.1, pace) * (0.15 if day % 7 >= 5 else 1.0)
+            for _ in range(lots.poisson(mean)):
+                began_s = day * DAY_S + min(23.0, max(0.0, lots.normal(10.5, 2))) * HOUR_S
+                ended_s = began_s + lots.gamma(2.0, 2.2) * HOUR_S + 120
+                yield f"team-{team}", began_s, ended_s, cluster.mib(low, 3 * low), 1
+
+
+def drift(cluster: Cluster) -> Iterator[Drawn]:
+    """Jobs around the clock whose number grows or shrinks by up to 12 % a week."""
+    lots = cluster.lots
+    for kind in range(4):
+        weekly, hours = lots.uniform(-0.12, 0.12), lots.uniform(0.7, 8)
+        a_day = cluster.size / 4 * 24 / hours * lots.uniform(0.5, 1.5)
+        low = lots.uniform(0.05, 0.4)
+        for day in range(cluster.days):
+            busy = (1 + weekly) ** (day / 7) * (0.7 if day % 7 >= 5 else 1.0)
+            for _ in range(lots.poisson(a_day * busy * math.exp(lots.normal(0, 0.1)))):
+                began_s = (day + lots.random()) * DAY_S
+                ended_s = began_s + lots.gamma(2.0, hours / 2) * HOUR_S + 60
+                yield f"jobs-{kind}", began_s, ended_s, cluster.mib(low, 1.7 * low), 1
+
+
+def deadlines(cluster: Cluster) -> Iterator[Drawn]:
+    """A group that submits more each day until a date every few weeks, and then pauses."""
+    lots = cluster.lots
+    every, first = int(lots.integers(10, 30)), int(lots.integers(0, 20))
+    for day in range(cluster.days):
+        left = (first - day) % every
+        level = 0.35 + 0.65 * math.exp(-left / 4) * (1 if left < every - 2 else 0.2)
+        for run in range(lots.poisson(cluster.size / 3 * level)):
+            began_s = (day + lots.beta(3, 2)) * DAY_S
+            for _ in range(int(lots.geometric(0.45))):
+                ended_s = began_s + lots.lognormal(math.log(4), 0.6) * HOUR_S
+                yield f"group-{run % 5}", began_s, ended_s, cluster.mib(0.1, 0.5), 1
+
+
+def mixture(cluster: Cluster) -> Iterator[Drawn]:
+    """A third each of sessions, traffic and campaigns, as on a cluster that a company shares."""
+    part = Cluster(cluster.lots, cluster.days, cluster.size / 3)
+    for family in (sessions, traffic, campaigns):
+        yield from family(part)
+
+
+def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
+    """Services that always run, with a few restarts."""
+    lots = cluster.lots
+    for replica in range(max(1, round(gpus))):
+        at_s, mib = 0.0, cluster.mib(0.1, 0.6)
+        while at_s < cluster.days * DAY_S:
+            ended_s = min(at_s + lots.exponential(5 * DAY_S) + HOUR_S, cluster.days * DAY_S)
+            yield f"steady-{replica % 5}", at_s, ended_s, mib, 1
+            at_s = ended_s + 20
+
+
+Family = Callable[[Cluster], Iterator[Drawn]]
+#: Families on which the ranges were tuned, besides ``generated``. ``deadlines`` was one of the
+#: judged families, until its first result was looked at.
+TUNED: dict[str, Family] = {
+    "traffic": traffic,
+    "campaigns": campaigns,
+    "sessions": sessions,
+    "deadlines": deadlines,
+}
+#: Families that were only measured.
+JUDGED: dict[str, Family] = {"retraining": retraining, "drift": drift, "mixture": mixture}
+
+
+def rows(name: str, seed: int, days: int, size: float) -> list[Row]:
+    """Return the pods of ``days`` days of a cluster of a family, in the order of their creation."""
+    family = (TUNED | JUDGED)[name]
+    lots = np.random.default_rng([seed, *name.encode()])
+    found = [
+        Row(f"{workload}-{number}", workload, gpus, mib, 0.1, int(began_s), int(ended_s))
+        for number, (workload, began_s, ended_s, mib, gpus) in enumerate(
+            family(Cluster(lots, days, size))
+        )
+        if 0 <= began_s < days * DAY_S and ended_s >= began_s + 60
+    ]
+    return sorted(found, key=lambda row: (row.created_s, row.name))

@@ -1,0 +1,143 @@
+"""Tests the ranges of a plan on families of clusters, with the week that follows each range.
+
+Needs are the largest demands of a week, unshared and with 4 replicas, and what sharing saves of
+them. The rival repeats the need of the last week, plus and minus a part of it: the least part with
+which it contains 90 % of the needs of each tuned family.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchmarks.plan import families, generated
+from benchmarks.plan.backtest import MIB, PEAKS, REPLICAS, WEEK_S, cut
+from extender.plan.demand import Demands, demand, mean_gpu_bytes
+from extender.plan.intervals import need_interval, part_interval
+from extender.plan.resampling import resampled
+from extender.plan.scenarios import Configuration, demands, split
+from extender.plan.wording import outward
+from extender.plan.workload import History, Life, Machine, with_workloads
+
+WEEKS = 4
+#: About the number of GPUs that the clusters of a family need.
+SIZES = (10, 40, 120)
+#: Replays of a plan: the history as it was, and drawn ones.
+_SEEDS = 5
+_COVERED = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The ranges that a plan states from one week, and the figures of the next one.
+
+    Each is a pair of the unshared need and the need with replicas, in GPUs.
+    """
+
+    before: tuple[int, int]
+    after: tuple[int, int]
+    #: None without a range.
+    ranges: tuple[tuple[int, int], tuple[int, int]] | None
+    #: Range of the saved part, and the saved part of the next week.
+    part: tuple[float, float]
+    after_part: float
+    why_none: str = ""
+
+
+def weeks(name: str, seed: int, size: float) -> Iterator[Stated]:
+    """Yield all weeks but the first of one cluster."""
+    histories = [with_workloads(cut(_history(name, seed, size), w * WEEK_S)) for w in range(WEEKS)]
+    for before, after in pairwise(histories):
+        if before.lives and after.lives:
+            yield _stated(before, after)
+
+
+def _history(name: str, seed: int, size: float) -> History:
+    rows = families.rows(name, seed, 7 * WEEKS, size)
+    lives = [
+        Life(
+            row.name,
+            row.workload,
+            float(row.created_s),
+            float(row.ended_s - row.created_s),
+            row.gpus,
+            None,
+            row.peak_mib * MIB,
+        )
+        for row in rows
+    ]
+    machine = Machine("n", "L40S", generated.GPUS_OF_NODE, generated.GPU_MIB * MIB)
+    return History((machine,), tuple(lives), ())
+
+
+def _stated(before: History, after: History) -> Stated:
+    unshared, shared = _demands(before)
+    needs = [_needs(before, resampled(before, seed)) for seed in range(_SEEDS)]
+    after_needs = _needs(after, after.lives)
+    after_part = 1 - after_needs[1] / after_needs[0]
+    missing = unshared.missing or shared.missing
+    if missing:
+        return Stated(needs[0], after_needs, None, (0.0, 0.0), after_part, missing)
+    one, other = zip(*needs, strict=True)
+    parts = [1 - some / every for every, some in needs]
+    drawn = [1 - b / a for a, b in zip(unshared.drawn, shared.drawn, strict=True)]
+    return Stated(
+        needs[0],
+        after_needs,
+        (
+            outward(*need_interval(one, unshared.half_ratio)),
+            outward(*need_interval(other, shared.half_ratio)),
+        ),
+        part_interval(parts, drawn),
+        after_part,
+    )
+
+
+def _demands(history: History) -> tuple[Demands, Demands]:
+    return (
+        demands(history, Configuration("exclusive", 1, PEAKS)),
+        demands(history, Configuration("steered", REPLICAS, PEAKS)),
+    )
+
+
+def _needs(history: History, lives: Sequence[Life]) -> tuple[int, int]:
+    size = mean_gpu_bytes(history.machines)
+    stay, share = split(lives, history.machines, Configuration("steered", REPLICAS, PEAKS))
+    shared = demand(stay, 1, PEAKS, size)[0] + demand(share, REPLICAS, PEAKS, size)[0]
+    return math.ceil(demand(lives, 1, PEAKS, size)[0]), math.ceil(shared)
+
+
+def rival_factor(tuned: Mapping[str, Sequence[Stated]], at: int) -> float:
+    """Return the part by which the last week's need is widened; ``at`` chooses unshared or not."""
+    for percent in range(1, 400):
+        if all(_rival_covered(some, at, percent / 100) >= _COVERED for some in tuned.values()):
+            return percent / 100
+    return 4.0
+
+
+def _rival_covered(some: Sequence[Stated], at: int, factor: float) -> float:
+    with_range = [each for each in some if each.ranges]
+    inside = [
+        each.before[at] * (1 - factor) <= each.after[at] <= each.before[at] * (1 + factor)
+        for each in with_range
+    ]
+    return statistics.mean(inside) if inside else 1.0
+
+
+def row(name: str, some: Sequence[Stated], factors: tuple[float, float]) -> str:
+    """Return a row of the table of docs/design/plan.md; widths are parts of the need."""
+    with_range = [each for each in some if each.ranges]
+    campaigns = sum("campaign" in each.why_none for each in some)
+    cells = [name, str(len(some)), str(len(some) - len(with_range) - campaigns), str(campaigns)]
+    if not with_range:
+        return f"| {' | '.join([*cells, *['-'] * 9])} |"
+    for at, factor in enumerate(factors):
+        inside = [e.ranges[at][0] <= e.after[at] <= e.ranges[at][1] for e in with_range if e.ranges]
+        wide = [(e.ranges[at][1] - e.ranges[at][0]) / e.after[at] for e in with_range if e.ranges]
+        last = [2 * factor * e.before[at] / e.after[at] for e in with_range]
+        cells += [f"{100 * statistics.mean(inside):.0f} %", f"{statistics.mean(wide):.2f}"]
+        cells += [f"{100 * _rival_covered(some, at, factor):.0f} %", f"{statistics.mean(last):.2f}"]
+    parts = [each.part[0] <= each.after_part <= each.part[1] for each in with_range]
+    cells.append(f"{100 * statistics.mean(parts):.0f} %")
+    return f"| {' | '.join(cells)} |"
