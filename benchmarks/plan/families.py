@@ -157,8 +157,8 @@ def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
 
 
 Family = Callable[[Cluster], Iterator[Drawn]]
-#: Families on which the ranges were tuned, besides ``generated``. ``deadlines`` was one of the
-#: judged families, until its first result was looked at.
+#: Families on which the ranges were tuned, together with ``generated``. ``deadlines`` was one of
+#: the judged families, until its first result was looked at.
 TUNED: dict[str, Family] = {
     "traffic": traffic,
     "campaigns": campaigns,

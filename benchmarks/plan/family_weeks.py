@@ -1,8 +1,8 @@
 """Tests the ranges of a plan on families of clusters, with the week that follows each range.
 
 Needs are the largest demands of a week, unshared and with 4 replicas, and what sharing saves of
-them. The rival repeats the need of the last week, plus and minus a part of it: the least part with
-which it contains 90 % of the needs of each tuned family.
+them. The rival repeats the need of the last week, plus and minus a part of it. This is the least
+part for which its range contains 90 % of the needs of the tuned families.
 """
 
 import math
@@ -110,10 +110,9 @@ def _needs(history: History, lives: Sequence[Life]) -> tuple[int, int]:
 
 def rival_factor(tuned: Mapping[str, Sequence[Stated]], at: int) -> float:
     """Return the part by which the last week's need is widened; ``at`` chooses unshared or not."""
-    for percent in range(1, 400):
-        if all(_rival_covered(some, at, percent / 100) >= _COVERED for some in tuned.values()):
-            return percent / 100
-    return 4.0
+    every = [week for some in tuned.values() for week in some]
+    parts = (percent / 100 for percent in range(1, 400))
+    return next(part for part in parts if _rival_covered(every, at, part) >= _COVERED)
 
 
 def _rival_covered(some: Sequence[Stated], at: int, factor: float) -> float:

@@ -37,6 +37,9 @@ OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
 #: A request is at least this much above the highest peak: as much as a release of an engine's image
 #: usually moves its peak.
 LEAST_MARGIN = 0.02
+#: Accepted share of lives above the recommendation. Each further one adds to the least margin above
+#: the centre, up to a maximum.
+ACCEPTED, MISS_MARGIN, MOST_MARGIN = 0.001, 0.05, 0.25
 #: Requests are rounded up to a multiple of this when they are shown or written.
 STEP_BYTES = 64 << 20
 
@@ -92,10 +95,16 @@ def pooled(spreads: Iterable[Spread]) -> Spread:
     return Spread(squares / freedom, min(OTHERS_FREEDOM, freedom))
 
 
-def estimate(weights: Mapping[int, float], lives: int, others: Spread = NO_OTHERS) -> Estimate:
+def estimate(
+    weights: Mapping[int, float],
+    lives: int,
+    others: Spread = NO_OTHERS,
+    centre_margin: float = 0.0,
+) -> Estimate:
     """Return the estimate from the histogram of this number of lives; ``weights`` is not empty.
 
-    ``others``: the spread of the container's other programs.
+    ``others``: the spread of the container's other programs. ``centre_margin``: the result of
+    ``margin_after``.
     """
     centre_bytes = quantile(weights, CENTRE)
     highest_bytes = highest(weights)
@@ -109,8 +118,18 @@ def estimate(weights: Mapping[int, float], lives: int, others: Spread = NO_OTHER
     above = deviations / _RMS_ABOVE * deviation * math.sqrt(1 + 1 / counted)
     # Limited, because exp() overflows; e^20 times the centre is more than any device has.
     bound = centre_bytes * math.exp(min(above, 20.0))
-    request = max(bound, highest_bytes * (1 + LEAST_MARGIN))
+    request = max(bound, highest_bytes * (1 + LEAST_MARGIN), centre_bytes * (1 + centre_margin))
     return Estimate(centre_bytes, highest_bytes, math.ceil(request))
+
+
+def margin_after(tested: int, missed: int) -> float:
+    """Return the least margin above the centre, as a part of it.
+
+    ``tested`` lives ended while there was a recommendation, and ``missed`` of them were above it.
+    Each of them beyond the accepted number adds ``MISS_MARGIN``, because a program that grew in
+    steps will grow again. Where peaks differ much, the request is above this margin anyway.
+    """
+    return min(MOST_MARGIN, MISS_MARGIN * max(0.0, missed - ACCEPTED * tested))
 
 
 def rounded(request_bytes: int) -> int:

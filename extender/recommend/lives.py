@@ -19,6 +19,7 @@ from extender.recommend.estimate import (
     Estimate,
     Spread,
     estimate,
+    margin_after,
     spread,
 )
 from extender.recommend.histogram import Histogram, highest
@@ -185,7 +186,7 @@ class Track:
         least_lives = 1 if others.freedom >= OTHERS_KNOWN_FREEDOM else LEAST_LIVES
         if lives < least_lives or not weights:
             return None
-        found = estimate(weights, lives, others)
+        found = estimate(weights, lives, others, margin_after(self.tested, self.missed))
         beyond = highest(censored)
         if beyond <= found.request_bytes:
             return found

@@ -42,5 +42,5 @@ def test_a_jump_after_the_first_day_is_remembered() -> None:
     assert swapped.unsettled
     assert swapped.jumped
     assert not followed(8, 9.1, 9.1, 9.1).unsettled
-    # A recorder that begins to follow an old life knows nothing of its growth.
+    # A recorder that begins to follow an old life has not seen it grow.
     assert not Growth().until(9.2 * DAY_S, 11 * GIB).unsettled

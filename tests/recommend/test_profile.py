@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.recommend.estimate import estimate, student_t
+from extender.recommend.estimate import estimate, margin_after, student_t
 from extender.recommend.histogram import Histogram
 from extender.recommend.lives import DAY_S, HOUR_S, Ending, Life, Track
 from extender.recommend.profile import ANY_PROGRAM, ContainerProfile, Missing, Profile
@@ -329,3 +329,20 @@ def test_a_program_whose_lives_grow_or_jump_late_keeps_its_request() -> None:
     for _ in range(20):
         profile.record("p", life(8))
     assert profile.recommendation("p", 6 * DAY_S).request_bytes is not None
+
+
+def test_lives_above_a_recommendation_widen_the_next_ones() -> None:
+    assert [margin_after(100, missed) for missed in (0, 1, 2, 9)] == pytest.approx(
+        [0.0, 0.045, 0.095, 0.25]
+    )
+    assert margin_after(5000, 5) == 0.0  # 1 in 1,000 is accepted
+    track, quiet = Track(), Track()
+    for each in (track, quiet):
+        for _ in range(200):
+            each.record(life(8))
+    track.missed = 4
+    wide, narrow = track.estimate(), quiet.estimate()
+    assert wide is not None
+    assert narrow is not None
+    assert narrow.request_bytes / narrow.centre_bytes == pytest.approx(1.02)
+    assert wide.request_bytes / wide.centre_bytes == pytest.approx(1.19, abs=0.001)
