@@ -4,6 +4,8 @@
 # The base image, PYTHON at PYTHON_DIGEST, must have Python 3.11 or newer, and pip. Packages are installed by their hashes
 # into /opt/headroom, with the metadata that scanners read, and Headroom itself too. Both images run as user 65532 and
 # work with a read-only file system.
+#
+# Of the base image they contain only Python and what it loads (release/minimal_root.py): no shell, no package manager.
 ARG PYTHON=python:3.12-slim
 ARG PYTHON_DIGEST
 
@@ -40,8 +42,17 @@ RUN pip --python /opt/headroom/bin/python install --require-hashes -r requiremen
 COPY --from=build /dist/ /dist/
 RUN pip --python /opt/headroom/bin/python install --no-index --no-deps /dist/*.whl
 
-FROM ${PYTHON}@${PYTHON_DIGEST} AS extender
-ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/headroom/bin:$PATH
+FROM extender-packages AS extender-root
+COPY release/minimal_root.py /
+RUN python3 /minimal_root.py /minimal /opt/headroom
+
+FROM agent-packages AS agent-root
+COPY release/minimal_root.py /
+RUN python3 /minimal_root.py /minimal /opt/headroom
+
+FROM scratch AS extender
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LANG=C.UTF-8 PATH=/opt/headroom/bin
+COPY --from=extender-root /minimal/ /
 COPY --from=extender-packages /opt/headroom/ /opt/headroom/
 USER 65532:65532
 # Extender: 8888 for kube-scheduler; 8889 for health, metrics and the journal. Console: 8889. Webhook: 9443.
@@ -52,8 +63,9 @@ CMD ["--help"]
 # deploy/images.sh adds version, commit and base image.
 LABEL org.opencontainers.image.title=headroom-extender org.opencontainers.image.licenses=Apache-2.0
 
-FROM ${PYTHON}@${PYTHON_DIGEST} AS agent
-ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/headroom/bin:$PATH
+FROM scratch AS agent
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LANG=C.UTF-8 PATH=/opt/headroom/bin
+COPY --from=agent-root /minimal/ /
 COPY --from=agent-packages /opt/headroom/ /opt/headroom/
 USER 65532:65532
 # Metrics and the gate. Health and the report are on 9411 of the loopback address.

@@ -1,16 +1,20 @@
 """Prints the contents of an image as JSON. Tests run it in a container of the image.
 
-python -c TEXT PROGRAM...
+python -c TEXT
 """
 
 import importlib.metadata
 import json
 import os
 import re
-import shutil
 import sys
 
 ENVIRONMENT = "/opt/headroom"
+#: Folders of programs.
+FOLDERS = (
+    *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+    f"{ENVIRONMENT}/bin",
+)
 
 
 def main() -> None:
@@ -29,7 +33,12 @@ def main() -> None:
         },
         "sources": len(sources),
         "not compiled": [each for each in sources if each.removesuffix(".py") not in compiled],
-        "programs": [each for each in sys.argv[1:] if shutil.which(each)],
+        "programs": sorted(
+            f"{folder}/{name}"
+            for folder in FOLDERS
+            if os.path.isdir(folder)
+            for name in os.listdir(folder)
+        ),
         "root": sorted(os.listdir("/")),
         "writable": [e for e in files if os.access(e, os.W_OK) and not os.path.islink(e)],
         "owners": sorted({each.st_uid for each in status}),
