@@ -1,6 +1,7 @@
 """Delay of honest pods and probes while others flood the API server and the webhook.
 
     python -m benchmarks.reviews [--clients 40] [--seconds 20] [--rounds 2] [--containers 12000]
+                                 [--limited]
 
 A real API server calls a real webhook. Two floods: one tenant who creates pods of 12,000 GPU
 containers by dry runs, and clients without credentials that call the webhook's port themselves,
@@ -10,6 +11,7 @@ one after the other, and a probe asks the webhook as a kubelet does.
 The tenant floods the same API server in turns without Headroom and with it. The ratio of the two is
 what Headroom adds: the API server, its clients and the webhook share the machine. The goals: a p99
 of 1 s beside direct calls, and beside dry runs at most 1.1 times the p99 without Headroom.
+``--limited``: a FlowSchema of the API server gives the tenant few seats.
 """
 
 import argparse
@@ -129,6 +131,31 @@ def tenants(plane: ControlPlane) -> None:
     plane.call("POST", f"{rbac}/rolebindings", binding)
 
 
+def limit_tenant(plane: ControlPlane) -> None:
+    """Limit the tenant's requests as docs/design/api-load.md describes."""
+    flow = "/apis/flowcontrol.apiserver.k8s.io/v1"
+    queuing = {"queues": 16, "handSize": 4, "queueLengthLimit": 50}
+    limited = {
+        "nominalConcurrencyShares": 1,
+        "borrowingLimitPercent": 0,
+        "limitResponse": {"type": "Queue", "queuing": queuing},
+    }
+    level = {"metadata": {"name": "tenants"}, "spec": {"type": "Limited", "limited": limited}}
+    plane.call("POST", f"{flow}/prioritylevelconfigurations", level)
+    resource = {"verbs": ["create"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"]}
+    rule = {
+        "subjects": [{"kind": "User", "user": {"name": "stranger"}}],
+        "resourceRules": [resource],
+    }
+    spec = {
+        "matchingPrecedence": 8000,
+        "priorityLevelConfiguration": {"name": "tenants"},
+        "distinguisherMethod": {"type": "ByNamespace"},
+        "rules": [rule],
+    }
+    plane.call("POST", f"{flow}/flowschemas", {"metadata": {"name": "tenants"}, "spec": spec})
+
+
 def delays(site: Site, seconds: float) -> dict[str, Delay]:
     """Create honest pods and probe the webhook, all at once; return the delays by name."""
 
@@ -221,6 +248,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=2, help="turns without and with Headroom")
     parser.add_argument("--containers", type=int, default=12_000, help="of a pod of the flood")
+    parser.add_argument("--limited", action="store_true", help="few seats for the tenant (APF)")
     options = parser.parse_args()
     body, seconds = large(options.containers), options.seconds
     worst: dict[tuple[str, bool], list[float]] = {}
@@ -235,6 +263,8 @@ def main() -> None:
 
     with control_plane() as plane:
         tenants(plane)
+        if options.limited:
+            limit_tenant(plane)
         for _ in range(options.rounds):
             show("without Headroom:")
             costs(Site(plane), body)

@@ -40,7 +40,7 @@ from contract.annotations import (
 )
 from contract.dra import implicit_gpu_resources
 from contract.errors import BadAnnotation, shortened
-from contract.gate import is_gated
+from contract.gate import GATE, is_gated
 from contract.kube import ObjectMeta, Pod
 from contract.pod_limits import exceeded
 from contract.quantity import implausible
@@ -108,7 +108,9 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
         and _requests_gate(pod)
         and not is_gated(pod, context.settings.gate_image)
     ):
-        rejection = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(context)}"
+        rejection = (
+            f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(pod, context)}"
+        )
     return Validated(rejection, tuple(_warnings(pod, context)))
 
 
@@ -202,9 +204,15 @@ def _requests_gate(pod: Pod) -> bool:
         return False
 
 
-def _why_no_gate(context: AdmissionContext) -> str:
+def _why_no_gate(pod: Pod, context: AdmissionContext) -> str:
     if not context.settings.gate_image:
         return NO_IMAGE
+    first, *others = [each.name for each in pod.spec.init_containers or ()] or [""]
+    if GATE in others:
+        return (
+            f"another webhook put init container {first!r:.80} before it; set the"
+            " reinvocationPolicy of that webhook to Never"
+        )
     name = context.settings.scheduler
     return f"Headroom does not place it; set schedulerName: {name} and no nodeName"
 

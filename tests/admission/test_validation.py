@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from contract.gate import gate_container
 from extender.admission.context import AdmissionContext
 from extender.admission.review import answer_mutate, answer_validate, read
 from extender.placement.request import Unreadable, understand
@@ -116,6 +117,16 @@ def annotated(**of_users: str) -> dict[str, Any]:
 )
 def test_a_pod_that_is_created(obj: dict[str, Any], sentence: str) -> None:
     assert rejection(obj) == sentence
+
+
+def test_a_webhook_that_puts_its_container_before_the_gate_is_described() -> None:
+    gates = [container("istio-proxy", 0), gate_container(GATE_IMAGE)]
+    obj = manifest("8Gi", annotations={"headroom.gpu/gated": "true"}, initContainers=gates)
+    assert rejection(obj, around(gate_image=GATE_IMAGE)) == (
+        "Headroom: annotation headroom.gpu/gated is 'true' and the pod has no gate: another webhook"
+        " put init container 'istio-proxy' before it; set the reinvocationPolicy of that webhook to"
+        " Never"
+    )
 
 
 def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
