@@ -122,6 +122,7 @@ def of_families(
     clusters: Annotated[int, typer.Option(help="Clusters of each family and size.")] = 10,
     tuned_seed: Annotated[int, typer.Option(help="First seed of the tuned families.")] = 100,
     judged_seed: Annotated[int, typer.Option(help="First seed of all families, judged.")] = 500,
+    days: Annotated[int, typer.Option(help="Days of a history, and of the one after it.")] = 7,
 ) -> None:
     """Print coverage and width of the stated ranges on each family of clusters."""
 
@@ -130,7 +131,7 @@ def of_families(
             week
             for size in family_weeks.SIZES
             for number in range(clusters)
-            for week in family_weeks.weeks(name, first + number, size)
+            for week in family_weeks.weeks(name, first + number, size, days)
         ]
 
     tuned = {name: played_weeks(name, tuned_seed) for name in families.TUNED}

@@ -174,12 +174,12 @@ def trace_weeks(pods: Path, nodes: Path, first_day: int, seeds: int) -> list[Wee
     return [found for pair in pairs for found in held_out(pair, vram, seeds)]
 
 
-def cut(whole: History, since_s: float) -> History:
-    """Return the week of a history from this time on, with the pods that run at its ends."""
+def cut(whole: History, since_s: float, length_s: float = WEEK_S) -> History:
+    """Return a part of a history from this time on, with the pods that run at its ends."""
     lives = []
     for life in whole.lives:
         begin_s = max(life.created_s, since_s)
-        end_s = min(life.created_s + life.run_s, since_s + WEEK_S)
+        end_s = min(life.created_s + life.run_s, since_s + length_s)
         if begin_s < end_s:
             lives.append(replace(life, created_s=begin_s - since_s, run_s=end_s - begin_s))
     return replace(whole, lives=tuple(sorted(lives, key=lambda life: life.created_s)))

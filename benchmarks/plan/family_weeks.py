@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.plan import families, generated
-from benchmarks.plan.backtest import MIB, PEAKS, REPLICAS, WEEK_S, cut
+from benchmarks.plan.backtest import MIB, PEAKS, REPLICAS, cut
 from extender.plan.demand import Demands, demand, mean_gpu_bytes
 from extender.plan.intervals import need_interval, part_interval
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import Configuration, demands, split
 from extender.plan.wording import outward
-from extender.plan.workload import History, Life, Machine, with_workloads
+from extender.plan.workload import DAY_S, History, Life, Machine, with_workloads
 
-WEEKS = 4
+#: Days of each cluster, and of the periods into which they are cut.
+DAYS, PERIOD_DAYS = 28, 7
 #: About the number of GPUs that the clusters of a family need.
 SIZES = (10, 40, 120)
 #: Replays of a plan: the history as it was, and drawn ones.
@@ -45,16 +46,19 @@ class Stated:
     why_none: str = ""
 
 
-def weeks(name: str, seed: int, size: float) -> Iterator[Stated]:
-    """Yield all weeks but the first of one cluster."""
-    histories = [with_workloads(cut(_history(name, seed, size), w * WEEK_S)) for w in range(WEEKS)]
+def weeks(name: str, seed: int, size: float, days: int = PERIOD_DAYS) -> Iterator[Stated]:
+    """Yield all periods of so many days but the first of one cluster."""
+    whole, length_s = _history(name, seed, size), days * DAY_S
+    histories = [
+        with_workloads(cut(whole, number * length_s, length_s)) for number in range(DAYS // days)
+    ]
     for before, after in pairwise(histories):
         if before.lives and after.lives:
             yield _stated(before, after)
 
 
 def _history(name: str, seed: int, size: float) -> History:
-    rows = families.rows(name, seed, 7 * WEEKS, size)
+    rows = families.rows(name, seed, DAYS, size)
     lives = [
         Life(
             row.name,

@@ -227,11 +227,12 @@ def _exclusive(study: Study) -> Iterator[str]:
 def _need_assumption(study: Study) -> Iterator[str]:
     if study.unshared.half_ratio is not None:
         yield (
-            "Ranges of GPUs, nodes, costs and savings should contain those of another such week "
-            f"with probability 90 %. They follow from the spread of the largest demands of {DRAWS} "
-            "drawn histories, from the days that differ most, "
-            f"{100 * SEASON:.0f} % for differences from week to week, and {100 * GROWTH:.0f} % of "
-            f"growth; for savings, {100 * SAVING_SEASON:.0f} % and {100 * SAVING_GROWTH:.0f} %."
+            "Ranges of GPUs, nodes, costs and savings should contain those of another such period "
+            f"of {plural(study.history.days, 'day')} with probability 90 %. They follow from the "
+            f"spread of the largest demands of {DRAWS} drawn histories, from the days that differ "
+            f"most, {100 * SEASON:.0f} % for differences from week to week, and "
+            f"{100 * GROWTH:.0f} % of growth; for savings, {100 * SAVING_SEASON:.0f} % and "
+            f"{100 * SAVING_GROWTH:.0f} %."
         )
 
 

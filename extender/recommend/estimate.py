@@ -38,8 +38,8 @@ OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
 #: usually moves its peak.
 LEAST_MARGIN = 0.02
 #: Accepted share of lives above the recommendation. Each further one adds to the least margin above
-#: the centre, up to a maximum.
-ACCEPTED, MISS_MARGIN, MOST_MARGIN = 0.001, 0.05, 0.25
+#: the centre, up to a maximum; the first one almost reaches it.
+ACCEPTED, MISS_MARGIN, MOST_MARGIN = 0.001, 0.20, 0.20
 #: Requests are rounded up to a multiple of this when they are shown or written.
 STEP_BYTES = 64 << 20
 
