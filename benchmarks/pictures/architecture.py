@@ -82,7 +82,7 @@ def draw() -> str:
     for x, both, says in (
         (60, True, "watch,\nnominate"),
         (176, True, "reserve in\nGPUNode.spec,\nBinding"),
-        (352, True, "watch,\naccess reviews,\nport-forward"),
+        (352, True, "watch,\naccess reviews,\nproxy"),
         (530, False, "new pods"),
         (700, True, "read status,\nwrite\nVRAMProfile"),
     ):
@@ -93,7 +93,7 @@ def draw() -> str:
     drawing.text(714, 422, "kubectl headroom, page", bold=True, anchor="middle")
     drawing.text(714, 444, "with your permissions", size=13, anchor="middle")
     drawing.arrow(714, 392, 714, 304)
-    drawing.text(724, 352, "port-forward", size=13)
+    drawing.text(724, 352, "proxy", size=13)
     drawing.box(600, 494, 228, 72)
     drawing.text(714, 522, "Prometheus", bold=True, anchor="middle")
     drawing.text(714, 544, "metrics of each part", size=13, anchor="middle")

@@ -11,12 +11,13 @@ from types import ModuleType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
+from contract.console import HEADER
 from extender.console import (
     capacity,
     costs,
@@ -162,9 +163,10 @@ def _routes(guarded: bool, open_metrics: bool, *views: ModuleType) -> Sequence[B
 
 
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+_Session = Annotated[str | None, Security(APIKeyHeader(name=HEADER, auto_error=False))]
 
 
-async def _check(context: InContext, request: Request, bearer: _Bearer) -> None:
+async def _check(context: InContext, request: Request, bearer: _Bearer, session: _Session) -> None:
     """Raise ``HTTPException`` if the caller may not read the view. Runs before every view."""
     assert context.guard is not None
-    await context.guard.check(request, bearer)
+    await context.guard.check(request, bearer, session)

@@ -1,7 +1,9 @@
 """Authenticates and authorizes readers of the debug API, as the API server does.
 
-A bearer token is authenticated with a TokenReview. On a TLS port, a client certificate names its
-user (``extender.server.client_certificates``). If a client sends both, the token counts.
+The secret of a session leads to the CertificateSigningRequest that its user created
+(``contract.console``). A bearer token is authenticated with a TokenReview. On a TLS port, a client
+certificate names its user (``extender.server.client_certificates``). If a client sends several, the
+session counts, then the token.
 
 A caller may read a view if it may ``get`` its path (``nonResourceURLs``), as for /metrics of the
 API server. A view of a single pod can also be read by any caller that may ``get`` that pod. Such a
@@ -29,6 +31,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
+from contract.console import AUDIENCE
 from extender.bounded import Bounded
 from extender.server.client_certificates import PEER, Peer, User
 
@@ -43,7 +46,7 @@ THREADS = 4
 MOST_NAMESPACES = 32
 #: Attribute of ``request.state`` with the pods that the caller may see.
 _SEES = "sees"
-_EXAMPLE = 'example: -H "Authorization: Bearer $(kubectl create token NAME)"'
+_EXAMPLE = f'example: -H "Authorization: Bearer $(kubectl create token NAME --audience {AUDIENCE})"'
 _NO_TLS = "and client certificates need a TLS port (settings debug_tls_cert and debug_tls_key)"
 
 _NO_CA = (
@@ -106,7 +109,10 @@ class ReviewFailed(Exception):
 
 
 class Reviews(Protocol):
-    """Sends reviews to the API server. Both methods block and raise ``ReviewFailed``."""
+    """Asks the API server. All methods block and raise ``ReviewFailed``."""
+
+    def creator(self, secret: str) -> User | None:
+        """Return the user whose session has this secret, None if there is none or it has ended."""
 
     def authenticate(self, token: str) -> User | None:
         """Return the user of a token, None if the API server does not accept it."""
@@ -163,8 +169,15 @@ class Guard:
         self._users = _Answers[User | None](pool, monotonic_s, limits)
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
 
-    async def check(self, request: Request, shown: HTTPAuthorizationCredentials | None) -> None:
-        """Record which pods the caller may see, for ``visible_to``; ``shown`` is its bearer token.
+    async def check(
+        self,
+        request: Request,
+        shown: HTTPAuthorizationCredentials | None,
+        session: str | None = None,
+    ) -> None:
+        """Record which pods the caller may see, for ``visible_to``.
+
+        ``shown`` is the caller's bearer token, ``session`` the secret of the caller's session.
 
         Raises ``HTTPException``: 401 if the caller is not authenticated, 403 if it may not read the
         view, 503 if the API server does not answer.
@@ -175,7 +188,13 @@ class Guard:
             request.method, routed_path(request), request.path_params, request.query_params
         )
         try:
-            user, key = await self._bearer(token) if token else self._certified(peer)
+            user, key = (
+                await self._creator(session)
+                if session
+                else await self._bearer(token)
+                if token
+                else self._certified(peer)
+            )
             may = partial(self._may, user, key)
             for permission in reversed(asked):  # a caller that may read the path sees more
                 if await may(permission):
@@ -198,12 +217,24 @@ class Guard:
             (key, permission), partial(self._reviews.authorize, user, permission)
         )
 
-    async def _bearer(self, token: str) -> tuple[User, bytes]:
-        """Return the user and a hash of the token; the token itself is never stored."""
-        key = hashlib.sha256(token.encode()).digest()
-        user = await self._users.get(key, partial(self._reviews.authenticate, token))
+    async def _creator(self, secret: str) -> tuple[User, object]:
+        """Return the user of a session and a key of it."""
+        ask = partial(self._reviews.creator, secret)
+        return await self._known("session", secret, ask, "the session is unknown or has ended")
+
+    async def _bearer(self, token: str) -> tuple[User, object]:
+        """Return the user of a token and a key of it."""
+        ask = partial(self._reviews.authenticate, token)
+        return await self._known("token", token, ask, "the API server does not accept this token")
+
+    async def _known(
+        self, kind: str, secret: str, ask: Callable[[], User | None], problem: str
+    ) -> tuple[User, object]:
+        """Return the user and a key with a hash of the secret, which itself is never stored."""
+        key = kind, hashlib.sha256(secret.encode()).digest()
+        user = await self._users.get(key, ask)
         if user is None:
-            raise _unauthenticated("the API server does not accept this token")
+            raise _unauthenticated(problem)
         return user, key
 
     def _certified(self, peer: Peer | None) -> tuple[User, tuple[str, str]]:

@@ -285,7 +285,7 @@ def ui(
 
     options: Options = context.obj
     try:
-        page = Page(options.transport, port)
+        page = Page(options.transport(), port)
     except (OSError, OverflowError) as err:
         raise CommandError(f"--port: cannot listen on 127.0.0.1:{port}: {err}", 2) from err
     show_page(page, webbrowser.open if browser else lambda url: None)

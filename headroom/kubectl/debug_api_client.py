@@ -4,7 +4,7 @@ import http.client
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
@@ -36,25 +36,39 @@ _BODY_OPTIONS = {"pods": "pods", "pods.0": "vram", "add.like": "add", "modes": "
 _FIELD = re.compile(r"body (pods|pods\.0|drain|add\.like|release|(?:replicas|modes)(?:\.\S+)?): ")
 
 
+class Response(Protocol):
+    """An answer, of ``http.client`` or urllib3. Iteration yields its lines as they arrive."""
+
+    status: int
+
+    @property
+    def headers(self) -> Any:  # each package has a mapping of its own
+        ...
+
+    def read(self, amt: int, /) -> bytes: ...
+
+    def read1(self, amt: int, /) -> bytes: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
 class Transport(Protocol):
-    """Opens connections to a debug API, and authenticates the user."""
+    """Sends requests to a debug API, and authenticates the user."""
 
     name: str
     #: Advice for the user if the debug API does not answer.
     hint: str
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers that authenticate the user."""
-        ...
-
-    def connect(self) -> http.client.HTTPConnection:
-        """Open a connection. Raises ``OSError`` and ``CommandError``."""
+    def open(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> AbstractContextManager[Response]:
+        """Send a request; the answer can be read within the context. Raises ``OSError``,
+        ``http.client.HTTPException`` and ``CommandError``, also while it is read."""
         ...
 
 
 class DebugApi:
-    """A client that sends one request per connection."""
+    """A client of the views."""
 
     def __init__(
         self, transport: Transport, notify: Callable[[str], object] = lambda text: None
@@ -76,13 +90,11 @@ class DebugApi:
         """Yield the lines of a stream of server-sent events, after the event of this id if it is
         not empty. Raises ``CommandError``."""
         target = _target((path,), {"since": since})
-        headers = {"Accept": "text/event-stream", **self._transport.headers}
+        headers = {"Accept": "text/event-stream"}
         if last_event_id:
             headers["Last-Event-ID"] = last_event_id
         try:
-            with closing(self._transport.connect()) as connection:
-                connection.request("GET", target, None, headers)
-                response = connection.getresponse()
+            with self._transport.open("GET", target, None, headers) as response:
                 if response.status != 200:
                     answer = json.loads(response.read(_MAX_BYTES))
                     status = response.status
@@ -98,15 +110,13 @@ class DebugApi:
         return CommandError(why, UNREACHABLE)
 
     def _call(self, method: str, target: str, body: bytes | None) -> Any:
-        headers = {"Accept": "application/json", **self._transport.headers}
+        headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
-            with closing(self._transport.connect()) as connection:
-                connection.request(method, target, body, headers)
-                response = connection.getresponse()
+            with self._transport.open(method, target, body, headers) as response:
                 status, payload = response.status, response.read(_MAX_BYTES)
-                observes = response.getheader("Headroom-Mode") == "observe"
+                observes = response.headers.get("Headroom-Mode") == "observe"
         except (OSError, http.client.HTTPException) as err:
             raise self._unreachable(err) from err
         try:

@@ -1,28 +1,31 @@
-"""Connections to a debug API: to an address, or through the API server like kubectl port-forward.
+"""Connections to a debug API: to an address, or through the API server's proxy of its Service.
 
-The ``kubernetes`` package is imported only if a cluster is needed. The credentials for the API
-server also authenticate the user at the debug API: a token always, a client certificate if the
-pod's port is named ``debug-tls``.
+The ``kubernetes`` package is imported only if a cluster is needed.
 """
 
 import http.client
-import re
+import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from contract import kubeconfig as kubeconfigs
 from contract.commands import command
+from contract.console import AUDIENCE, CSRS, HEADER, PROXIED, audiences
 from headroom.kubectl.debug_api_client import (
     BAD_INPUT,
     TIMEOUT_S,
     UNREACHABLE,
     CommandError,
+    Response,
     Transport,
 )
+from headroom.kubectl.sessions import Sessions, folder
 
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
@@ -30,13 +33,9 @@ PORT = 8889
 #: Timeouts of a request to the API server, in seconds: for the connection with its TLS handshake
 #: (kubectl's, too), and for the answer.
 API_TIMEOUT_S = 10.0, TIMEOUT_S
-#: Names of the container port of the debug API. If no port has one of them, ``PORT`` without TLS is
-#: used.
-PLAIN_NAME, TLS_NAME = "debug", "debug-tls"
-#: Permissions that a user needs in the namespace of the console.
-_RIGHTS = (
-    "{resources: [pods], verbs: [list]} and {resources: [pods/portforward], verbs: [get, create]}"
-)
+#: Type of the console's errors; those of the API server have another one.
+_PROBLEM = "application/problem+json"
+_MAX_ERROR_BYTES = 1 << 16
 _EXAMPLE = "http://127.0.0.1:8889"
 
 
@@ -61,12 +60,16 @@ def _is_loopback(host: str) -> bool:
 
 
 class Address:
-    """Opens connections to ``http://host:port`` or https. ``token`` is the bearer token."""
+    """Opens connections to ``http://host:port`` or https.
+
+    ``token`` is a bearer token that only the debug API accepts.
+    """
 
     hint = "check --server or HEADROOM_SERVER"
 
     def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
-        """Raises ``CommandError`` if the URL is not an address, or a file cannot be used."""
+        """Raises ``CommandError`` if the URL is not an address, the token is for other servers too,
+        or a file cannot be used."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -80,8 +83,15 @@ class Address:
                 f"forward a port. Example: --server {_EXAMPLE}",
                 2,
             )
+        if token and audiences(token) != [AUDIENCE]:
+            created = command("kubectl", "create", "token", "NAME", "--audience", AUDIENCE)
+            raise CommandError(
+                "--token: the token is not bound to the audience of the debug API alone, so a "
+                f"server that receives it could use it elsewhere; create another one: {created}",
+                2,
+            )
         self.name = f"{parts.scheme}://{parts.netloc}"
-        self.headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._host, self._port = parts.hostname, port
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
@@ -91,7 +101,15 @@ class Address:
                 f"--server: {url} does not use TLS; use https:// with certificates", 2
             )
 
-    def connect(self) -> http.client.HTTPConnection:
+    @contextmanager
+    def open(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Response]:
+        with closing(self._connection()) as connection:
+            connection.request(method, target, body, {**headers, **self._headers})
+            yield connection.getresponse()
+
+    def _connection(self) -> http.client.HTTPConnection:
         if self._tls:
             return http.client.HTTPSConnection(
                 self._host, self._port, timeout=TIMEOUT_S, context=self._tls
@@ -99,101 +117,124 @@ class Address:
         return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The port of a pod."""
+class Proxied:
+    """Sends requests to any ready console, through the API server's proxy of its Service.
 
-    pod: str
-    port: int
-    tls: bool
-
-
-class PortForward:
-    """Opens connections to a ready pod of the console, through the kubeconfig's API server."""
+    The API server authenticates the user and keeps the credentials. The console learns the user
+    from a session (``headroom.kubectl.sessions``).
+    """
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
-        """Select a ready pod. Raises ``CommandError`` if there is none, or without a cluster."""
-        self._api = core_api(kubeconfig, context)
+        """Raises ``CommandError`` without a cluster."""
+        client = core_api(kubeconfig, context).api_client
+        self._configuration, self._pool = client.configuration, client.rest_client.pool_manager
         self._namespace = namespace
-        self._target = self._ready_pod()
-        self.name = f"pod {namespace}/{self._target.pod}"
-        self.hint = "to see why: " + command("kubectl", "-n", namespace, "logs", self._target.pod)
-        configuration = self._api.api_client.configuration
-        self._files = Files(cert=configuration.cert_file, key=configuration.key_file)
+        self._sessions = Sessions(self._create_csr, folder())
+        self.name = f"the console in namespace {namespace}"
+        self.hint = "to see why: " + command("kubectl", "-n", namespace, "logs", "-l", SELECTOR)
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The user's token, if there is one. Read each time, because a plugin can renew it."""
-        settings: Any = self._api.api_client.configuration.auth_settings()
+    @contextmanager
+    def open(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Response]:
+        path = f"/api/v1/namespaces/{self._namespace}/services/{PROXIED}/proxy{target}"
+        credential = self._credential()
+        for attempt in ("first", "last"):
+            session = {HEADER: self._sessions.secret(*credential)}
+            with self._sent(method, path, body, {**headers, **session}) as response:
+                of_console = response.headers.get("Content-Type") == _PROBLEM
+                if response.status >= 400 and not of_console:
+                    raise CommandError(self._explained(response), UNREACHABLE)
+                if response.status == 401 and attempt == "first":
+                    # An administrator can have deleted the session, or this clock has changed.
+                    self._sessions.forget(*credential)
+                    continue
+                yield response
+                return
+
+    @contextmanager
+    def _sent(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Any]:
+        """Send a request as the user of the kubeconfig."""
+        from urllib3 import Retry, Timeout
+        from urllib3.exceptions import HTTPError
+
+        connect_s, read_s = API_TIMEOUT_S
+        try:
+            response = self._pool.request(
+                method,
+                self._configuration.host + path,
+                body=body,
+                headers={**headers, **self._authorization()},
+                timeout=Timeout(connect=connect_s, read=read_s),
+                retries=Retry(2, read=0, redirect=0, respect_retry_after_header=False),
+                redirect=False,
+                preload_content=False,
+            )
+            with closing(response):
+                yield response
+        except HTTPError as err:
+            raise CommandError(unanswered(err), UNREACHABLE) from err
+
+    def _authorization(self) -> dict[str, str]:
+        """Return the user's token, if there is one. A plugin can renew it at any time."""
+        settings: Any = self._configuration.auth_settings()
         values = [each["value"] for each in settings.values() if each["value"]]
         return {"Authorization": values[0]} if values else {}
 
-    def connect(self) -> http.client.HTTPConnection:
-        from kubernetes.client.exceptions import ApiException
-        from kubernetes.stream import portforward
-
-        try:
-            forward: Any = portforward(
-                self._api.connect_get_namespaced_pod_portforward,
-                self._target.pod,
-                self._namespace,
-                ports=str(self._target.port),
-            )
-        except ApiException as err:
-            why = f"{self.name} cannot be forwarded to: {self._reason(err)}"
-            raise CommandError(why, UNREACHABLE) from err
-        connection = http.client.HTTPConnection("headroom", self._target.port, timeout=TIMEOUT_S)
-        connection.sock = forward.socket(self._target.port)
-        connection.sock.settimeout(TIMEOUT_S)
-        if self._target.tls:
-            connection.sock = unverified_context(self._files).wrap_socket(connection.sock)
-        return connection
-
-    def _ready_pod(self) -> Target:
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-
-        try:
-            pods = self._api.list_namespaced_pod(
-                self._namespace, label_selector=SELECTOR, _request_timeout=API_TIMEOUT_S
-            ).items
-        except ApiException as err:
-            where = f"pods in namespace {self._namespace}"
-            raise CommandError(
-                f"{where} cannot be listed: {self._reason(err)}", UNREACHABLE
-            ) from err
-        except HTTPError as err:
-            raise CommandError(unanswered(err), UNREACHABLE) from err
-        ready = [
-            pod
-            for pod in pods
-            if any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or ())
-        ]
-        if ready:
-            return target(min(ready, key=lambda pod: str(pod.metadata.name)))
-        if pods:
-            why = f"no console in namespace {self._namespace} is ready"
-            listed = command("kubectl", "-n", self._namespace, "get", "pods", "-l", SELECTOR)
-            raise CommandError(f"{why}; see: {listed}", UNREACHABLE)
-        raise CommandError(
-            f"Headroom is not installed in namespace {self._namespace}: it has no pod labelled "
-            f"{SELECTOR}; set --headroom-namespace to its namespace, or --server {_EXAMPLE}",
-            UNREACHABLE,
+    def _credential(self) -> tuple[bytes, ...]:
+        """Return what identifies the cluster and the user."""
+        cert = self._configuration.cert_file
+        return (
+            self._configuration.host.encode(),
+            self._authorization().get("Authorization", "").encode(),
+            Path(cert).read_bytes() if cert else b"",
         )
 
-    def _reason(self, err: Any) -> str:
-        """Describe an ``ApiException``; for 403, with the permissions that the user needs."""
-        # If the upgrade of a connection fails, the error has the status only in its text.
-        match = re.match(r"Handshake status (\d+) ([^\n]*?)(?: -\+-|$)", str(err.reason))
-        status, reason = (int(match[1]), match[2]) if match else (err.status, err.reason)
+    def _create_csr(self, csr: Mapping[str, object]) -> None:
+        headers = {"Content-Type": "application/json"}
+        with self._sent("POST", CSRS, json.dumps(csr).encode(), headers) as response:
+            if response.status != 201:
+                raise CommandError(self._explained(response), UNREACHABLE)
+
+    def _explained(self, response: Any) -> str:
+        """Describe an error of the API server, and what helps."""
+        status = response.status
+        try:
+            message = str(json.loads(response.read(_MAX_ERROR_BYTES))["message"])
+        except (ValueError, KeyError, TypeError):
+            message = str(response.reason)
         match status:
-            case 0:
-                return f"the API server does not answer: {reason}"
             case 401:
-                return f"{status} {reason}: the API server rejects the kubeconfig's credentials"
+                return f"{status} {message}: the API server rejects the kubeconfig's credentials"
             case 403:
-                return f"{status} {reason}; you need a Role in {self._namespace} with {_RIGHTS}"
-        return f"{status} {reason}"
+                return f"{message}; {needed_bindings(self._namespace)}"
+            case 503 if "endpoints" in message:
+                listed = command("kubectl", "-n", self._namespace, "get", "pods", "-l", SELECTOR)
+                return (
+                    f"no console in namespace {self._namespace} is ready: {message}; see: "
+                    f"{listed}; if Headroom has another namespace, set --headroom-namespace"
+                )
+            case 502 | 503 | 504:
+                return (
+                    f"the API server cannot connect to {self.name}: {message}; it must reach port "
+                    f"{PORT} of the console's pods (docs/get-started/platforms.md)"
+                )
+        return f"the API server answered {status}: {message}"
+
+
+def needed_bindings(namespace: str) -> str:
+    """Return the commands of an administrator after which a user can connect."""
+    cluster = command(
+        *("kubectl", "create", "clusterrolebinding", "headroom-user-NAME"),
+        *("--clusterrole=headroom-user", "--user=NAME"),
+    )
+    proxy = command(
+        *("kubectl", "-n", namespace, "create", "rolebinding", "headroom-user-NAME"),
+        *("--role=headroom-user", "--user=NAME"),
+    )
+    return f"an administrator can permit it: {cluster}; {proxy}"
 
 
 def transport_for(
@@ -208,7 +249,7 @@ def transport_for(
     if not server and files != NO_FILES:
         flags = "--certificate-authority, --client-certificate and --client-key"
         raise CommandError(f"{flags} need --server; without it, the kubeconfig's are used", 2)
-    return Address(server, token, files) if server else PortForward(kubeconfig, context, namespace)
+    return Address(server, token, files) if server else Proxied(kubeconfig, context, namespace)
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
@@ -257,37 +298,12 @@ def unanswered(err: Any) -> str:
     return f"the API server does not answer: {getattr(err, 'reason', None) or err}"
 
 
-def target(pod: Any) -> Target:
-    """Return the port of the debug API of a console's pod, by the names of its ports."""
-    port_of = {
-        port.name: port.container_port
-        for container in pod.spec.containers
-        for port in container.ports or ()
-    }
-    name = str(pod.metadata.name)
-    if TLS_NAME in port_of:
-        return Target(name, port_of[TLS_NAME], True)
-    return Target(name, port_of.get(PLAIN_NAME, PORT), False)
-
-
 def verified_context(files: Files) -> ssl.SSLContext:
     """Return a context that verifies the server's name. Raises ``CommandError``."""
     try:
         context = ssl.create_default_context(cafile=files.ca)
     except (OSError, ValueError) as err:
         raise CommandError(f"--certificate-authority: {files.ca}: {err}", 2) from err
-    return _with_client_certificate(context, files)
-
-
-def unverified_context(files: Files) -> ssl.SSLContext:
-    """Return a context without verification, for a connection through the API server.
-
-    The API server already selects the pod, so the pod's certificate adds nothing. Raises
-    ``CommandError``.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
     return _with_client_certificate(context, files)
 
 

@@ -1,4 +1,4 @@
-"""Serves the debug API's page to a browser, which cannot send the kubeconfig's credentials.
+"""Serves the debug API's page to a browser, which does not have the kubeconfig's credentials.
 
 A proxy on the loopback interface adds them. Its URL contains a random key, because any local
 process that can guess the URL can read with the user's permissions. The page uses relative URLs, so
@@ -8,11 +8,10 @@ all its requests contain the key.
 import http.client
 import secrets
 from collections.abc import Callable
-from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
 
-from headroom.kubectl.debug_api_client import CommandError, Transport
+from headroom.kubectl.debug_api_client import CommandError, Response, Transport
 from headroom.kubectl.output import show
 
 #: Maximum size of the body of a browser's request.
@@ -27,13 +26,8 @@ class Page(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, select: Callable[[], Transport], port: int = 0) -> None:
-        """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use, and ``CommandError``.
-
-        ``select`` returns the transport to a console, and raises ``CommandError``. It is called
-        again after an error, because another console can be ready.
-        """
-        self._select, self.transport = select, select()
+    def __init__(self, transport: Transport, port: int = 0) -> None:
+        """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use."""
         self._lock = Lock()
         #: The error that was printed last; empty after an answer.
         self._printed = ""
@@ -59,26 +53,21 @@ class Page(ThreadingHTTPServer):
                     return
                 passed = ("Accept", "Content-Type", "If-None-Match", "Last-Event-ID")
                 headers = {name: self.headers[name] for name in passed if name in self.headers}
-                transport = page.transport
+                target = self.path.removeprefix(prefix)
                 try:
-                    with closing(transport.connect()) as connection:
-                        target = self.path.removeprefix(prefix)
-                        connection.request(
-                            self.command, target, body, {**headers, **transport.headers}
-                        )
-                        response = connection.getresponse()
+                    with transport.open(self.command, target, body, headers) as response:
                         page.answered()
                         self._answer(response)
                         return
                 except (OSError, http.client.HTTPException, CommandError) as err:
                     error = f"{transport.name}: {err or type(err).__name__}"
                 self.close_connection = True
-                page.lost(transport, error)
+                page.lost(error)
 
-            def _answer(self, response: http.client.HTTPResponse) -> None:
+            def _answer(self, response: Response) -> None:
                 """Forward the answer in chunks as they arrive, so that events appear at once."""
                 self.send_response(response.status)
-                for name, value in response.getheaders():
+                for name, value in response.headers.items():
                     if name.lower() not in _NOT_PASSED:
                         self.send_header(name, value)
                 self.send_header("Connection", "close")
@@ -99,15 +88,12 @@ class Page(ThreadingHTTPServer):
     def answered(self) -> None:
         self._printed = ""
 
-    def lost(self, transport: Transport, error: str) -> None:
-        """Print the error, unless it was printed last, and select a console again."""
+    def lost(self, error: str) -> None:
+        """Print the error, unless it was printed last."""
         with self._lock:
             if error != self._printed:
                 self._printed = error
                 show(f"kubectl headroom: {error}", error=True)
-            if self.transport is transport:
-                with suppress(CommandError):
-                    self.transport = self._select()
 
 
 def show_page(page: Page, open_browser: Callable[[str], object]) -> None:

@@ -33,11 +33,19 @@ EXPLAIN = "/v1/explain/pods/ml/p"
 
 @dataclass
 class Played:
-    """Accepts tokens of the form ``token-of-NAME``, and has the permissions of each name."""
+    """Accepts tokens ``token-of-NAME`` and sessions ``session-of-NAME``, and has the permissions of
+    each name."""
 
     rights: dict[str, set[Permission]] = field(default_factory=dict)
     fails: str = ""
     asked: list[object] = field(default_factory=list)
+    #: Whether all sessions have ended.
+    ended: bool = False
+
+    def creator(self, secret: str) -> User | None:
+        self._note(secret)
+        name = secret.removeprefix("session-of-")
+        return User(name) if name != secret and not self.ended else None
 
     def authenticate(self, token: str) -> User | None:
         self._note(token)
@@ -125,6 +133,8 @@ def test_permissions_that_are_sufficient_for_a_view(
         pytest.param({"Authorization": "Basic dTpw"}, "no token was sent", id="a password"),
         pytest.param({"Authorization": "Bearer "}, "no token was sent", id="an empty one"),
         pytest.param({"Authorization": "Bearer x"}, "does not accept this token", id="nobody's"),
+        pytest.param({"Headroom-Session": ""}, "no token was sent", id="an empty session"),
+        pytest.param({"Headroom-Session": "x"}, "unknown or has ended", id="nobody's session"),
     ],
 )
 def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: str) -> None:
@@ -160,6 +170,33 @@ def test_permission_for_one_view_does_not_permit_another() -> None:
         "it needs a Role in namespace ml with {resources: [pods], verbs: [get]}"
     )
     assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
+
+
+def test_a_session_counts_before_a_token_and_is_no_token() -> None:
+    """Otherwise a console could be made to take one for the other."""
+    world = World(sre=NODES)
+
+    def get(**headers: str) -> int:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return world.api.get("/v1/nodes", sent).status_code
+
+    assert get(Headroom_Session="session-of-sre") == 200
+    assert get(Headroom_Session="session-of-sre", Authorization="Bearer token-of-author") == 200
+    assert get(Headroom_Session="session-of-author", Authorization="Bearer token-of-sre") == 403
+    assert get(Headroom_Session="x", Authorization="Bearer token-of-sre") == 401
+    assert get(Headroom_Session="token-of-sre") == 401
+    assert get(Authorization="Bearer session-of-sre") == 401
+    # Headers by which other proxies name a user count for nothing.
+    assert get(X_Remote_User="sre", X_Remote_Group="system:masters", Impersonate_User="sre") == 401
+
+
+def test_a_session_that_has_ended_is_rejected_after_a_moment() -> None:
+    world = World(sre=NODES)
+    header = {"Headroom-Session": "session-of-sre"}
+    assert world.api.get("/v1/nodes", header).status_code == 200
+    world.reviews.ended = True
+    world.now_s += DEFAULT_LIMITS.kept_s
+    assert world.api.get("/v1/nodes", header).status_code == 401
 
 
 def test_an_unredacted_snapshot_needs_permission_to_get_all_pods() -> None:

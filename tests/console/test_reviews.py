@@ -1,5 +1,6 @@
-"""TokenReviews and SubjectAccessReviews: requests, answers and failures."""
+"""Questions of the console to the API server about a reader: requests, answers and failures."""
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from contract.console import AUDIENCE, csr_name
 from extender.console.auth import GetPod, ReadPath, ReviewFailed
 from extender.console.reviews import KubeReviews
 from extender.kube.client import KubeApi
@@ -14,6 +16,11 @@ from extender.server.client_certificates import User
 from tests.scripted import Answer, ScriptedServer, scripted_server
 
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})
+SECRET = "s" * 43
+#: 2026-11-20T12:00:00Z.
+NOW_S = 1795176000.0
+#: Fields that the API server wrote about the creator of a request.
+OF_ANN = {"username": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
 
 
 def says(status: object) -> Answer:
@@ -26,7 +33,7 @@ def reviews(*answers: Answer) -> Iterator[tuple[KubeReviews, ScriptedServer]]:
     with scripted_server(*answers) as server:
         api = KubeApi(server.configuration())
         try:
-            yield KubeReviews(api), server
+            yield KubeReviews(api, lambda: NOW_S), server
         finally:
             api.close()
 
@@ -111,4 +118,107 @@ def test_a_failed_review_permits_nothing(answer: Answer, why: str) -> None:
     with reviews(answer) as (api_server, server):
         with pytest.raises(ReviewFailed, match=why):
             api_server.authenticate("secret")
+        assert len(server.requests) == 1, "asked again"
+
+
+def jwt(aud: object) -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"aud": aud}).encode()).decode().rstrip("=")
+    return f"e30.{claims}.c2ln"
+
+
+@pytest.mark.parametrize(
+    ("token", "only"),
+    [
+        pytest.param(jwt([AUDIENCE]), [AUDIENCE], id="ours"),
+        pytest.param(jwt(AUDIENCE), [AUDIENCE], id="as a text"),
+        pytest.param(jwt(["https://kubernetes.default.svc"]), None, id="of the API server"),
+        *(
+            pytest.param(jwt(odd), None, id=f"odd: {odd}")
+            for odd in (None, 7, {}, [], [7], "", [None])
+        ),
+        *(
+            pytest.param(odd, None, id=f"no JWT: {odd}")
+            for odd in ("opaque", "a.b.c", "..", "a.W10.c", "a." + "W" * 9999 + ".c", "ü.ü.ü")
+        ),
+    ],
+)
+def test_a_token_for_the_debug_api_is_reviewed_for_its_audience(
+    token: str, only: list[str] | None
+) -> None:
+    with reviews(says({"authenticated": True, "user": {"username": "bob"}})) as (api, server):
+        assert api.authenticate(token) == User("bob")
+        spec = {"token": token} | ({"audiences": only} if only else {})
+        assert asked(server) == [("POST", "tokenreviews", spec)]
+
+
+def session(
+    spec: dict[str, Any] = OF_ANN,
+    created: str = "2026-11-20T11:30:00Z",
+    signer: str = "headroom.gpu/console",
+    **status: Any,
+) -> Answer:
+    csr = {
+        "metadata": {"name": "n", "creationTimestamp": created, "managedFields": []},
+        "spec": {"request": "LS0=", "signerName": signer, "usages": ["client auth"], **spec},
+        "status": status,
+    }
+    return lambda asked: asked.reply(200, csr)
+
+
+@pytest.mark.parametrize(
+    ("answer", "user"),
+    [
+        pytest.param(session(), ANN, id="pending"),
+        pytest.param(session(conditions=[{"type": "Approved"}]), ANN, id="approved"),
+        pytest.param(session({"username": "bob"}), User("bob"), id="bare"),
+        pytest.param(session(created="2026-11-20T12:00:09Z"), ANN, id="a clock ahead of ours"),
+        pytest.param(session(created="2026-11-20T10:59:59Z"), None, id="an hour old"),
+        pytest.param(session(conditions=[{"type": "Denied"}]), None, id="denied"),
+        pytest.param(session(conditions=[{"type": "Failed"}]), None, id="failed"),
+        pytest.param(session({}), None, id="without a name"),
+        pytest.param(
+            session(signer="kubernetes.io/kube-apiserver-client"), None, id="another signer"
+        ),
+        pytest.param(lambda asked: asked.reply(404, {}), None, id="unknown or deleted"),
+    ],
+)
+def test_the_user_of_a_session_is_the_creator_of_its_request(
+    answer: Answer, user: User | None
+) -> None:
+    with reviews(answer) as (api, server):
+        assert api.creator(SECRET) == user
+        ((method, path),) = [(each.method, each.path) for each in server.requests]
+        assert method == "GET"
+        assert path.endswith(f"/v1/certificatesigningrequests/{csr_name(SECRET)}")
+        assert SECRET not in path
+
+
+@pytest.mark.parametrize(
+    "secret", ["", "short", "s" * 42 + "/", "s" * 44, "s" * 42 + "\n", "é" * 43]
+)
+def test_what_cannot_be_a_secret_is_not_looked_up(secret: str) -> None:
+    with reviews() as (api, server):
+        assert api.creator(secret) is None
+        assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        pytest.param(
+            lambda asked: asked.reply(403, {}), "may not get a CertificateSigning", id="no right"
+        ),
+        pytest.param(
+            lambda asked: asked.reply(500, {}), "answered 500 to a Certificate", id="broken"
+        ),
+        pytest.param(lambda asked: None, "did not answer", id="silent"),
+        pytest.param(lambda asked: asked.reply(200, b"{"), "cannot be read", id="cut off"),
+        pytest.param(lambda asked: asked.reply(200, {}), "cannot be read", id="something else"),
+        pytest.param(session({"groups": "all"}), "cannot be read", id="odd groups"),
+    ],
+)
+def test_a_request_that_cannot_be_read_permits_nothing(answer: Answer, why: str) -> None:
+    with reviews(answer) as (api, server):
+        with pytest.raises(ReviewFailed, match=why):
+            api.creator(SECRET)
         assert len(server.requests) == 1, "asked again"

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.controlplane import ADMIN_TOKEN, ROOT
+from contract.console import AUDIENCE
+from tests.controlplane import ROOT
 from tests.deploy import foreign
 from tests.deploy.installation import AuditedPlane, Installation
 from tests.deploy.pages import Run, play, shell
@@ -39,12 +40,17 @@ def settings(plane: AuditedPlane) -> dict[str, Any]:
 
 
 def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:
-    """The plugin connects to the console directly: no kubelet here could forward a port."""
+    """The plugin connects to the console directly: the API server here reaches no pods."""
+    plane, name = installation.plane, "reader"
+    plane.kubectl("create", "serviceaccount", name)
+    of_reader = "create", "clusterrolebinding", name, f"--serviceaccount=default:{name}"
+    plane.kubectl(*of_reader, "--clusterrole=headroom-viewer")
+    token = plane.kubectl("create", "token", name, f"--audience={AUDIENCE}").strip()
     run = shell(
         installation.plane.folder,
         installation.plane.kubeconfig(),
         HEADROOM_SERVER=f"https://127.0.0.1:{installation.debug_port}",
-        HEADROOM_TOKEN=ADMIN_TOKEN,
+        HEADROOM_TOKEN=token,
         SSL_CERT_FILE=str(installation.plane.folder / "etc/tls/ca.crt"),
     )
     play("get-started/helm.md", "top", run)

@@ -22,6 +22,7 @@ from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.probes.gpunode_watch import GPUNodeWatch
 from agent.probes.node_probe import NodeApi
+from contract.console import HEADER
 from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
@@ -306,9 +307,12 @@ class Installation:
         keys = [item["key"] for item in source.get("items", ())] or secret["data"]
         return {key: b64decode(secret["data"][key]) for key in keys}
 
-    def answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
+    def answers(
+        self, path: str, as_token: str | None = None, session: str | None = None
+    ) -> tuple[int, str]:
         """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""
-        return self._get(self.debug_port, f"headroom-debug.{NAMESPACE}.svc", path, as_token)
+        service = f"headroom-debug.{NAMESPACE}.svc"
+        return self._get(self.debug_port, service, path, as_token, session)
 
     def journal_answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
         """The extender's second port."""
@@ -322,13 +326,19 @@ class Installation:
         return self._get(self.webhook_probes_port, f"{WEBHOOK}.{NAMESPACE}.svc", path, as_token)
 
     def _get(
-        self, port: int, service: str, path: str, as_token: str | None = None
+        self,
+        port: int,
+        service: str,
+        path: str,
+        as_token: str | None = None,
+        session: str | None = None,
     ) -> tuple[int, str]:
         import ssl
 
         context = ssl.create_default_context(cafile=str(self.plane.folder / "etc/tls/ca.crt"))
         connection = http.client.HTTPConnection(service)
         headers = {"Authorization": f"Bearer {as_token}"} if as_token else {}
+        headers |= {HEADER: session} if session else {}
         try:
             with (
                 socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw,

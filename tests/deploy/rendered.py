@@ -54,6 +54,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "device-taints": {"deviceTaints": {"enabled": True}},
     "openshift": {"securityContextConstraints": True},
     "webhook-host-network": {"webhook": {"hostNetwork": True}},
+    "console-host-network": {"console": {"hostNetwork": True}},
     # The chart's Job stays without it.
     "gitops": {},
 }
@@ -75,7 +76,11 @@ EVERYTHING: dict[str, Any] = {
     },
     "extender": {"extraEnv": [{"name": "TZ", "value": "UTC"}]},
     "webhook": {"hostNetwork": True, "nodeSelector": {"a": "b"}},
-    "console": {"podLabels": {"team": "ml"}, "resources": {"limits": {"memory": "1Gi"}}},
+    "console": {
+        "hostNetwork": True,
+        "podLabels": {"team": "ml"},
+        "resources": {"limits": {"memory": "1Gi"}},
+    },
     "agent": {
         "runtimeClassName": "nvidia",
         "mig": True,

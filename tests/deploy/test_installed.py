@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from contract.console import CSRS, csr_name
 from contract.gpunode_json import decode_gpunode
+from headroom.kubectl.sessions import csr, new_secret
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
 from tests.deploy.followed import (
     a_cluster_without_gpus_pretends_to_have_one,
@@ -194,6 +196,10 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     create = "create", "clusterrolebinding", "viewer", "--clusterrole=headroom-viewer"
     installation.plane.kubectl(*create, "--user=headroom-viewer")
     until(lambda: installation.answers("/v1/status", VIEWER_TOKEN)[0] == 200, "it is let in")
+    secret = new_secret()
+    installation.plane.call("POST", CSRS, csr(secret))
+    assert installation.answers("/v1/status", session=secret)[0] == 200
+    installation.plane.call("DELETE", f"{CSRS}/{csr_name(secret)}")
     assert "headroom_console_ready 1.0" in installation.answers("/metrics", VIEWER_TOKEN)[1]
     assert "headroom_ready 1.0" in installation.journal_answers("/metrics", VIEWER_TOKEN)[1]
     # Nothing else of the extender's is for people, and without a token nothing at all.

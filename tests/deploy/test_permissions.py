@@ -57,6 +57,7 @@ WATCHED = (
     | rights("policy", "poddisruptionbudgets", "list", "watch")
 )
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
+CSRS = rights("certificates.k8s.io", "certificatesigningrequests", "get")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
 #: The calls of parts that authorize readers of their metrics (extender/app/probes.py).
 REVIEWS: dict[str, set[Right]] = {
@@ -72,6 +73,8 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.controllers.event_recorder:KubeEvents._write": rights(
         "", "events", "create", "patch"
     ),
+    # An extender has no users: only its metrics and its journal are behind the same check.
+    "extender.console.reviews:KubeReviews.creator": set(),
     "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.ledger.kube_store:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
@@ -97,6 +100,7 @@ CONSOLE: dict[str, set[Right]] = {
     "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "extender.kube.node_pods:NodePods.on": rights("", "pods", "list"),
+    "extender.console.reviews:KubeReviews.creator": CSRS,
     "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.kube.resources:watched_kinds": WATCHED,
@@ -222,6 +226,7 @@ ROLES = {
 }
 #: Callables without a call to the cluster, or with the rights of the user of the command.
 OTHERS = {
+    "contract.console:",  # the path that the console and the plugin use
     "extender.plan.prometheus_source:read_prometheus",
     "extender.admission.endpoints:webhook_app",
     "extender.scheduler.server:",  # the header Allow of an answer

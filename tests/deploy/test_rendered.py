@@ -101,6 +101,7 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
     ("control-on-gpu-nodes",),
+    ("console-host-network",),
     ("no-ptrace", "selinux", "backoff-gate", "in-tree-mirror", "webhook-host-network"),
     ("steering", "mig", "cert-manager", "monitors", "rules", "device-taints", "open-metrics"),
 )

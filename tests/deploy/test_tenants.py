@@ -140,6 +140,10 @@ def test_values_name_prometheus_and_the_api_server(tmp_path: Path) -> None:
     reviews, metrics = policies(found)["headroom-webhook"]["ingress"]
     assert (reviews["ports"][0]["port"], reviews["from"]) == (9443, server)
     assert metrics["ports"][0]["port"] == 8889
+    # The API server connects users to the console.
+    others, users = policies(found)["headroom-console"]["ingress"]
+    assert (users["ports"][0]["port"], users["from"]) == (8889, server)
+    assert server[0] not in others["from"]
     values["networkPolicies"]["prometheusNamespace"] = "pods-of-it"
     text = template(tmp_path, values)
     assert "kubernetes.io/metadata.name: pods-of-it" in text

@@ -9,8 +9,8 @@ import yaml
 
 from headroom.kubectl import cluster_changes, transport
 from headroom.kubectl.cluster_changes import Cluster
-from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError
-from headroom.kubectl.transport import PortForward
+from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError, DebugApi
+from headroom.kubectl.transport import Proxied
 
 TIMEOUT_S = 0.2
 
@@ -18,6 +18,7 @@ TIMEOUT_S = 0.2
 @pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, str]]:
     """Yield the listening socket, and the path of a kubeconfig with its address."""
+    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
     for module in (cluster_changes, transport):
         monkeypatch.setattr(module, "API_TIMEOUT_S", (TIMEOUT_S, TIMEOUT_S))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -44,13 +45,14 @@ def connections(server: socket.socket) -> int:
         count += 1
 
 
-def test_the_console_is_looked_up_once(hanging: tuple[socket.socket, str]) -> None:
+def test_a_session_is_asked_for_once(hanging: tuple[socket.socket, str]) -> None:
     server, kubeconfig = hanging
+    api = DebugApi(Proxied(kubeconfig, None, "headroom-system"))
     with pytest.raises(CommandError, match="the API server does not answer: ") as caught:
-        PortForward(kubeconfig, None, "headroom-system")
+        api.get("nodes")
     assert (caught.value.exit_code, connections(server)) == (UNREACHABLE, 1)
     assert "Read timed out" in str(caught.value)
-    assert "/api/v1/" not in str(caught.value)
+    assert "/apis/" not in str(caught.value)
 
 
 def test_a_node_is_read_once(hanging: tuple[socket.socket, str]) -> None:

@@ -4,9 +4,11 @@ The console shows pods, reports and profiles with hostile texts, older ones too 
 today reject.
 """
 
+import contextlib
 import json
 import shlex
 import subprocess
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -49,28 +51,20 @@ COMMANDS = (
 )
 
 
-class Connection:
-    """An HTTP connection to an application in this process."""
+class Direct:
+    """Sends requests to an application in this process."""
+
+    name, hint = "console", "hint"
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
 
-    def request(self, method: str, target: str, body: bytes | None, headers: Any) -> None:
+    @contextlib.contextmanager
+    def open(self, method: str, target: str, body: bytes | None, headers: Any) -> Iterator[Any]:
         sent = json.loads(body) if body else None
-        self._answer = (
-            self._asked.post(target, sent) if method == "POST" else self._asked.get(target)
-        )
-
-    def getresponse(self) -> Any:
-        reply = self._answer
-        return SimpleNamespace(
-            status=reply.status_code,
-            read=lambda _: reply.content,
-            getheader=lambda name: reply.headers.get(name),
-        )
-
-    def close(self) -> None:
-        pass
+        reply = self._asked.post(target, sent) if method == "POST" else self._asked.get(target)
+        read = lambda _: reply.content  # noqa: E731
+        yield SimpleNamespace(status=reply.status_code, read=read, headers=reply.headers)
 
 
 def hostile(of: Pod, text: str) -> Pod:
@@ -127,10 +121,7 @@ def console() -> Asked:
 
 
 def shown(console: Asked, command: str, width: int | None = None) -> Shown:
-    connect = SimpleNamespace(
-        name="console", hint="hint", headers={}, connect=lambda: Connection(console)
-    )
-    with mock.patch("headroom.kubectl.options.transport_for", return_value=connect):
+    with mock.patch("headroom.kubectl.options.transport_for", return_value=Direct(console)):
         return run("http://console", *shlex.split(command), width=width)
 
 

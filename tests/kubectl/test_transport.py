@@ -1,35 +1,22 @@
-"""The port of a console's pod, and errors in options before any connection."""
+"""Errors in options before any connection."""
 
+import base64
+import json
 from pathlib import Path
 
 import pytest
-from kubernetes.client import V1Container, V1ContainerPort, V1ObjectMeta, V1Pod, V1PodSpec
 
+from contract.console import AUDIENCE
 from headroom.kubectl.debug_api_client import CommandError
-from headroom.kubectl.transport import Files, target, transport_for
+from headroom.kubectl.transport import Files, transport_for
 from tests.certificates import Authority
 
 URL = "https://127.0.0.1:8889"
 
 
-@pytest.mark.parametrize(
-    ("ports", "port", "tls"),
-    [
-        pytest.param({"verbs": 8888, "debug-tls": 9000}, 9000, True, id="TLS"),
-        pytest.param({"verbs": 8888, "debug": 9000}, 9000, False, id="none"),
-        pytest.param({"debug": 9000, "debug-tls": 9001}, 9001, True, id="both"),
-        pytest.param({"verbs": 8888}, 8889, False, id="not said"),
-        pytest.param({}, 8889, False, id="no ports"),
-    ],
-)
-def test_tls_is_used_if_the_port_is_named_debug_tls(
-    ports: dict[str, int], port: int, tls: bool
-) -> None:
-    named = [V1ContainerPort(name=name, container_port=number) for name, number in ports.items()]
-    beside = V1Container(name="beside", ports=None)
-    spec = V1PodSpec(containers=[beside, V1Container(name="extender", ports=named or None)])
-    found = target(V1Pod(metadata=V1ObjectMeta(name="p"), spec=spec))
-    assert (found.pod, found.port, found.tls) == ("p", port, tls)
+def token_for(*audiences: str) -> str:
+    claims = json.dumps({"aud": audiences}).encode()
+    return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln"
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
@@ -57,7 +44,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "console.example", "[fd00::7]", "0.0.0.0"])
-@pytest.mark.parametrize("token", [None, "t"])
+@pytest.mark.parametrize("token", [None, token_for(AUDIENCE)])
 def test_plain_http_is_for_this_machine_only(host: str, token: str | None) -> None:
     """Otherwise others could read the token, and change the answers."""
     with pytest.raises(CommandError, match="is neither encrypted nor on this machine"):
@@ -65,3 +52,19 @@ def test_plain_http_is_for_this_machine_only(host: str, token: str | None) -> No
     for own in ("127.0.0.1", "localhost", "[::1]"):
         transport_for(f"http://{own}:8889", token, Files(), None, None, "headroom-system")
     transport_for(f"https://{host}:8889", token, Files(), None, None, "headroom-system")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        pytest.param("opaque", id="opaque"),
+        pytest.param(token_for("https://kubernetes.default.svc"), id="of the API server"),
+        pytest.param(token_for(AUDIENCE, "https://kubernetes.default.svc"), id="of both"),
+        pytest.param(token_for(), id="of none"),
+    ],
+)
+def test_a_token_for_other_servers_is_not_sent(token: str) -> None:
+    for server in (URL, "http://127.0.0.1:8889"):
+        with pytest.raises(CommandError, match=r"--audience headroom\.gpu/console") as caught:
+            transport_for(server, token, Files(), None, None, "headroom-system")
+        assert token not in str(caught.value)

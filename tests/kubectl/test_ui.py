@@ -1,33 +1,35 @@
-"""`kubectl headroom ui` finds another console after the one that it used has gone."""
+"""`kubectl headroom ui` goes on after an error, and prints each error once."""
 
-import http.client
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 
-from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError, Transport
+from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError, Response
 from headroom.kubectl.transport import Address
 from headroom.kubectl.ui import Page
 from tests.loopback import LOOPBACK
 
-GONE = CommandError("no console is ready", UNREACHABLE)
 
+class Failing(Address):
+    """Fails with each of the errors once, then sends requests."""
 
-class OfPod:
-    """Connections to a pod that has gone."""
+    def __init__(self, url: str, *errors: str) -> None:
+        super().__init__(url)
+        self._errors = list(errors)
 
-    hint = ""
-
-    def __init__(self, name: str) -> None:
-        self.headers = {"Authorization": "Bearer t"}
-        self.name = f"pod headroom-system/{name}"
-
-    def connect(self) -> http.client.HTTPConnection:
-        raise CommandError("404 Not Found", UNREACHABLE)
+    @contextlib.contextmanager
+    def open(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Response]:
+        if self._errors:
+            raise CommandError(self._errors.pop(0), UNREACHABLE)
+        with super().open(method, target, body, headers) as response:
+            yield response
 
 
 class Console(BaseHTTPRequestHandler):
@@ -51,20 +53,9 @@ def console() -> Iterator[str]:
         thread.join()
 
 
-def test_another_console_is_selected_and_each_error_is_printed_once(
-    console: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found: list[Transport | CommandError] = [OfPod("a"), GONE, GONE, OfPod("b"), Address(console)]
-
-    def select() -> Transport:
-        match found.pop(0):
-            case CommandError() as err:
-                raise err
-            case transport:
-                return transport
-
+def test_each_error_is_printed_once(console: str, capsys: pytest.CaptureFixture[str]) -> None:
     with ExitStack() as after:
-        page = after.enter_context(Page(select))
+        page = after.enter_context(Page(Failing(console, "gone", "gone", "gone", "away")))
         thread = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         after.callback(thread.join)
@@ -73,8 +64,9 @@ def test_another_console_is_selected_and_each_error_is_printed_once(
             with pytest.raises(httpx.TransportError):
                 LOOPBACK.get(f"{page.url}v1/fleet")
         assert LOOPBACK.get(f"{page.url}v1/fleet").text == "fleet"
-    assert not found
+        guessed = page.url.rpartition("/")[0].rpartition("/")[0]
+        assert LOOPBACK.get(f"{guessed}/other/v1/fleet").status_code == 404
     assert capsys.readouterr().err.splitlines() == [
-        "kubectl headroom: pod headroom-system/a: 404 Not Found",
-        "kubectl headroom: pod headroom-system/b: 404 Not Found",
+        f"kubectl headroom: {console}: gone",
+        f"kubectl headroom: {console}: away",
     ]

@@ -105,10 +105,8 @@
 {{- if $addresses }}{{ $_ := set $rule "to" $addresses }}{{ end }}
 {{- end }}
 {{- end }}
-{{- if and $addresses (eq .object.metadata.name "headroom-webhook") }}
-{{- range $rule := .object.spec.ingress }}
-{{- if eq (int (first $rule.ports).port) 9443 }}{{ $_ := set $rule "from" $addresses }}{{ end }}
-{{- end }}
+{{- if and $addresses (has .object.metadata.name (list "headroom-webhook" "headroom-console")) }}
+{{- range $rule := .object.spec.ingress }}{{ if not $rule.from }}{{ $_ := set $rule "from" $addresses }}{{ end }}{{ end }}
 {{- end }}
 {{- end -}}
 
