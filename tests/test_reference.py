@@ -66,6 +66,8 @@ def test_only_files_are_described_as_paths() -> None:
 _FORMATS = {"v1", "v1alpha1", "snapshot/v1", "recording/v1alpha1", "plan/v1alpha1"}
 # `headroom plan` recognizes files by their format without the version.
 _FORMATS |= {"snapshot", "recording"}
+# The signer that CertificateSigningRequests of users name, which is on no object of Headroom.
+_FORMATS |= {"console"}
 _NAME = re.compile(r"\bheadroom\.gpu/([a-z0-9]+(?:[/-][a-z0-9]+)*)")
 
 
