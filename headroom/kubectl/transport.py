@@ -210,7 +210,8 @@ class Proxied:
                 return f"{status} {message}: the API server rejects the kubeconfig's credentials"
             case 403:
                 return f"{message}; {needed_bindings(self._namespace)}"
-            case 503 if "endpoints" in message:
+            # Before Kubernetes 1.37, a Service that does not exist is a 404 instead.
+            case 404 | 503 if "no endpoints" in message or "not found" in message:
                 listed = command("kubectl", "-n", self._namespace, "get", "pods", "-l", SELECTOR)
                 return (
                     f"no console in namespace {self._namespace} is ready: {message}; see: "
