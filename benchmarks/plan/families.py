@@ -145,6 +145,30 @@ def mixture(cluster: Cluster) -> Iterator[Drawn]:
         yield from family(part)
 
 
+def nightly(cluster: Cluster) -> Iterator[Drawn]:
+    """Pipelines over the data of the day, at night, beside a few people by day."""
+    lots = cluster.lots
+    data = 1.0
+    steps = [
+        (lots.uniform(0.5, 3.0), cluster.mib(0.1, 0.6)) for _ in range(int(lots.integers(3, 7)))
+    ]
+    for day in range(cluster.days):
+        data = max(0.4, 1 + 0.5 * (data - 1) + lots.normal(0, 0.2))
+        today = data * (0.6 if day % 7 >= 5 else 1.0)
+        began_s = day * DAY_S + lots.uniform(0, 2) * HOUR_S
+        for step, (hours, mib) in enumerate(steps):
+            for _ in range(
+                max(1, round(cluster.size / len(steps) * today * lots.uniform(0.7, 1.3)))
+            ):
+                at_s = began_s + lots.exponential(1200)
+                ended_s = at_s + hours * HOUR_S * lots.uniform(0.7, 1.5)
+                yield f"step-{step}", at_s, ended_s, int(mib * lots.uniform(0.9, 1)), 1
+            began_s += 0.7 * hours * HOUR_S
+    for at_s in cluster.arrivals(cluster.size / 3, 0.1, office=True):
+        ended_s = at_s + lots.gamma(2.0, 1.5) * HOUR_S
+        yield "people", at_s, ended_s, cluster.mib(0.05, 0.3), 1
+
+
 def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
     """Services that always run, with a few restarts."""
     lots = cluster.lots
@@ -157,16 +181,17 @@ def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
 
 
 Family = Callable[[Cluster], Iterator[Drawn]]
-#: Families on which the ranges were tuned, together with ``generated``. ``deadlines`` was one of
-#: the judged families, until its first result was looked at.
+#: Families on which the ranges were tuned, together with ``generated``. ``deadlines`` and
+#: ``mixture`` were judged families, until their first results were looked at.
 TUNED: dict[str, Family] = {
     "traffic": traffic,
     "campaigns": campaigns,
     "sessions": sessions,
     "deadlines": deadlines,
+    "mixture": mixture,
 }
 #: Families that were only measured.
-JUDGED: dict[str, Family] = {"retraining": retraining, "drift": drift, "mixture": mixture}
+JUDGED: dict[str, Family] = {"retraining": retraining, "drift": drift, "nightly": nightly}
 
 
 def rows(name: str, seed: int, days: int, size: float) -> list[Row]:

@@ -28,7 +28,7 @@ LEAST_FIGURES = 4
 #: ``CHANCE`` times the spread of drawn histories (chance within the history), ``SWING`` times the
 #: most by which the largest day exceeds the fourth-largest (``rhythm``), and ``SEASON``
 #: (differences from week to week).
-CHANCE, SWING, SEASON = 1.0, 1.0, 0.10
+CHANCE, SWING, SEASON = 1.4, 1.0, 0.10
 #: Growth from one history to the next, as a part of the need.
 GROWTH = 0.04
 #: The same for what sharing saves, in GPUs or money, and for the part of the GPUs that this is.
