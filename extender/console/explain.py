@@ -24,7 +24,7 @@ from extender.console.devices import (
     overuse_views,
 )
 from extender.console.pending import verdict_of
-from extender.console.recommended import lower_as_recommended
+from extender.console.recommended import lower_as_recommended, with_recorded_peaks
 from extender.console.requested_pods import pod_named
 from extender.console.responses import (
     UNKNOWN,
@@ -253,7 +253,9 @@ def analysed(
     suggestions: list[Suggestion] = []
     if not pod.node:
         suggestions = lower_as_recommended(context, pod, verdicts, candidates)
-        suggestions += suggest(cluster, pod, verdicts, explanation, blocking, candidates)
+        suggestions += with_recorded_peaks(
+            context, pod, suggest(cluster, pod, verdicts, explanation, blocking, candidates)
+        )
     if any(each.recreates for each in suggestions):
         quotas = context.quotas(pod.metadata.namespace)
         suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))

@@ -1,14 +1,18 @@
 """The recommended request of one pod, and whether the pod would fit with it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from contract.annotations import VRAM, Bytes, VramAnnotation, render_vram
 from contract.kube import Pod
+from contract.quantity import gib
 from extender.console.view_context import Context
 from extender.placement.capacity import largest_devices
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.recommend.families import profile_controller
-from extender.recommend.profile_status import newest_requests
+from extender.recommend.profile_status import newest_requests, restored
 from extender.state.eligible_nodes import Feasible
 from extender.state.fixes import request_memory
 from extender.state.request_whatif import Amounts, with_amounts
@@ -54,3 +58,21 @@ def lower_as_recommended(
     )
     fix = request_memory(pod, changed[0].annotation(VRAM) or "")
     return [Suggestion("recommended", sentence, nodes=nodes, recreates=True, fix=fix)]
+
+
+def with_recorded_peaks(
+    context: Context, pod: Pod, suggestions: Sequence[Suggestion]
+) -> list[Suggestion]:
+    """Return the suggestions; those to request less than recorded lives of the workload used state
+    this, and have no command."""
+    profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
+    containers = restored(profile.status).containers.values() if profile else ()
+    peak_bytes, lives = max((each.highest() for each in containers), default=(0, 0))
+    used = f"of {'1 recorded life' if lives == 1 else f'{lives:,} recorded lives'} of this workload"
+    found: list[Suggestion] = []
+    for each in suggestions:
+        if each.lower_to_bytes is not None and each.lower_to_bytes < peak_bytes:
+            sentence = f"{each.sentence}; {used}, some used up to {gib(peak_bytes, up=True)}"
+            each = replace(each, sentence=sentence, fix="")
+        found.append(each)
+    return found

@@ -132,6 +132,8 @@ def _other_vram(study: Study) -> Iterator[str]:
             elif max(row.out_of_memory):
                 lost = span(*whole(row.out_of_memory))
                 text += f", and {lost} pods that use more than they request run out of memory"
+            if needed and row.demands.missing and not study.unshared.demands.missing:
+                text += ", without a range"
             yield text + "."
 
 

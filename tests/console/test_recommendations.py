@@ -327,3 +327,10 @@ def test_a_recommendation_that_does_not_fit_either_is_not_suggested(asked: Asked
     body = asked.get("/v1/explain/pods/ml/waits").json()
     assert body["verdict"] == "rejected"
     assert "recommended" not in [each["kind"] for each in body["advice"]]
+    # Lives of 8 GiB are recorded, so less is suggested with that, and without a command.
+    (lower,) = [each for each in body["advice"] if each["kind"] == "lower"]
+    assert lower["lower_to_bytes"] < 8 * GIB
+    assert lower["sentence"].endswith(
+        "; of 5 recorded lives of this workload, some used up to 8.1 GiB"
+    )
+    assert lower["fix"] is None
