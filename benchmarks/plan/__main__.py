@@ -4,6 +4,7 @@ python -m benchmarks.plan generate cluster --days 14 --nodes 16
 python -m benchmarks.plan backtest
 python -m benchmarks.plan savings
 python -m benchmarks.plan families
+python -m benchmarks.plan commanded
 python -m benchmarks.plan speed --pods 10000 --pods 100000
 python -m benchmarks.plan played --mode predicted --replicas 4 --html report.html
 """
@@ -17,7 +18,15 @@ from typing import Annotated
 import typer
 
 from benchmarks.packing.__main__ import machine_line
-from benchmarks.plan import backtest, families, family_weeks, generated, played, speed
+from benchmarks.plan import (
+    backtest,
+    commanded,
+    families,
+    family_weeks,
+    generated,
+    played,
+    speed,
+)
 from benchmarks.plan.backtest import Cluster, Week
 from extender.plan.scenarios import Configuration
 
@@ -148,6 +157,25 @@ def of_families(
         kind = "other seeds" if name in families.TUNED else "judged"
         found = played_weeks(name, judged_seed)
         typer.echo(family_weeks.row(f"{name}, {kind}", found, factors))
+
+
+@app.command("commanded")
+def of_command(
+    clusters: Annotated[int, typer.Option(help="Clusters, of all families in turn.")] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of the first cluster.")] = 9000,
+) -> None:
+    """Run headroom plan on two weeks of clusters, and check its ranges and annotations."""
+    found = []
+    for number in range(clusters):
+        found.append(commanded.check(number, seed))
+        typer.echo(found[-1])
+    ranges = [each.contained for each in found if each.contained is not None]
+    totals = [sum(some) for some in zip(*ranges, strict=True)]
+    typer.echo(
+        f"{len(ranges)} of {clusters} with ranges; of these contained (unshared, shared, saved): "
+        f"{totals}; annotations: {sum(each.annotations for each in found)}, below a peak: "
+        f"{sum(each.below for each in found)}, also exclusive: {sum(each.both for each in found)}"
+    )
 
 
 @app.command("speed")
