@@ -48,7 +48,7 @@ def test_requests_of_twice_the_recommendation_are_named_by_namespace() -> None:
     bound(asked, "near", "12Gi", owner="chat")
     assert found(asked, profile(), profile("chat")) == [
         "advice: Deployment ml/llm: the pods request at least twice what past lives needed: "
-        "70.7 GiB more than recommended. To do: kubectl headroom recommend -n ml -o patch prints "
+        "71.2 GiB more than recommended. To do: kubectl headroom recommend -n ml -o patch prints "
         "the commands that lower the requests."
     ]
 
