@@ -25,7 +25,7 @@ SCHEDULER = Workload(
 CONSOLE = Workload("Deployment", "headroom-console", {"console": (8889,)})
 WEBHOOK = Workload("Deployment", "headroom-webhook", {"webhook": (9443, 8889)})
 RECORDER = Workload("Deployment", "headroom-recorder", {"recorder": (8889,)})
-AGENT = Workload("DaemonSet", "headroom-agent", {"agent": (9410,)})
+AGENT = Workload("DaemonSet", "headroom-agent", {"agent": (9410, 9412)})
 WORKLOADS = (SCHEDULER, CONSOLE, WEBHOOK, RECORDER, AGENT)
 #: kube-scheduler calls the extender here.
 EXTENDER_URL = "https://127.0.0.1:8888"
@@ -125,7 +125,8 @@ def _node(drawing: Drawing) -> None:
     drawing.box(16, 394, 556, 172, dashed=True)
     drawing.text(556, 414, "each GPU node", size=13, fill=QUIET, anchor="end")
     _part(drawing, 32, 424, 166, 96, AGENT)
-    drawing.text(115, 492, f"port {AGENT.ports['agent'][0]}", anchor="middle")
+    ports = ", ".join(map(str, AGENT.ports["agent"]))
+    drawing.text(115, 492, f"ports {ports}", anchor="middle")
     drawing.box(306, 424, 88, 38)
     drawing.text(350, 448, "kubelet", anchor="middle")
     drawing.box(432, 424, 124, 38)
