@@ -8,6 +8,7 @@ the same time. The most that a pod can take of one device is its largest phase.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -184,11 +185,14 @@ def understand(
     that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
     """
     try:
-        found = [*_gpu_containers(pod, rules)]
+        gpu_containers = _gpu_containers(pod, rules)
+        found = [*islice(gpu_containers, 1)]
+        # Before the other containers are parsed: a pod can have thousands.
+        if enforce_limits and found and (too_much := exceeded(pod)):
+            return Unreadable(Reason.POD_TOO_LARGE, too_much)
+        found += gpu_containers
     except BadQuantity as err:
         return Unreadable(Reason.BAD_POD, str(err))
-    if enforce_limits and found and (too_much := exceeded(pod)):
-        return Unreadable(Reason.POD_TOO_LARGE, too_much)
     try:
         annotations = pod.metadata.annotations or {}
         relevant = annotations if found else {}
@@ -284,10 +288,7 @@ class _GpuContainer:
 
 
 def _gpu_containers(pod: Pod, rules: Rules) -> Iterator[_GpuContainer]:
-    """Yield the containers that request managed resources, init containers first.
-
-    Raises ``BadQuantity``.
-    """
+    """Yield containers with managed resources, init containers first; raise ``BadQuantity``."""
     return (
         _GpuContainer(index, container.name, resource, count)
         for index, container in _containers(pod)
@@ -372,11 +373,8 @@ def _origin(written_from: str) -> str:
 
 def _asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:
     """Return one ask for each resource, with its phases."""
-    sidecars = {
-        container.name
-        for container in pod.spec.init_containers or ()
-        if container.restart_policy == "Always"
-    }
+    init = pod.spec.init_containers or ()
+    sidecars = {each.name for each in init if each.restart_policy == "Always"}
     asks: list[Ask] = []
     for resource in dict.fromkeys(ask.resource for ask in containers):
         own = [ask for ask in containers if ask.resource == resource]

@@ -166,7 +166,7 @@ def holds_gpus_by_claim(pod: Pod, rules: Rules) -> bool:
     """Return whether a claim, and no device plugin, serves all GPUs that the pod requests."""
     claimed = pod.status.extended_resource_claim_status if pod.status else None
     served = {each.resource_name for each in (claimed and claimed.request_mappings) or ()}
-    wanted = replicas_requested(pod, rules).keys()
+    wanted = replicas_requested(pod, rules).keys() if served else ()
     return bool(wanted) and served.issuperset(wanted)
 
 

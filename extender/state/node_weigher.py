@@ -132,7 +132,8 @@ class NodeWeigher:
             reserve_bytes = self.node_settings(gpunode.name).reserve_bytes
             devices = status.devices if status else ()
             return claimed(pod, held, devices, reserve_bytes) if held else None
-        if not pod.node and self.by_dra(gpunode.name) >= replicas_requested(pod, self.rules).keys():
+        by_dra = frozenset() if pod.node else self.by_dra(gpunode.name)
+        if by_dra and by_dra >= replicas_requested(pod, self.rules).keys():
             return None  # kube-scheduler makes a claim for it
         return adopt(
             as_bound(pod),

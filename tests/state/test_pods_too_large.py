@@ -1,0 +1,43 @@
+"""The work that a pod causes whose containers exceed the limit."""
+
+from contract.kube import Container, InitContainer
+from contract.pod_limits import MAX_CONTAINERS
+from extender.placement.policy import Rules
+from extender.placement.request import Unreadable
+from tests.builders import GPU, container, gpunode, kube_node, pod, shared
+from tests.state.states import seen, state_of
+
+MANY = 1000
+
+
+class CountingRules(Rules):
+    """Counts the containers that are looked at: each requests one resource."""
+
+    looks: list[str] = []  # noqa: RUF012 - shared by copies
+
+    def manages(self, resource: str) -> bool:
+        self.looks.append(resource)
+        return super().manages(resource)
+
+
+def many() -> list[Container | InitContainer]:
+    return [container(f"c{index}") for index in range(MANY)]
+
+
+def test_only_the_charge_looks_at_all_containers() -> None:
+    """In mode observe, such a pod is bound and charged. kube-scheduler's other calls wait."""
+    rules = CountingRules()
+    state = state_of(*seen(kube_node(), gpunode(shared("a"))), rules=rules)
+    large = pod("1Gi", *many())
+
+    rules.looks.clear()
+    assert isinstance(state.understand(large), Unreadable)
+    assert len(rules.looks) <= MAX_CONTAINERS
+
+    held = state.gpunode("n")
+    assert held is not None
+    rules.looks.clear()
+    adopted = state.adopt(large, held)
+    assert adopted is not None
+    assert adopted.charges[0].resource == GPU
+    assert len(rules.looks) <= MANY + MAX_CONTAINERS
