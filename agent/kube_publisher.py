@@ -11,7 +11,7 @@ import urllib3
 from agent.api_server import ApiServer, NotReached, error_message, request
 from agent.status_builder import rfc3339
 from contract.annotations import OBSERVED_AT
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus
+from contract.gpunode import API_VERSION, GROUP, KIND, PLURAL, VERSION, GPUNode, GPUNodeStatus
 from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import KubeStruct, ObjectMeta
@@ -118,25 +118,33 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
     def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
-        """Renew the Lease, or create it if there is none; return its resourceVersion."""
-        annotations = {OBSERVED_AT: encode_confirmation(vouch)}
+        """Renew the Lease, or create it if there is none; return its resourceVersion.
+
+        The GPUNode owns the Lease, so that Kubernetes deletes both with the Node.
+        """
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self._node,
+            "uid": vouch.gpunode,
+        }
+        metadata = {
+            "annotations": {OBSERVED_AT: encode_confirmation(vouch)},
+            "ownerReferences": [owner],
+        }
         spec = {
             "holderIdentity": self._node,
             "leaseDurationSeconds": round(3 * self._heartbeat_s),
             "renewTime": rfc3339(now),
         }
         what = f"Lease {self._namespace}/{self._node}"
-        patch = {"metadata": {"annotations": annotations}, "spec": spec}
+        patch = {"metadata": metadata, "spec": spec}
         answer = self._send("PATCH", f"{self._leases}/{self._node}", patch)
         if answer.status == 404:
             lease = {
                 "apiVersion": "coordination.k8s.io/v1",
                 "kind": "Lease",
-                "metadata": {
-                    "name": self._node,
-                    "namespace": self._namespace,
-                    "annotations": annotations,
-                },
+                "metadata": {"name": self._node, "namespace": self._namespace, **metadata},
                 "spec": spec,
             }
             answer = self._send("POST", self._leases, lease)

@@ -85,6 +85,15 @@ def test_lease_is_created_once_and_then_renewed(
     }
 
 
+def test_the_current_gpunode_owns_the_lease(api: ApiServer, publisher: KubernetesPublisher) -> None:
+    for uid in ("uid-1", "uid-2"):  # the GPUNode was deleted and created again
+        publisher.heartbeat(NOW, msgspec.structs.replace(VOUCH, gpunode=uid))
+        assert api.lease is not None
+        assert api.lease["metadata"]["ownerReferences"] == [
+            {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode", "name": "n1", "uid": uid}
+        ]
+
+
 def test_a_rejection_shows_what_was_rejected_and_why(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
