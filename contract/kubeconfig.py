@@ -7,8 +7,10 @@ fails. The package is imported only to connect, and gets only the context that w
 """
 
 import ipaddress
+import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,12 +100,20 @@ def find(
     )
     clusters = _first([(each.path, each.clusters) for each in files])
     users = _first([(each.path, each.users) for each in files])
-    path, cluster = clusters.get(cluster_name, ("", {}))
+    cluster_path, cluster = clusters.get(cluster_name, ("", {}))
     if not cluster.get("server"):
         raise NoCluster(f"{where}: context {name!r} has no cluster with a server", namespace)
+    if user_name and user_name not in users:
+        raise BadKubeconfig(
+            f"{path}: context {name!r} has user {user_name!r}, which is not defined"
+        )
     user_file, user = users.get(user_name, ("", {}))
     return Selected(
-        namespace, _resolved(cluster, path), _resolved(user, user_file), user_name, user_file
+        namespace,
+        _resolved(cluster, cluster_path),
+        _resolved(user, user_file),
+        user_name,
+        user_file,
     )
 
 
@@ -177,10 +187,15 @@ def _load(configuration: Any, selected: Selected) -> None:
 
     user = dict(selected.user)
     token_file = user.pop("tokenFile", None)
+    if "username" in user:
+        user.pop("exec", None)  # kubectl then starts no plugin
+    scheme, colon, rest = str(selected.cluster["server"]).partition(":")
+    # The package uses the certificates only if it sees this scheme.
+    cluster = {**selected.cluster, "server": f"{scheme.lower()}{colon}{rest}"}
     only: dict[str, Any] = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": selected.cluster}],
+        "clusters": [{"name": "c", "cluster": cluster}],
         "users": [{"name": "u", "user": user}],
     }
     loader: Any = KubeConfigLoader
@@ -190,7 +205,13 @@ def _load(configuration: Any, selected: Selected) -> None:
     if token_file:
         # Read again for each request, because the token can be replaced.
         def read_token(configuration: Any) -> None:
-            configuration.api_key["BearerToken"] = f"Bearer {Path(token_file).read_text().strip()}"
+            try:
+                token = Path(token_file).read_text().strip()
+            except OSError:
+                if "token" not in user:
+                    raise
+            else:
+                configuration.api_key["BearerToken"] = f"Bearer {token}"
 
         configuration.refresh_api_key_hook = read_token
         read_token(configuration)
@@ -225,14 +246,29 @@ def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> 
     parts = urlsplit(configuration.host)
     host = parts.hostname or ""
     if url:  # applies to all hosts
-        configuration.proxy, configuration.no_proxy = url, _NO_HOST
+        configuration.proxy, configuration.no_proxy = _http_proxy(url, "proxy-url"), _NO_HOST
         return
     keys = f"{parts.scheme}_proxy".upper(), f"{parts.scheme}_proxy"
-    proxy = next((value for key in keys if (value := environment.get(key))), None)
+    key, proxy = next(((key, value) for key in keys if (value := environment.get(key))), ("", ""))
+    if proxy and "://" not in proxy:
+        proxy = f"http://{proxy}"
     except_for = environment.get("NO_PROXY") or environment.get("no_proxy") or _NO_HOST
+    hosts = (each.strip() for each in except_for.split(","))
     local = host == "localhost" or _is_loopback(host)
-    configuration.proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
-    configuration.no_proxy = host if local else except_for
+    configuration.proxy = _http_proxy(proxy, key) if proxy else None
+    # For Go's programs, *.example.org is .example.org.
+    configuration.no_proxy = host if local else ",".join(re.sub(r"^\*\.", ".", h) for h in hosts)
+
+
+def _http_proxy(url: str, source: str) -> str:
+    """Return the address of a proxy; raise ``BadKubeconfig`` if it cannot be used."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url
+    except ValueError:
+        pass
+    raise BadKubeconfig(f"{source}: {url!r} is not supported. Example: http://proxy.example:3128")
 
 
 def _is_loopback(host: str) -> bool:
@@ -257,7 +293,10 @@ def _read(path: str, *, required: bool) -> _File | None:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(path).read_bytes())
+        text = Path(path).read_bytes()
+        # YAML's parser rejects tabs, which JSON permits. As kubectl, read the first document only.
+        is_json = text.lstrip().startswith(b"{") and b"\t" in text
+        content = json.loads(text) if is_json else next(iter(yaml.safe_load_all(text)), None)
     except FileNotFoundError:
         if not required:
             return None

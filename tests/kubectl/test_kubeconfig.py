@@ -171,6 +171,33 @@ clusters: [{name: c, cluster: {server: "<URL>/one", certificate-authority: ca.cr
 contexts: [{name: c, context: {cluster: c, user: u}}]
 users: [{name: u, user: {token: t}}]
 """,
+    "json-with-tabs": """{
+\t"current-context": "c",
+\t"clusters": [{"name": "c", "cluster":
+\t\t{"server": "<URL>/json", "certificate-authority": "ca.crt"}}],
+\t"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+\t"users": [{"name": "u", "user": {"token": "t"}}]
+}""",
+    "two-documents": """
+current-context: c
+clusters: [{name: c, cluster: {server: "<URL>/first", certificate-authority: ca.crt}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: t}}]
+---
+current-context: other
+""",
+    "upper-case": """
+current-context: c
+clusters: [{name: c, cluster: {server: "HTTPS://127.0.0.1:<PORT>/upper",
+  certificate-authority: ca.crt}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: t}}]
+""",
+    "no-such-user": """
+current-context: c
+clusters: [{name: c, cluster: {server: "<URL>/c", certificate-authority: ca.crt}}]
+contexts: [{name: c, context: {cluster: c, user: lost}}]
+""",
     "wrong-type": "{current-context: 7}",
     "list": "[1]",
     "broken": "a: [",
@@ -185,6 +212,12 @@ current-context: c
 clusters: [{name: c, cluster: {server: "<URL>/file", certificate-authority: ca.crt}}]
 contexts: [{name: c, context: {cluster: c, user: u, namespace: ""}}]
 users: [{name: u, user: {tokenFile: token, token: ""}}]
+""",
+    "token-file-lost": """
+current-context: c
+clusters: [{name: c, cluster: {server: "<URL>/file", certificate-authority: ca.crt}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {tokenFile: lost, token: t-inline}}]
 """,
     "password": """
 current-context: c
@@ -204,6 +237,7 @@ users: [{{name: u, user: {{exec: {{{EXEC}, command: "{command}", {more}}}}}}}]
             ("of-path", "sign-in", "env: [{name: PREFIX, value: x-}]"),
             ("fails", "./failing", ""),
             ("missing", "no-such-plugin", ""),
+            ("and-password", "./sign-in", "}, username: ada, password: secret, x: {"),
         )
     },
     **{
@@ -219,6 +253,7 @@ users: [{{name: u, user: {{token: t}}}}]
             ("url-local", "<URL>/local", "<PROXY>"),
             ("none", "https://cluster.invalid:6443", ""),
             ("none-local", "<URL>/local", ""),
+            ("socks", "https://cluster.invalid:6443", "socks5://127.0.0.1:1"),
         )
     },
 }
@@ -287,6 +322,10 @@ CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "a number as current context": ("wrong-type:alpha", (), {}),
     "a list": ("list:alpha", (), {}),
     "no YAML": ("alpha:broken", (), {}),
+    "JSON with tabs": ("json-with-tabs", (), {}),
+    "two YAML documents": ("two-documents", (), {}),
+    "a scheme in capitals": ("upper-case", (), {}),
+    "a context without its user": ("no-such-user", (), {}),
     "a folder": ("<DIR>:alpha", (), {}),
     "no KUBECONFIG": (None, (), {}),
     "empty KUBECONFIG": ("", (), {}),
@@ -304,7 +343,9 @@ CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "a pod's address without an account": ("alpha", (), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}),
     "POD_NAMESPACE outside a pod": ("implicit", (), {"POD_NAMESPACE": "ns-pod"}),
     "token file": ("token-file", (), {}),
+    "a token beside a missing token file": ("token-file-lost", (), {}),
     "password": ("password", (), {}),
+    "password beside an exec plugin": ("plugin-and-password", (), {}),
     "exec plugin beside the file": ("plugin-relative", (), {}),
     "exec plugin of PATH": ("plugin-of-path", (), {}),
     "exec plugin fails": ("plugin-fails", (), {}),
@@ -326,6 +367,7 @@ CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
 ERRORS = {
     *("all files missing", "only an empty file", "only nulls", "only no current context"),
     *("unknown current context", "a context without its cluster", "a name twice in a file"),
+    "a context without its user",
     *("a number as current context", "a list", "no YAML", "a folder"),
     *("--kubeconfig is one file", "--kubeconfig of a missing file"),
     *("--kubeconfig without current context", "--context of no file"),
@@ -387,6 +429,12 @@ def test_headroom_reaches_what_kubectl_reaches(
         ),
         ("plugin-missing", None, "<DIR>/plugin-missing: user 'u': [Errno 2] No such file"),
         (
+            "no-such-user",
+            None,
+            "<DIR>/no-such-user: context 'c' has user 'lost', which is not defined",
+        ),
+        ("proxy-socks", None, "proxy-url: 'socks5://127.0.0.1:1' is not supported. Example: http"),
+        (
             "impersonation",
             None,
             "<DIR>/impersonation: user 'u': as (impersonation) is not supported",
@@ -399,6 +447,20 @@ def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_reason(
     with pytest.raises(kubeconfig.BadKubeconfig) as caught:
         kubeconfig.configure(client.Configuration(), str(world.folder / name), context, {})
     assert str(caught.value).startswith(world.filled(message))
+
+
+@pytest.mark.parametrize("proxy", ["http://[", "http://host:port", "socks5h://host:1", "://"])
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_named(proxy: str, world: World) -> None:
+    file, environment = str(world.folder / "alpha"), {"HTTPS_PROXY": proxy}
+    with pytest.raises(kubeconfig.BadKubeconfig, match=r"^HTTPS_PROXY: .* is not supported"):
+        kubeconfig.configure(client.Configuration(), file, None, environment)
+
+
+def test_an_asterisk_before_a_domain_excepts_its_hosts_from_the_proxy(world: World) -> None:
+    environment = {"HTTPS_PROXY": "http://proxy", "NO_PROXY": "*.example.org, *.invalid,*"}
+    configuration = client.Configuration()
+    kubeconfig.configure(configuration, str(world.folder / "proxy-none"), None, environment)
+    assert configuration.no_proxy == ".example.org,.invalid,*"
 
 
 def test_a_token_that_was_renewed_is_written_to_the_file_of_its_user(
