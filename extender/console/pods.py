@@ -15,7 +15,9 @@ from extender.console.responses import AskedPage, Page, Paged, joined
 from extender.console.view_context import Context, InContext, Newest, shared
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
+from extender.state.cluster_state import ClusterState
 from extender.state.gpu_pods import GpuPod, GpuPods
+from extender.state.unmanaged_gpus import unmanaged_requests
 
 #: Default page size, and the largest.
 PODS, MOST_PODS = 100, 1000
@@ -296,7 +298,7 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
         devices=list(pod.devices),
         states=[each.value for each in wanted.states_of(pod)],
         request=", ".join(f"{a.count} x {a.resource} with {a.amount_text}" for a in asks)
-        or (NO_REQUEST if pod.uid in context.cluster.gpu_users.pods else ""),
+        or _unmanaged_request(context.cluster, pod.uid),
         reserved_bytes=pod.reserved_bytes,
         used_bytes=pod.used_bytes,
         peak_bytes=None if pod.used_bytes is None else pod.peak_bytes,
@@ -304,4 +306,15 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
         overuse_bytes=pod.overuse_bytes,
         created_at=pod.created_at or None,
         idle_since=pod.idle_since or None,
+    )
+
+
+def _unmanaged_request(cluster: ClusterState, uid: str) -> str:
+    """Return the GPU resources that a pod requests and that are not managed; empty if it is not
+    known."""
+    pod = cluster.gpu_users.pods.get(uid)
+    return (
+        ""
+        if pod is None
+        else ", ".join(unmanaged_requests(pod, cluster.rules.manages)) or NO_REQUEST
     )

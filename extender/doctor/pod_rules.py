@@ -10,6 +10,7 @@ from extender.placement.start_phase import lacks_probe
 from extender.state.cluster_state import ClusterState
 from extender.state.overuse_decisions import overusing_pods
 from extender.state.steering_whatif import steering_gain
+from extender.state.unmanaged_gpus import unmanaged_requests
 
 #: Outcomes of pods that Headroom does not evict now, although other pods lack memory.
 _KEPT = ("protected", "rejected")
@@ -74,7 +75,8 @@ def examine_starts(state: ClusterState) -> Iterator[Finding]:
 
 def examine_users(state: ClusterState) -> Iterator[Finding]:
     """Yield a finding about pods that use GPUs and request none."""
-    users = state.gpu_users.pods.values()
+    pods, manages = state.gpu_users.pods.values(), state.rules.manages
+    users = [pod for pod in pods if not unmanaged_requests(pod, manages)]
     if users:
         yield Finding(
             Weight.WARNING,

@@ -1,4 +1,4 @@
-"""Looks up the names of pods that use GPUs and request none (``state.gpu_users``).
+"""Looks up the pods that use GPUs and request none that Headroom manages (``state.gpu_users``).
 
 Only the node of an unknown pod is listed, and at most ``MOST_TRIES`` times for each pod: a process
 can outlive its pod.
@@ -14,7 +14,7 @@ from extender.errors import StoreError
 from extender.periodic import Loops
 from extender.placement.updated_nodes import UpdatedNodes
 from extender.state.cluster_state import ClusterState
-from extender.state.gpu_users import unnamed_users
+from extender.state.gpu_users import unreserved_users
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ class GpuUserReader:
         self._cluster = cluster
         self._pods_on = pods_on
         self._updated = UpdatedNodes()
-        #: Node -> uids of its pods that the report does not name and the state does not have.
+        #: Node -> uids of the pods in its report that the state does not have.
         self._wanted: dict[str, frozenset[str]] = {}
         #: Uid -> number of lookups so far, and the monotonic time of the next one.
         self._tries: dict[str, tuple[int, float]] = {}
@@ -83,7 +83,7 @@ class GpuUserReader:
         for row in self._updated.since_last(snap, now_s):
             name = snap.nodes[row].name
             gpunode = self._cluster.gpunode(name)
-            uids = frozenset() if gpunode is None else unnamed_users(gpunode)
+            uids = frozenset() if gpunode is None else unreserved_users(gpunode)
             uids = frozenset(uid for uid in uids if self._cluster.pod(uid) is None)
             self._wanted.pop(name, None)
             if uids:

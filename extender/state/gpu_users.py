@@ -1,7 +1,8 @@
-"""Pods that use GPUs and request none, for example by their image's NVIDIA_VISIBLE_DEVICES.
+"""Pods that use GPUs and request none that Headroom manages.
 
-The state keeps only pods that request GPUs. A report shows the use of all pods, but the names only
-of those to which the kubelet gave a device. So the console looks up the others
+They see GPUs by their image's NVIDIA_VISIBLE_DEVICES, for example, or request a resource that the
+settings do not name. The state keeps only pods that request managed GPUs. A report shows the use of
+all pods, but an agent is not believed which pods exist. So the console looks them up
 (``observability.gpu_user_reader``), and the doctor lists all pods anyway.
 """
 
@@ -25,17 +26,15 @@ class GpuUsers:
         self.pods = pods
 
     def find(self, gpunodes: Iterable[GPUNode], pods: Iterable[Pod]) -> None:
-        """Replace the pods by those of ``pods`` that use a GPU of their node without a name in its
-        report."""
-        unnamed = {gpunode.name: unnamed_users(gpunode) for gpunode in gpunodes}
+        """Replace the pods by those of ``pods`` that use a GPU of their node without a
+        reservation."""
+        users = {gpunode.name: unreserved_users(gpunode) for gpunode in gpunodes}
         self.replace(
-            {pod.metadata.uid: pod for pod in pods if pod.metadata.uid in unnamed.get(pod.node, ())}
+            {pod.metadata.uid: pod for pod in pods if pod.metadata.uid in users.get(pod.node, ())}
         )
 
 
-def unnamed_users(gpunode: GPUNode) -> frozenset[str]:
-    """Return the uids of the pods that the report of a node shows without a name, and that have
-    neither a device of the kubelet nor a reservation there."""
+def unreserved_users(gpunode: GPUNode) -> frozenset[str]:
+    """Return the uids of the pods in the report of a node that have no reservation there."""
     uses = gpunode.status.pods if gpunode.status else ()
-    holders = {use.uid for use in uses if use.replica} | gpunode.spec.reservations.keys()
-    return frozenset(use.uid for use in uses if use.uid and not use.name) - holders
+    return frozenset(use.uid for use in uses if use.uid) - gpunode.spec.reservations.keys()

@@ -6,7 +6,7 @@ memory.
 
 from collections.abc import Callable, Iterable
 
-from contract.kube import Node
+from contract.kube import Node, Pod
 from extender.state.cluster_state import ClusterState
 
 #: Label of nodes with GPUs, written by GPU feature discovery.
@@ -38,3 +38,14 @@ def unmanaged_on(node: Node, reported: Iterable[str], manages: Callable[[str], b
     if _GPU_NODE in (node.metadata.labels or {}) and not any(map(manages, allocatable)):
         found |= {resource for resource in allocatable if resource.startswith(_VENDOR)}
     return {resource for resource in found if not manages(resource)}
+
+
+def unmanaged_requests(pod: Pod, manages: Callable[[str], bool]) -> list[str]:
+    """Return the GPU resources that the pod requests and that are not managed."""
+    found = {
+        resource
+        for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ()))
+        for resource in (container.resources and container.resources.limits) or ()
+        if resource.startswith(_VENDOR) and not manages(resource)
+    }
+    return sorted(found)

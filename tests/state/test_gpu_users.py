@@ -12,10 +12,11 @@ from contract.kube import OwnerReference, Pod
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight, line
 from extender.doctor.node_rules import examine_nodes
+from extender.doctor.pod_rules import examine_users
 from extender.errors import StoreError
 from extender.observability.gpu_user_reader import AGAIN_AFTER_S, MOST_TRIES, GpuUserReader
-from extender.state.changes import GPUNodeSeen, NodeSeen, Relisted
-from extender.state.gpu_users import unnamed_users
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen, Relisted
+from extender.state.gpu_users import unreserved_users
 from extender.state.holdings import of_node
 from tests.builders import GIB, container, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
@@ -57,15 +58,15 @@ def round_of(reader: GpuUserReader, now_s: float) -> None:
     asyncio.run(reader.once(now_s))
 
 
-def test_a_row_without_a_name_and_a_reservation_is_of_a_pod_that_requests_no_gpu() -> None:
+def test_pods_of_a_report_without_a_reservation_may_be_unknown() -> None:
     rows = [
         use("ray", "a", GIB, namespace="", name="", replica=""),
-        use("named", "a", GIB, replica="a::0"),
+        use("other", "a", GIB, replica="a::0"),
         use("reserved", "a", GIB, namespace="", name="", replica=""),
     ]
     held = report(*rows, reserved=reservation({"a": GIB}))
-    assert unnamed_users(held.gpunode) == {"ray"}
-    assert unnamed_users(gpunode()) == frozenset()
+    assert unreserved_users(held.gpunode) == {"ray", "other"}
+    assert unreserved_users(gpunode()) == frozenset()
 
 
 def test_the_pod_is_named_wherever_gpu_memory_is_listed_by_pod() -> None:
@@ -91,10 +92,24 @@ def test_the_pod_is_named_wherever_gpu_memory_is_listed_by_pod() -> None:
     assert (holder["namespace"], holder["name"], holder["phase"]) == ("default", "head", "running")
 
 
+def test_a_pod_with_a_resource_that_is_not_managed_counts_for_its_own_namespace() -> None:
+    """The kubelet gave it a replica, so its agent reports its name."""
+    other = pod(None, container(resource="nvidia.com/a100"), uid="o", name="other", node="n")
+    asked = fleet(report(use("o", "a", GIB, name="other", replica="a::0")))
+    round_of(GpuUserReader(asked.cluster, ApiServer(other).on), 1.0)
+    (row,) = asked.get("/v1/pods").json()["pods"]
+    assert (row["namespace"], row["name"]) == ("default", "other")
+    assert row["request"] == "nvidia.com/a100"
+    (team,) = asked.get("/v1/teams").json()["teams"]
+    assert (team["namespace"], team["used_bytes"]) == ("default", GIB)
+    assert not list(examine_users(asked.cluster))  # another finding names the resource
+
+
 def test_only_the_node_of_an_unknown_pod_is_listed_and_not_again() -> None:
     api = ApiServer(USER)
     known = report(use("k", "a", GIB, replica="a::0"), name="other")
-    asked = fleet(NodeSeen(kube_node("other")), known, BY_UID)
+    bound = PodSeen(pod("1Gi", uid="k", node="other"))
+    asked = fleet(NodeSeen(kube_node("other")), bound, known, BY_UID)
     reader = GpuUserReader(asked.cluster, api.on)
     for now_s in (1.0, 11.0, 1000.0):
         round_of(reader, now_s)
