@@ -34,6 +34,12 @@ def end_old_pods_first(pod: Pod) -> str:
     return _patch(pod, {field: rolling}) if field else ""
 
 
+def end_all_old_pods_first(pod: Pod) -> str:
+    """Return the command that makes the pod's Deployment end all old pods before it starts new
+    ones."""
+    return _patch(pod, {"strategy": {"type": "Recreate", "rollingUpdate": None}})
+
+
 def _patch(pod: Pod, spec: Mapping[str, object]) -> str:
     """Return the command that patches the spec of the pod's controller."""
     kind, owner = owner_of(pod)

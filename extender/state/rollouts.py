@@ -1,7 +1,13 @@
 """Finds the pods that a rolling update ends only after the pods that replace them have started."""
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import islice
+
 from contract.kube import Pod
 from extender.placement.fit import Verdicts
+from extender.state import fixes
 from extender.state.cluster_state import ClusterState
 from extender.state.idle_pods import TEMPLATE_HASHES, owner_of
 
@@ -21,7 +27,38 @@ def same_workload(pod: Pod, other: Pod | None) -> bool:
     return kind in _ENDLESS and (kind, name) == owner_of(other)
 
 
-def replaced_pods(cluster: ClusterState, pod: Pod, verdicts: Verdicts) -> list[Pod]:
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Old pods on one node that the update could end before it starts the new pod."""
+
+    node: str
+    uids: Set[str]
+    #: The advice to end them first, without a period.
+    sentence: str
+    #: The command that does it; empty if there is none.
+    fix: str
+
+
+def replaced(cluster: ClusterState, pod: Pod, verdicts: Verdicts, most: int) -> Iterator[Replaced]:
+    """Yield old pods of the pod's workload, one by one, and then all those of each node together.
+
+    At most ``most`` of each kind. All are ended together only by strategy Recreate of Deployments.
+    """
+    olds = _replaced_pods(cluster, pod, verdicts)
+    for old in olds[:most]:
+        uids = frozenset({old.metadata.uid})
+        yield Replaced(old.node, uids, _end_first(old), fixes.end_old_pods_first(pod))
+    if owner_of(pod)[0] != "Deployment":
+        return
+    of_node: dict[str, list[Pod]] = defaultdict(list)
+    for old in olds:
+        of_node[old.node].append(old)
+    for node, together in islice(((n, p) for n, p in of_node.items() if len(p) > 1), most):
+        uids = frozenset(old.metadata.uid for old in together)
+        yield Replaced(node, uids, _end_all_first(together), fixes.end_all_old_pods_first(pod))
+
+
+def _replaced_pods(cluster: ClusterState, pod: Pod, verdicts: Verdicts) -> list[Pod]:
     """Return the pods of the pod's workload with another revision on nodes of the verdicts.
 
     They are sorted by name. Pods that are being deleted are left out.
@@ -39,14 +76,22 @@ def replaced_pods(cluster: ClusterState, pod: Pod, verdicts: Verdicts) -> list[P
     return sorted(found, key=lambda each: each.metadata.name)
 
 
-def end_first(old: Pod) -> str:
-    """Return the advice to end the old pod before the new one starts, without a period."""
+def _end_first(old: Pod) -> str:
     kind, name = owner_of(old)
     or_recreate = ", or strategy Recreate," if kind == "Deployment" else ""
     return (
         f"set maxSurge: 0 and maxUnavailable: 1{or_recreate} in {kind} {name}: its rolling update "
         f"ends the old pod on node {old.node} only when this pod is ready, and this pod fits there "
         "only without the old one"
+    )
+
+
+def _end_all_first(olds: Sequence[Pod]) -> str:
+    kind, name = owner_of(olds[0])
+    return (
+        f"set strategy Recreate in {kind} {name}: its rolling update ends the {len(olds)} old pods "
+        f"on node {olds[0].node} only when this pod is ready, and this pod fits there only without "
+        "them"
     )
 
 

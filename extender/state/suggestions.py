@@ -25,7 +25,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Held, holders
 from extender.state.eligible_nodes import Feasible, Obstacle
 from extender.state.node_whatif import rejection_beside
-from extender.state.rollouts import end_first, replaced_pods, same_workload
+from extender.state.rollouts import replaced, same_workload
 from extender.state.simulation import Simulation
 from extender.state.steering_whatif import helped_by_steering, nodes_text
 
@@ -158,13 +158,11 @@ def but_not_checked(checks: Iterable[str]) -> str:
 def _rollout(
     cluster: ClusterState, pod: Pod, verdicts: Verdicts, where: Feasible
 ) -> Iterator[Suggestion]:
-    """Suggest that a rolling update ends an old pod first, whose memory the new pod needs."""
-    for old in islice(replaced_pods(cluster, pod, verdicts), _MAX_SIMULATED):
-        node, gone = old.node, {old.metadata.uid}
-        if not rejection_beside(cluster, verdicts.request, node, (), verdicts.now_s, gone):
-            checks = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
-            fix = fixes.end_old_pods_first(pod)
-            yield Suggestion("rollout", f"{end_first(old)}{checks}", node, fix=fix)
+    """Suggest that an update ends old pods first, whose memory the new pod needs."""
+    for old in replaced(cluster, pod, verdicts, _MAX_SIMULATED):
+        if not rejection_beside(cluster, verdicts.request, old.node, (), verdicts.now_s, old.uids):
+            checks = but_not_checked(where.not_checked(verdicts.snap.row_of[old.node]))
+            yield Suggestion("rollout", f"{old.sentence}{checks}", old.node, fix=old.fix)
             return
 
 

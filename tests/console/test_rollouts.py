@@ -75,6 +75,28 @@ def test_other_controllers_that_start_new_pods_first_are_named(
     assert (field in first["fix"]) if field else (first["fix"] is None)
 
 
+def test_a_larger_revision_needs_the_end_of_all_old_pods_on_the_gpu() -> None:
+    """A rolling update ends one of them, and waits for this pod then."""
+
+    def old(name: str) -> Pod:
+        placed = pod("12Gi", uid=f"u-{name}", name=name, node="a", phase="Running")
+        return owned(placed, "ReplicaSet", "llm-aaa", **{HASH: "aaa"})
+
+    events: list[Event] = [
+        PodSeen(old(event.pod.metadata.name)) if isinstance(event, PodSeen) else event
+        for event in node("a", one=12, two=12)
+    ]
+    new = owned(pod("20Gi", uid="uw", name="waits"), "ReplicaSet", "llm-bbb", **{HASH: "bbb"})
+    (first,) = explained(asked(*events, waits=new))["advice"]  # type: ignore[misc]
+    assert first["sentence"] == (
+        "set strategy Recreate in Deployment llm: its rolling update ends the 2 old pods on node a "
+        f"only when this pod is ready, and this pod fits there only without them{UNCHECKED}"
+    )
+    *command, patch = shlex.split(first["fix"])
+    assert command == shlex.split("kubectl -n default patch deployment llm --type merge -p")
+    assert json.loads(patch) == {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}}
+
+
 def test_an_old_pod_that_is_being_deleted_is_waited_for() -> None:
     body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb", deleted=True)
     assert kinds(body) == ["lower", "wait"]
