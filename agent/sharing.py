@@ -24,7 +24,7 @@ from agent.probes.readings import (
     TopologyReading,
 )
 from agent.probes.replica_ids import parse, resolve
-from contract.gpunode import MAX_REPLICAS, Device, Plugin, Replicas, Sharing
+from contract.gpunode import MAX_REPLICAS, MAX_WORD, Device, Plugin, Replicas, Sharing
 
 _T = TypeVar("_T")
 Policy = Literal["distributed", "packed"]
@@ -126,8 +126,8 @@ def plugin(readings: SharingReadings) -> Plugin:
     topology = first((r.source, r.policy) for r in by_trust)
     return Plugin(
         allocation_policy=policy or "unknown",
-        device_list_strategy=",".join(strategies or ()),
-        topology_manager_policy=topology or "",
+        device_list_strategy=",".join(strategies or ())[:MAX_WORD],
+        topology_manager_policy=(topology or "")[:MAX_WORD],
         fail_requests_greater_than_one=rejects,
         pinning=pinning(strategies or (), seen.toolkit_obeys_environment, seen.passes_device_specs),
         source=",".join(used),
@@ -216,10 +216,11 @@ def _share(
     if not count.healthy and last is not None and last.resource == resource:
         total = max(total, last.replicas.total)  # the plugin is down: keep the last number
     allocated = len(healthy & count.held.get(device.uuid, set()))
+    # More replicas than a report can have are left out: a node has far fewer pods.
     replicas = Replicas(
-        free=len(healthy) - allocated,
-        allocated=allocated,
-        unhealthy=max(0, total - len(healthy)),
+        free=min(len(healthy), MAX_REPLICAS) - min(allocated, MAX_REPLICAS),
+        allocated=min(allocated, MAX_REPLICAS),
+        unhealthy=min(max(0, total - len(healthy)), MAX_REPLICAS),
     )
     if not (count.shared or (last is not None and last.sharing != "none" and not count.healthy)):
         return Share("none", resource, replicas), []

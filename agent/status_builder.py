@@ -47,6 +47,7 @@ from agent.probes.unified_memory import with_host_memory
 from agent.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import (
     MAX_UNATTRIBUTED_PROCESSES,
+    MAX_WORD,
     Condition,
     Device,
     GPUNodeStatus,
@@ -178,14 +179,16 @@ def summarise(
             steered=sorted(r.resource for r in _all(of, SteeredReading)),
             choice_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
             steering_permitted=next((r.permitted for r in _all(of, PermissionReading)), None),
-            kubelet_version=next((r.version for r in _all(of, KubeletVersionReading)), ""),
+            kubelet_version=next((r.version for r in _all(of, KubeletVersionReading)), "")[
+                :MAX_WORD
+            ],
         ),
         sources=sources,
         summary=summary_of(devices),
         conditions=_conditions(driver, sources, now, before),
         agent_version=agent_version,
-        driver_version=driver.version,
-        cuda_version=driver.cuda_version,
+        driver_version=driver.version[:MAX_WORD],
+        cuda_version=driver.cuda_version[:MAX_WORD],
     )
     # The API server rejects control characters, which a process can have in its name.
     return printable_object(status)
@@ -236,7 +239,8 @@ def _health(
 ) -> tuple[str, str]:
     """Return why the device is unhealthy, and since when; both are empty if it is healthy."""
     reasons = [*issue.reason.split("; ")] if issue is not None else []
-    reason = "; ".join(filter(None, dict.fromkeys([*reasons, read.fault or amounts.fault])))
+    reasons = list(filter(None, dict.fromkeys([*reasons, read.fault or amounts.fault])))
+    reason = "; ".join(reasons)[:MAX_MESSAGE]
     if not reason:
         return "", ""
     if issue is not None:
@@ -308,8 +312,8 @@ def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
 
 
 def _wire_bytes(figure: int) -> int:
-    """Return ``figure``; absent if the API server could not store it as int64."""
-    return figure if 0 <= figure < 1 << 63 else _ABSENT
+    """Return ``figure``; absent if the API server would reject the whole report because of it."""
+    return figure if 0 <= figure <= MAX_DEVICE_BYTES else _ABSENT
 
 
 def _sources(

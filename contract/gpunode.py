@@ -20,6 +20,8 @@ KIND = "GPUNode"
 
 MAX_DEVICES = 256
 MAX_REPLICAS = 1024
+#: Maximum number of characters of versions, policies and strategies in a report.
+MAX_WORD = 64
 #: Names of the sources that report which pod holds which device.
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: Name of the source that reports which process belongs to which pod.
