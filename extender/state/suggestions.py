@@ -159,8 +159,10 @@ def _rollout(
     cluster: ClusterState, pod: Pod, verdicts: Verdicts, where: Feasible
 ) -> Iterator[Suggestion]:
     """Suggest that an update ends old pods first, whose memory the new pod needs."""
+    request, now_s = verdicts.request, verdicts.now_s
     for old in replaced(cluster, pod, verdicts, _MAX_SIMULATED):
-        if not rejection_beside(cluster, verdicts.request, old.node, (), verdicts.now_s, old.uids):
+        held = verdicts.snap.held.get(old.node, {})
+        if not rejection_beside(cluster, request, old.node, (), now_s, old.uids, held):
             checks = but_not_checked(where.not_checked(verdicts.snap.row_of[old.node]))
             yield Suggestion("rollout", f"{old.sentence}{checks}", old.node, fix=old.fix)
             return

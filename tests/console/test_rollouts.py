@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import OwnerReference, Pod
+from contract.kube import OwnerReference, Pod, PodStatus
 from extender.state.changes import Event, PodSeen
 from tests.builders import pod
 from tests.console.explained import asked, explained, kinds, node
@@ -95,6 +95,21 @@ def test_a_larger_revision_needs_the_end_of_all_old_pods_on_the_gpu() -> None:
     *command, patch = shlex.split(first["fix"])
     assert command == shlex.split("kubectl -n default patch deployment llm --type merge -p")
     assert json.loads(patch) == {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}}
+
+
+def test_memory_that_is_held_for_another_pod_is_not_offered_to_the_new_one() -> None:
+    """The nominated pod gets the memory when the old pod ends."""
+    first = pod("20Gi", uid="u-first", name="first", priority=5)
+    status = PodStatus(phase="Pending", nominated_node_name="a")
+    old = owned(
+        pod("20Gi", uid="u-old", name="old", node="a", phase="Running"),
+        "ReplicaSet",
+        "llm-aaa",
+        **{HASH: "aaa"},
+    )
+    new = owned(pod("20Gi", uid="uw", name="waits"), "ReplicaSet", "llm-bbb", **{HASH: "bbb"})
+    held = PodSeen(msgspec.structs.replace(first, status=status))
+    assert "rollout" not in kinds(explained(asked(*full(old), held, waits=new)))
 
 
 def test_an_old_pod_that_is_being_deleted_is_waited_for() -> None:
