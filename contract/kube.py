@@ -227,6 +227,20 @@ class SchedulingGate(KubeStruct, frozen=True):
     name: str = ""
 
 
+class SchedulingGroup(KubeStruct, frozen=True):
+    """The group of a pod (Kubernetes 1.36 and newer)."""
+
+    pod_group_name: str | None = None
+
+
+class WorkloadReference(KubeStruct, frozen=True):
+    """The group of a pod in Kubernetes 1.35: a part of a Workload, or a replica of that part."""
+
+    name: str = ""
+    pod_group: str = ""
+    pod_group_replica_key: str = ""
+
+
 class PodSpec(KubeStruct, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[InitContainer] | None = None
@@ -236,6 +250,8 @@ class PodSpec(KubeStruct, frozen=True):
     preemption_policy: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
+    scheduling_group: SchedulingGroup | None = None
+    workload_ref: WorkloadReference | None = None
     node_selector: Mapping[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: list[Toleration] | None = None

@@ -164,6 +164,13 @@ class Reason(Enum):
         "wait: kube-scheduler tries the pod again. If it happens often, keep the pods of other "
         "schedulers off GPU nodes with a taint. Example: nvidia.com/gpu=present:NoSchedule",
     )
+    #: Rejects binds only.
+    GROUP_DECLINED = (
+        "another pod of the group cannot be bound",
+        "The pods of a group are bound together. Another pod of the group lost its memory between "
+        "kube-scheduler's choice and the bind.",
+        "wait: kube-scheduler tries the group again",
+    )
     # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
     DRA_AND_PLUGIN = (
         "GPUs of the node are offered by a device plugin and by a DRA driver",

@@ -257,7 +257,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         # Each pod fits beside the holds before it.
         "Holds._assumed": Per("pod", 8_000),
         "Holds._binding": Per("pod", 2_000),
-        "Holds._rejected_until_s": Fixed(256 * 600),
+    },
+    "extender/state/group_cycles.py": {
+        "GroupCycles._cycles": Fixed(512 * 800),
+        "_Cycle.asked": Per("pod", 150),
     },
     "extender/observability/feed.py": {
         "ChangeFeed._published": Fixed(10_000 * 500),
@@ -273,6 +276,11 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/scheduler/candidate_nodes.py": {
         "CandidateNodes._fruitless": Fixed(16 * 2_000),
         "_Fruitless.nodes": Per("node", 16 * 64),
+    },
+    "extender/scheduler/group_binds.py": {
+        "GroupBinds._attempts": Fixed(4_096 * 800),
+        "GroupBinds._declined": Fixed(512 * 700),
+        "_Attempt.unreserved": Fixed(0),  # with its pods, which are those of _attempts
     },
     "extender/scheduler/scheduling_state.py": {
         "SchedulingState._rejected_pods": Per("node", 64 * 10),

@@ -36,7 +36,7 @@ from contract.kube import (
     Terminated,
 )
 from extender.controllers.eviction import Evictions
-from extender.ledger.bind import BindRequest, Bound
+from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Rules

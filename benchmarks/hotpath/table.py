@@ -47,7 +47,7 @@ from contract.gpunode import (
 )
 from contract.kube import Node, ObjectMeta
 from extender.app.memory_policy import limit_heap
-from extender.ledger.bind import BindRequest, Failed, Outcome
+from extender.ledger.bind_call import BindRequest, Failed, Outcome
 from extender.observability.metrics import Telemetry
 from extender.placement.fit_cache import CachedFit, FitCache
 from extender.placement.policy import Rules

@@ -6,7 +6,6 @@ the store decides. The order of the steps makes it safe (docs/design/architectur
 comment at each step gives the reason.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from extender.errors import (
     StoreNotFound,
     StoreRejected,
 )
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed, Outcome
 from extender.ledger.node_batcher import NodeBatcher, NodeQueue
 from extender.ledger.node_capacity import NodeCapacity
 from extender.ledger.reservations import ATTEMPTS, Reservations
@@ -42,56 +42,6 @@ class Judge(Protocol):
     """
 
     def __call__(self, pod: Pod, gpunode: GPUNode) -> Placement | Reason: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BindRequest:
-    """A bind call of kube-scheduler, with the objects that this replica has cached for it."""
-
-    namespace: str
-    name: str
-    uid: str
-    node: str
-    #: The pod as the filter call sent it; None if this replica did not serve that call.
-    pod: Pod | None
-    #: The GPUNode as the watch delivered it; None if the watch has not delivered it.
-    gpunode: GPUNode | None
-    #: The placement of ``pod`` on ``gpunode``; None if it was not computed yet.
-    placement: Placement | None = None
-    #: When kube-scheduler's call times out, on the monotonic clock in seconds. After that its
-    #: assumptions about the node (CPU, ports, volumes) no longer hold.
-    until_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The pod is bound to the requested node, by this call or before it."""
-
-    #: The pod's resourceVersion for which this call decided; empty if it did not decide.
-    version: str = field(default="", compare=False)
-    #: In mode observe: the reason for which enforce would have declined the bind.
-    despite: Reason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """The pod does not fit on the node (any more); kube-scheduler tries the pod again."""
-
-    reason: Reason
-    #: The pod's resourceVersion for which this call decided.
-    version: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The bind failed; ``message`` gives the reason, for the pod's condition."""
-
-    message: str
-    #: As in ``Bound``.
-    version: str = field(default="", compare=False)
-
-
-Outcome = Bound | Declined | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +136,15 @@ class Binder:
             version = pod.metadata.resource_version
             try:
                 with self._capacity.arriving(pod, request.node):
-                    if self._observes() or not await self._capacity.exceeded(pod, request.node):
+                    declined = await self._second_thoughts(pod, request)
+                    if declined is None:
                         await self._store.bind(_binding(pod, request.node, placement))
                         return Bound(version, despite)
             except StoreError as err:
                 error = err
             else:
                 await self._reservations.remove(request.node, request.uid)
-                return Declined(Reason.NODE_FILLED, version)
+                return Declined(declined, version)
             # 5. Rejected or unanswered: the pod's current state decides.
             pending.pod = await self._store.read_pod(request.namespace, request.name)
             state = _unbound(request, pending.pod)
@@ -207,6 +158,16 @@ class Binder:
                 return state
             # Still unbound: start again. The reservation stays, for this or a concurrent attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {error}")
+
+    async def _second_thoughts(self, pod: Pod, request: BindRequest) -> Reason | None:
+        """Return why a pod with a reservation is not to be bound; None if it is."""
+        if self._observes():
+            return None
+        if await self._capacity.exceeded(pod, request.node):
+            return Reason.NODE_FILLED
+        if request.may_bind is not None and not await request.may_bind():
+            return Reason.GROUP_DECLINED
+        return None
 
     async def _reserve(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]

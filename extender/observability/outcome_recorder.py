@@ -14,8 +14,8 @@ from contract.decision import decision_id, decision_of
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Pod
 from extender.errors import StoreConflict
-from extender.ledger.bind import BindRequest, Bound, Declined, Failed
-from extender.ledger.bind import Outcome as BindOutcome
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed
+from extender.ledger.bind_call import Outcome as BindOutcome
 from extender.ledger.store import Binding, Store
 from extender.observability.feed import Feed
 from extender.observability.metrics import Telemetry

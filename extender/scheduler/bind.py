@@ -6,7 +6,8 @@ import structlog
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
-from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
+from contract.reasons import Reason
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.observability.outcome_recorder import record_bind
 from extender.placement.placement_record import Placement
 from extender.scheduler import extender_v1
@@ -37,9 +38,10 @@ class Bind:
         if (unready := state.replica.unready()) and not state.replica.observes:
             return self.error(unready)
         args = extender_v1.decode_bind(body)
-        state.cluster.holds.forget(args.pod_uid)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)
+        groups, until_s = state.group_binds, began_s + state.replica.bind_deadline_s
+        may_try = groups.call(args.pod_uid, pod)
         ask = BindRequest(
             args.pod_namespace,
             args.pod_name,
@@ -48,14 +50,18 @@ class Bind:
             pod,
             gpunode,
             self._cached_placement(pod, gpunode, began_s),
-            until_s=began_s + state.replica.bind_deadline_s,
+            until_s=until_s,
+            may_bind=lambda: groups.may_bind(args.pod_uid, until_s),
         )
-        if pod is not None:
-            state.replica.deliver([BindBegun(pod, ask.node, ask.placement)])
-        try:
-            outcome = await self._ledger.bind(ask)
-        finally:
-            state.replica.deliver([BindEnded(ask.uid, ask.node)])
+        outcome: Outcome = Declined(Reason.GROUP_DECLINED)
+        if may_try:
+            if pod is not None:
+                state.replica.deliver([BindBegun(pod, ask.node, ask.placement)])
+            try:
+                outcome = await self._ledger.bind(ask)
+            finally:
+                groups.end(ask.uid, bound=isinstance(outcome, Bound))
+                state.replica.deliver([BindEnded(ask.uid, ask.node)])
         took_s = state.clock.monotonic() - began_s
         record_bind(state.journal, state.telemetry, ask, outcome, state.clock.time(), took_s)
         if isinstance(outcome, Bound):

@@ -79,6 +79,8 @@ class Filter:
             self._pods.admit(offered.pod)
             snap = state.cluster.settled()
         request = state.cluster.understand(offered.pod)
+        state.cluster.holds.ask(offered.pod, began_s)
+        state.group_binds.withdraw(offered.pod.metadata.uid)
         best_only = not observes and self._may_name_best(offered.pod, request)
         if best_only and len(offered.names_json) == self._json_bytes(snap.names):
             offered.names, rows = snap.names, np.arange(len(snap.names))
@@ -121,7 +123,6 @@ class Filter:
             codes = _codes_without_gpu(request, len(rows))
         else:
             codes = state.codes(managed, rows, snap, began_s)
-            state.cluster.holds.forget(pod.metadata.uid)  # no bind followed the last call
             sure = not state.held_memory.reject_nodes(pod, managed, rows, codes, snap, began_s)
             state.cluster.usual.prepare(managed, snap)
             if offered.objects and (rows < 0).any():
@@ -143,7 +144,7 @@ class Filter:
                 node = offered.names[passed[0]]
                 state.cluster.holds.assume(pod, managed, node, state.clock.monotonic())
         if not len(passed):
-            state.cluster.holds.reject_group(pod, began_s)
+            state.cluster.holds.reject(pod, began_s)
         if managed is not None:  # not for a wrong guess, whose rows were not offered
             state.cluster.usual.see(managed, pod, snap, rows)
         if managed is None or len(passed):
@@ -207,24 +208,33 @@ class Filter:
 
     def _may_name_best(self, pod: Pod, request: VramRequest | Unreadable) -> bool:
         """Return whether filter may name only the best node for the pod: it requests GPUs, and no
-        preference, of its own or of another pod, could make kube-scheduler choose another one."""
-        asks = isinstance(request, VramRequest) and bool(request.asks)
+        preference, of its own or of another pod, could make kube-scheduler choose another one.
+
+        The preferences of a group whose last bind was declined do not count: memory is held on the
+        nodes that filter names, and kube-scheduler must choose them.
+        """
+        if not isinstance(request, VramRequest) or not request.asks:
+            return False
+        if self._state.group_binds.was_declined(pod):
+            return True
         cluster = self._state.cluster
         return (
-            self._state.replica.best_only
-            and asks
-            and not prefers(pod)
-            and not cluster.neighbours.match(pod)
+            self._state.replica.best_only and not prefers(pod) and not cluster.neighbours.match(pod)
         )
 
     def _undisputed(
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float
     ) -> Best | None:
         """Return the best of several rows; None if there are fewer than two, or if a taint of the
-        best node could make kube-scheduler choose another one."""
+        best node could make kube-scheduler choose another one.
+
+        ``_may_name_best`` explains the exception.
+        """
         best = self._state.best(request, rows, snap, now_s) if len(rows) > 1 else None
         if best is None:
             return None
+        if self._state.group_binds.was_declined(pod):
+            return best
         node = self._state.cluster.node(best.contenders[0].node)
         return None if node is None or prefers_no_schedule(node, pod) else best
 

@@ -17,6 +17,7 @@ from extender.placement.score import Contender, best
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 from extender.scheduler.candidate_nodes import CURABLE, CandidateNodes
 from extender.scheduler.extender_v1 import Offered
+from extender.scheduler.group_binds import GroupBinds
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import TERMS, Candidate, Candidates, Ranked
@@ -110,6 +111,7 @@ class SchedulingState:
         self.clock = clock
         self.held_memory = HeldMemory(cluster)
         self.candidate_nodes = CandidateNodes(cluster)
+        self.group_binds = GroupBinds(cluster, clock.monotonic)
         self._rules = cluster.rules
         self._fit_cache = FitCache(cluster.rules.weights)
         #: Uid -> the nodes that the last filter call rejected. kube-scheduler may call preempt for

@@ -29,24 +29,16 @@ import msgspec
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod
-from extender.bounded import Bounded
 from extender.placement.request import VramRequest
 from extender.placement.visible_devices import Visible
+from extender.state.group_cycles import GroupCycles
 from extender.state.nominations import Nominations, yields
 from extender.state.object_cache import NOTHING, ObjectCache
-from extender.state.pod_groups import group_of
+from extender.state.pod_groups import Group, group_of
 from extender.state.tracker import LastSeen, Tracker
 
 #: Seconds after which the bind of a single pod is no longer expected.
 BIND_FOLLOWS_WITHIN_S = 0.25
-#: The same for a pod of a group, because the whole group is bound after a node was chosen for the
-#: last pod. If that takes longer, the memory of the first pod may be gone. A longer time would let
-#: groups that are never complete keep memory from other pods.
-GROUP_FOLLOWS_WITHIN_S = 5.0
-#: Seconds after filter rejected a pod of a group for which its binds are not assumed for longer.
-GROUP_REJECTED_S = 5.0
-#: Maximum number of such groups.
-GROUPS_REJECTED = 256
 
 
 class Why(StrEnum):
@@ -95,7 +87,9 @@ class _Assumed:
     pod: Pod
     kind: object | None
     node: str
+    #: When the hold ends; for a pod of a group ``group_cycles`` decides that.
     until_s: float
+    group: Group | None
 
 
 class Holds(Tracker):
@@ -119,8 +113,7 @@ class Holds(Tracker):
         self._epoch_s = epoch_s
         #: By uid, the latest last.
         self._assumed: dict[str, _Assumed] = {}
-        #: (namespace, group) -> until when its binds are not assumed for longer.
-        self._rejected_until_s: Bounded[tuple[str, str], float] = Bounded(GROUPS_REJECTED)
+        self._cycles = GroupCycles()
         #: Node -> pod uid -> reservation that a bind is about to write.
         self._binding: dict[str, dict[str, Reservation]] = {}
         #: The nominees of the extenders that this process follows, by uid; None if it decides
@@ -129,36 +122,52 @@ class Holds(Tracker):
 
     # Changes.
 
+    def ask(self, pod: Pod, now_s: float) -> None:
+        """Filter is asked about the pod: no bind followed the last call.
+
+        If memory was held for the pod, kube-scheduler has begun again with its whole group.
+        """
+        uid, group = pod.metadata.uid, group_of(pod)
+        is_held = self._assumed.pop(uid, None) is not None
+        if self._cycles.ask(group, uid, is_held, now_s) and group is not None:
+            self.end_group(group)
+
     def assume(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
         """Hold memory for a pod that kube-scheduler is about to bind to the node.
 
         kube-scheduler does not call bind if it fails, or if a user's preference for another node
         outweighs the extender's score.
         """
-        group = group_of(pod)
-        grouped = group is not None and self._rejected_until_s.get(group, now_s) <= now_s
-        until_s = now_s + (GROUP_FOLLOWS_WITHIN_S if grouped else BIND_FOLLOWS_WITHIN_S)
         # If the pod's own variable decides its device, its kind does not determine the device.
         kind = request.kind if request.visible is Visible.BY_PLUGIN else None
         for uid, each in list(self._assumed.items()):
-            if each.until_s < now_s or uid == request.uid:
+            if self._follows_until_s(each) < now_s or uid == request.uid:
                 self._assumed.pop(uid, None)
-        self._assumed[request.uid] = _Assumed(pod, kind, node, until_s)
+        until_s, group = now_s + BIND_FOLLOWS_WITHIN_S, group_of(pod)
+        if group is not None:
+            self._cycles.choose(group, now_s)
+        self._assumed[request.uid] = _Assumed(pod, kind, node, until_s, group)
+
+    def reject(self, pod: Pod, now_s: float) -> None:
+        """Filter has rejected the pod: kube-scheduler may give up its group."""
+        if (group := group_of(pod)) is not None:
+            self._cycles.reject(group, now_s)
+
+    def call_bind(self, uid: str, now_s: float) -> None:
+        """No longer assume a bind of the pod: kube-scheduler has called it. The other pods of its
+        group follow."""
+        held = self._assumed.pop(uid, None)
+        if held is not None and held.group is not None:
+            self._cycles.bind(held.group, now_s)
 
     def forget(self, uid: str) -> None:
-        """No longer assume a bind of the pod: kube-scheduler has called bind, or filters again."""
+        """No longer assume a bind of the pod."""
         self._assumed.pop(uid, None)
 
-    def reject_group(self, pod: Pod, now_s: float) -> None:
-        """Forget the pod's group, because filter rejected the pod.
-
-        The Coscheduling plugin then rejects the pods of the group that wait for this one.
-        """
-        if (group := group_of(pod)) is None:
-            return
-        self._rejected_until_s[group] = now_s + GROUP_REJECTED_S
+    def end_group(self, group: Group) -> None:
+        """No longer assume binds of the group."""
         for uid, each in list(self._assumed.items()):
-            if group_of(each.pod) == group:
+            if each.group == group:
                 self.forget(uid)
 
     def nominate(self, pod: Pod, node: str, now_s: float) -> None:
@@ -204,6 +213,19 @@ class Holds(Tracker):
 
     # Readers.
 
+    def members(self, group: Group, now_s: float) -> set[str]:
+        """Return the uids of the group's pods that have a node and may be bound next."""
+        return {
+            uid
+            for uid, each in list(self._assumed.items())
+            if each.group == group and self._follows_until_s(each) >= now_s
+        }
+
+    def is_assumed(self, uid: str, now_s: float) -> bool:
+        """Return whether a bind of the pod is assumed."""
+        held = self._assumed.get(uid)
+        return held is not None and self._ends_s(held) >= now_s
+
     def binding_to(self, node: str) -> Mapping[str, Reservation]:
         """Return the reservations that binds are about to write for the node, by pod uid."""
         return self._binding.get(node, NOTHING)
@@ -244,8 +266,8 @@ class Holds(Tracker):
         found: dict[str, list[Hold]] = {}
         own, epoch_s = pod.metadata.uid if pod is not None else "", self._epoch_s()
         for uid, each in list(self._assumed.items()):
-            if each.until_s >= now_s and uid != own:
-                held = Hold(each.pod, each.kind, epoch_s + each.until_s)
+            if (until_s := self._ends_s(each)) >= now_s and uid != own:
+                held = Hold(each.pod, each.kind, epoch_s + until_s)
                 found.setdefault(each.node, []).append(held)
         nominees = self.nominees(now_s) if pod is None else self.nominees_before(pod, now_s)
         for node, pods in nominees.items():
@@ -268,7 +290,7 @@ class Holds(Tracker):
                 yield HeldFor(uid, node, Why.BINDING, reservation)
         for uid, each in list(self._assumed.items()):
             gpunode = self._objects.gpunodes.get(each.node)
-            if each.until_s < now_s or (uid, each.node) in known or gpunode is None:
+            if self._ends_s(each) < now_s or (uid, each.node) in known or gpunode is None:
                 continue
             if (expected := self._reserve(each.pod, gpunode)) is not None:
                 yield HeldFor(uid, each.node, Why.ASSUMED, expected)
@@ -283,6 +305,12 @@ class Holds(Tracker):
             else:
                 over.append(HeldFor(uid, node, Why.NOMINATED, holds=False))
         yield from over
+
+    def _ends_s(self, held: _Assumed) -> float:
+        return held.until_s if held.group is None else self._cycles.until_s(held.group)
+
+    def _follows_until_s(self, held: _Assumed) -> float:
+        return held.until_s if held.group is None else self._cycles.binds_until_s(held.group)
 
     def _nominees(self, now_s: float) -> Iterable[tuple[Pod, str]]:
         if self._followed is None:

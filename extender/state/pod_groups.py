@@ -1,4 +1,7 @@
-"""Groups of pods that kube-scheduler binds together, after it has chosen a node for each pod."""
+"""Groups of pods that a scheduler binds together, after it has chosen a node for each pod."""
+
+from enum import StrEnum
+from typing import NamedTuple
 
 from contract.kube import Pod
 
@@ -6,7 +9,33 @@ from contract.kube import Pod
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
-def group_of(pod: Pod) -> tuple[str, str] | None:
-    """Return the namespace and the name of the pod's group; None if it has none."""
-    name = (pod.metadata.labels or {}).get(POD_GROUP)
-    return (pod.metadata.namespace, name) if name else None
+class GroupKind(StrEnum):
+    """The scheduler whose group it is."""
+
+    KUBERNETES = "kubernetes"
+    COSCHEDULING = "coscheduling"
+
+
+class Group(NamedTuple):
+    """A group of pods of one namespace."""
+
+    kind: GroupKind
+    namespace: str
+    name: str
+
+
+def group_of(pod: Pod) -> Group | None:
+    """Return the pod's group; None if it has none.
+
+    The group of kube-scheduler's own Workload API comes first: ``spec.schedulingGroup``, and in
+    Kubernetes 1.35 ``spec.workloadRef``.
+    """
+    spec, namespace = pod.spec, pod.metadata.namespace
+    if spec.scheduling_group is not None and (name := spec.scheduling_group.pod_group_name):
+        return Group(GroupKind.KUBERNETES, namespace, name)
+    if (ref := spec.workload_ref) is not None:
+        parts = ref.name, ref.pod_group, ref.pod_group_replica_key
+        return Group(GroupKind.KUBERNETES, namespace, "/".join(filter(None, parts)))
+    if name := (pod.metadata.labels or {}).get(POD_GROUP):
+        return Group(GroupKind.COSCHEDULING, namespace, name)
+    return None

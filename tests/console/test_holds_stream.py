@@ -19,7 +19,7 @@ from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.ledger.bind import BindRequest, Failed
+from extender.ledger.bind_call import BindRequest, Failed
 from extender.ledger.ledger import Ledger
 from extender.observability.journal_follower import holds_of
 from extender.observability.journal_stream import (

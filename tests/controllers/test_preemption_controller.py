@@ -15,7 +15,7 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.preemption import PreemptionController, PreemptionWriter
-from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules

@@ -17,8 +17,8 @@ from contract.reasons import Reason
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.starts import StartsController
 from extender.errors import StoreConflict, StoreTimeout
-from extender.ledger.bind import BindRequest as Ask
-from extender.ledger.bind import Bound, Declined, Outcome
+from extender.ledger.bind_call import BindRequest as Ask
+from extender.ledger.bind_call import Bound, Declined, Outcome
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability.metrics import Telemetry

@@ -149,10 +149,14 @@ class Cluster:
         self._started.append(binary)
 
     def start_scheduler_as(
-        self, name: str, configuration: Mapping[str, Any], binary: str = "kube-scheduler"
+        self,
+        name: str,
+        configuration: Mapping[str, Any],
+        binary: str = "kube-scheduler",
+        gates: Sequence[str] = (),
     ) -> None:
         """One of this very KubeSchedulerConfiguration, as a process of that name."""
-        self.plane.spawn_scheduler(name, configuration, binary)
+        self.plane.spawn_scheduler(name, configuration, binary, gates)
         self._started.append(name)
 
     def start_controller_manager(self) -> None:

@@ -8,12 +8,22 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
-from tests.kubernetes_version import SCHEDULERS
+from tests.kubernetes_version import SCHEDULERS, is_at_least
 from tests.processes import starts_processes
 
 BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 ONE_GPU = Shape()
+
+#: Kubernetes 1.37 has the API of groups, PodGroup, in beta. It is off by default.
+GROUP_FLAGS = (
+    (
+        "--feature-gates=GenericWorkload=true",
+        "--runtime-config=scheduling.k8s.io/v1beta1=true",
+    )
+    if is_at_least("1.37")
+    else ()
+)
 
 Tell = Callable[[str], None]
 
@@ -22,12 +32,12 @@ NewCluster = Callable[..., PlayedCluster]
 
 class SparingPlane(ControlPlane):
     """Its API server has no queues for requests, which cost a tenth of its CPU, and does not taint
-    new nodes."""
+    new nodes. It serves groups of pods, which is off by default."""
 
     without_admission = (*ControlPlane.without_admission, "TaintNodesByCondition")
 
     def spawn_apiserver(self, *flags: str) -> None:
-        super().spawn_apiserver(*flags, "--enable-priority-and-fairness=false")
+        super().spawn_apiserver(*flags, *GROUP_FLAGS, "--enable-priority-and-fairness=false")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
-from extender.ledger.bind import BindRequest, Outcome
+from extender.ledger.bind_call import BindRequest, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.fit import fit
 from extender.placement.placement_record import Placement

@@ -11,7 +11,7 @@ from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reserv
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import StoreError
-from extender.ledger.bind import BindRequest, Outcome
+from extender.ledger.bind_call import BindRequest, Outcome
 from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
 from extender.placement.placement_record import Placement
 from tests.blocking import Ledger

@@ -10,7 +10,7 @@ import pytest
 from contract.annotations import PLACEMENT, TOUCHED
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
-from extender.ledger.bind import Bound, Declined, Failed
+from extender.ledger.bind_call import Bound, Declined, Failed
 from extender.ledger.memory_store import no_fault
 from tests.blocking import Ledger
 from tests.ledger.stage import DEVICES, WALL_S, Stage, adopt, judge, once, pod, raises

@@ -12,7 +12,7 @@ from contract.gpunode import Charge, GPUNode, GPUNodeSpec
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.ledger import ledger as ledger_module
-from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
 from extender.placement.placement_record import Placement

@@ -10,7 +10,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Node, ObjectMeta, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreError, StoreRejected, StoreTimeout
-from extender.ledger.bind import Declined
+from extender.ledger.bind_call import Declined
 from extender.ledger.store import Binding
 from tests.ledger.stage import DEVICES, Stage, once, pod, raises
 

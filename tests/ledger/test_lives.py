@@ -3,7 +3,7 @@
 import pytest
 
 from contract.reasons import Reason
-from extender.ledger.bind import Bound, Declined
+from extender.ledger.bind_call import Bound, Declined
 from tests.builders import GIB, device, shared, use
 from tests.ledger.lives import Cluster
 

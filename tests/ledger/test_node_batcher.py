@@ -13,7 +13,7 @@ from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreRejected, StoreTimeout
-from extender.ledger.bind import BindRequest, Bound, Declined, Failed, Outcome
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed, Outcome
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store

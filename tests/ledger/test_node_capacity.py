@@ -10,7 +10,7 @@ from contract.annotations import VRAM
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from contract.reasons import Reason
 from extender.errors import StoreTimeout
-from extender.ledger.bind import Bound, Declined
+from extender.ledger.bind_call import Bound, Declined
 from extender.ledger.node_capacity import NodeCapacity
 from extender.state.bound_pods import BoundPod
 from tests.blocking import Ledger, now

@@ -7,7 +7,7 @@ from contract.gpunode import ADOPTED, GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
-from extender.ledger.bind import Bound, Declined, Failed
+from extender.ledger.bind_call import Bound, Declined, Failed
 from tests.blocking import Ledger
 from tests.ledger.stage import WALL_S, Stage, adopt, judge, once, pod, raises
 

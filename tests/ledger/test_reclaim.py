@@ -9,7 +9,7 @@ from contract.annotations import RETRY, VRAM
 from contract.gpunode import Charge, GPUNode, PodUse
 from contract.kube import Pod
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
-from extender.ledger.bind import Bound, Failed
+from extender.ledger.bind_call import Bound, Failed
 from extender.ledger.memory_store import no_fault
 from extender.ledger.store import Binding
 from extender.placement.placement_record import Placement

@@ -27,7 +27,7 @@ from contract.kube import (
     ResourceRequirements,
 )
 from extender.errors import OutcomeUnknown
-from extender.ledger.bind import BindRequest, Bound
+from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import Event, NodeSeen

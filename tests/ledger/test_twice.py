@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from contract.annotations import PLACEMENT
-from extender.ledger.bind import Bound
+from extender.ledger.bind_call import Bound
 from extender.state.reconcile_queue import Orphan, Unmarked, UnreservedPod
 from tests.builders import GIB, use
 from tests.ledger.lives import ORPHAN_AFTER_S, Cluster

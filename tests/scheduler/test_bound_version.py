@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from contract.kube import Pod
-from extender.ledger.bind import BindRequest, Bound, Outcome
+from extender.ledger.bind_call import BindRequest, Bound, Outcome
 from extender.placement.policy import Rules
 from extender.state.changes import PodSeen
 from extender.state.cluster_writer import ClusterWriter

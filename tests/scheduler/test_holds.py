@@ -1,16 +1,18 @@
 """The room that filter leaves for pods whose bind must come next: what is remembered of a kind of
 pods equals a new computation."""
 
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from contract.gpunode import GPUNode, Plugin
-from contract.kube import Pod
+from contract.kube import Pod, SchedulingGroup, WorkloadReference
 from contract.reasons import Reason
 from extender.placement.fit import fit
 from extender.placement.policy import Rules
@@ -20,6 +22,7 @@ from extender.state import held_memory, node_whatif
 from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.held_memory import HeldMemory
+from extender.state.pod_groups import Group, GroupKind
 from tests.builders import (
     GIB,
     NOW_S,
@@ -167,40 +170,93 @@ def member(size: str, uid: str, group: str = "g") -> Pod:
     return replace(single, metadata=replace(single.metadata, labels=labels))
 
 
-def test_the_pods_of_a_group_are_waited_for_together() -> None:
-    """Three pods fill the device. Single pods are bound sooner."""
-    another = named("8Gi", "another")
-    for make, reason in ((named, None), (member, FULL)):
-        state = cluster(gpunode(shared("A")))
-        for uid in ("first", "second", "third"):
-            who = make("8Gi", uid)
-            state.holds.assume(who, wanted(state, who), "n", NOW_S)
-        assert asked(state, another) is FULL
-        assert asked(state, another, NOW_S + 4.9) is reason
-        state.holds.forget("third")
-        assert asked(state, another) is None
-        state.holds.assume(who, wanted(state, who), "n", NOW_S)
-        assert asked(state, another, NOW_S + 5.1) is None
+def core_member(size: str, uid: str, group: str = "g") -> Pod:
+    single = named(size, uid)
+    spec = replace(single.spec, scheduling_group=SchedulingGroup(pod_group_name=group))
+    return replace(single, spec=spec)
 
 
-def test_a_group_of_which_a_pod_was_rejected_is_not_waited_for() -> None:
-    """Its next pod counts like a single one. Groups that never fit cannot keep others waiting."""
-    state = cluster(gpunode(shared("A")))
-    another = named("20Gi", "another")
+def replica(size: str, uid: str, group: str = "g") -> Pod:
+    single = named(size, uid)
+    ref = WorkloadReference(name="w", pod_group="workers", pod_group_replica_key=group)
+    return replace(single, spec=replace(single.spec, workload_ref=ref))
 
-    def expect(who: Pod, now_s: float) -> None:
-        state.holds.assume(who, wanted(state, who), "n", now_s)
 
-    expect(member("20Gi", "first"), NOW_S)
-    state.holds.reject_group(member("20Gi", "x", "other"), NOW_S)
-    assert asked(state, another, NOW_S + 0.1) is FULL
-    state.holds.reject_group(member("20Gi", "second"), NOW_S)
-    assert asked(state, another, NOW_S + 0.1) is None
-    expect(member("20Gi", "third"), NOW_S + 0.1)
-    assert asked(state, another, NOW_S + 0.2) is FULL
-    assert asked(state, another, NOW_S + 0.4) is None
-    expect(member("20Gi", "third"), NOW_S + 5.1)
-    assert asked(state, another, NOW_S + 9.9) is FULL
+MEMBERS = (member, core_member, replica)
+
+
+class Calls:
+    """kube-scheduler's calls for pods of 8 GiB, on one device of 24 GiB."""
+
+    def __init__(self) -> None:
+        self.state = cluster(gpunode(shared("A")))
+
+    def filter(self, who: Pod, now_s: float) -> Reason | None:
+        holds = self.state.holds
+        holds.ask(who, now_s)
+        reason = asked(self.state, who, now_s)
+        if reason is None:
+            holds.assume(who, wanted(self.state, who), "n", now_s)
+        else:
+            holds.reject(who, now_s)
+        return reason
+
+    def free(self, now_s: float) -> bool:
+        """Whether a single pod gets the whole device."""
+        return asked(self.state, named("24Gi", "single"), now_s) is None
+
+
+@pytest.mark.parametrize("make", MEMBERS)
+def test_the_memory_of_a_group_is_held_until_its_last_pod_has_a_node(
+    make: Callable[..., Pod],
+) -> None:
+    """However long that takes in total. Single pods are bound at once."""
+    single, grouped = Calls(), Calls()
+    for at, uid in enumerate(("first", "second", "third")):
+        now_s = NOW_S + 4 * at
+        assert single.filter(named("8Gi", uid), now_s) is None
+        assert grouped.filter(make("8Gi", uid), now_s) is None
+        assert single.free(now_s + 0.3)
+        assert not grouped.free(now_s + 4.9)
+    assert grouped.filter(make("8Gi", "other", "other"), NOW_S + 8) is FULL
+    assert grouped.free(NOW_S + 13.1)
+
+
+@pytest.mark.parametrize("make", MEMBERS)
+def test_a_rejection_ends_the_holds_of_a_group_soon_and_its_retry_is_held(
+    make: Callable[..., Pod],
+) -> None:
+    """A group that never fits keeps memory for its cycles only."""
+    calls = Calls()
+    for begins_s in (NOW_S, NOW_S + 1, NOW_S + 2):
+        for at, uid in enumerate(("first", "second", "third")):
+            assert calls.filter(make("8Gi", uid), begins_s + at / 5) is None
+        assert calls.filter(make("8Gi", "fourth"), begins_s + 0.6) is FULL
+        assert not calls.free(begins_s + 0.8)
+        assert calls.free(begins_s + 0.9)
+
+
+def test_after_a_rejection_the_holds_last_while_other_pods_of_the_group_are_tried() -> None:
+    """Kubernetes binds a group if enough of its pods have a node."""
+    calls = Calls()
+    calls.filter(core_member("16Gi", "first"), NOW_S)
+    assert calls.filter(core_member("16Gi", "second"), NOW_S + 0.1) is FULL
+    assert calls.filter(core_member("8Gi", "third"), NOW_S + 0.3) is None
+    assert not calls.free(NOW_S + 0.5)
+    calls.state.holds.call_bind("first", NOW_S + 0.5)
+    assert asked(calls.state, named("20Gi", "single"), NOW_S + 5.4) is FULL
+    assert calls.free(NOW_S + 5.6)
+
+
+def test_a_group_that_is_tried_again_frees_what_was_held_for_all_of_its_pods() -> None:
+    """For example after another plugin has rejected it. Its pods can get other nodes then."""
+    calls = Calls()
+    for uid in ("first", "second", "third"):
+        assert calls.filter(core_member("8Gi", uid), NOW_S) is None
+    assert calls.filter(core_member("24Gi", "first"), NOW_S + 1) is None
+    assert calls.state.holds.members(Group(GroupKind.KUBERNETES, "default", "g"), NOW_S + 1) == {
+        "first"
+    }
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:

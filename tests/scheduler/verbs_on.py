@@ -6,7 +6,7 @@ from math import inf
 
 from prometheus_client import CollectorRegistry
 
-from extender.ledger.bind import BindRequest, Bound, Outcome
+from extender.ledger.bind_call import BindRequest, Bound, Outcome
 from extender.observability.metrics import Telemetry
 from extender.scheduler.bind import Binder
 from extender.scheduler.scheduling_state import SchedulingState

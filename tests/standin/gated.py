@@ -33,7 +33,7 @@ from contract.kube import (
 )
 from extender.controllers.eviction import Evictions
 from extender.errors import StoreConflict
-from extender.ledger.bind import BindRequest
+from extender.ledger.bind_call import BindRequest
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import NodeSeen, TimePassed

@@ -29,8 +29,8 @@ READS = {
     "overuses": {"nodes", "rejected_lately"},
     "headroom_gains": {"of", "since"},
     "holds": {
-        *("against", "all", "all_binding", "binding_to", "node_of", "nominees"),
-        "nominees_before",
+        *("against", "all", "all_binding", "binding_to", "is_assumed", "members", "node_of"),
+        *("nominees", "nominees_before"),
     },
     "least_priority": {"get"},
     "starting": {"nodes"},
@@ -43,10 +43,10 @@ WRITERS = {
 }
 #: Calls of kube-scheduler may add demand and holds.
 BY_CALLS = {
-    "extender/scheduler/bind.py": {"holds.forget"},
     "extender/scheduler/filter.py": {
-        *("holds.assume", "holds.forget", "holds.reject_group", "usual.prepare", "usual.see"),
+        *("holds.ask", "holds.assume", "holds.reject", "usual.prepare", "usual.see"),
     },
+    "extender/scheduler/group_binds.py": {"holds.call_bind", "holds.end_group"},
     "extender/scheduler/preempt.py": {"holds.nominate"},
     "extender/scheduler/prioritize.py": {"holds.assume"},
 }

@@ -15,7 +15,7 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, S
 from contract.gpunode import Plugin as PluginReport
 from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
 from contract.kube import Pod as KubePod
-from extender.ledger.bind import BindRequest, Bound
+from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, Weights

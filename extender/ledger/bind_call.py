@@ -1,0 +1,63 @@
+"""One bind call of kube-scheduler, and its possible outcomes."""
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.placement.placement_record import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class BindRequest:
+    """A bind call of kube-scheduler, with the objects that this replica has cached for it."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    #: The pod as the filter call sent it; None if this replica did not serve that call.
+    pod: Pod | None
+    #: The GPUNode as the watch delivered it; None if the watch has not delivered it.
+    gpunode: GPUNode | None
+    #: The placement of ``pod`` on ``gpunode``; None if it was not computed yet.
+    placement: Placement | None = None
+    #: When kube-scheduler's call times out, on the monotonic clock in seconds. After that its
+    #: assumptions about the node (CPU, ports, volumes) no longer hold.
+    until_s: float = math.inf
+    #: Waits for the other pods of the pod's group when the pod's memory is reserved. Returns
+    #: whether to bind the pod.
+    may_bind: Callable[[], Awaitable[bool]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The pod is bound to the requested node, by this call or before it."""
+
+    #: The pod's resourceVersion for which this call decided; empty if it did not decide.
+    version: str = field(default="", compare=False)
+    #: In mode observe: the reason for which enforce would have declined the bind.
+    despite: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The pod does not fit on the node (any more); kube-scheduler tries the pod again."""
+
+    reason: Reason
+    #: The pod's resourceVersion for which this call decided.
+    version: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The bind failed; ``message`` gives the reason, for the pod's condition."""
+
+    message: str
+    #: As in ``Bound``.
+    version: str = field(default="", compare=False)
+
+
+Outcome = Bound | Declined | Failed

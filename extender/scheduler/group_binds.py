@@ -1,0 +1,128 @@
+"""Lets the pods of a group be bound together, or none of them.
+
+kube-scheduler calls bind for all pods of a group at once. If the ledger declines one of them, for
+example because a program has taken the memory meanwhile, the others would be bound and keep their
+memory without being able to work. So each bind reserves its memory first, and waits. When all have
+reserved, all pods are bound; if one is declined, all are, and release their memory. kube-scheduler
+then tries the group again.
+
+A bind waits only for pods that had a node when the first bind of the group was called, and that
+does not come within ``FOLLOW_WITHIN_S`` is not waited for: another component stopped it, or another
+extender got the call.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from contract.kube import Pod
+from extender.bounded import Bounded
+from extender.state.cluster_state import ClusterState
+from extender.state.pod_groups import Group, group_of
+
+#: Maximum time from one bind call of a group to the next.
+FOLLOW_WITHIN_S = 1.0
+#: Seconds between two checks whether the pods that are waited for are still expected.
+CHECKED_EVERY_S = 0.05
+#: Maximum number of pods whose group is being bound, or was declined and is not tried again yet.
+MAX_PODS = 4096
+#: Maximum number of groups of which is remembered that they were declined.
+MAX_GROUPS = 512
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """The binds of a group that are called at once."""
+
+    group: Group
+    #: Pods whose bind has not been called yet.
+    expected: set[str]
+    #: Time of the last bind call.
+    called_s: float
+    #: Pods whose bind was called and that have not reserved their memory yet.
+    unreserved: set[str] = field(default_factory=set)
+    #: Whether the pods may be bound; None before that is decided.
+    verdict: bool | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def decide(self, verdict: bool) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+            self.decided.set()
+
+
+class GroupBinds:
+    """All groups that are being bound. Runs on the event loop of the calls."""
+
+    def __init__(self, cluster: ClusterState, monotonic_s: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._monotonic_s = monotonic_s
+        self._attempts: Bounded[str, _Attempt] = Bounded(MAX_PODS)
+        #: The groups whose last attempt was declined.
+        self._declined: Bounded[Group, None] = Bounded(MAX_GROUPS)
+
+    def call(self, uid: str, pod: Pod | None) -> bool:
+        """Bind is called for the pod. Return False if its group was declined already."""
+        now_s = self._monotonic_s()
+        attempt = self._attempts.get(uid)
+        group = group_of(pod) if pod is not None else None
+        if attempt is None and group is not None:
+            attempt = _Attempt(group, self._cluster.holds.members(group, now_s) | {uid}, now_s)
+            for member in attempt.expected:
+                self._attempts[member] = attempt
+        self._cluster.holds.call_bind(uid, now_s)
+        if attempt is None:
+            return True
+        if attempt.verdict is False:
+            self._attempts.pop(uid, None)
+            return False
+        attempt.expected.discard(uid)
+        attempt.unreserved.add(uid)
+        attempt.called_s = now_s
+        return True
+
+    async def may_bind(self, uid: str, until_s: float) -> bool:
+        """The pod's memory is reserved: wait for its group; return whether to bind the pod."""
+        attempt = self._attempts.get(uid)
+        if attempt is None:
+            return True
+        attempt.unreserved.discard(uid)
+        while attempt.verdict is None:
+            self._check(attempt, until_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(attempt.decided.wait(), CHECKED_EVERY_S)
+        return attempt.verdict
+
+    def _check(self, attempt: _Attempt, until_s: float) -> None:
+        now_s = self._monotonic_s()
+        if now_s > until_s:
+            attempt.decide(False)
+        if attempt.unreserved:
+            return
+        if now_s > attempt.called_s + FOLLOW_WITHIN_S or not any(
+            self._cluster.holds.is_assumed(uid, now_s) for uid in attempt.expected
+        ):
+            attempt.decide(True)
+
+    def end(self, uid: str, bound: bool) -> None:
+        """The bind has been answered."""
+        attempt = self._attempts.pop(uid, None)
+        if attempt is None:
+            return
+        attempt.unreserved.discard(uid)
+        if bound:
+            self._declined.pop(attempt.group, None)
+        elif attempt.verdict is None:
+            attempt.decide(False)
+            self._declined[attempt.group] = None
+            self._cluster.holds.end_group(attempt.group)
+
+    def withdraw(self, uid: str) -> None:
+        """Filter is asked about the pod again, so no bind follows from the last attempt."""
+        if (attempt := self._attempts.pop(uid, None)) is not None:
+            attempt.expected.discard(uid)
+
+    def was_declined(self, pod: Pod) -> bool:
+        """Return whether the last attempt to bind the pod's group was declined."""
+        return (group := group_of(pod)) is not None and group in self._declined

@@ -1,0 +1,254 @@
+"""Groups of pods are bound to their minimum, or hold nothing. The judge reads only the store."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.scheduler.group_world import Extender, Gang, Shape, World
+
+#: Longer than the holds of a rejected group last.
+AFTER_S = 0.3
+
+NewWorld = Callable[..., World]
+
+
+@pytest.fixture
+def world() -> Iterator[NewWorld]:
+    worlds: list[World] = []
+
+    def make(shapes: Sequence[Shape], extenders: int = 1, seed: int = 0) -> World:
+        worlds.append(World(shapes, extenders, seed))
+        return worlds[-1]
+
+    yield make
+    for each in worlds:
+        each.close()
+
+
+def halves(nodes: int) -> list[Shape]:
+    return [Shape(24, replicas=4)] * nodes
+
+
+def test_a_group_that_fits_exactly_is_bound_however_long_its_cycle_takes(world: NewWorld) -> None:
+    here, gang = world(halves(6)), Gang("g", [12] * 12, 12)
+    here.create_gang(gang)
+    (only,) = here.extenders
+    assert here.run(here.schedule_gang(gang, only, pause_s=1.0)) == 12
+    assert only.calls["bind"] == 12
+    here.check()
+
+
+def test_pods_of_a_group_may_differ_in_size(world: NewWorld) -> None:
+    here, gang = world(halves(3)), Gang("g", [20, 4, 16, 8, 12, 12], 6)
+    here.create_gang(gang)
+    assert here.run(here.schedule_gang(gang, here.extenders[0])) == 6
+    here.check()
+
+
+def test_a_group_of_pods_with_several_gpus(world: NewWorld) -> None:
+    here = world([Shape(80, gpus=8)] * 2)
+    gang, next_gang = Gang("g", [60] * 4, 4, gpus=4), Gang("h", [60], 1, gpus=4)
+    for each in (gang, next_gang):
+        here.create_gang(each)
+    assert here.run(here.schedule_gang(gang, here.extenders[0], pause_s=1.0)) == 4
+    assert here.run(here.schedule_gang(next_gang, here.extenders[0])) == 0
+    here.check()
+
+
+def test_a_group_larger_than_the_cluster_keeps_nothing_from_single_pods(world: NewWorld) -> None:
+    here, gang = world(halves(2)), Gang("g", [12] * 6, 6)
+    here.create_gang(gang)
+    for i in range(4):
+        assert here.run(here.schedule_gang(gang, here.extenders[0], pause_s=0.1)) == 0
+        here.run(asyncio.sleep(AFTER_S))
+        here.create(f"single-{i}", 12)
+        assert here.run(here.schedule(f"single-{i}", here.extenders[0]))
+    assert here.extenders[0].calls["bind"] == 4
+    here.check()
+
+
+def test_none_is_bound_if_one_loses_its_memory_after_its_node_was_chosen(world: NewWorld) -> None:
+    """Another extender has given it to a pod of higher priority. The group is bound later."""
+    here, gang = world(halves(3), 2), Gang("g", [12] * 6, 6)
+    here.create_gang(gang)
+    here.create("rival", 24)
+    first, second = here.extenders
+    chosen = here.run(here.cycle(gang, first))
+    assert len(chosen) == 6
+    here.assumed.clear()
+    assert here.run(here.schedule("rival", second))
+    assert here.run(here.bind_all(chosen, first)) == 0
+    # Nothing is left in the ledger: another pod gets the rest.
+    here.run(asyncio.sleep(AFTER_S))
+    here.create("single", 24)
+    assert here.run(here.schedule("single", first))
+    for name in ("rival", "single"):
+        here.delete(name)
+    assert here.run(here.schedule_gang(gang, first)) == 6
+    here.check()
+
+
+def test_a_group_is_bound_even_if_its_owner_prefers_a_node(world: NewWorld) -> None:
+    """kube-scheduler chooses that node, although memory is held on another one. So the first
+    attempt fails."""
+    here, gang = world(halves(2)), Gang("g", [12] * 4, 4, prefers="n0")
+    here.create_gang(gang)
+    attempts = [here.run(here.schedule_gang(gang, here.extenders[0])) for _ in range(2)]
+    assert attempts == [0, 4]
+    here.check()
+
+
+def test_a_bind_that_does_not_come_holds_up_the_others_for_a_second(world: NewWorld) -> None:
+    """A plugin has stopped it, and kube-scheduler binds the rest of the group."""
+    here, gang = world(halves(3)), Gang("g", [12] * 6, 5)
+    here.create_gang(gang)
+    chosen = here.run(here.cycle(gang, here.extenders[0]))
+    here.assumed.pop("g-5")
+    del chosen["g-5"]
+    began_s = here.clock.now_s
+    assert here.run(here.bind_all(chosen, here.extenders[0])) == 5
+    assert 1 < here.clock.now_s - began_s < 1.5
+    here.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
+    world: NewWorld, seed: int
+) -> None:
+    """Two schedulers with an extender each choose nodes for both, and bind them at once. They try
+    the groups again until one of them is bound."""
+    here = world(halves(3), 2, seed)
+    gangs = [Gang(name, [12] * 6, 6) for name in ("g", "h")]
+    for gang in gangs:
+        here.create_gang(gang)
+
+    async def try_both() -> None:
+        chosen = [
+            await here.cycle(gang, by) for gang, by in zip(gangs, here.extenders, strict=True)
+        ]
+        here.assumed.clear()  # each scheduler has a cache of its own
+        await asyncio.gather(*map(here.bind_all, chosen, here.extenders))
+
+    async def insist(gang: Gang, by: Extender) -> None:
+        while not any(map(here.members, gangs)):
+            await asyncio.sleep(here.chance.uniform(1, 2))
+            await here.schedule_gang(gang, by)
+
+    async def insist_on_both() -> None:
+        await asyncio.gather(*map(insist, gangs, here.extenders))
+
+    here.run(try_both())
+    assert sorted(map(here.members, gangs)) in ([0, 0], [0, 6])
+    here.run(insist_on_both())
+    assert sorted(map(here.members, gangs)) == [0, 6]
+    here.check()
+
+
+def test_fifty_groups_at_once(world: NewWorld) -> None:
+    """All that fit are bound whole, in one attempt each; the others hold nothing."""
+    here = world(halves(40))
+    gangs = [Gang(f"g{i}", [12] * 2, 2) for i in range(50)]
+    for gang in gangs:
+        here.create_gang(gang)
+
+    async def all_of_them() -> None:
+        # kube-scheduler chooses nodes for the next group while the binds of the last one run.
+        binds = []
+        for gang in gangs:
+            chosen = await here.cycle(gang, here.extenders[0], pause_s=0.3)
+            binds.append(asyncio.create_task(here.bind_all(chosen, here.extenders[0])))
+        await asyncio.gather(*binds)
+
+    here.run(all_of_them())
+    assert sorted(map(here.members, gangs)) == [0] * 10 + [2] * 40
+    assert here.extenders[0].calls["bind"] == 80
+    here.check()
+
+
+SHAPES = st.one_of(
+    st.builds(Shape, st.sampled_from([24, 40, 80]), st.integers(2, 8)),
+    st.builds(Shape, st.sampled_from([40, 80]), gpus=st.sampled_from([2, 4])),
+)
+GANGS = st.tuples(
+    st.lists(st.sampled_from([4, 8, 12, 20, 36]), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.sampled_from([1, 1, 1, 2]),
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    st.lists(SHAPES, min_size=1, max_size=5),
+    st.lists(GANGS, min_size=1, max_size=4),
+    st.integers(1, 2),
+    st.randoms(use_true_random=False),
+)
+def test_each_group_has_its_minimum_or_nothing_and_delays_single_pods_by_its_cycle_only(
+    shapes: list[Shape],
+    drawn: list[tuple[list[int], int, int]],
+    extenders: int,
+    chance: random.Random,
+) -> None:
+    """Random clusters and groups, one or two schedulers with an extender each, single pods that
+    come and go in between."""
+    here = World(shapes, extenders, chance.randrange(1 << 30))
+    gangs = [
+        Gang(f"g{i}", sizes, min(minimum, len(sizes)), gpus)
+        for i, (sizes, minimum, gpus) in enumerate(drawn)
+    ]
+    for gang in gangs:
+        here.create_gang(gang)
+    try:
+        for turn in range(2 * len(gangs)):
+            here.run(step(here, gangs, turn, chance))
+            here.check()
+            for gang in gangs:
+                assert here.members(gang) == 0 or here.members(gang) >= gang.minimum
+            here.run(asyncio.sleep(AFTER_S))
+            single_pod_fits(here, f"probe-{turn}", chance)
+            if chance.random() < 0.3 and (bound := here.bound()):
+                here.delete(chance.choice([n for n in bound if n.startswith("s")] or [*bound]))
+                gangs = [gang for gang in gangs if whole(here, gang)]
+    finally:
+        here.close()
+
+
+async def step(here: World, gangs: Sequence[Gang], turn: int, chance: random.Random) -> None:
+    """Each scheduler tries a group or a single pod, at the same time."""
+
+    async def one(index: int) -> None:
+        by = here.extenders[index]
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        if gangs and chance.random() < 0.7:
+            gang = chance.choice(gangs[index :: len(here.extenders)] or list(gangs))
+            await here.schedule_gang(gang, by, chance.choice([0, 0.01, 0.5]))
+        else:
+            here.create(f"s{turn}-{index}", chance.choice([4, 12, 24]))
+            await here.schedule(f"s{turn}-{index}", by)
+
+    # A group is scheduled by one scheduler at a time.
+    if len(here.extenders) > 1 and len(gangs) < 2:
+        await one(0)
+    else:
+        await asyncio.gather(*map(one, range(len(here.extenders))))
+
+
+def single_pod_fits(here: World, name: str, chance: random.Random) -> None:
+    """A single pod that fits beside the bound pods is placed; then it goes again."""
+    free = max(here.free(node) for node in here.shapes)
+    if free < 1:
+        return
+    here.create(name, free)
+    assert here.run(here.schedule(name, chance.choice(here.extenders)))
+    here.check()
+    here.delete(name)
+
+
+def whole(here: World, gang: Gang) -> bool:
+    """Return whether no pod of the group was deleted."""
+    return all(here.store.read_pod("default", name) is not None for name in gang.pods)
