@@ -1,7 +1,9 @@
 """Explanations of a pod that waits in a small fleet."""
 
+import msgspec
+
 from contract.gpunode import Reservation
-from contract.kube import Pod
+from contract.kube import OwnerReference, Pod
 from extender.state.changes import (
     Event,
     GPUNodeSeen,
@@ -34,6 +36,16 @@ def node(name: str, free: int = 2, **sizes: int) -> list[Event]:
         for who, gib in sizes.items()
     ]
     return [NodeSeen(kube_node(name)), *pods, GPUNodeSeen(held, 0.0)]
+
+
+def owned(who: Pod, kind: str, name: str, deleted: bool = False, **labels: str) -> Pod:
+    owners = [OwnerReference("apps/v1", kind, name, controller=True)]
+    labels = {key.replace("_", "-"): value for key, value in labels.items()}
+    deletion = "2026-11-21T00:00:00Z" if deleted else None
+    metadata = msgspec.structs.replace(
+        who.metadata, owner_references=owners, labels=labels, deletion_timestamp=deletion
+    )
+    return msgspec.structs.replace(who, metadata=metadata)
 
 
 def asked(*events: Event, waits: Pod = WAITS) -> Asked:

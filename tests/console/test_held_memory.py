@@ -18,7 +18,7 @@ from extender.state.changes import Event, GPUNodeSeen, PodGone, PodSeen
 from extender.state.pod_groups import POD_GROUP
 from tests.builders import GIB, pod
 from tests.console.asking import Asked
-from tests.console.explained import node
+from tests.console.explained import node, owned
 from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 
@@ -30,6 +30,10 @@ KINDS = ("nominated", "assumed", "grouped")
 def waiting(name: str, gib: int, priority: int = 0, **status: Any) -> Pod:
     made = pod(f"{gib}Gi", uid=f"u-{name}", name=name, priority=priority)
     return msgspec.structs.replace(made, status=PodStatus(phase="Pending", **status))
+
+
+def of_revision(of: Pod, revision: str) -> Pod:
+    return owned(of, "ReplicaSet", f"llm-{revision}", **{"pod-template-hash": revision})
 
 
 class Cluster:
@@ -159,6 +163,33 @@ def test_views_agree_with_filter_and_following_any_suggestion_passes_filter(
                 break
             case kind:
                 assert kind == "replicas", advice
+
+
+@hypothesis.settings(max_examples=examples(300), deadline=None)
+@hypothesis.given(ON_NODE.filter(bool), HOLDS.filter(bool), SIZES)
+def test_a_rolling_update_that_ends_old_pods_as_suggested_passes_filter(
+    sizes: list[int], holds: list[tuple[str, int, int, str]], gib: int
+) -> None:
+    asked = of_revision(waiting("asked", gib), "bbb")
+
+    def without(*ended: str) -> Cluster:
+        cluster = Cluster([sizes, [22]])
+        for running in list(cluster.fleet.cluster.pods()):
+            if running.node == "a":
+                cluster.apply(PodSeen(of_revision(running, "aaa")))
+        for number, (kind, held_gib, priority, _) in enumerate(holds):
+            cluster.hold(kind, f"held-{number}", held_gib, priority, "a")
+        cluster.apply(PodSeen(asked))
+        for uid in ended:
+            cluster.end(uid)
+        return cluster
+
+    old = [f"u-a-{number}" for number in range(len(sizes))]
+    for advice in without().get("/v1/explain/pods/default/asked")["advice"]:
+        if advice["kind"] == "rollout":
+            all_end = "Recreate in" in advice["sentence"]
+            ways = [old] if all_end else [[uid] for uid in old]
+            assert any(without(*ended).filter(asked)[0] for ended in ways), advice
 
 
 def test_the_pod_that_goes_first_is_named_with_the_end_of_its_hold() -> None:

@@ -7,24 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import OwnerReference, Pod, PodStatus
+from contract.kube import Pod, PodStatus
 from extender.state.changes import Event, PodSeen
 from tests.builders import pod
-from tests.console.explained import asked, explained, kinds, node
+from tests.console.explained import asked, explained, kinds, node, owned
 
 HASH = "pod-template-hash"
 #: End of all suggestions.
 UNCHECKED = " (not checked: CPU, memory and other resources)"
-
-
-def owned(who: Pod, kind: str, name: str, deleted: bool = False, **labels: str) -> Pod:
-    owners = [OwnerReference("apps/v1", kind, name, controller=True)]
-    labels = {key.replace("_", "-"): value for key, value in labels.items()}
-    deletion = "2026-11-21T00:00:00Z" if deleted else None
-    metadata = msgspec.structs.replace(
-        who.metadata, owner_references=owners, labels=labels, deletion_timestamp=deletion
-    )
-    return msgspec.structs.replace(who, metadata=metadata)
 
 
 def full(old: Pod) -> list[Event]:
