@@ -153,7 +153,8 @@ def installed(plane: ControlPlane) -> dict[str, list[tuple[str, Object]]]:
     authority = Authority(plane.folder, "ca")
     server = start_webhook(plane, "webhook", authority, plane.kubeconfig())
     found: dict[str, list[tuple[str, Object]]] = {}
-    shipped = [*manifests("base/admission.yaml"), *manifests("base/priorityclass.yaml")]
+    files = ("admission.yaml", "tenants.yaml", "priorityclass.yaml")
+    shipped = [each for file in files for each in manifests(f"base/{file}")]
     for each in [*shipped, *webhooks(server.url, authority)]:
         if each["kind"] == "PriorityClass":
             continue

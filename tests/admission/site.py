@@ -139,7 +139,8 @@ class Site:
             path = f"/api/v1/namespaces/{SYSTEM}/pods"
             self.create(path, {"metadata": {"name": f"agent-on-{node}"}, "spec": spec})
         self._undo.callback(until, self._is_open_again, "the policies apply no longer")
-        for each in (*manifests("base/admission.yaml"), *manifests("base/priorityclass.yaml")):
+        files = ("base/admission.yaml", "base/tenants.yaml", "base/priorityclass.yaml")
+        for each in (each for file in files for each in manifests(file)):
             if each["kind"] == "PriorityClass":
                 self.create("/apis/scheduling.k8s.io/v1/priorityclasses", each)
                 continue

@@ -1,0 +1,177 @@
+"""Writes by users with all rights in one namespace, and by kubelets, to a real API server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.admission.policy_site import HERE, documented, rejected, site
+from tests.admission.reviews import container, manifest
+from tests.admission.site import (
+    ADMISSION,
+    EXTENDER,
+    NODES,
+    PODS,
+    RBAC,
+    SYSTEM,
+    TEAM,
+    Reply,
+    Site,
+    manifests,
+)
+from tests.controlplane import STRANGER_TOKEN, ApiRefused, ControlPlane
+from tests.processes import starts_processes
+from tests.waiting import until
+
+__all__ = ["site"]
+
+SERVICES = f"/api/v1/namespaces/{TEAM}/services"
+RBAC_GROUP = "rbac.authorization.k8s.io"
+MESSAGE = "is for Headroom's own pods"
+PLURALS = {
+    "PriorityClass": "priorityclasses",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
+EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
+
+
+@pytest.fixture(scope="module")
+def owner(site: Site) -> str:
+    """The token of a user who may do everything in one namespace."""
+    where = f"{RBAC}/namespaces/{TEAM}"
+    site.create(f"{where}/roles", {"metadata": {"name": "owner"}, "rules": [EVERYTHING]})
+    binding = {
+        "metadata": {"name": "owner"},
+        "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": "owner"},
+        "subjects": [{"kind": "User", "name": "stranger", "apiGroup": RBAC_GROUP}],
+    }
+    site.create(f"{where}/rolebindings", binding)
+
+    def may_write() -> bool:
+        return site.send("GET", PODS, token=STRANGER_TOKEN).status == 200
+
+    until(may_write, "the user has the role")
+    return STRANGER_TOKEN
+
+
+def bind(site: Site, token: str, name: str = "by-hand", kubelet_of: str = "") -> Reply:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": HERE},
+    }
+    path = f"{PODS}/{name}/binding?dryRun=All"
+    return site.send("POST", path, body, token, kubelet_of=kubelet_of)
+
+
+@pytest.fixture(scope="module")
+def denied(site: Site) -> None:
+    """The profile for tenants: as deploy/components/deny-other-schedulers patches the binding."""
+    (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
+    (patch,) = (
+        found
+        for each in component["patches"]
+        if (found := yaml.safe_load(each["patch"]))["metadata"]["name"] == "headroom-bindings"
+    )
+    path = f"{ADMISSION}/validatingadmissionpolicybindings/headroom-bindings"
+    assert site.send("PATCH", path, patch).status == 200
+
+
+def test_only_schedulers_bind_pods(site: Site, owner: str, denied: None) -> None:
+    obj = manifest("20Gi", schedulerName="headroom")
+    obj["metadata"]["name"] = "by-hand"
+    site.create(PODS, obj)
+    until(lambda: bind(site, owner).status == 403, "Bindings by users are denied")
+    reply = bind(site, owner)
+    rejected(reply, "headroom-bindings", "only schedulers bind pods")
+    documented(reply)
+    other = f"/api/v1/namespaces/{TEAM}/bindings?dryRun=All"
+    body = {"metadata": {"name": "by-hand"}, "target": {"kind": "Node", "name": HERE}}
+    rejected(site.send("POST", other, body, owner), "headroom-bindings", "only schedulers bind pods")
+    # A scheduler of all namespaces, and the cluster's admin, may.
+    assert bind(site, site.token(EXTENDER)).status == 201
+    assert bind(site, "scheduler-of-the-tests").status == 201
+    assert bind(site, "admin-of-the-tests").status == 201
+
+
+def static_pod(namespace: str, labels: dict[str, str]) -> dict[str, Any]:
+    obj = manifest(None, container(gpus=0), nodeName=HERE)
+    mirror = {"kubernetes.io/config.mirror": "x"}
+    obj["metadata"] = {
+        "name": f"static-{HERE}",
+        "namespace": namespace,
+        "labels": labels,
+        "annotations": mirror,
+    }
+    return obj
+
+
+def test_no_kubelet_puts_a_pod_behind_headroom_s_services(site: Site) -> None:
+    labels = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "webhook"}
+    path = f"/api/v1/namespaces/{SYSTEM}/pods?dryRun=All"
+    for node in NODES:
+        reply = site.send("POST", path, static_pod(SYSTEM, labels), kubelet_of=node)
+        rejected(reply, "headroom-static-pods", "static pods cannot be in Headroom's namespace")
+    documented(reply)
+    elsewhere = static_pod("kube-system", {})
+    path = path.replace(SYSTEM, "kube-system")
+    assert site.send("POST", path, elsewhere, kubelet_of=HERE).status == 201
+    # Headroom's own pods are created by controllers.
+    own = static_pod(SYSTEM, labels)
+    path = path.replace("kube-system", SYSTEM)
+    assert site.send("POST", path, own).status == 201
+
+
+def test_no_service_takes_the_connections_of_gates(site: Site, owner: str) -> None:
+    def create(port: int, **spec: Any) -> Reply:
+        body = {"metadata": {"name": "gate"}, "spec": {"ports": [{"port": port}], **spec}}
+        return site.send("POST", f"{SERVICES}?dryRun=All", body, owner)
+
+    external = {"externalIPs": ["192.0.2.7"]}
+    reply = create(9410, **external)
+    rejected(reply, "headroom-gate-port", "port 9410 of a Service with externalIPs could take")
+    documented(reply)
+    assert create(9411, **external).status == create(9410).status == 201
+
+
+class GroupsOfPods(ControlPlane):
+    """An API server with all feature gates: groups of pods need some that change in each minor."""
+
+    def spawn_apiserver(self, *flags: str) -> None:
+        gates = "--feature-gates=AllAlpha=true,AllBeta=true"
+        super().spawn_apiserver(gates, "--runtime-config=api/all=true", *flags)
+
+
+@pytest.fixture
+@starts_processes
+def with_groups() -> Iterator[ControlPlane]:
+    plane = GroupsOfPods()
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+def test_no_group_of_pods_takes_headroom_s_priority(with_groups: ControlPlane) -> None:
+    for each in manifests("base/priorityclass.yaml"):
+        plural = PLURALS[each["kind"]]
+        with_groups.call("POST", f"/apis/{each['apiVersion']}/{plural}", each)
+    group = "scheduling.k8s.io"
+    (found,) = (g for g in with_groups.call("GET", "/apis")["groups"] if g["name"] == group)
+    version = next(each["groupVersion"] for each in found["versions"] if "alpha" in each["version"])
+    path = f"/apis/{version}/namespaces/default/podgroups?dryRun=All"
+    spec = {"schedulingPolicy": {"basic": {}}, "priorityClassName": "headroom-critical"}
+    body = {"apiVersion": version, "kind": "PodGroup", "metadata": {"name": "g"}, "spec": spec}
+
+    def answer() -> str:
+        try:
+            with_groups.call("POST", path, body)
+        except ApiRefused as err:
+            return str(err)
+        return "created"
+
+    until(lambda: MESSAGE in answer(), "groups of pods are rejected", logs=answer)
