@@ -75,7 +75,7 @@ def _machines(
     for sample in answers["node"]:
         resource = sample.labels.get("resource", "")
         amounts[own_label(sample.labels, "node")][resource] = sample.value
-    gpus = _gpus(answers)
+    gpus = _gpus(answers, amounts.keys())
     wanted = {
         own_label(sample.labels, "node")
         for sample in answers["node_labels"]
@@ -135,7 +135,7 @@ class _Gpu:
     devices: int = 0
 
 
-def _gpus(answers: Answers) -> dict[str, list[_Gpu]]:
+def _gpus(answers: Answers, nodes: Collection[str]) -> dict[str, list[_Gpu]]:
     """Return node -> the GPUs at the end of the window, with their usual memory."""
     sizes: dict[Key, int] = {}
     for name, unit_bytes in TOTALS.items():
@@ -145,18 +145,40 @@ def _gpus(answers: Answers) -> dict[str, list[_Gpu]]:
     found: dict[str, dict[str, _Gpu]] = defaultdict(dict)
     seen = {key: each for each in answers["devices"] if (key := key_of_series(each.labels))}
     cut = {uuid for uuid, instance in seen if instance is not None}
+    of_pods = _nodes_of_exporters(answers)
     for (uuid, instance), sample in seen.items():
         size_bytes = sizes.get((uuid, instance))
         if size_bytes is None or (instance is None and uuid in cut):
             continue
-        host, model = (
-            next(filter(None, (own_label(sample.labels, each) for each in names)), default)
-            for names, default in ((HOSTS, ""), (MODELS, "GPU"))
-        )
-        gpu = found[host].setdefault(uuid, _Gpu(model))
+        hosts, models = _labels(sample, HOSTS), _labels(sample, MODELS)
+        named = [host for host in hosts if host in nodes]
+        node = next(iter(named), "") or next((of_pods[h] for h in hosts if h in of_pods), "")
+        gpu = found[node].setdefault(uuid, _Gpu(next(iter(models), "GPU")))
         gpu.memory_bytes += size_bytes
         gpu.devices += 1
     return {host: list(gpus.values()) for host, gpus in found.items()}
+
+
+def _nodes_of_exporters(answers: Answers) -> dict[str, str]:
+    """Return the host in the samples of an exporter -> the node of all pods on its GPUs.
+
+    The host is the name of the exporter's pod if its environment has no NODE_NAME.
+    """
+    nodes_of: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for sample in answers["gpus"]:
+        if node := own_label(sample.labels, "node"):
+            nodes_of[_name(sample)].add(node)
+    found: dict[str, set[str]] = defaultdict(set)
+    for sample in chain(answers["fb_used"], answers["fb_used_bytes"]):
+        nodes = nodes_of.get(_name(sample), ())
+        for host in _labels(sample, HOSTS) if len(nodes) == 1 else ():
+            found[host].update(nodes)
+    return {host: next(iter(nodes)) for host, nodes in found.items() if len(nodes) == 1}
+
+
+def _labels(sample: Sample, names: Iterable[str]) -> list[str]:
+    """Return the labels of these names that the sample has."""
+    return [text for name in names if (text := own_label(sample.labels, name))]
 
 
 class _Lives:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from extender.errors import BadSettings
 from extender.metric_history import Answers, Sample
 from extender.plan.metrics_history import history_of
 from extender.promql import EVERY_CLUSTER
@@ -31,6 +32,39 @@ def answers(host: str, figures: dict[str, float]) -> Answers:
     for name, value in figures.items():
         found[name] = [Sample(SHOWN | {host: "n"}, value)]
     return found
+
+
+def with_labels(of: Answers, **labels: str) -> Answers:
+    """Return the answers with these labels in the series of dcgm-exporter."""
+    return {
+        name: [Sample({**s.labels, **labels}, s.value) if "UUID" in s.labels else s for s in given]
+        for name, given in of.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param({"Hostname": "dcgm-exporter-57pvc", "node": "n"}, id="label of the target"),
+        pytest.param({"Hostname": "dcgm-exporter-57pvc"}, id="by the pod on the GPU"),
+        pytest.param({"Hostname": "n.example.org"}, id="a name with its domain"),
+    ],
+)
+def test_the_node_is_found_if_the_exporter_has_another_host_name(labels: dict[str, str]) -> None:
+    """Without NODE_NAME in its environment, dcgm-exporter's is the name of its own pod."""
+    history = history_of(with_labels(answers("Hostname", OLD), **labels), 0.0, 100_000.0, {})
+    ((machine,), (life,)) = history.machines, history.lives
+    assert (machine.name, machine.memory_bytes, life.peak_bytes) == ("n", 46_068 * MIB, 6000 * MIB)
+
+
+def test_a_host_name_of_pods_on_several_nodes_names_no_node() -> None:
+    given = with_labels(answers("Hostname", OLD), Hostname="exporter")
+    other = {"namespace": "team", "pod": "q", "uid": "v"}
+    given["gpus"].append(Sample(other | {"container": "main", "node": "m"}, 1.0))
+    shown = {"exported_namespace": "team", "exported_pod": "q", "Hostname": "exporter"}
+    given["fb_used"].append(Sample(GPU | shown, 1.0))
+    with pytest.raises(BadSettings, match="has no node with both"):
+        history_of(given, 0.0, 100_000.0, {})
 
 
 @pytest.mark.parametrize(
