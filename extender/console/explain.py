@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import Annotated
 
 import numpy as np
@@ -12,8 +11,9 @@ from starlette.responses import Response
 
 from contract.annotations import PREFIX
 from contract.kube import Pod
+from extender.console.attempts import AttemptsView, attempts_of
 from extender.console.auth import Sees
-from extender.console.decision_bodies import DecisionView, FilterView, Unanswered
+from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import (
     CapView,
@@ -33,7 +33,6 @@ from extender.console.responses import (
     ReasonView,
     Recomputed,
     ask_view,
-    counted,
     encoded,
     obstacle_view,
     reason_view,
@@ -47,8 +46,8 @@ from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
+from extender.state.group_report import group_report
 from extender.state.held_memory import verdicts_on
-from extender.state.journal import scheduler_of
 from extender.state.memory_caps import caps_of
 from extender.state.pod_requests import exceeded
 from extender.state.starts import start_sentence
@@ -58,10 +57,6 @@ Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
 #: Number of the pod's latest decisions that are searched for a preemption.
 MAX_DECISIONS = 8
-#: kube-scheduler retries a pod that nothing requeued after this time, by default.
-FLUSHED_AFTER = timedelta(minutes=5)
-#: Maximum number of characters quoted from a scheduler's message.
-MOST_QUOTED = 500
 
 
 class SuggestionsView(BaseModel):
@@ -83,22 +78,6 @@ class SuggestionsView(BaseModel):
     wait_for: HeldView | None
 
 
-class AttemptsView(BaseModel):
-    """The attempts of kube-scheduler to place the pod, as far as any replica has them on record."""
-
-    first_at: str | None
-    last_at: str | None
-    #: Number of filter calls of the last decision.
-    times: int
-    #: Number of nodes offered in the last attempt, and of known nodes that were not offered.
-    offered_nodes: int | None
-    not_offered_nodes: int | None
-    #: When kube-scheduler retries at the latest, with its default settings; null if it does not, or
-    #: if that is not known.
-    again_by: str | None
-    message: str
-
-
 class ExplainBody(Body, Recomputed):
     namespace: str
     name: str
@@ -107,6 +86,8 @@ class ExplainBody(Body, Recomputed):
     bound_to: str | None
     #: Names of the devices of its node on which a report shows it.
     devices: list[str]
+    #: How many pods of its group are bound, and where the others would fit; null without a group.
+    group: str | None
     #: Changes of its request after it was bound, and their effect; null if there are none.
     changed: str | None
     #: Annotations that Headroom wrote on the pod when it bound it.
@@ -176,6 +157,7 @@ def explain_pod(
     last, analysis = _last(found), None
     if isinstance(request, VramRequest):
         analysis = analysed(context, snap, pod, request, _offered(found))
+    report = group_report(context.cluster, pod, context.seen_by(pod, snap), context.monotonic_s())
     verdict, message = verdict_from(context, pod, request, analysis, last is not None)
     annotations = pod.metadata.annotations or {}
     advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
@@ -190,6 +172,7 @@ def explain_pod(
             for each in _devices(snap, pod)
             if any(h.observed and h.uid == pod.metadata.uid for h in each.holders)
         ],
+        group=report.sentence if report else None,
         changed=context.cluster.edits.of(pod.metadata.uid) or None,
         annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
         caps=[cap_view(each) for each in caps_of(context.cluster, pod, _devices(snap, pod))],
@@ -212,7 +195,7 @@ def explain_pod(
         nearest=[],
         suggestions=[each.sentence for each in advice],
         advice=list(map(_advice_view, advice)),
-        attempts=_attempts(pod, last, len(snap.nodes)),
+        attempts=attempts_of(pod, last, len(snap.nodes)),
         last_decision=last,
         unanswered=unanswered,
     )
@@ -320,72 +303,6 @@ def _advice_view(one: Suggestion) -> SuggestionsView:
         fix=one.fix or None,
         wait_for=held_view(one.held) if one.held else None,
     )
-
-
-def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
-    """Return the attempts of the last decision; ``nodes``: number of known nodes."""
-    filtered = last.filter if last else None
-    if last is None or filtered is None:
-        return AttemptsView(
-            first_at=last.first_at if last else None,
-            last_at=last.at if last else None,
-            times=0,
-            offered_nodes=None,
-            not_offered_nodes=None,
-            again_by=None,
-            message="the attempt that placed it is no longer on record"
-            if pod.node
-            else _no_attempt(pod),
-        )
-    not_offered = max(0, nodes - filtered.offered)
-    again_by = None
-    if not pod.node and not filtered.fits:
-        flushed_at = datetime.fromisoformat(filtered.at) + FLUSHED_AFTER
-        again_by = flushed_at.isoformat(timespec="milliseconds")
-    return AttemptsView(
-        first_at=last.first_at,
-        last_at=filtered.at,
-        times=filtered.times,
-        offered_nodes=filtered.offered,
-        not_offered_nodes=not_offered,
-        again_by=again_by,
-        message=_last_attempt(filtered, not_offered, again_by),
-    )
-
-
-def _no_attempt(pod: Pod) -> str:
-    """Return why no attempt is on record, with the scheduler's message in the pod's status."""
-    reported = (
-        condition.message
-        for condition in (pod.status and pod.status.conditions) or ()
-        if condition.type == "PodScheduled" and condition.status == "False" and condition.message
-    )
-    if message := next(reported, ""):
-        return (
-            "its scheduler has not called Headroom for this pod lately. The scheduler reports: "
-            f"{message[:MOST_QUOTED]}"
-        )
-    return (
-        "its scheduler has not called Headroom for this pod lately, and has not reported why the "
-        f"pod is pending: is scheduler {scheduler_of(pod)} running?"
-    )
-
-
-def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) -> str:
-    """Describe the last filter call: nodes offered, nodes that fit, and the next retry."""
-    message = (
-        f"kube-scheduler offered {counted(filtered.offered, 'node')}, of which "
-        f"{f'{filtered.fits:,}' if filtered.fits else 'none'} could take the pod"
-    )
-    if not_offered:
-        message += (
-            f"; {counted(not_offered, 'node')} did not pass kube-scheduler's own checks "
-            "(selectors, taints, CPU, replicas ...), or it had found enough"
-        )
-    if again_by:
-        latest = f"{again_by[:19]}Z"
-        message += f"; it retries when the pod fits on a node, at the latest at {latest}"
-    return message
 
 
 def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:

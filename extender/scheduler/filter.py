@@ -263,8 +263,8 @@ class Filter:
     ) -> None:
         """Record the decision in the journal, the metrics and the log.
 
-        ``sure``: no node was rejected because of held memory. ``node``: the node that the answer
-        contains, if only one, else empty.
+        ``sure``: no node was rejected because of memory that is held for other pods. ``node``: the
+        node that the answer contains, if only one, else empty.
         """
         state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
         took_s = state.clock.monotonic() - began_s

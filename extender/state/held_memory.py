@@ -21,6 +21,7 @@ from extender.placement.snapshot_builder import Table, build
 from extender.state.cluster_state import ClusterState
 from extender.state.holds import Hold
 from extender.state.node_whatif import rejection_beside, terms_beside
+from extender.state.pod_groups import group_of
 
 #: Maximum number of cached results of ``HeldMemory``.
 MOST_ANSWERS = 16
@@ -58,9 +59,11 @@ class HeldMemory:
     ) -> bool:
         """Reject the nodes on which the pod does not fit beside the pods that go before it.
 
-        Write the reason into ``codes``. Return whether any node was rejected.
+        Write the reason into ``codes``. Return whether that may change without a gain of memory: a
+        node was rejected because of pods of other groups, whose binds may fail. The pods of its own
+        group do not count, because none of them is bound without it.
         """
-        any_rejected = False
+        may_change, group = False, group_of(pod)
         for node, holds in self._cluster.holds.against(pod, now_s).items():
             row = snap.row_of.get(node, -1)
             passed = (codes == 0) & (rows == row)
@@ -68,8 +71,9 @@ class HeldMemory:
                 version = int(snap.changed_in[row])
                 reason = self._rejection(request, node, version, holds, now_s)
                 codes[passed] = CODE_OF[reason]
-                any_rejected = any_rejected or reason is not None
-        return any_rejected
+                if reason is not None and not may_change:
+                    may_change = group is None or any(group_of(h.pod) != group for h in holds)
+        return may_change
 
     def _rejection(
         self, request: VramRequest, node: str, version: int, holds: Sequence[Hold], now_s: float

@@ -100,7 +100,7 @@ class Decision:
     fits: int
     #: Reason -> number of nodes rejected for it.
     rejected: Mapping[Reason, int]
-    #: False if nodes were rejected because of held memory: its pods may never be bound.
+    #: False if nodes were rejected because of memory held for other pods, which may never be bound.
     sure: bool = True
     took_s: float = 0.0
     asked: tuple[Asked, ...] = ()

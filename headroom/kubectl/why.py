@@ -18,6 +18,8 @@ NEAREST = 3
 def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     """Format the body of /v1/explain/pods."""
     lines = [f"Pod {body['namespace']}/{body['name']}: {body['message']}"]
+    if body["group"]:
+        lines.append(f"  {body['group']}")
     if body["changed"]:
         lines.append(f"  {body['changed']}")
     lines += _request(body["request"])

@@ -44,6 +44,7 @@ BODY: dict[str, Any] = {
     "name": "p",
     "message": "no node can take the pod",
     "changed": None,
+    "group": None,
     "request": [],
     "unanswered": [{"peer": "10.0.0.9:8889", "message": "connection refused"}],
     "bound_to": None,

@@ -66,10 +66,8 @@ def asked(
     """Why the pod is kept from the one node, which it would fit on by itself."""
     held = held or HeldMemory(state)
     codes, snap = np.zeros(1, np.int8), state.snapshot()
-    left = held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
-    reason = REASONS[int(codes[0])]
-    assert left == (reason is not None)
-    return reason
+    held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
+    return REASONS[int(codes[0])]
 
 
 def named(size: str, uid: str, **of: Any) -> Pod:
@@ -234,6 +232,21 @@ def test_a_rejection_ends_the_holds_of_a_group_soon_and_its_retry_is_held(
         assert calls.filter(make("8Gi", "fourth"), begins_s + 0.6) is FULL
         assert not calls.free(begins_s + 0.8)
         assert calls.free(begins_s + 0.9)
+
+
+@pytest.mark.parametrize("make", MEMBERS)
+def test_a_rejection_because_of_the_own_group_does_not_change_by_itself(
+    make: Callable[..., Pod],
+) -> None:
+    """So the pod is not requeued again and again while no memory is freed."""
+    calls = Calls()
+    calls.filter(make("16Gi", "first"), NOW_S)
+    for who, may_change in ((make("16Gi", "second"), False), (named("16Gi", "single"), True)):
+        codes, rows = np.zeros(1, np.int8), np.zeros(1, np.int64)
+        request, snap = wanted(calls.state, who), calls.state.snapshot()
+        held = HeldMemory(calls.state)
+        assert held.reject_nodes(who, request, rows, codes, snap, NOW_S) == may_change
+        assert REASONS[int(codes[0])] is FULL
 
 
 def test_after_a_rejection_the_holds_last_while_other_pods_of_the_group_are_tried() -> None:

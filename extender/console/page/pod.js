@@ -87,6 +87,7 @@ function fix(text) {
 function first(body) {
   return [
     el("p", {class: `verdict ${body.overuse.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, local(body.message)),
+    body.group ? el("p", {}, local(body.group)) : null,
     body.devices.length ? el("p", {}, ...body.devices.flatMap((gpu, i) => [i ? ", " : "", gpuLink(body.bound_to, gpu)])) : null,
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),

@@ -1,0 +1,81 @@
+"""A group of pods in the explanation of each of its pods: as one thing."""
+
+import pytest
+from msgspec.structs import replace
+
+from contract.kube import Pod, SchedulingGroup
+from extender.placement.request import VramRequest
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from headroom.kubectl.why import why
+from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared
+from tests.console.asking import Asked
+
+
+def member(name: str, vram: str = "12Gi", node: str | None = None, group: str = "train") -> Pod:
+    made = pod(vram, uid=name, name=name, node=node)
+    spec = replace(made.spec, scheduling_group=SchedulingGroup(pod_group_name=group))
+    return replace(made, spec=spec)
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    """Three pods of the group are bound, on two devices of 24 GiB; five wait. A third is free."""
+    fleet = Asked()
+    for name, uids in (("a", ["p0", "p1"]), ("b", ["p2"]), ("c", [])):
+        held = {uid: reservation({name: 12 * GIB}, name=uid) for uid in uids}
+        device = shared(name, memory_bytes=24 * GIB)
+        report = gpunode(device, name=name, uid=f"gn-{name}", reservations=held)
+        fleet.cluster.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, 0.0)])
+        fleet.cluster.apply([PodSeen(member(uid, node=name)) for uid in uids])
+    fleet.cluster.apply([PodSeen(member(f"p{i}")) for i in range(3, 8)])
+    fleet.cluster.apply([PodSeen(member("q0", "4Gi", group="other")), PodSeen(pod(name="alone"))])
+    return fleet
+
+
+def explained(fleet: Asked, name: str) -> str | None:
+    body = fleet.get(f"/v1/explain/pods/default/{name}").json()
+    group: str | None = body["group"]
+    assert (f"  {group}" in why(body)) == (group is not None)
+    return group
+
+
+def test_a_group_that_is_bound_in_part_says_what_it_waits_for_and_where_that_fits(
+    fleet: Asked,
+) -> None:
+    part = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; "
+    for name in ("p0", "p7"):
+        assert explained(fleet, name) == part + "3 of the first 5 would fit on c, b"
+    fleet.cluster.apply([PodGone("p6"), PodGone("p7")])
+    assert explained(fleet, "p0") == (
+        "3 of 6 pods of group train are bound, waiting for 3 x 12Gi; all would fit on c, b"
+    )
+    fleet.cluster.apply([PodGone(f"p{i}") for i in range(3, 6)])
+    assert explained(fleet, "p0") == "3 of 3 pods of group train are bound"
+
+
+def test_sizes_are_counted_one_by_one(fleet: Asked) -> None:
+    fleet.cluster.apply([PodSeen(member("q1", "80Gi", group="other"))])
+    assert explained(fleet, "q1") == (
+        "0 of 2 pods of group other are bound, waiting for 1 x 4Gi, 1 x 80Gi; "
+        "1 of the first 2 would fit on b"
+    )
+    fleet.cluster.apply([PodGone("q0")])
+    assert explained(fleet, "q1") == (
+        "0 of 1 pods of group other are bound, waiting for 1 x 80Gi; none of these fits now"
+    )
+
+
+def test_memory_that_is_held_for_the_group_counts_as_free_for_it(fleet: Asked) -> None:
+    for name in ("p3", "p4"):
+        waiting = fleet.cluster.pod(name)
+        assert waiting is not None
+        request = fleet.cluster.understand(waiting)
+        assert isinstance(request, VramRequest)
+        fleet.cluster.holds.assume(waiting, request, "c", 0.0)
+    sentence = explained(fleet, "p7")
+    assert sentence is not None
+    assert sentence.endswith("3 of the first 5 would fit on c, b")
+
+
+def test_a_single_pod_has_no_group(fleet: Asked) -> None:
+    assert explained(fleet, "alone") is None
