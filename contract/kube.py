@@ -61,6 +61,8 @@ class ObjectMeta(KubeStruct, frozen=True):
     owner_references: list[OwnerReference] | None = None
     finalizers: list[str] | None = None
     deletion_timestamp: str | None = None
+    #: Seconds from the deletion to the end of the grace period.
+    deletion_grace_period_seconds: Int64 | None = None
     creation_timestamp: str | None = None
 
     @property
@@ -246,6 +248,8 @@ class PodSpec(KubeStruct, frozen=True):
     init_containers: list[InitContainer] | None = None
     node_name: str | None = None
     priority: Int64 | None = None
+    #: Seconds between SIGTERM and SIGKILL, if no deletion sets others.
+    termination_grace_period_seconds: Int64 | None = None
     #: "Never": no pod is evicted to make this pod fit.
     preemption_policy: str | None = None
     scheduler_name: str | None = None

@@ -239,7 +239,7 @@ class Gated(Product):
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         if self._store.begin_deletion(pod, EPOCH_S + self._now_s):
             self._evicted.append(pod.metadata.name)
 

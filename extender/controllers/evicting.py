@@ -13,6 +13,7 @@ from enum import Enum
 from contract.kube import Pod
 from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreTimeout
 from extender.ledger.store import Evictor, Store
+from extender.state.evictable_pods import leaves_within
 
 #: Attempts for a pod that changes between its read and its eviction.
 ATTEMPTS = 2
@@ -55,12 +56,15 @@ async def evict(
     victim: Victim,
     is_required: Callable[[], Awaitable[bool]],
     may_leave: Callable[[Pod], bool] = lambda pod: True,
+    most_grace_s: int | None = None,
 ) -> Eviction:
     """Evict the pod if that is still required.
 
     ``is_required`` reads the object that carries the decision, from the API server.
-    ``may_leave`` returns whether the pod may be evicted in its present state. Raises store errors
-    of the reads, and ``StoreTimeout`` if the pod may be evicted or not.
+    ``may_leave`` returns whether the pod may be evicted in its present state. ``most_grace_s`` is
+    the longest grace period in seconds, also of a pod that was deleted with a longer one; None
+    leaves the choice to the pod. Raises store errors of the reads, and ``StoreTimeout`` if the pod
+    may be evicted or not.
     """
     for _ in range(ATTEMPTS):
         if not await is_required():
@@ -70,12 +74,12 @@ async def evict(
             pod is None
             or (pod.metadata.uid, pod.node) != (victim.uid, victim.node)
             or pod.ended
-            or pod.metadata.deletion_timestamp
+            or leaves_within(pod, most_grace_s)
             or not may_leave(pod)
         ):
             return Eviction(Result.LEFT, pod)
         try:
-            await evictor.evict(pod)
+            await evictor.evict(pod, most_grace_s)
         except StoreConflict:
             continue
         except StoreNotFound:

@@ -36,9 +36,10 @@ from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.placement.overuse_eviction import OveruseEvictions, Overusing, changes
 from extender.state.cluster_state import ClusterState
+from extender.state.evictable_pods import leaves_within
 from extender.state.notices import pod_notice
 from extender.state.overuse import REJECTED_FOR_S
-from extender.state.overuse_decisions import latest_sample, overuse_evictions_on
+from extender.state.overuse_decisions import MOST_GRACE_S, latest_sample, overuse_evictions_on
 
 log = structlog.get_logger()
 
@@ -226,7 +227,7 @@ class OveruseController:
                 gpunode.name, uid, reservation.overuse, time.monotonic()
             )
             and (pod := self._cluster.pod(uid)) is not None
-            and not pod.metadata.deletion_timestamp
+            and not leaves_within(pod, MOST_GRACE_S)
         }
 
     async def _announce(self, node: str, uid: str, over: Overusing | None) -> None:
@@ -259,7 +260,9 @@ class OveruseController:
             return self._is_due(gpunode, uid, decision, 0.0)
 
         victim = Victim(reservation.namespace, reservation.name, uid, node)
-        made = await evict(self._store, self._evictor, victim, is_required)
+        made = await evict(
+            self._store, self._evictor, victim, is_required, most_grace_s=MOST_GRACE_S
+        )
         if made.result is Result.REJECTED:
             await self._ledger.reservations.reject_overuse(node, uid)
             self._telemetry.overuse_evictions.labels("rejected").inc()

@@ -209,14 +209,24 @@ class KubernetesStore:
             raise store_error(what, err) from err
 
 
+#: A pod's grace period, if it sets none.
+_DEFAULT_GRACE_S = 30
+
+
 class KubernetesEvictor:
     """Implements ``extender.ledger.store.Evictor`` with the API server."""
 
     def __init__(self, api: AsyncKubeApi) -> None:
         self._api = api
 
-    async def evict(self, pod: Pod) -> None:
-        await self._evict(pod, {})
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
+        own_s = pod.spec.termination_grace_period_seconds
+        grace_s = (
+            None
+            if most_grace_s is None
+            else min(most_grace_s, _DEFAULT_GRACE_S if own_s is None else own_s)
+        )
+        await self._evict(pod, {} if grace_s is None else {"gracePeriodSeconds": grace_s})
 
     async def may_evict(self, pod: Pod) -> None:
         await self._evict(pod, {"dryRun": ["All"]})

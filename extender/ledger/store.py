@@ -34,8 +34,11 @@ class Evictor(Protocol):
     async def may_evict(self, pod: Pod) -> None:
         """Dry-run the eviction of the pod: raise the error that ``evict`` would raise."""
 
-    async def evict(self, pod: Pod) -> None:
-        """Evict the pod if it is still the version that was read."""
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
+        """Evict the pod if it is still the version that was read.
+
+        ``most_grace_s``: longest grace period in seconds, whatever the pod's own is.
+        """
 
 
 class Store(Protocol):

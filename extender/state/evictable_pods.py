@@ -63,6 +63,13 @@ def _overdue_s(state: ClusterState, pod: Pod, now_s: float) -> float | None:
     return age(deleted, state.epoch_s + now_s) if deleted else None
 
 
+def leaves_within(pod: Pod, most_grace_s: int | None) -> bool:
+    """Return whether the pod is being deleted, with at most this grace period; None for any."""
+    metadata = pod.metadata
+    grace_s = metadata.deletion_grace_period_seconds or 0
+    return bool(metadata.deletion_timestamp) and (most_grace_s is None or grace_s <= most_grace_s)
+
+
 def may_preempt(pod: Pod) -> bool:
     return pod.spec.preemption_policy != "Never"
 

@@ -2,7 +2,7 @@
 
 ``placement.overuse_eviction`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
 their annotation allows it. Static pods are never evicted: the API server has only a copy of them.
-Nothing else that a pod's author writes exempts it: not its priority, its scheduler or its owner.
+Nothing else in a pod exempts it: not its priority, its scheduler, its owner or its grace period.
 With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
 """
 
@@ -28,9 +28,13 @@ from extender.placement.overuse_eviction import (
 from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
-from extender.state.evictable_pods import is_static
+from extender.state.evictable_pods import is_static, leaves_within
 from extender.state.nominations import priority
 from extender.state.overuse import REJECTED_FOR_S, first_of_each_memory
+
+#: Longest grace period, in seconds, of a pod that is evicted for its overuse. Its author could
+#: write one of years, or delete the pod with it, and the pod would keep the memory of others.
+MOST_GRACE_S = 120
 
 
 def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
@@ -59,7 +63,7 @@ def _running_pods(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> dict
                     gpunode.name, pod.metadata.uid, reservation.overuse, now_s
                 )
             ),
-            leaving=bool(pod.metadata.deletion_timestamp),
+            leaving=leaves_within(pod, MOST_GRACE_S),
             selected_for=reservation.overuse.device if reservation.overuse else "",
             granted=ADOPTED not in reservation.flags,
         )
@@ -183,7 +187,7 @@ def _outcome(
 ) -> tuple[Outcome, str]:
     """Return whether a pod that uses more than it reserved is evicted, and why."""
     decision, lacking = reservation.overuse or None, _lacking(over)
-    if pod.metadata.deletion_timestamp:
+    if leaves_within(pod, MOST_GRACE_S):
         if decision and not decision.rejected_at:
             return "ending", "it was evicted for that, and ends"
         return "ending", "it is being deleted"

@@ -90,7 +90,9 @@ def test_only_schedulers_bind_pods(site: Site, owner: str, denied: None) -> None
     documented(reply)
     other = f"/api/v1/namespaces/{TEAM}/bindings?dryRun=All"
     body = {"metadata": {"name": "by-hand"}, "target": {"kind": "Node", "name": HERE}}
-    rejected(site.send("POST", other, body, owner), "headroom-bindings", "only schedulers bind pods")
+    rejected(
+        site.send("POST", other, body, owner), "headroom-bindings", "only schedulers bind pods"
+    )
     # A scheduler of all namespaces, and the cluster's admin, may.
     assert bind(site, site.token(EXTENDER)).status == 201
     assert bind(site, "scheduler-of-the-tests").status == 201

@@ -164,7 +164,7 @@ class World:
             self.rejected.remove(operation)
             raise StoreRejected(REJECTED)
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         self.fault("evict", "before")
         if pod.metadata.name in self.budgets:
             self.budgets.remove(pod.metadata.name)

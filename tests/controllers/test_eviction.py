@@ -61,7 +61,7 @@ class Evictor:
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.evicted.append(pod.metadata.uid)

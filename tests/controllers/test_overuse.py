@@ -37,7 +37,8 @@ class Evictor:
     evicted: list[tuple[str, bool]] = field(default_factory=list)
     trouble: dict[str, StoreError] = field(default_factory=dict)
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
+        assert most_grace_s == 120
         if error := self.trouble.get(pod.metadata.uid):
             raise error
         held = self.store.read_gpunode("n")

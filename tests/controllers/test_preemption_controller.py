@@ -73,7 +73,7 @@ class World:
     async def may_evict(self, pod: Pod) -> None:
         return None
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         self.evicted.append(pod.metadata.name)
 
     def tell(self, notice: Notice) -> bool:

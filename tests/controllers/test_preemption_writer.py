@@ -35,7 +35,7 @@ class VictimEvictor:
             raise error
         self.before()
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         if error := self.rejected.pop(pod.metadata.name, None):
             raise error
         self.evicted.append(pod.metadata.name)
@@ -181,7 +181,7 @@ def test_no_further_victim_is_evicted_once_the_pod_does_not_wait_any_more(
 ) -> None:
     world = World()
 
-    async def evict(pod: Pod) -> None:
+    async def evict(pod: Pod, most_grace_s: int | None = None) -> None:
         world.evictors.evicted.append(pod.metadata.name)
         deed(world.store)
 

@@ -73,6 +73,32 @@ def test_a_pending_pod_is_evicted_regardless_of_its_budget(
     assert leaves(plane, pod)
 
 
+@pytest.mark.parametrize(
+    ("most_s", "deleted_with_s", "grace_s"),
+    [
+        pytest.param(None, None, 30, id="the pod's own"),
+        pytest.param(120, None, 30, id="the pod's own is shorter"),
+        pytest.param(10, None, 10, id="the longest permitted one"),
+        pytest.param(120, 315_360_000, 30, id="the author deleted it with ten years"),
+    ],
+)
+def test_the_author_cannot_extend_the_grace_period(
+    plane: ControlPlane,
+    evictor: Blocking,
+    most_s: int | None,
+    deleted_with_s: int | None,
+    grace_s: int,
+) -> None:
+    pod = bound(plane, phase="Running")
+    path = f"{PODS}/{pod.metadata.name}"
+    if deleted_with_s is not None:
+        plane.call("DELETE", path, {"gracePeriodSeconds": deleted_with_s})
+        pod = msgspec.convert(plane.call("GET", path), Pod)
+    evictor.evict(pod, most_s)
+    metadata = plane.call("GET", path)["metadata"]
+    assert metadata["deletionGracePeriodSeconds"] == grace_s
+
+
 def test_a_running_pod_is_evicted_only_if_its_budget_allows_it(
     plane: ControlPlane, evictor: Blocking
 ) -> None:

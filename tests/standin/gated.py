@@ -292,7 +292,7 @@ class Gated(RuleBasedStateMachine):
         self.begun.discard(uid)
         self.ledger.remove(NAME, uid, left=True)
 
-    async def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         uid = pod.metadata.uid
         if uid in self.begun:
             raise StoreConflict("it has begun")

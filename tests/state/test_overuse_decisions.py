@@ -147,6 +147,25 @@ def test_a_margin_is_kept_free() -> None:
     assert selected(spare, rules=Rules(evict_overuse=True, overuse_margin_bytes=512 * MIB)) == {"p"}
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "evicted"),
+    [
+        pytest.param(120, set(), id="it leaves soon"),
+        pytest.param(121, {"p"}, id="its author lets it run for longer"),
+        pytest.param(315_360_000, {"p"}, id="for ten years"),
+    ],
+)
+def test_a_pod_that_ends_too_late_is_evicted(grace_s: int, evicted: set[str]) -> None:
+    deleted = pod("p")
+    metadata = msgspec.structs.replace(
+        deleted.metadata,
+        deletion_timestamp="2036-11-21T00:00:00Z",
+        deletion_grace_period_seconds=grace_s,
+    )
+    deleted = msgspec.structs.replace(deleted, metadata=metadata)
+    assert selected(leaking(), deleted, pod("q")) == evicted
+
+
 def test_unattributed_use_alone_evicts_no_pod() -> None:
     node = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 8, "q": 2}, unattributed_gib=9)
     assert found(node, pod("p"), pod("q")) == OveruseEvictions({})
