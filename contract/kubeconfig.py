@@ -294,9 +294,11 @@ def _read(path: str, *, required: bool) -> _File | None:
 
     try:
         text = Path(path).read_bytes()
-        # YAML's parser rejects tabs, which JSON permits. As kubectl, read the first document only.
-        is_json = text.lstrip().startswith(b"{") and b"\t" in text
-        content = json.loads(text) if is_json else next(iter(yaml.safe_load_all(text)), None)
+        try:
+            content = json.loads(text)  # YAML's parser rejects tabs between its tokens
+        except ValueError:
+            # As kubectl, read the first document only.
+            content = next(iter(yaml.safe_load_all(text)), None)
     except FileNotFoundError:
         if not required:
             return None

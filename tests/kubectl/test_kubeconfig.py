@@ -178,6 +178,10 @@ users: [{name: u, user: {token: t}}]
 \t"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
 \t"users": [{"name": "u", "user": {"token": "t"}}]
 }""",
+    "yaml-with-a-tab": """{current-context: c,
+clusters: [{name: c, cluster: {server: "<URL>/flow", certificate-authority: ca.crt}}],
+contexts: [{name: c, context: {cluster: c, user: u}}],
+users: [{name: u, user: {token: t}}], preferences: {x: "\t"}}""",
     "two-documents": """
 current-context: c
 clusters: [{name: c, cluster: {server: "<URL>/first", certificate-authority: ca.crt}}]
@@ -323,6 +327,7 @@ CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "a list": ("list:alpha", (), {}),
     "no YAML": ("alpha:broken", (), {}),
     "JSON with tabs": ("json-with-tabs", (), {}),
+    "flow YAML with a tab in a text": ("yaml-with-a-tab", (), {}),
     "two YAML documents": ("two-documents", (), {}),
     "a scheme in capitals": ("upper-case", (), {}),
     "a context without its user": ("no-such-user", (), {}),
