@@ -47,14 +47,27 @@ def read_inside(process: Path, path: str, most_bytes: int) -> tuple[tuple[int, i
             return signature, file.read(most_bytes)
 
 
-def names_inside(process: Path, path: str) -> list[str]:
-    """Return the names in a directory, sorted; empty if there is no such directory.
+def files_below(process: Path, path: str) -> Iterator[str]:
+    """Yield the paths of the files in a directory and in those below it, in the order of names.
 
-    Arguments as for ``read_inside``. Raises ``Unreadable``.
+    Links to directories are not followed. Arguments as for ``read_inside``. Raises ``Unreadable``.
     """
+    for name, is_directory in _entries(process, path):
+        if is_directory:
+            yield from files_below(process, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}"
+
+
+def _entries(process: Path, path: str) -> list[tuple[str, bool]]:
+    """Return the names in a directory, and whether they are directories; empty if there is none."""
     try:
-        with _opened(process, path) as found, _reasons(path):
-            return sorted(os.listdir(f"/proc/self/fd/{found}"))
+        with (
+            _opened(process, path) as found,
+            _reasons(path),
+            os.scandir(f"/proc/self/fd/{found}") as entries,
+        ):
+            return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in entries)
     except Unreadable as err:
         if err.errno in (errno.ENOENT, errno.ENOTDIR):
             return []

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
-from agent.probes.files_inside import Unreadable, names_inside
+from agent.probes.files_inside import Unreadable, files_below
 from agent.probes.host_processes import (
     ConfigFiles,
     SocketListeners,
@@ -147,13 +147,14 @@ class ConfigurationProbe:
         files = [flags["config"]] if "config" in flags else []
         if "config-dir" in flags:
             # Drop-in files override the configuration file, in the order of their names.
-            folder = flags["config-dir"]
-            names = names_inside(process, folder)
-            files += [f"{folder}/{name}" for name in names if name.endswith(".conf")]
+            below = files_below(process, flags["config-dir"])
+            files += [path for path in below if path.endswith(".conf")]
         for path in reversed(files):
             if policy:
                 break
-            policy = _mapping(self._files.read(process, path)).get("topologyManagerPolicy") or ""
+            config = _mapping(self._files.read(process, path))
+            if "topologyManagerPolicy" in config:
+                policy = config["topologyManagerPolicy"] or "none"  # null is the default
         if hidden and not policy:
             return None
         policy = policy or "none"

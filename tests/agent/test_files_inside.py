@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.probes.files_inside import Unreadable, names_inside, read_inside
+from agent.probes.files_inside import Unreadable, files_below, read_inside
 from tests.agent.host import Tree, plugin, policy, read
 from tests.waiting import until
 
@@ -208,13 +208,16 @@ def test_dev_null_is_an_empty_file(process: Path) -> None:
     assert _text(process) == ""
 
 
-def test_the_names_in_a_directory_are_found_through_links(process: Path) -> None:
-    (process / "root/data").mkdir()
-    (process / "root/data/b").touch()
-    (process / "root/data/a").touch()
+def test_the_files_below_a_directory_are_found_through_links(process: Path) -> None:
+    for name in ("c", "b/2", "b/1", "a"):
+        file = process / "root/data" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (process / "root/data/b/up").symlink_to("..")
     (process / "root/conf.d").symlink_to("/data")
-    assert names_inside(process, "/conf.d") == ["a", "b"]
-    assert names_inside(process, "/none") == []
+    found = [f"/conf.d/{name}" for name in ("a", "b/1", "b/2", "b/up", "c")]
+    assert list(files_below(process, "/conf.d")) == found
+    assert list(files_below(process, "/none")) == []
 
 
 def test_the_links_of_nvidia_s_config_manager_are_followed(tmp_path: Path) -> None:

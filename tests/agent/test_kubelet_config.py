@@ -97,6 +97,15 @@ def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_o
     kubelet(tree, *arguments, **files)
     assert policy(tree) == "restricted"
     shutil.rmtree(tree.root / "300")
+    files |= {"d__25__1_conf": "topologyManagerPolicy: best-effort"}  # in a folder below
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "best-effort"
+    shutil.rmtree(tree.root / "300")
+    files |= {"d__40_conf": "topologyManagerPolicy: null"}  # removes the others
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "none"
+    shutil.rmtree(tree.root / "300")
+    files |= {"d__50_conf": "topologyManagerPolicy: restricted"}
     kubelet(tree, *arguments, "--topology-manager-policy=none", **files)
     assert policy(tree) == "none"
 
