@@ -9,6 +9,7 @@ whose process stays. So a file is read again whenever it has changed. All reads 
 because a file, and even a command line, can be on a file system that does not answer.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +17,14 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
-from agent.probes.files_inside import Unreadable, files_below
+from agent.probes.files_inside import Unreadable, files_below, read_inside
 from agent.probes.host_processes import (
     ConfigFiles,
     SocketListeners,
     environment_of,
     flags_of,
     listener,
+    parse_flags,
     read_text,
 )
 from agent.probes.readings import (
@@ -48,6 +50,9 @@ READ_S = 2.0
 #: configuration.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
 _K3S_FILES = "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d"
+#: Limit of MicroK8s' file with the kubelet's flags, and a variable in it.
+_MOST_ARGUMENT_BYTES = 1 << 16
+_VARIABLE = re.compile(r"\$\{?([A-Za-z0-9_]+)\}?")
 #: Configuration files of the toolkit, as installed by the GPU Operator and by its packages.
 _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
@@ -139,7 +144,7 @@ class ConfigurationProbe:
 
         Raises ``OSError`` and ``ValueError`` if a file cannot be read.
         """
-        flags = flags_of(process)
+        flags = _kubelet_flags(process)
         hidden = (read_text(process / "comm") or "").strip() in _K3S
         if hidden:
             flags = {"config-dir": _K3S_FILES}
@@ -161,6 +166,22 @@ class ConfigurationProbe:
         if policy not in TOPOLOGY_POLICIES:
             raise ValueError("not a topology manager policy")
         return policy
+
+
+def _kubelet_flags(process: Path) -> dict[str, str]:
+    """Return the kubelet's flags.
+
+    MicroK8s runs the kubelet in a process with other components. Its flags are in a file, without
+    quotes and with variables of the environment. Raises ``Unreadable``.
+    """
+    flags = flags_of(process)
+    if (path := flags.get("kubelet-args-file")) is None:
+        return flags
+    _, content = read_inside(process, path, _MOST_ARGUMENT_BYTES)
+    lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
+    text = re.sub("[\"']", "", " ".join(line for line in lines if not line.startswith("#")))
+    variables = environment_of(process) or {}
+    return parse_flags(_VARIABLE.sub(lambda found: variables.get(found[1], ""), text).split())
 
 
 def _cause(err: Exception) -> str:

@@ -68,6 +68,24 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
     assert policy(tree) == "best-effort"
 
 
+def test_microk8s_has_the_kubelet_s_flags_in_a_file(tree: Tree) -> None:
+    arguments = ("--kubelet-args-file=/args/kubelet", "--start-control-plane=true")
+    environment = {"SNAP_DATA": "/data"}
+    root = tree.process(300, "kubelite", *arguments, environment=environment) / "root"
+    tree.listen("kubelet.sock", 300)
+    for name in ("args", "data"):
+        (root / name).mkdir()
+    lines = '# --config=/none\n--fail-swap-on=false\n--config="${SNAP_DATA}/kubelet.yaml"\n'
+    (root / "args/kubelet").write_text(lines)
+    (root / "data/kubelet.yaml").write_text("topologyManagerPolicy: restricted")
+    assert policy(tree) == "restricted"
+    (root / "args/kubelet").write_text(f"{lines}\n --topology-manager-policy=best-effort")
+    assert policy(tree) == "best-effort"
+    (root / "args/kubelet").unlink()
+    _, sources = read(tree.probe())
+    assert sources["kubelet"].state == "degraded"
+
+
 def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
     folder = tree.process(300, "kubelet", *arguments)
     for name, text in files.items():
