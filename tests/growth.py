@@ -252,7 +252,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Answers._under_way": Fixed(64 * 4_000),
         "_Visible._namespaces": Fixed(32 * 500),
     },
-    "extender/state/held_memory.py": {"HeldMemory._answers": Per("node", 16 * 64)},
+    "extender/state/held_memory.py": {"HeldMemory._answers": Fixed(4_096 * 600)},
     "extender/state/holds.py": {
         # Each pod fits beside the holds before it.
         "Holds._assumed": Per("pod", 8_000),
@@ -278,7 +278,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Fruitless.nodes": Per("node", 16 * 64),
     },
     "extender/scheduler/group_binds.py": {
-        "GroupBinds._attempts": Fixed(4_096 * 800),
+        "GroupBinds._attempts": Fixed(4_096 * 300),
         "GroupBinds._declined": Fixed(512 * 700),
         "_Attempt.unreserved": Fixed(0),  # with its pods, which are those of _attempts
     },

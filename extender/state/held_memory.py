@@ -23,8 +23,9 @@ from extender.state.holds import Hold
 from extender.state.node_whatif import rejection_beside, terms_beside
 from extender.state.pod_groups import group_of
 
-#: Maximum number of cached results of ``HeldMemory``.
-MOST_ANSWERS = 16
+#: Maximum number of cached results of ``HeldMemory``: for the nodes that hold a large group, while
+#: filter is asked about its other pods.
+MOST_ANSWERS = 4096
 
 
 def because_held(reason: Reason | None) -> Reason | None:
@@ -40,9 +41,12 @@ class HeldMemory:
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        #: (kind of request, node, generation of the snapshot in which the node last changed, the
-        #: pods that go before) -> reason.
-        self._answers: Bounded[tuple[object, ...], Reason | None] = Bounded(MOST_ANSWERS)
+        #: (kind of request, node) -> what the result depends on, and the result: generation of the
+        #: snapshot in which the node last changed, and the pods that go before.
+        self._answers: Bounded[tuple[object, str], tuple[tuple[object, ...], Reason | None]]
+        self._answers = Bounded(MOST_ANSWERS)
+        #: The kind of the last request. Equal kinds share one object, because keys keep it.
+        self._kind: object | None = None
 
     def rules_changed(self) -> None:
         """Drop cached answers, which depend on the placement rules."""
@@ -64,13 +68,18 @@ class HeldMemory:
         group do not count, because none of them is bound without it.
         """
         may_change, group = False, group_of(pod)
-        for node, holds in self._cluster.holds.against(pod, now_s).items():
+        against = self._cluster.holds.against(pod, now_s)
+        if not against:
+            return False
+        offered = np.full(len(snap.nodes) + 1, -1, np.int64)  # the last one is for unknown nodes
+        offered[rows] = np.arange(len(rows))
+        for node, holds in against.items():
             row = snap.row_of.get(node, -1)
-            passed = (codes == 0) & (rows == row)
-            if passed.any():
+            at = int(offered[row]) if row >= 0 else -1
+            if at >= 0 and codes[at] == 0:
                 version = int(snap.changed_in[row])
                 reason = self._rejection(request, node, version, holds, now_s)
-                codes[passed] = CODE_OF[reason]
+                codes[at] = CODE_OF[reason]
                 if reason is not None and not may_change:
                     may_change = group is None or any(group_of(h.pod) != group for h in holds)
         return may_change
@@ -83,13 +92,15 @@ class HeldMemory:
             hold.kind or (hold.pod.metadata.uid, hold.pod.metadata.resource_version)
             for hold in holds
         ]
-        key = (request.kind, node, version, *before)
+        if self._kind != request.kind:
+            self._kind = request.kind
+        key, depends_on = (self._kind, node), (version, *before)
         cacheable = self._is_new_to(request.uid, node)
-        if cacheable and key in self._answers:
-            return self._answers[key]
+        if cacheable and (known := self._answers.get(key)) and known[0] == depends_on:
+            return known[1]
         reason = because_held(rejection_beside(self._cluster, request, node, others, now_s))
         if cacheable:
-            self._answers[key] = reason
+            self._answers[key] = depends_on, reason
         return reason
 
     def _is_new_to(self, uid: str, node: str) -> bool:

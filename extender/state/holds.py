@@ -141,6 +141,8 @@ class Holds(Tracker):
         # If the pod's own variable decides its device, its kind does not determine the device.
         kind = request.kind if request.visible is Visible.BY_PLUGIN else None
         for uid, each in list(self._assumed.items()):
+            if each.kind == kind:
+                kind = each.kind  # one object for all equal kinds
             if self._follows_until_s(each) < now_s or uid == request.uid:
                 self._assumed.pop(uid, None)
         until_s, group = now_s + BIND_FOLLOWS_WITHIN_S, group_of(pod)

@@ -114,6 +114,24 @@ def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> Non
         assert looked.call_count == 5
 
 
+def test_a_kind_is_checked_once_on_each_node_that_a_large_group_holds() -> None:
+    """Each further pod costs one check, on the node of the last choice."""
+    state = ClusterWriter(Rules(), 90.0, EPOCH_S)
+    names = [f"n{i}" for i in range(40)]
+    for name in names:
+        report = gpunode(shared(name), name=name, uid=name)
+        state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, NOW_S)])
+    held, snap, rows = HeldMemory(state), state.snapshot(), np.arange(40)
+    with looks() as looked:
+        for i, name in enumerate(names):
+            who = core_member("20Gi", f"p{i}")
+            codes = np.zeros(40, np.int8)
+            held.reject_nodes(who, wanted(state, who), rows, codes, snap, NOW_S)
+            assert [REASONS[code] for code in codes] == [FULL] * i + [None] * (40 - i)
+            state.holds.assume(who, wanted(state, who), name, NOW_S)
+    assert looked.call_count == 39
+
+
 def test_beside_a_pod_that_sets_its_variable_answers_are_cached_for_that_pod_alone() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
     held = HeldMemory(state)
