@@ -196,11 +196,11 @@ def _compute_mode(facts: NodeFacts) -> Iterator[PartialFinding]:
     modes = sorted(
         {each.device.compute_mode for each in facts.node.devices if each.device.is_closed_by_mode}
     )
-    if modes:
+    for mode in modes:
+        pods = "pods" if mode == "prohibited" else "pods that share them by time slicing"
         yield (
             Weight.WARNING,
-            f"GPUs have compute mode {' or '.join(modes)}, so pods that share them by time slicing "
-            "fail, and Headroom places none there",
+            f"GPUs have compute mode {mode}, so {pods} fail, and Headroom places none there",
             "on the node: nvidia-smi -i GPU -c DEFAULT; kubectl headroom top gpu --troubled lists "
             "the GPUs. Only MPS needs mode exclusive-process",
         )

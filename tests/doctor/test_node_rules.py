@@ -341,6 +341,10 @@ def test_a_compute_mode_that_time_slicing_does_not_work_with_is_named() -> None:
     assert "nvidia-smi -i GPU -c DEFAULT" in line(found)
     alone = gpunode(device("a", compute_mode="exclusive-process"), plugin=Plugin())
     assert findings(alone, offers={GPU: "1"}) == []
+    prohibited = gpunode(device("a", compute_mode="prohibited"), plugin=Plugin())
+    assert only(findings(prohibited, offers={GPU: "1"})).found == (
+        "GPUs have compute mode prohibited, so pods fail, and Headroom places none there"
+    )
 
 
 def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> None:
