@@ -6,6 +6,7 @@ MIG-GPU-<uuid>/<gi>/<ci>          a MIG device, as drivers before r470 named it
 nvidia0/vgpu3  nvidia0/gi1        GKE's plugin: a replica, a MIG device of /dev/nvidia0
 nvidia0/gi1/vgpu2                 GKE's plugin: a replica of a MIG device
 all                               WSL: the only device
+tegra                             Jetson: the only device
 """
 
 import re
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from agent.probes.readings import DeviceReading
+
+#: Names that NVIDIA's plugin gives to the only device of WSL and of Jetson.
+ONLY_DEVICE = ("all", "tegra")
 
 _SHARE = re.compile(r"(?P<device>.+)(?:::|/vgpu)(?P<number>\d{1,6})")
 _LEGACY_MIG = re.compile(r"MIG-(?P<gpu>GPU-.+)/(?P<instance>\d{1,6})/(?P<compute>\d{1,6})")
@@ -72,7 +76,7 @@ def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
             if _minor(device) == int(match["minor"]) and device.gpu_instance == instance
         ]
     else:
-        there = [device.uuid for device in devices] if name == "all" else []
+        there = [device.uuid for device in devices] if name in ONLY_DEVICE else []
     return there[0] if len(there) == 1 else None
 
 

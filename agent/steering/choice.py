@@ -26,7 +26,7 @@ have too few free replicas, the request is rejected.
 """
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import msgspec
@@ -44,6 +44,7 @@ from agent.gate_decision import (
 )
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
+from agent.probes.replica_ids import ONLY_DEVICE
 from agent.steering.messages import ContainerRequest
 from contract.cordon import is_cordoned, may_start_on
 from contract.device_choice import (
@@ -114,6 +115,11 @@ def choose(
     ``spec`` (a consistent read) and ``entries`` (of the checkpoint) must have been read after the
     kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
     """
+    uuids = [device.uuid for device in sample.devices if device.resource == resource]
+    if len(uuids) == 1 and all(device_of(each) in ONLY_DEVICE for each in request.available):
+        renamed = _renamed(request, sample, entries, uuids[0])
+        found = choose(renamed[0], resource, spec, *renamed[1:], limits, steered, arrived_before)
+        return Choice(()) if isinstance(found, Choice) else found
     held_before = _holders(sample, spec)
     sample = arrived(sample, entries, request)
     # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
@@ -174,6 +180,25 @@ def choose(
     if best is None:
         return _plugins_choice(request, closed)
     return Choice(best.replicas, best.device, reserved_device, len(scheduled))
+
+
+def _renamed(
+    request: ContainerRequest, sample: GPUNodeStatus, entries: Sequence[Entry], uuid: str
+) -> tuple[ContainerRequest, GPUNodeStatus, list[Entry]]:
+    """Return the arguments of ``choose`` with the UUID in the replicas of the only device."""
+
+    def named(replicas: Sequence[str]) -> tuple[str, ...]:
+        return tuple(
+            uuid + each[len(device_of(each)) :] if device_of(each) in ONLY_DEVICE else each
+            for each in replicas
+        )
+
+    rows = [msgspec.structs.replace(row, replica=named([row.replica])[0]) for row in sample.pods]
+    return (
+        ContainerRequest(named(request.available), named(request.must_include), request.size),
+        msgspec.structs.replace(sample, pods=rows),
+        [replace(entry, replicas=named(entry.replicas)) for entry in entries],
+    )
 
 
 def _placed(reservation: Reservation, resource: str) -> set[str]:

@@ -63,6 +63,17 @@ def held(uid: str, replica: str) -> Entry:
 BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
 
 
+@pytest.mark.parametrize("name", ["tegra", "all"])
+def test_the_only_device_is_known_by_the_plugin_s_name_of_it(name: str) -> None:
+    """On Jetson and WSL: the plugin has no choice, and memory is checked all the same."""
+    only, entry = gpu("GPU-0"), held("old", f"{name}::0")
+    request, new = free(f"{name}::1", f"{name}::2"), reservation(8, "GPU-0")
+    before = {"old": reservation(16, "GPU-0")}
+    assert answer(request, {"new": new, **before}, (entry,), (only,)) == Choice(())
+    large = reservation(12, "GPU-0")
+    assert answer(request, {"new": large, **before}, (entry,), (only,)) == NoRoom(12 * GIB)
+
+
 def answer(
     requested: ContainerRequest,
     reservations: dict[str, Reservation],

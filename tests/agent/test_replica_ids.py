@@ -51,6 +51,7 @@ def test_a_replica_means_its_device(replica: str, device: str, number: int | Non
         pytest.param("nvidia7/vgpu0", id="GKE: a number that is not here"),
         pytest.param(f"MIG-{OTHER}/5/1", id="one of two compute instances, by its place"),
         pytest.param("all", id="WSL's name where there are several"),
+        pytest.param("tegra", id="Jetson's name where there are several"),
         pytest.param("", id="nothing"),
         pytest.param("::1", id="a number of nothing"),
         pytest.param("mlx5_0", id="another plugin's"),
@@ -68,5 +69,6 @@ def test_gke_names_a_device_by_its_minor_number_if_the_driver_reports_it() -> No
     assert found == {"nvidia1/vgpu0": GPU, "nvidia0": "GPU-b", "nvidia7/gi3": MIG}
 
 
-def test_all_means_the_only_device() -> None:
-    assert resolve(["all"], [gpu(GPU, 0)]) == {"all": GPU}
+@pytest.mark.parametrize("name", ["all", "all::3", "tegra", "tegra::3"])
+def test_the_only_device_has_a_name_on_wsl_and_on_jetson(name: str) -> None:
+    assert resolve([name], [gpu(GPU, 0)]) == {name: GPU}
