@@ -40,7 +40,7 @@ class Bind:
         args = extender_v1.decode_bind(body)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)
-        groups, until_s = state.group_binds, began_s + state.replica.bind_deadline_s
+        groups, deadline_s = state.group_binds, state.replica.bind_deadline_s
         may_try = groups.call(args.pod_uid, pod)
         ask = BindRequest(
             args.pod_namespace,
@@ -50,8 +50,8 @@ class Bind:
             pod,
             gpunode,
             self._cached_placement(pod, gpunode, began_s),
-            until_s=until_s,
-            may_bind=lambda: groups.may_bind(args.pod_uid, until_s),
+            until_s=began_s + deadline_s,
+            may_bind=lambda: groups.may_bind(args.pod_uid, began_s + deadline_s / 2),
         )
         outcome: Outcome = Declined(Reason.GROUP_DECLINED)
         if may_try:

@@ -6,9 +6,11 @@ memory without being able to work. So each bind reserves its memory first, and w
 reserved, all pods are bound; if one is declined, all are, and release their memory. kube-scheduler
 then tries the group again.
 
-A bind waits only for pods that had a node when the first bind of the group was called, and that
+A bind waits only for pods that had a node when the first bind of the group was called. A bind that
 does not come within ``FOLLOW_WITHIN_S`` is not waited for: another component stopped it, or another
-extender got the call.
+extender got the call. If not all have reserved after half of the time that kube-scheduler waits for
+an answer, because the group is large or the API server is slow, the others are bound. The memory of
+the rest is held, so they follow.
 """
 
 import asyncio
@@ -83,7 +85,10 @@ class GroupBinds:
         return True
 
     async def may_bind(self, uid: str, until_s: float) -> bool:
-        """The pod's memory is reserved: wait for its group; return whether to bind the pod."""
+        """The pod's memory is reserved: wait for its group, at most until ``until_s``.
+
+        Return whether to bind the pod.
+        """
         attempt = self._attempts.get(uid)
         if attempt is None:
             return True
@@ -97,7 +102,7 @@ class GroupBinds:
     def _check(self, attempt: _Attempt, until_s: float) -> None:
         now_s = self._monotonic_s()
         if now_s > until_s:
-            attempt.decide(False)
+            attempt.decide(True)
         if attempt.unreserved:
             return
         if now_s > attempt.called_s + FOLLOW_WITHIN_S or not any(

@@ -9,7 +9,7 @@ from contract.kube import Pod
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.pod_groups import Group, group_of
+from extender.state.pod_groups import Group, named_group_of
 from extender.state.simulation import Placed, Simulation
 
 #: Maximum number of waiting pods for which a node is sought; each takes milliseconds.
@@ -58,13 +58,13 @@ def group_report(
 
     ``snap``: the snapshot as filter sees it for the pod.
     """
-    if (group := group_of(pod)) is None:
+    if (group := named_group_of(pod)) is None:
         return None
     members = [
         each
         for each in cluster.pods()
         if each.metadata.namespace == group.namespace and not each.ended
-        if group_of(each) == group
+        if named_group_of(each) == group
     ]
     waiting = sorted((each for each in members if not each.node), key=_age)
     simulation, fits = Simulation(cluster, snap, now_s), Counter[str]()

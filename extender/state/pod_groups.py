@@ -7,13 +7,16 @@ from contract.kube import Pod
 
 #: Label with the name of a pod's group, for the Coscheduling plugin.
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
+#: Label with the name of a group that Kueue admits as one workload.
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 
 
 class GroupKind(StrEnum):
-    """The scheduler whose group it is."""
+    """The component whose group it is."""
 
     KUBERNETES = "kubernetes"
     COSCHEDULING = "coscheduling"
+    KUEUE = "kueue"
 
 
 class Group(NamedTuple):
@@ -25,7 +28,7 @@ class Group(NamedTuple):
 
 
 def group_of(pod: Pod) -> Group | None:
-    """Return the pod's group; None if it has none.
+    """Return the pod's group, whose pods are bound together; None if it has none.
 
     The group of kube-scheduler's own Workload API comes first: ``spec.schedulingGroup``, and in
     Kubernetes 1.35 ``spec.workloadRef``.
@@ -39,3 +42,14 @@ def group_of(pod: Pod) -> Group | None:
     if name := (pod.metadata.labels or {}).get(POD_GROUP):
         return Group(GroupKind.COSCHEDULING, namespace, name)
     return None
+
+
+def named_group_of(pod: Pod) -> Group | None:
+    """Return the group that a user means: ``group_of``, or a group of Kueue.
+
+    Kueue admits its pods together. Then kube-scheduler binds them one by one.
+    """
+    if (group := group_of(pod)) is not None:
+        return group
+    name = (pod.metadata.labels or {}).get(KUEUE_GROUP)
+    return Group(GroupKind.KUEUE, pod.metadata.namespace, name) if name else None

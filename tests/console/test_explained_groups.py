@@ -77,5 +77,14 @@ def test_memory_that_is_held_for_the_group_counts_as_free_for_it(fleet: Asked) -
     assert sentence.endswith("3 of the first 5 would fit on c, b")
 
 
+def test_a_group_of_kueue_is_shown_too(fleet: Asked) -> None:
+    made = pod("12Gi", uid="k0", name="k0")
+    labels = {"kueue.x-k8s.io/pod-group-name": "batch"}
+    fleet.cluster.apply([PodSeen(replace(made, metadata=replace(made.metadata, labels=labels)))])
+    assert explained(fleet, "k0") == (
+        "0 of 1 pods of group batch are bound, waiting for 1 x 12Gi; all would fit on b"
+    )
+
+
 def test_a_single_pod_has_no_group(fleet: Asked) -> None:
     assert explained(fleet, "alone") is None

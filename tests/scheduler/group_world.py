@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from contract.gpunode import GPUNode
 from contract.kube import Affinity, Pod, SchedulingGroup
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.policy import Rules
 from extender.scheduler.server import Verbs
-from extender.state.changes import Event, NodeSeen
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.blocking import Faraway
 from tests.builders import GIB, container, device, gpunode, kube_node, pod, shared
@@ -30,6 +31,8 @@ from tests.scheduler.verbs_on import verbs_on
 
 T = TypeVar("T")
 NEVER_STALE_S = 1e12
+#: As shipped.
+DEADLINE_S = 4.0
 
 
 class Clock(selectors.SelectSelector):
@@ -86,6 +89,8 @@ class World:
         self.asked: dict[str, tuple[int, int]] = {}
         #: Pod -> node, of pods that a scheduler has chosen and whose bind is not answered.
         self.assumed: dict[str, str] = {}
+        #: Seconds that the API server takes for each of the next writes of reservations.
+        self.stalls_s: list[float] = []
         #: Pod -> the node that its owner prefers.
         self.preferred: dict[str, str] = {}
         for _ in range(extenders):
@@ -107,6 +112,31 @@ class World:
         for extender in self.extenders:
             extender.state.apply(events)
 
+    def restart(self, extender: Extender) -> None:
+        """Replace an extender that was killed by a new one, which lists all objects first."""
+        self.extenders.remove(extender)
+        self._add_extender()
+        state = self.extenders[-1].state
+        state.apply([NodeSeen(kube_node(name)) for name in self.shapes])
+        state.apply([GPUNodeSeen(self.gpunode(name), self.clock.now_s) for name in self.shapes])
+        state.apply([PodSeen(each) for each in self.store.list_pods()])
+
+    def gpunode(self, name: str) -> GPUNode:
+        found = self.store.read_gpunode(name)
+        assert found is not None
+        return found
+
+    def remove_orphans(self) -> None:
+        """Remove the reservations of pods that are not bound, as each extender does after 60 s."""
+        bound = self.bound()
+        for name in self.shapes:
+            for uid in self.gpunode(name).spec.reservations.keys() - bound.keys():
+                assert self.run(self._ledger.reservations.remove(name, uid))
+
+    def reserved(self) -> set[str]:
+        """Return the pods that have reservations."""
+        return {uid for name in self.shapes for uid in self.gpunode(name).spec.reservations}
+
     def _add_extender(self) -> None:
         state = ClusterWriter(Rules(), NEVER_STALE_S, 0.0)
         numbers = itertools.count()
@@ -119,12 +149,20 @@ class World:
             new_id=lambda: f"{len(self.extenders)}-{next(numbers)}",
             monotonic_s=lambda: self.clock.now_s,
         )
-        verbs = verbs_on(state, lambda: self.clock.now_s, self._ledger.binder, best_only=True)
+        verbs = verbs_on(
+            state,
+            lambda: self.clock.now_s,
+            self._ledger.binder,
+            best_only=True,
+            bind_deadline_s=DEADLINE_S,
+        )
         self.extenders.append(Extender(state, verbs))
 
     async def _meanwhile(self, operation: str, when: str) -> None:
         """The API server takes up to 20 ms."""
         await asyncio.sleep(self.chance.uniform(0, 0.01))
+        if operation == "write_spec" and when == "before" and self.stalls_s:
+            await asyncio.sleep(self.stalls_s.pop())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)

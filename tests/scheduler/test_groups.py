@@ -116,6 +116,73 @@ def test_a_bind_that_does_not_come_holds_up_the_others_for_a_second(world: NewWo
     here.check()
 
 
+def test_a_slow_api_server_does_not_keep_a_group_from_being_bound(world: NewWorld) -> None:
+    """One node's reservations take longer than kube-scheduler waits; its pods are bound next."""
+    here, gang = world(halves(6)), Gang("g", [12] * 12, 12)
+    here.create_gang(gang)
+    here.stalls_s = [5]
+    assert here.run(here.schedule_gang(gang, here.extenders[0])) == 10
+    here.remove_orphans()
+    assert here.run(here.schedule_gang(gang, here.extenders[0])) == 2
+    here.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
+    world: NewWorld, seed: int
+) -> None:
+    """The next extender binds the rest of the group, in the space that the group had."""
+    here, gang = world(halves(6), seed=seed), Gang("g", [12] * 12, 12)
+    here.create_gang(gang)
+    (first,) = here.extenders
+    chosen = here.run(here.cycle(gang, first))
+
+    async def killed() -> None:
+        binds = asyncio.ensure_future(here.bind_all(chosen, first))
+        await asyncio.sleep(here.chance.uniform(0.005, 0.07))
+        binds.cancel()
+        await asyncio.wait([binds])
+
+    here.run(killed())
+    here.check()
+    here.restart(first)
+    here.remove_orphans()
+    here.run(here.schedule_gang(gang, here.extenders[0]))
+    assert here.members(gang) == 12
+    assert here.reserved() == set(gang.pods)
+    here.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_group_whose_calls_two_extenders_share_is_bound_whole(world: NewWorld, seed: int) -> None:
+    """Each holds only what it was asked about. The ledger declines the rest, which is retried."""
+    here, gang = world(halves(6), 2, seed), Gang("g", [12] * 12, 12)
+    here.create_gang(gang)
+
+    async def attempt() -> None:
+        chosen = {}
+        for name in gang.pods:
+            if name not in here.bound():
+                by = here.chance.choice(here.extenders)
+                if (node := await here.choose(name, by)) is not None:
+                    here.assumed[name] = chosen[name] = node
+        await asyncio.gather(
+            *(
+                here.bind(name, on, here.chance.choice(here.extenders))
+                for name, on in chosen.items()
+            )
+        )
+        await asyncio.sleep(1)
+
+    for _ in range(12):
+        if here.members(gang) == 12:
+            break
+        here.run(attempt())
+    assert here.members(gang) == 12
+    assert here.reserved() == set(gang.pods)
+    here.check()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
     world: NewWorld, seed: int

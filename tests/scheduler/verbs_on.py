@@ -60,12 +60,18 @@ def verbs_on(
     epoch_s: float = 0.0,
     best_only: bool = False,
     preempts_for_memory: bool = False,
+    bind_deadline_s: float = inf,
 ) -> Verbs:
     state = SchedulingState(
         cluster,
         journal or Journal(),
         telemetry or _UNREAD,
-        Replica(cluster, best_only, preempts_for_memory=preempts_for_memory),
+        Replica(
+            cluster,
+            best_only,
+            preempts_for_memory=preempts_for_memory,
+            bind_deadline_s=bind_deadline_s,
+        ),
         Clocks(now_s, epoch_s),
     )
     return Verbs(state, ledger or BindsNothing())
