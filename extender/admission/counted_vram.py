@@ -5,7 +5,9 @@ kubelet drops resources that its node does not have. The API server counts it at
 pod at creation, so there is no race between replicas (docs/design/adr/0044).
 
 An amount that depends on the device counts as on the largest device of the cluster. So no pod
-counts less than the memory that is reserved for it.
+counts less than the memory that is reserved for it. On each device a pod may also use a tolerance
+beyond its reservation, without being evicted. So it counts at least that: otherwise many pods that
+reserve one byte would evade their quota.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from contract.quantity import format_bytes
 from extender.admission.context import AdmissionContext, GpuNode
 from extender.admission.json_patch import Draft, Where
 from extender.placement.amounts import bytes_of, device_arrays
+from extender.placement.overuse_eviction import TOLERANCE_BYTES
 from extender.placement.request import ContainerAsk, VramRequest
 from extender.state.pod_requests import amount
 
@@ -80,7 +83,7 @@ def _counted_bytes(requests: Sequence[ContainerAsk], nodes: Iterable[GpuNode]) -
                 largest = max((_largest(ask, node) for node in nodes), default=0)
         if not largest:
             return 0
-        total += largest * ask.count
+        total += max(largest, TOLERANCE_BYTES) * ask.count
     return total
 
 

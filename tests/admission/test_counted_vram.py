@@ -45,6 +45,11 @@ class TestCounted:
         assert counted(manifest("8Gi", container(gpus=0))) == [None]
         assert mutated(manifest("8Gi"), around())[0]["spec"]["containers"] == [container()]
 
+    @pytest.mark.parametrize("vram", ["1", "1Mi", "512Mi", "1%"])
+    def test_a_small_amount_counts_as_what_a_pod_may_use_beyond_it(self, vram: str) -> None:
+        small = node("a", devices=[shared(memory_bytes=8 << 30)])
+        assert counted(manifest(vram, container(gpus=2)), small) == ["1Gi"]
+
     def test_an_amount_that_depends_on_the_device_counts_as_on_the_largest(self) -> None:
         small = node("a", devices=[shared(memory_bytes=8 << 30)])
         large = node("b", devices=[shared(memory_bytes=80 << 30, free=8)])
