@@ -103,7 +103,9 @@ def doctor(
             if multi_tenant:
                 from extender.doctor.tenants import examine_tenants, list_tenancy
 
-                found += examine_tenants(list_tenancy(settings, listed, kubeconfig, context))
+                found += examine_tenants(
+                    list_tenancy(settings, listed, kubeconfig, context), settings.agent_namespace
+                )
     except ImportError as err:
         typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err

@@ -1,13 +1,16 @@
 """Findings of ``headroom doctor --multi-tenant``."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
+import yaml
 
 from contract.kube import Namespace, Pod
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight
+from extender.doctor.tenant_rights import Rights
 from extender.doctor.tenants import QUOTA, Tenancy, examine_tenants, list_tenancy
 from extender.state.changes import Relisted
 from tests.builders import container, namespace, pod
@@ -15,23 +18,61 @@ from tests.controlplane import ControlPlane
 from tests.deploy.rendered import DEPLOY, NAMESPACE, objects, overlay
 
 LEVEL = "pod-security.kubernetes.io/enforce"
+API_SERVER = {"from": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
 
 
 def installed(platform: str) -> Tenancy:
-    """The objects of an overlay, and a namespace with a quota and Pod Security."""
+    """The objects of an overlay, and a namespace with a quota and Pod Security.
+
+    The address of the API server is that of a cluster: kustomize has none.
+    """
     found = objects(overlay(DEPLOY / "overlays" / platform))
 
     def of(kind: str) -> list[dict[str, Any]]:
         return [each for key, each in found.items() if key[0] == kind and key[1] in ("", NAMESPACE)]
 
+    policies = deepcopy(of("NetworkPolicy"))
+    for each in policies:
+        for rule in each["spec"].get("ingress", ()):
+            rule.setdefault("from", API_SERVER["from"])
     quota = {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": {QUOTA: "40Gi"}}}
+    configuration = found["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"]
     return Tenancy(
+        of("ValidatingAdmissionPolicy"),
         of("ValidatingAdmissionPolicyBinding"),
-        of("NetworkPolicy"),
+        of("MutatingWebhookConfiguration"),
+        policies,
         [quota],
-        of("Role"),
+        Rights(
+            of("Role"), of("RoleBinding"), of("ClusterRole"), [*of("ClusterRoleBinding"), ADMINS]
+        ),
         {"team": {LEVEL: "restricted"}},
+        yaml.safe_load(configuration),
     )
+
+
+def binding(role: str, *users: str, kind: str = "ClusterRole") -> dict[str, Any]:
+    subjects = [{"kind": "User", "name": user} for user in users]
+    return {
+        "metadata": {"name": "given"},
+        "roleRef": {"kind": kind, "name": role},
+        "subjects": subjects,
+    }
+
+
+ADMINS = binding("cluster-admin", "jane")
+EDIT = {
+    "metadata": {"name": "edit"},
+    "rules": [{"apiGroups": [""], "resources": ["pods/exec", "pods"], "verbs": ["create"]}],
+}
+ROLE = {
+    "metadata": {"name": "users"},
+    "rules": [{"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["create"]}],
+}
+ALL = {
+    "metadata": {"name": "headroom-x"},
+    "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}],
+}
 
 
 def test_the_profile_has_no_findings() -> None:
@@ -39,55 +80,147 @@ def test_the_profile_has_no_findings() -> None:
 
 
 def test_another_overlay_lacks_what_the_profile_adds() -> None:
-    (finding,) = examine_tenants(installed("device-plugin"))
-    assert finding.weight is Weight.WARNING
-    assert "headroom-other-schedulers does not deny" in finding.found
+    found = [each.found for each in examine_tenants(installed("device-plugin"))]
+    for expected in (
+        "headroom-other-schedulers does not deny",
+        "headroom-bindings does not deny",
+        "setting count_vram is false: quotas do not count GPU memory",
+        "setting on_overuse is report",
+    ):
+        assert any(expected in each for each in found), expected
+    assert len(found) == 4
 
 
-ROLE = {
-    "metadata": {"name": "users"},
-    "rules": [{"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["create"]}],
+def named(objects: Any, name: str) -> Any:
+    return next(each for each in objects if each["metadata"]["name"] == name)
+
+
+def policy(name: str, **of: Any) -> Callable[[Tenancy], None]:
+    return lambda tenancy: named(tenancy.policies, name)["spec"].update(of)
+
+
+def narrow(tenancy: Tenancy) -> None:
+    spec = named(tenancy.bindings, "headroom-other-schedulers")["spec"]
+    spec["matchResources"] = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
+
+
+def without(part: str, name: str) -> Callable[[Tenancy], None]:
+    return lambda tenancy: getattr(tenancy, part).remove(named(getattr(tenancy, part), name))
+
+
+def network(name: str, **spec: Any) -> Callable[[Tenancy], None]:
+    def change(tenancy: Tenancy) -> None:
+        policies: Any = tenancy.network_policies
+        if any(each["metadata"]["name"] == name for each in policies):
+            named(policies, name)["spec"].update(spec)
+        else:
+            policies.append({"metadata": {"name": name}, "spec": spec})
+
+    return change
+
+
+def hooks(**of: Any) -> Callable[[Tenancy], None]:
+    return lambda tenancy: named(tenancy.webhooks, "headroom")["webhooks"][0].update(of)
+
+
+def quota(**spec: Any) -> Callable[[Tenancy], None]:
+    return lambda tenancy: tenancy.quotas[0]["spec"].update(spec)
+
+
+def labels(**of: str) -> Callable[[Tenancy], None]:
+    return lambda tenancy: tenancy.namespaces["team"].update(of)  # type: ignore[attr-defined]
+
+
+def setting(name: str, value: object) -> Callable[[Tenancy], None]:
+    return lambda tenancy: tenancy.settings.update({name: value})  # type: ignore[attr-defined]
+
+
+def rights(part: str, *added: dict[str, Any]) -> Callable[[Tenancy], None]:
+    def change(tenancy: Tenancy) -> None:
+        getattr(tenancy.rights, part).extend(added)
+        tenancy.rights.cluster_roles.append(EDIT)  # type: ignore[attr-defined]
+
+    return change
+
+
+PRIORITY = {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}
+CHANGES: dict[str, tuple[Callable[[Tenancy], None], str]] = {
+    "a policy is gone": (without("policies", "headroom-priority"), "priority does not exist"),
+    "its binding is gone": (without("bindings", "headroom-gates"), "headroom-gates has no binding"),
+    "it is ignored": (policy("headroom-priority", failurePolicy="Ignore"), "ignored if it fails"),
+    "it applies to few": (narrow, "denies only what its binding selects"),
+    "the webhook is gone": (without("webhooks", "headroom"), "does not exist: GPU pods"),
+    "the webhook is ignored": (hooks(failurePolicy="Ignore"), "has failurePolicy Ignore"),
+    "a setting": (setting("mode", "observe"), "setting mode is observe: nothing is rejected"),
+    "opt-out": (setting("overuse_opt_out", True), "setting overuse_opt_out is true"),
+    "metrics": (setting("metrics_access", "open"), "setting metrics_access is open"),
+    "no NetworkPolicy": (
+        without("network_policies", "headroom-webhook"),
+        "headroom-webhook do not exist, or do not select",
+    ),
+    "it selects no pod": (
+        network("headroom-webhook", podSelector={"matchLabels": {"a": "b"}}),
+        "headroom-webhook do not exist, or do not select",
+    ),
+    "another one admits all": (network("more", podSelector={}, ingress=[{}]), "more in Headroom's"),
+    "another one admits all namespaces": (
+        network("more", podSelector={}, ingress=[{"from": [{"namespaceSelector": {}}]}]),
+        "more in Headroom's",
+    ),
+    "the API server's address is unknown": (
+        network("headroom-console", ingress=[{"ports": [{"port": 8889}]}]),
+        "headroom-console in Headroom's namespace admit any pod",
+    ),
+    "no quota": (without("quotas", "q"), "no ResourceQuota without a scope"),
+    "another quota": (quota(hard={"pods": "4"}), "no ResourceQuota without a scope"),
+    "a quota of some pods": (quota(scopeSelector={"matchExpressions": [PRIORITY]}), "a scope"),
+    "no Pod Security": (labels(**{LEVEL: "privileged"}), "does not enforce Pod Security"),
+    "exempt": (labels(**{"headroom.gpu/scheduler": "none"}), "exempts the namespace"),
+    "a Role": (rights("roles", ROLE), "Role users in Headroom's namespace gives pods/portforward"),
+    "a Role that gives all": (rights("roles", ALL), "Role headroom-x in Headroom's namespace"),
+    "a RoleBinding to edit": (
+        rights("role_bindings", binding("edit", "tenant")),
+        "gives pods, pods/exec by ClusterRole edit to tenant",
+    ),
+    "edit everywhere": (
+        rights("cluster_role_bindings", binding("edit", "tenant")),
+        "gives pods, pods/exec of all namespaces by ClusterRole edit to tenant",
+    ),
+    "all users are admins": (
+        rights("cluster_role_bindings", binding("edit", "system:authenticated")),
+        "by ClusterRole edit to system:authenticated",
+    ),
+    "all users see all pods": (
+        rights("cluster_role_bindings", binding("headroom-viewer", "system:authenticated")),
+        "shows the pods of all tenants to system:authenticated",
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "names", "found"),
-    [
-        ({"network_policies": ()}, (), "headroom-scheduler, headroom-webhook do not exist"),
-        ({"quotas": ()}, ("team",), "no ResourceQuota limits their GPU memory"),
-        (
-            {"quotas": [{"metadata": {"namespace": "team"}, "spec": {"hard": {"pods": "4"}}}]},
-            ("team",),
-            "no ResourceQuota limits their GPU memory",
-        ),
-        ({"namespaces": {"team": {}}}, ("team",), "does not enforce Pod Security"),
-        ({"namespaces": {"team": {LEVEL: "privileged"}}}, ("team",), "does not enforce"),
-        ({"roles": [ROLE]}, (), "Role users in Headroom's namespace gives pods/portforward"),
-    ],
-)
-def test_what_is_missing_is_a_warning(
-    changes: dict[str, Any], names: tuple[str, ...], found: str
-) -> None:
-    (finding,) = examine_tenants(replace(installed("multi-tenant"), **changes))
-    assert (finding.weight, finding.nodes) == (Weight.WARNING, names)
-    assert found in finding.found
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_of_the_profile_is_a_warning(name: str) -> None:
+    change, expected = CHANGES[name]
+    tenancy = deepcopy(installed("multi-tenant"))
+    change(tenancy)
+    (finding,) = examine_tenants(tenancy)
+    assert finding.weight is Weight.WARNING
+    assert expected in finding.found
 
 
-@pytest.mark.parametrize(
-    "name", ["headroom-priority", "headroom-pod-annotations", "headroom-agent-own-node"]
-)
-def test_a_policy_that_was_deleted_is_a_warning(name: str) -> None:
-    whole = installed("multi-tenant")
-    kept = [each for each in whole.bindings if each["metadata"]["name"] != name]
-    (finding,) = examine_tenants(replace(whole, bindings=kept))
-    assert f"{name} does not exist" in finding.found
+@pytest.fixture
+def team(plane: ControlPlane) -> Iterator[str]:
+    metadata = {"name": "team", "labels": {LEVEL: "baseline"}}
+    plane.call("POST", "/api/v1/namespaces", {"metadata": metadata})
+    yield "team"
+    plane.call("DELETE", "/api/v1/namespaces/team")
 
 
-def test_only_namespaces_with_pods_that_request_gpus_count(plane: ControlPlane) -> None:
-    """The other objects come from the API server."""
-    pods = pod(namespace="team"), pod(None, container(gpus=0), namespace="web")
-    spaces = namespace("team"), namespace("web")
+def test_the_objects_come_from_the_api_server(plane: ControlPlane, team: str) -> None:
+    """Only namespaces with pods that request GPUs count; the doctor's own list has no labels."""
+    pods = pod(namespace=team), pod(None, container(gpus=0), namespace="web")
+    spaces = namespace(team), namespace("web")
     listed = [Relisted(Namespace, spaces, 0.0), Relisted(Pod, pods, 0.0)]
-    found = list_tenancy(Settings(), listed, str(plane.kubeconfig()))
-    assert set(found.namespaces) == {"team"}
-    assert all(each["metadata"]["name"] for each in (*found.bindings, *found.roles))
+    found = list_tenancy(Settings(count_vram=True), listed, str(plane.kubeconfig()))
+    assert {name: found[LEVEL] for name, found in found.namespaces.items()} == {team: "baseline"}
+    assert found.settings == {"count_vram": True}
+    assert named(found.rights.cluster_roles, "edit")
