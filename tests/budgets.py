@@ -24,7 +24,7 @@ BUDGETS_S = {
     "controllers": 30,
     "demo": 60,
     "deploy": 575,
-    "doctor": 12,
+    "doctor": 25,
     "e2e": 1310,
     "fuzz": 20,
     "gobin": 15,

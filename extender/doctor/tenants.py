@@ -5,7 +5,7 @@ docs/operate/security.md describes the profile that these rules check.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -78,7 +78,7 @@ class Tenancy:
     #: Namespaces with pods that request GPUs -> their labels.
     namespaces: Mapping[str, Mapping[str, str]]
     #: Settings that differ from their defaults, by name.
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object]
 
 
 def examine_tenants(tenancy: Tenancy, namespace: str = "headroom-system") -> list[Finding]:

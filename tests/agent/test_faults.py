@@ -47,6 +47,8 @@ WELL = "".join(f'DCGM_FI_PROF_SM_ACTIVE{{UUID="{uuid}"}} 0.5\n' for uuid in (BAD
 
 #: How long the agent here waits for an exporter, and how long others do.
 TIMEOUTS = f"within {EXPORTER_TIMEOUT_S:g} s", f"within {TIMEOUT_S:g} s"
+#: Parts of the names of faults in which the exporter does not answer in time.
+LATE = ("never answers", "byte by byte")
 
 #: Fault -> how it is simulated. All of them end when the order is withdrawn; an XID would not.
 FAULTS: list[tuple[str, Inject]] = [
@@ -105,7 +107,8 @@ def exporter() -> Iterator[StandIn]:
 def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     """All that is not well in a status, in words.
 
-    That XIDs of a lost device are no longer received is reported some seconds later, if at all.
+    That XIDs of a lost device are no longer received is reported some seconds later, if at all. An
+    exporter without a fault can answer late on a busy machine, so only faults in ``LATE`` may.
     """
     beside = ("xid",) if "bus" in fault else ()
     found = [
@@ -123,7 +126,8 @@ def messages(status: dict[str, Any], fault: str = "") -> list[str]:
         for s in status["sources"]
         if s.get("state", "ok") != "ok" and s["name"] not in beside
     ]
-    return found
+    is_late = any(part in fault for part in LATE)
+    return [each for each in found if is_late or TIMEOUTS[0] not in each]
 
 
 def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
