@@ -6,6 +6,7 @@ file instead of the first, rejects empty files, and makes the user anonymous if 
 fails. The package is imported only to connect, and gets only the context that was found.
 """
 
+import base64
 import ipaddress
 import json
 import logging
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 #: Folder with the credentials of a pod's service account.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -246,29 +247,43 @@ def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> 
     parts = urlsplit(configuration.host)
     host = parts.hostname or ""
     if url:  # applies to all hosts
-        configuration.proxy, configuration.no_proxy = _http_proxy(url, "proxy-url"), _NO_HOST
+        _use_proxy(configuration, url, "proxy-url")
+        configuration.no_proxy = _NO_HOST
         return
     keys = f"{parts.scheme}_proxy".upper(), f"{parts.scheme}_proxy"
     key, proxy = next(((key, value) for key in keys if (value := environment.get(key))), ("", ""))
-    if proxy and "://" not in proxy:
-        proxy = f"http://{proxy}"
+    configuration.proxy = None
+    if proxy:
+        _use_proxy(configuration, proxy if "://" in proxy else f"http://{proxy}", key)
     except_for = environment.get("NO_PROXY") or environment.get("no_proxy") or _NO_HOST
     hosts = (each.strip() for each in except_for.split(","))
     local = host == "localhost" or _is_loopback(host)
-    configuration.proxy = _http_proxy(proxy, key) if proxy else None
     # For Go's programs, *.example.org is .example.org.
     configuration.no_proxy = host if local else ",".join(re.sub(r"^\*\.", ".", h) for h in hosts)
 
 
-def _http_proxy(url: str, source: str) -> str:
-    """Return the address of a proxy; raise ``BadKubeconfig`` if it cannot be used."""
+def _use_proxy(configuration: Any, url: str, source: str) -> None:
+    """Set a proxy, and the credentials in its URL, which the package would not send.
+
+    Raises ``BadKubeconfig`` if it cannot be used; ``source`` is where the URL is from.
+    """
+    user, _, address = url.rpartition("@")
+    scheme, _, credentials = user.rpartition("://")
+    public = f"{scheme}://{address}" if user else url
     try:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return url
+        parts = urlsplit(public)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        pass
-    raise BadKubeconfig(f"{source}: {url!r} is not supported. Example: http://proxy.example:3128")
+        is_usable = False
+    if not is_usable:
+        raise BadKubeconfig(
+            f"{source}: {public!r} is not supported. Example: http://proxy.example:3128"
+        )
+    configuration.proxy = public
+    if user:
+        name, _, password = credentials.partition(":")
+        encoded = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+        configuration.proxy_headers = {"Proxy-Authorization": f"Basic {encoded}"}
 
 
 def _is_loopback(host: str) -> bool:

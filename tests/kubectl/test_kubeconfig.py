@@ -92,7 +92,8 @@ class _Clusters(BaseHTTPRequestHandler):
         self._answer(404)
 
     def do_CONNECT(self) -> None:
-        self.reached.append(("proxy", self.path))
+        sent = self.headers.get_all("Proxy-Authorization", [])
+        self.reached.append(("proxy", self.path, *sent))
         self._answer(502)
 
     def _answer(self, status: int) -> None:
@@ -257,6 +258,7 @@ users: [{{name: u, user: {{token: t}}}}]
             ("url-local", "<URL>/local", "<PROXY>"),
             ("none", "https://cluster.invalid:6443", ""),
             ("none-local", "<URL>/local", ""),
+            ("password", "https://cluster.invalid:6443", "http://ada:p%40ss@<PROXY-ADDRESS>"),
             ("socks", "https://cluster.invalid:6443", "socks5://127.0.0.1:1"),
         )
     },
@@ -357,6 +359,13 @@ CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "exec plugin is missing": ("plugin-missing", (), {}),
     "proxy-url": ("proxy-url", (), {}),
     "proxy-url of a local cluster": ("proxy-url-local", (), {}),
+    "proxy-url with a password": ("proxy-password", (), {}),
+    "HTTPS_PROXY with a password": (
+        "proxy-none",
+        (),
+        {"HTTPS_PROXY": "http://ada:p%40ss@<PROXY-ADDRESS>"},
+    ),
+    "HTTPS_PROXY with a user": ("proxy-none", (), {"HTTPS_PROXY": "http://ada@<PROXY-ADDRESS>"}),
     "proxy-url before NO_PROXY": ("proxy-url", (), {"NO_PROXY": "cluster.invalid"}),
     "HTTPS_PROXY": ("proxy-none", (), {"HTTPS_PROXY": "<PROXY>"}),
     "https_proxy without a scheme": ("proxy-none", (), {"https_proxy": "<PROXY-ADDRESS>"}),
