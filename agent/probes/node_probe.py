@@ -12,6 +12,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -270,7 +271,8 @@ def of_pool(annotations: Mapping[str, str]) -> PoolReading | None:
 
 
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
-    """Return the topology policy in the arguments of k3s; None if the node is not one of k3s.
+    """Return the topology policy in the arguments of k3s; None if the node is not one of k3s, or if
+    a file that an argument names may set the policy.
 
     If no argument sets it, the kubelet's default is returned, with a source of lower priority,
     because files of the kubelet may set another policy.
@@ -279,12 +281,14 @@ def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
         arguments = msgspec.json.decode(annotations.get(_K3S_ARGUMENTS, ""), type=list[str])
     except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
         return None
-    policies = [
-        value
-        for each in arguments
-        for name, _, value in [each.removeprefix("--kubelet-arg=").partition("=")]
-        if name == "topology-manager-policy"
+    of_kubelet = [
+        text.removeprefix("--kubelet-arg=").partition("=")
+        for before, text in pairwise(["", *arguments])
+        if before == "--kubelet-arg" or text.startswith("--kubelet-arg=")
     ]
+    policies = [value for name, _, value in of_kubelet if name == "topology-manager-policy"]
+    if not policies and any(name in ("config", "config-dir") for name, _, _ in of_kubelet):
+        return None
     policy = policies[-1] if policies else "none"
     source = K3S if policies else f"{K3S}-default"
     return TopologyReading(source, policy) if policy in TOPOLOGY_POLICIES else None

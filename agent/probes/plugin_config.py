@@ -46,10 +46,10 @@ _KUBELET_SOCKET = "kubelet.sock"
 _GKE_SOCKETS = "nvidiaGPU-*.sock"
 #: Seconds that all reads of one cycle may take together.
 READ_S = 2.0
-#: k3s runs the kubelet in its own process, whose arguments it hides, and adds these files to its
-#: configuration.
+#: k3s runs the kubelet in its own process, whose arguments it hides, and adds the files in a folder
+#: of its data directory to its configuration. A variable has a path below ``data`` there.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
-_K3S_FILES = "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d"
+_K3S_DATA, _K3S_FILES = "/var/lib/rancher/k3s", "agent/etc/kubelet.conf.d"
 #: Limit of MicroK8s' file with the kubelet's flags, and a variable in it.
 _MOST_ARGUMENT_BYTES = 1 << 16
 _VARIABLE = re.compile(r"\$\{?([A-Za-z0-9_]+)\}?")
@@ -147,13 +147,15 @@ class ConfigurationProbe:
         flags = _kubelet_flags(process)
         hidden = (read_text(process / "comm") or "").strip() in _K3S
         if hidden:
-            flags = {"config-dir": _K3S_FILES}
+            below = (environment_of(process) or {}).get("K3S_DATA_DIR", "")
+            data = below.rpartition("/data/")[0] or _K3S_DATA
+            flags = {"config-dir": f"{data}/{_K3S_FILES}"}
         policy = flags.get("topology-manager-policy", "")
         files = [flags["config"]] if "config" in flags else []
         if "config-dir" in flags:
             # Drop-in files override the configuration file, in the order of their names.
-            below = files_below(process, flags["config-dir"])
-            files += [path for path in below if path.endswith(".conf")]
+            found = files_below(process, flags["config-dir"])
+            files += [path for path in found if path.endswith(".conf")]
         for path in reversed(files):
             if policy:
                 break

@@ -68,6 +68,15 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
     assert policy(tree) == "best-effort"
 
 
+def test_the_files_of_k3s_are_in_its_data_directory(tree: Tree) -> None:
+    environment = {"K3S_DATA_DIR": "/disk/k3s/data/0f5e"}
+    folder = tree.process(300, "k3s", "server", environment=environment)
+    drop_in = folder / "root/disk/k3s/agent/etc/kubelet.conf.d/10.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("topologyManagerPolicy: restricted")
+    assert policy(tree) == "restricted"
+
+
 def test_microk8s_has_the_kubelet_s_flags_in_a_file(tree: Tree) -> None:
     arguments = ("--kubelet-args-file=/args/kubelet", "--start-control-plane=true")
     environment = {"SNAP_DATA": "/data"}

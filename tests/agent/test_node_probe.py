@@ -266,6 +266,13 @@ def test_a_missing_mirror_pod_is_reported_and_queried_again_after_a_minute(
         ('["server","--kubelet-arg","topology-manager-policy=restricted"]', ("k3s", "restricted")),
         ('["agent","--kubelet-arg=topology-manager-policy=none"]', ("k3s", "none")),
         ('["server"]', ("k3s-default", "none")),
+        ('["server","--kubelet-arg=config=/etc/k.yaml"]', None),
+        ('["server","--kubelet-arg","config-dir=/etc/k.d"]', None),
+        (
+            '["--kubelet-arg=config=/k","--kubelet-arg=topology-manager-policy=none"]',
+            ("k3s", "none"),
+        ),
+        ('["--config","/k3s.yaml","--kube-proxy-arg","config=/p"]', ("k3s-default", "none")),
         ('["--kubelet-arg","topology-manager-policy=new"]', None),
         ("{", None),
         ("", None),
