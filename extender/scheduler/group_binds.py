@@ -106,7 +106,7 @@ class GroupBinds:
         if attempt.unreserved:
             return
         if now_s > attempt.called_s + FOLLOW_WITHIN_S or not any(
-            self._cluster.holds.is_assumed(uid, now_s) for uid in attempt.expected
+            self._cluster.holds.may_follow(uid, now_s) for uid in attempt.expected
         ):
             attempt.decide(True)
 

@@ -12,7 +12,10 @@ first pod is held until the last one is bound, and the holds of a group end toge
   kube-scheduler itself, which tries no other pod during the cycle: one of its own filters may have
   rejected a pod. If the cycle has succeeded, binds follow at once.
 * At once if the scheduler begins again with the group: filter is asked a second time about a pod
-  whose memory is held, or in a group of kube-scheduler itself about any pod.
+  that has a node, or in a group of kube-scheduler itself about any pod.
+
+After ``FOLLOWS_WITHIN_S`` the pods that have a node can still be bound, because the Coscheduling
+plugin lets them wait for minutes. Nothing is held for them then.
 """
 
 import math
@@ -26,6 +29,8 @@ from extender.state.pod_groups import Group, GroupKind
 FOLLOWS_WITHIN_S = 5.0
 #: Longer than kube-scheduler takes from the last filter call of a cycle to the first bind call.
 ENDS_WITHIN_S = 0.25
+#: Longer than a pod waits for its group at most.
+BINDS_WITHIN_S = 900.0
 #: Maximum number of groups; nothing is held for the oldest ones beyond it.
 MAX_GROUPS = 512
 
@@ -55,9 +60,9 @@ class GroupCycles:
         #: The group of the last pod that filter was asked about.
         self._asked: Group | None = None
 
-    def ask(self, group: Group | None, uid: str, is_held: bool, now_s: float) -> bool:
-        """Filter is asked about a pod of the group; None: of no group. ``is_held``: memory is held
-        for the pod.
+    def ask(self, group: Group | None, uid: str, has_node: bool, now_s: float) -> bool:
+        """Filter is asked about a pod of the group; None: of no group. ``has_node``: filter has
+        named a node for the pod in this cycle.
 
         Return whether that begins a new cycle of the group.
         """
@@ -68,7 +73,7 @@ class GroupCycles:
             return False
         known = self._cycles.get(group)
         is_again = group.kind is GroupKind.KUBERNETES and known is not None and uid in known.asked
-        is_new = known is None or is_held or is_again or self.binds_until_s(group) < now_s
+        is_new = known is None or has_node or is_again
         cycle = _Cycle(now_s) if known is None or is_new else known
         cycle.last_s, cycle.is_over = now_s, False
         cycle.asked.add(uid)
@@ -107,4 +112,9 @@ class GroupCycles:
     def binds_until_s(self, group: Group) -> float:
         """Return until when a bind may follow, even if nothing is held for it any more."""
         cycle = self._cycles.get(group)
-        return cycle.last_s + FOLLOWS_WITHIN_S if cycle else -math.inf
+        return cycle.last_s + BINDS_WITHIN_S if cycle else -math.inf
+
+    def has_lapsed(self, group: Group, now_s: float) -> bool:
+        """Return whether what was held for the group stays lost if its cycle goes on."""
+        cycle = self._cycles.get(group)
+        return cycle is not None and cycle.last_s + FOLLOWS_WITHIN_S < now_s

@@ -21,7 +21,7 @@ decides.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -90,6 +90,8 @@ class _Assumed:
     #: When the hold ends; for a pod of a group ``group_cycles`` decides that.
     until_s: float
     group: Group | None
+    #: The pod may still be bound, but nothing is held for it any more.
+    lapsed: bool = False
 
 
 class Holds(Tracker):
@@ -125,11 +127,15 @@ class Holds(Tracker):
     def ask(self, pod: Pod, now_s: float) -> None:
         """Filter is asked about the pod: no bind followed the last call.
 
-        If memory was held for the pod, kube-scheduler has begun again with its whole group.
+        If the pod had a node, kube-scheduler has begun again with its whole group.
         """
         uid, group = pod.metadata.uid, group_of(pod)
-        is_held = self._assumed.pop(uid, None) is not None
-        if self._cycles.ask(group, uid, is_held, now_s) and group is not None:
+        has_node = self._assumed.pop(uid, None) is not None
+        if group is not None and self._cycles.has_lapsed(group, now_s):
+            for member, each in list(self._assumed.items()):
+                if each.group == group:
+                    self._assumed[member] = replace(each, lapsed=True)
+        if self._cycles.ask(group, uid, has_node, now_s) and group is not None:
             self.end_group(group)
 
     def assume(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
@@ -223,10 +229,10 @@ class Holds(Tracker):
             if each.group == group and self._follows_until_s(each) >= now_s
         }
 
-    def is_assumed(self, uid: str, now_s: float) -> bool:
-        """Return whether a bind of the pod is assumed."""
+    def may_follow(self, uid: str, now_s: float) -> bool:
+        """Return whether the pod has a node and may be bound next."""
         held = self._assumed.get(uid)
-        return held is not None and self._ends_s(held) >= now_s
+        return held is not None and self._follows_until_s(held) >= now_s
 
     def binding_to(self, node: str) -> Mapping[str, Reservation]:
         """Return the reservations that binds are about to write for the node, by pod uid."""
@@ -309,6 +315,8 @@ class Holds(Tracker):
         yield from over
 
     def _ends_s(self, held: _Assumed) -> float:
+        if held.lapsed:
+            return -math.inf
         return held.until_s if held.group is None else self._cycles.until_s(held.group)
 
     def _follows_until_s(self, held: _Assumed) -> float:

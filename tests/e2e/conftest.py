@@ -15,13 +15,14 @@ BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 ONE_GPU = Shape()
 
-#: Kubernetes 1.37 has the API of groups, PodGroup, in beta. It is off by default.
+#: The API of groups, PodGroup, is beta in Kubernetes 1.37 and alpha in 1.36. It is off by default.
+GROUP_API = "v1beta1" if is_at_least("1.37") else "v1alpha2"
 GROUP_FLAGS = (
     (
         "--feature-gates=GenericWorkload=true",
-        "--runtime-config=scheduling.k8s.io/v1beta1=true",
+        f"--runtime-config=scheduling.k8s.io/{GROUP_API}=true",
     )
-    if is_at_least("1.37")
+    if is_at_least("1.36")
     else ()
 )
 

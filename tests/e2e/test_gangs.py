@@ -13,16 +13,21 @@ from aiohttp import web
 
 from tests.controlplane import scheduler_configuration
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
-from tests.e2e.conftest import ONE_GPU, NewCluster
+from tests.e2e.conftest import GROUP_API, ONE_GPU, NewCluster
 from tests.kubernetes_version import is_at_least
 from tests.reverse_proxy import Proxies, Service, Wire
 
-GROUPS = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{NAMESPACE}/podgroups"
+GROUPS = f"/apis/scheduling.k8s.io/{GROUP_API}/namespaces/{NAMESPACE}/podgroups"
+GATES = ("GenericWorkload=true",)
+if not is_at_least("1.37"):  # newer versions have one gate for both
+    GATES = (*GATES, "GangScheduling=true")
 #: Seconds between two filter calls, as on a busy machine or with many plugins. Memory that is held
 #: for a single pod is free again before kube-scheduler has chosen nodes for a whole group.
 PAUSE_S = 0.08
 
-pytestmark = pytest.mark.skipif(not is_at_least("1.37"), reason="the API is alpha before 1.37")
+pytestmark = pytest.mark.skipif(
+    not is_at_least("1.36"), reason="Kubernetes 1.35 has groups of another API"
+)
 
 
 class Calls(Service):
@@ -52,7 +57,7 @@ def scheduled(cluster: PlayedCluster) -> Iterator[Calls]:
         kubeconfig = cluster.plane.kubeconfig("scheduler-of-the-tests")
         configuration = scheduler_configuration(calls.url, kubeconfig)
         configuration["podMaxBackoffSeconds"] = 1
-        cluster.start_scheduler_as("gangs", configuration, gates=("GenericWorkload=true",))
+        cluster.start_scheduler_as("gangs", configuration, gates=GATES)
         cluster.settle()
         yield calls
     finally:

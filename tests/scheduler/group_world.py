@@ -63,6 +63,8 @@ class Gang:
     gpus: int = 1
     #: The node that its owner prefers.
     prefers: str = ""
+    #: Whether it is a group of the Coscheduling plugin.
+    label: bool = False
 
     @property
     def pods(self) -> list[str]:
@@ -173,11 +175,20 @@ class World:
     # What users do.
 
     def create(
-        self, name: str, gib: int, gpus: int = 1, group: str = "", prefers: str = ""
+        self,
+        name: str,
+        gib: int,
+        gpus: int = 1,
+        group: str = "",
+        prefers: str = "",
+        label: bool = False,
     ) -> None:
         made = pod(f"{gib}Gi", container(gpus=gpus), uid=name, name=name, version="")
         spec = made.spec
-        if group:
+        if group and label:
+            labels = {"scheduling.x-k8s.io/pod-group": group}
+            made = replace(made, metadata=replace(made.metadata, labels=labels))
+        elif group:
             spec = replace(spec, scheduling_group=SchedulingGroup(pod_group_name=group))
         if prefers:
             self.preferred[name] = prefers
@@ -193,7 +204,7 @@ class World:
 
     def create_gang(self, gang: Gang) -> None:
         for name, gib in zip(gang.pods, gang.sizes, strict=True):
-            self.create(name, gib, gang.gpus, gang.name, gang.prefers)
+            self.create(name, gib, gang.gpus, gang.name, gang.prefers, gang.label)
 
     def delete(self, name: str) -> None:
         """The pod has ended, and the ledger has noticed."""

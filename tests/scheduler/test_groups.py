@@ -34,8 +34,11 @@ def halves(nodes: int) -> list[Shape]:
     return [Shape(24, replicas=4)] * nodes
 
 
-def test_a_group_that_fits_exactly_is_bound_however_long_its_cycle_takes(world: NewWorld) -> None:
-    here, gang = world(halves(6)), Gang("g", [12] * 12, 12)
+@pytest.mark.parametrize("label", [False, True], ids=["kube-scheduler", "Coscheduling"])
+def test_a_group_that_fits_exactly_is_bound_however_long_its_cycle_takes(
+    world: NewWorld, label: bool
+) -> None:
+    here, gang = world(halves(6)), Gang("g", [12] * 12, 12, label=label)
     here.create_gang(gang)
     (only,) = here.extenders
     assert here.run(here.schedule_gang(gang, only, pause_s=1.0)) == 12
@@ -91,6 +94,29 @@ def test_none_is_bound_if_one_loses_its_memory_after_its_node_was_chosen(world: 
         here.delete(name)
     assert here.run(here.schedule_gang(gang, first)) == 6
     here.check()
+
+
+def test_the_coscheduling_plugin_may_let_pods_wait_longer_than_their_memory_is_held(
+    world: NewWorld,
+) -> None:
+    """For example because the last pod is created late. If another pod has taken the memory, no pod
+    of the group is bound."""
+    for rival in (False, True):
+        here, gang = world(halves(3)), Gang("g", [12] * 6, 6, label=True)
+        here.create_gang(gang)
+        (only,) = here.extenders
+        chosen = {}
+        for name in gang.pods:
+            if name == "g-5":
+                here.run(asyncio.sleep(60))
+                if rival:
+                    here.create("single", 12)
+                    assert here.run(here.schedule("single", only))
+            node = here.run(here.choose(name, only))
+            assert node is not None
+            chosen[name] = node
+        assert here.run(here.bind_all(chosen, only)) == (0 if rival else 6)
+        here.check()
 
 
 def test_a_group_is_bound_even_if_its_owner_prefers_a_node(world: NewWorld) -> None:

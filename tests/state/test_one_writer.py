@@ -29,7 +29,7 @@ READS = {
     "overuses": {"nodes", "rejected_lately"},
     "headroom_gains": {"of", "since"},
     "holds": {
-        *("against", "all", "all_binding", "binding_to", "is_assumed", "members", "node_of"),
+        *("against", "all", "all_binding", "binding_to", "may_follow", "members", "node_of"),
         *("nominees", "nominees_before"),
     },
     "least_priority": {"get"},
