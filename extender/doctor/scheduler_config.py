@@ -215,12 +215,13 @@ def _resources(node: Node) -> Iterable[str]:
 def _counted_vram(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Find profiles that do not ignore the resource that only ResourceQuotas count."""
     for number, profile in enumerate(_mappings(config.get("profiles") or [{}])):
-        args = (
-            each.get("args") or {}
+        args = [
+            each.get("args")
             for each in _mappings(profile.get("pluginConfig"))
             if each.get("name") == "NodeResourcesFit"
-        )
-        if not any(COUNTED_VRAM in (each.get("ignoredResources") or ()) for each in args):
+        ]
+        ignored = (each.get("ignoredResources") for each in _mappings(args))
+        if not any(isinstance(each, Sequence) and COUNTED_VRAM in each for each in ignored):
             yield Finding(
                 Weight.WARNING,
                 (f"profiles[{number}]",),

@@ -1,7 +1,9 @@
 """The doctor's findings about a KubeSchedulerConfiguration; the shipped one has none."""
 
+import contextlib
 import copy
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,6 +44,36 @@ def found(config: object, best_only: bool = True) -> list[Finding]:
 
 def test_shipped_files_have_no_findings() -> None:
     assert found(SHIPPED) == []
+
+
+def parts(of: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of each part of a configuration; of long lists, only of the first ones."""
+    yield path
+    items = (
+        of.items() if isinstance(of, dict) else enumerate(of[:3]) if isinstance(of, list) else ()
+    )
+    for key, value in items:
+        yield from parts(value, (*path, key))
+
+
+def replaced(of: Any, path: tuple[str | int, ...], value: object) -> Any:
+    if not path:
+        return value
+    changed = copy.copy(of)
+    changed[path[0]] = replaced(of[path[0]], path[1:], value)
+    return changed
+
+
+@pytest.mark.parametrize("value", [None, -1, True, "x", [1], ["a"], {"a": 1}], ids=repr)
+@pytest.mark.parametrize("config", [SHIPPED, DEFAULT], ids=["own", "default"])
+def test_a_part_of_another_type_does_not_hide_the_other_findings(
+    config: Any, value: object
+) -> None:
+    """kube-scheduler itself rejects such a configuration."""
+    settings = SETTINGS.model_copy(update={"count_vram": True, "preempt_for_memory": True})
+    for path in parts(config):
+        with contextlib.suppress(BadSettings):
+            examine_scheduler(replaced(config, path, value), settings)
 
 
 @pytest.mark.parametrize(
