@@ -1,4 +1,4 @@
-# make demo | check | test | lowest | e2e | real | chaos | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
+# make demo | check | test | lowest | e2e | real | chaos | soak | fuzz | cluster | versions | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-hanging | bench-policies | bench-reviews | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | bench-page | pictures | auto | overuse | gpu | gpu-cluster | docs | site |
 # images | containers | newcomer | neighbours | samples | release | binary | publish-images | publish | lock: the targets of this file; the comment after ## describes each.
 
@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CACHE := $(or $(HEADROOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/headroom)
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test lint quick all lowest e2e real chaos fuzz cluster versions soak-steering bench bench-agent bench-devices \
+.PHONY: demo check test lint quick all lowest e2e real chaos soak fuzz cluster versions soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-hanging bench-policies bench-reviews bench-sampling bench-weights bench-packing bench-preemption bench-recommend bench-page pictures auto overuse gpu gpu-cluster \
 	docs site images containers newcomer neighbours samples release binary publish-images publish lock
 
@@ -68,6 +68,9 @@ real: $(VENV)/test.stamp  ## all components on twenty real nodes: duration of a 
 
 chaos: $(VENV)/test.stamp  ## ten minutes of injected faults, then an audit: ARGS="--seed 1 --minutes 10"
 	@$(RUN) -m tests.chaos $(ARGS)
+
+soak: $(VENV)/test.stamp  ## memory of all processes in a day of autoscaling, churn and reconnects: ARGS="--pods 400"
+	@$(RUN) -m tests.soak $(ARGS)
 
 fuzz: $(VENV)/test.stamp  ## hostile input for every parser of foreign data: ARGS="--inputs 1000000 --seed 1"
 	@PYTHONPATH=. $(RUN) -X faulthandler -m tests.fuzz $(ARGS)

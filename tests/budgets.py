@@ -49,6 +49,7 @@ BUDGETS_S = {
     "samples": 5,
     "scheduler": 85,
     "server": 20,
+    "soak": 150,
     "standin": 105,
     "truth": 15,
     "state": 60,

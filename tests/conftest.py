@@ -79,6 +79,7 @@ LONGEST_FIRST = (
     "tests/kubelet/test_steering.py",
     "tests/standin/test_conformance.py",
     "tests/deploy/test_installed.py",
+    "tests/soak/",
     # Together, so that each worker starts their API server once.
     "tests/e2e/test_real_nodes.py",
     "tests/e2e/test_gated.py",

@@ -1,0 +1,74 @@
+"""A day of churn, hour by hour, beside all real processes of Headroom; their memory is judged.
+
+    make soak ARGS="--pods 400 --altered console"
+
+The events of an hour come one after the other, and take at least a minute: agents keep the lives of
+containers for ten minutes, which must fit in the half of the day that is a warm-up. Settings are as
+deployed, except that the journal is full after an hour.
+
+The exit status is 1 if a process grows with history, or comes to the memory limit of its manifest.
+``--altered`` runs a second process of a part that keeps what it should forget
+(``tests/soak/altered.py``).
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmarks.hotpath.machine import machine
+from tests.soak.altered import MUTANTS
+from tests.soak.day import Amounts, Hour, settled
+from tests.soak.judge import findings, table
+from tests.soak.site import Site, running
+
+#: Seconds after an hour until its memory is taken: loops that run each second have ended.
+REST_S = 1.0
+#: Least seconds of an hour.
+LEAST_S = 60.0
+
+
+def run_day(site: Site, amounts: Amounts, hours: int, least_s: float = 0.0) -> None:
+    """Run the hours, each for at least ``least_s``, and take the memory after each."""
+    for number in range(hours):
+        began_s = time.monotonic()
+        Hour(site, number, amounts).run()
+        time.sleep(max(REST_S, began_s + least_s - time.monotonic()))
+        site.sample()
+        now = ", ".join(f"{name} {each.rests[-1] >> 20}" for name, each in site.memory.items())
+        sys.stdout.write(f"hour {number + 1}, MiB: {now}\n")
+        sys.stdout.flush()
+    settled(site)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=int, default=24)
+    parser.add_argument("--nodes", type=int, default=1_000, help="nodes that stay")
+    parser.add_argument("--joining", type=int, default=20, help="nodes that join in an hour")
+    parser.add_argument("--pods", type=int, default=400, help="pods of an hour")
+    parser.add_argument("--requests", type=int, default=200, help="requests to each port")
+    parser.add_argument("--altered", nargs="*", choices=MUTANTS, default=())
+    asked = parser.parse_args(argv)
+    amounts = Amounts(
+        nodes=asked.joining,
+        owners=max(1, asked.pods // 20),
+        pods=asked.pods,
+        agent_pods=32,
+        requests=asked.requests,
+        text_bytes=2_000,
+    )
+    began_s = time.monotonic()
+    decisions = asked.pods + asked.requests + 2 * asked.joining
+    with running(asked.nodes, asked.altered, {"journal_decisions": decisions}) as site:
+        run_day(site, amounts, asked.hours, LEAST_S)
+        found = findings(site.memory, site.limits)
+    minutes = (time.monotonic() - began_s) / 60
+    sys.stdout.write(f"{machine()}; {amounts}; {asked.nodes} nodes stay; {minutes:.0f} minutes\n")
+    for line in [*table(site.memory, site.limits), *found]:
+        sys.stdout.write(f"{line}\n")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Judges the memory of processes: what the kernel reports against what the manifests allow.
+
+Two rules for each process:
+
+* Its peak stays below the memory limit of its container in ``deploy/base``.
+* It does not grow with history. What a process holds at the end of an hour, when all that came in
+  that hour is gone, must be the same after every hour. The first half of the day is a warm-up, in
+  which caches and records fill. The growth of the second half, repeated until the process is
+  upgraded, must end below the limit.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+BASE = Path(__file__).resolve().parents[2] / "deploy/base"
+MIB = 1 << 20
+#: Kubernetes releases three minor versions a year, so a pod lives about this long.
+LIFE_DAYS = 120
+_UNITS = {"Mi": MIB, "Gi": 1 << 30}
+
+
+@dataclass(slots=True)
+class Memory:
+    """Bytes of one process. ``rests``: one value for each hour."""
+
+    rests: list[int] = field(default_factory=list)
+    peak: int = 0
+
+    def sample(self, pid: int) -> None:
+        self.rests.append(_status_bytes(pid, "VmRSS"))
+        self.peak = _status_bytes(pid, "VmHWM")
+
+    def grown_per_day(self) -> int:
+        """Return twice the growth in the second half of the day, which is half a day.
+
+        Medians of its first and its last third exclude what single hours leave to the allocator.
+        """
+        later = self.rests[len(self.rests) // 2 :]
+        third = len(later) // 3
+        between = len(later) - third  # from the middle of one third to that of the other
+        grown = statistics.median(later[-third:]) - statistics.median(later[:third])
+        return round(grown * len(self.rests) / between)
+
+
+def limits() -> dict[str, int]:
+    """Return container -> memory limit in bytes, of all workloads in ``deploy/base``."""
+    found = {}
+    for path in BASE.glob("*.yaml"):
+        for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            template = ((manifest or {}).get("spec") or {}).get("template") or {}
+            for each in template.get("spec", {}).get("containers", ()):
+                if amount := each["resources"].get("limits", {}).get("memory"):
+                    found[each["name"]] = int(amount[:-2]) * _UNITS[amount[-2:]]
+    return found
+
+
+def findings(measured: Mapping[str, Memory], allowed: Mapping[str, int]) -> list[str]:
+    """Return what is wrong. ``allowed``: process -> limit of its container."""
+    found = []
+    for name, memory in measured.items():
+        limit = allowed[name]
+        if memory.peak >= limit:
+            found.append(f"{name}: {memory.peak >> 20} MiB, the limit is {limit >> 20} MiB")
+        elif (later := memory.peak + LIFE_DAYS * memory.grown_per_day()) >= limit:
+            found.append(
+                f"{name}: grows by {memory.grown_per_day() / MIB:.1f} MiB a day, so it has"
+                f" {later >> 20} MiB after {LIFE_DAYS} days; the limit is {limit >> 20} MiB"
+            )
+    return found
+
+
+def table(measured: Mapping[str, Memory], allowed: Mapping[str, int]) -> Sequence[str]:
+    lines = ["process             after warm-up     end    peak   limit   growth a day"]
+    for name, memory in measured.items():
+        half = memory.rests[len(memory.rests) // 2]
+        mib = [each / MIB for each in (half, memory.rests[-1], memory.peak, allowed[name])]
+        figures = f"{mib[0]:13.1f} {mib[1]:7.1f} {mib[2]:7.1f} {mib[3]:7.0f}"
+        lines.append(f"{name:<20}{figures} {memory.grown_per_day() / MIB:8.1f} MiB")
+    return lines
+
+
+def _status_bytes(pid: int, key: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) << 10
+    raise LookupError(f"process {pid} has no {key}: it has ended")
