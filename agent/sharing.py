@@ -9,7 +9,7 @@ The sources in the order of priority: the agent's flags, the plugin's configurat
 answers to the kubelet, and the node's labels, which describe only one of several GPU models.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -28,7 +28,6 @@ from contract.gpunode import MAX_REPLICAS, MAX_WORD, Device, Plugin, Replicas, S
 
 _T = TypeVar("_T")
 Policy = Literal["distributed", "packed"]
-Pinning = Literal["honoured", "ignored", "unknown"]
 
 #: Beginnings of the names of resources whose replicas are of GPUs.
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
@@ -129,34 +128,24 @@ def plugin(readings: SharingReadings) -> Plugin:
         device_list_strategy=",".join(strategies or ())[:MAX_WORD],
         topology_manager_policy=(topology or "")[:MAX_WORD],
         fail_requests_greater_than_one=rejects,
-        pinning=pinning(strategies or (), seen.toolkit_obeys_environment, seen.passes_device_specs),
+        ignores_visible_devices=ignores_visible_devices(
+            strategies or (), seen.toolkit_ignores_environment
+        ),
         source=",".join(used),
     )
 
 
-def pinning(
-    strategies: Sequence[str],
-    toolkit_obeys_environment: bool | None,
-    passes_device_specs: bool = False,
-) -> Pinning:
-    """Return whether a pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
+def ignores_visible_devices(strategies: Collection[str], toolkit_ignores_environment: bool) -> bool:
+    """Return whether a pod's own NVIDIA_VISIBLE_DEVICES certainly has no effect.
 
     The container toolkit uses CDI annotations first, then volume mounts, then the variable. The
     pod's value of the variable overrides the plugin's. If the runtime injects CDI devices, the
-    variable is ``void``. So a pod can choose only if the plugin uses nothing but the variable and
-    the toolkit honours the pod's value. If the plugin also passes device files, the pod sees the
-    plugin's device too. ``strategies`` are the plugin's device list strategies, empty if they are
-    not known.
+    variable is ``void``. ``strategies`` are the plugin's device list strategies, empty if they are
+    not known. Of several, the runtime's mode decides which one takes effect.
     """
-    if not strategies:
-        return "unknown"
     if "envvar" not in strategies:
-        return "ignored"
-    if len(set(strategies)) > 1:
-        return "unknown"  # which strategy takes effect depends on the runtime's mode
-    if toolkit_obeys_environment is None or (toolkit_obeys_environment and passes_device_specs):
-        return "unknown"
-    return "honoured" if toolkit_obeys_environment else "ignored"
+        return bool(strategies)
+    return len(set(strategies)) == 1 and toolkit_ignores_environment
 
 
 def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict[str, _Counts]:

@@ -174,7 +174,7 @@ def play(case: Case) -> list[Event]:
         if pod.gpus == 1
     ]
     demand = Demand(nodes, "vram")
-    judge = Judge(places(nodes, "vram", 1 << 20 if case.choice == "pinned" else replicas("vram")))
+    judge = Judge(places(nodes, "vram", replicas("vram")))
     headroom = _Searched(nodes, "vram", "fragmentation", case.choice, case.seed, [])
     moving = Moving(Filters(nodes), demand, judge, headroom, case.way, case.events, case.seed)
     moving.churn(asks, case.seed)
@@ -183,7 +183,7 @@ def play(case: Case) -> list[Event]:
 
 
 def main(
-    choice: Annotated[str, typer.Option(help="predicted, steered or pinned.")] = "predicted",
+    choice: Annotated[str, typer.Option(help="predicted or steered.")] = "predicted",
     seed: Annotated[list[int] | None, typer.Option(help="Can be repeated.")] = None,
     events: Annotated[int, typer.Option(help="Maximum number of events of a run.")] = 200,
     part: Annotated[int, typer.Option(help="One of this many nodes of the published fleet.")] = 16,

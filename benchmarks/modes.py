@@ -30,7 +30,7 @@ import typer
 from benchmarks.device_truth.agents import Agent
 from benchmarks.device_truth.world import Shape as WorldShape
 from benchmarks.hotpath.machine import machine
-from contract.annotations import DEVICE_CHOICE, DEVICES
+from contract.annotations import DEVICE_CHOICE
 from contract.gate import GATE, gate_container
 from contract.gpunode import GPUNodeStatus, Plugin, PodUse
 from contract.quantity import gib, parse_bytes
@@ -46,7 +46,7 @@ from tests.standin.lots import Drawn
 from tests.standin.node import StandIn, pod_of
 from tests.standin.plugin import Settings
 
-MODES = ("observe", "predicted", "any", "gated", "steered", "pinned")
+MODES = ("observe", "predicted", "gated", "steered")
 SHAPE = Shape(gpus=4, memory_bytes=24 * GIB, replicas=4)
 SIZES_GIB = (4, 6, 8, 10, 12, 16, 20)
 #: kube-scheduler retries a rejected pod after at most 10 s.
@@ -55,7 +55,6 @@ PATIENCE_S = 300.0
 BEAT_EVERY_S = 20.0
 POLL_S = 0.3
 MERGE = "application/merge-patch+json"
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,7 @@ class Started:
     """A pod that the kubelet admitted."""
 
     node: str
-    #: The device that it uses, and that of its replica.
     device: str
-    replica_of: str
     request_bytes: int
 
 
@@ -81,7 +78,6 @@ class ModeNodes(Nodes):
             device_list_strategy="envvar",
             topology_manager_policy="none",
             steered=[RESOURCE] if mode == "steered" else [],
-            pinning="honoured" if mode == "pinned" else "unknown",
             steering_permitted=True,
         )
         world = WorldShape(1, SHAPE.gpus, SHAPE.memory_bytes, SHAPE.replicas, "distributed")
@@ -137,9 +133,6 @@ class ModeNodes(Nodes):
             self._patch(pod, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
             return
         (replica,) = stand_in.listed(stand_in.pods[metadata["uid"]].pod)["main"]
-        device = replica.device
-        if self._mode == "pinned":
-            device = metadata["annotations"][f"{DEVICES}0"]
         request_bytes = parse_bytes(metadata["annotations"]["headroom.gpu/vram"])
         self._uses[node].append(
             PodUse(
@@ -153,7 +146,7 @@ class ModeNodes(Nodes):
                 source="test",
             )
         )
-        started = Started(node, device, replica.device, request_bytes)
+        started = Started(node, replica.device, request_bytes)
         if self._mode == "gated":
             self._at_gate[metadata["uid"]] = pod, started
         else:
@@ -169,16 +162,8 @@ class ModeNodes(Nodes):
         used_bytes = started.request_bytes if fits else 0
         rows = self._uses[started.node]
         for i, row in enumerate(rows):
-            if row.uid != uid:
-                continue
-            if started.device == started.replica_of:
+            if row.uid == uid:
                 rows[i] = msgspec.structs.replace(row, used_bytes=used_bytes)
-            else:  # a pinned pod beside its replica
-                use = msgspec.structs.replace(
-                    row, device=started.device, replica="", used_bytes=used_bytes
-                )
-                rows.append(use)
-            break
         passed = {"name": GATE, "state": {"terminated": {"exitCode": 0}}}
         gate = {"image": "", "imageID": "", "ready": True, "restartCount": 0}
         inits = {"initContainerStatuses": [passed | gate]} if self._mode == "gated" else {}
@@ -208,10 +193,6 @@ def sized(mode: str, name: str, size_gib: int) -> dict[str, Any]:
     pod["metadata"]["name"] = name
     if mode == "gated":
         pod["spec"]["initContainers"] = [gate_container("headroom-agent")]
-    elif mode == "pinned":
-        path = f"metadata.annotations['{DEVICES}0']"
-        follows = {"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        pod["spec"]["containers"][0]["env"] = [follows]
     return pod
 
 

@@ -49,8 +49,6 @@ CASES = (
     ("predicted", 1, 70.0),
     ("predicted", 5, 70.0),
     ("predicted", 1, 700.0),
-    ("any", 1, 70.0),
-    ("any", 5, 70.0),
 )
 
 

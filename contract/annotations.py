@@ -121,10 +121,12 @@ class Startup(Enum):
 
 class DeviceChoice(Enum):
     PREDICTED = "predicted"
-    ANY = "any"
     GATED = "gated"
     STEERED = "steered"
-    PINNED = "pinned"
+
+
+#: Former device choices.
+_REMOVED_CHOICES = ("any", "pinned")
 
 
 class ShareMode(Enum):
@@ -281,6 +283,10 @@ def parse_startup_timeout(text: str) -> int:
 
 
 def parse_device_choice(text: str) -> DeviceChoice:
+    if text.strip() in _REMOVED_CHOICES:
+        raise BadAnnotation(
+            DEVICE_CHOICE, text, "was removed: use predicted or steered", "predicted"
+        )
     return _parse_choice(DeviceChoice, DEVICE_CHOICE, text, "predicted")
 
 

@@ -1,8 +1,6 @@
-"""Why a node's device choice has no effect, for its report and for messages to people."""
+"""Why device choice steered has no effect, for a node's report and for messages to people."""
 
 import re
-
-from contract.gpunode import Plugin
 
 #: The first minor version whose kubelets are not steered. If an agent is killed there,
 #: the kubelet uses the device plugin's choice at once, also for pods whose GPU Headroom reserved.
@@ -39,33 +37,4 @@ def why_kubelet_not_steered(version: str) -> str:
         f"steering needs a kubelet older than {FIRST_UNSTEERED[0]}.{FIRST_UNSTEERED[1]}, and this"
         f" node has {version}, which lets the device plugin choose as soon as an agent is killed;"
         " use device choice predicted or gated"
-    )
-
-
-def why_not_pinned(plugin: Plugin) -> str:
-    """Return what prevents pinning, according to the report, and what the administrator can do."""
-    strategy = plugin.device_list_strategy
-    if plugin.pinning == "ignored":
-        if "envvar" in strategy.split(","):
-            return (
-                "the NVIDIA container toolkit ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods; "
-                "set accept-nvidia-visible-devices-envvar-when-unprivileged = true"
-            )
-        return (
-            f"the device plugin uses device list strategy {strategy}, which overrides "
-            "NVIDIA_VISIBLE_DEVICES; set DEVICE_LIST_STRATEGY=envvar"
-        )
-    if not strategy:
-        return (
-            "the device list strategy of the device plugin is unknown, and device choice pinned "
-            "requires DEVICE_LIST_STRATEGY=envvar"
-        )
-    if strategy != "envvar":
-        return (
-            f"the device plugin uses device list strategy {strategy}, which may override "
-            "NVIDIA_VISIBLE_DEVICES; set DEVICE_LIST_STRATEGY=envvar"
-        )
-    return (
-        "the agent cannot confirm that NVIDIA_VISIBLE_DEVICES takes effect; "
-        "set NVIDIA runtime mode auto, legacy or jit-cdi, and PASS_DEVICE_SPECS=false"
     )

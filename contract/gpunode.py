@@ -204,8 +204,8 @@ class Plugin(KubeStruct, frozen=True):
     #: Whether the kubelet rejects a container that requests several shared replicas; None if
     #: unknown.
     fail_requests_greater_than_one: bool | None = None
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
-    pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
+    #: Whether NVIDIA_VISIBLE_DEVICES of a pod certainly has no effect on which devices it sees.
+    ignores_visible_devices: bool = False
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
     #: Why the node's device choice has no effect, or not for all resources; empty if it has.

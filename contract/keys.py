@@ -165,7 +165,7 @@ DEVICE_CHOICE = _key(
     "device-choice",
     on="Node",
     writer=YOU,
-    values="`predicted`, `any`, `gated`, `steered` or `pinned`",
+    values="`predicted`, `gated` or `steered`",
     example="steered",
     default="`predicted`, or the agent's flag `--device-choice`",
     reader="extender, agent",
@@ -245,8 +245,8 @@ DEVICES = _key(
     writer="extender",
     values="UUIDs, separated by commas",
     example="GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d",
-    reader="the pod, by `NVIDIA_VISIBLE_DEVICES`",
-    meaning="GPUs of the container with this index, if they are certain, such as on pinned nodes. "
+    reader="the pod, by the downward API",
+    meaning="GPUs of the container with this index, if they are certain, such as on steered nodes. "
     "Written with the Binding.",
 )
 BYTES = _key(

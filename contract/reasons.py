@@ -127,13 +127,6 @@ class Reason(Enum):
         "headroom.gpu/reserve, device-choice or cordon of the node cannot be parsed.",
         "correct the annotation, or remove it",
     )
-    CANNOT_PIN = (
-        "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods",
-        "The node has headroom.gpu/device-choice: pinned, and the device plugin or the container "
-        "toolkit ignores the variable, or the agent cannot find out.",
-        "fix the problem named in parentheses, or remove the annotation "
-        "headroom.gpu/device-choice: pinned",
-    )
     # The node's MIG layout is being changed, or the plugin does not offer its devices.
     MIG_CHANGING = (
         "MIG layout of the node is being changed",
@@ -208,12 +201,6 @@ class Reason(Enum):
         "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
         "The pod could use GPUs that are reserved for others.",
         "remove NVIDIA_VISIBLE_DEVICES from the pod, also from its envFrom",
-    )
-    NOT_PINNED = (
-        "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned",
-        "The pod has variables for pinned nodes, and this node would ignore them.",
-        "create the pod again, so that the webhook sets the variables for the present nodes; or "
-        "set headroom.gpu/device-choice: pinned on the node",
     )
     NO_GATE = (
         "pod has no gate and GPUs of the node are for gated pods only",

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import VRAM, DeviceChoice
+from contract.annotations import VRAM
 from contract.gate import gate_container
 from contract.gpunode import (
     Charge,
@@ -200,11 +200,10 @@ def weighed_anew(
     reserve_bytes: int = 0,
     tolerance_bytes: int = 0,
     leaving: Set[str] = frozenset(),
-    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
     cordoned: Set[str] = frozenset(),
 ) -> tuple[DeviceTerms, ...]:
     """Return the terms of a report, computed without an earlier report."""
-    occupancy = occupy(report, reservations, leaving, device_choice)
+    occupancy = occupy(report, reservations, leaving)
     return weigh(occupancy, report, reserve_bytes, tolerance_bytes, cordoned)
 
 
@@ -216,12 +215,11 @@ def terms(
     tolerance_bytes: int = 64 * MIB,
     plugin: Plugin | None = None,
     leaving: Set[str] = frozenset(),
-    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
     cordoned: Set[str] = frozenset(),
 ) -> tuple[DeviceTerms, ...]:
     report = status(*devices, pods=pods, plugin=plugin)
     return weighed_anew(
-        report, reservations or {}, reserve_bytes, tolerance_bytes, leaving, device_choice, cordoned
+        report, reservations or {}, reserve_bytes, tolerance_bytes, leaving, cordoned
     )
 
 
@@ -230,7 +228,6 @@ def weighed(
     name: str = "n",
     reason: Reason | None = None,
     fresh_until_s: float = FRESH_S,
-    pins: bool = False,
     obeys_environment: bool = True,
     **how: Any,
 ) -> NodeTerms:
@@ -240,7 +237,6 @@ def weighed(
         reason,
         fresh_until_s,
         terms(*devices, **how),
-        pins=pins,
         obeys_environment=obeys_environment,
     )
 

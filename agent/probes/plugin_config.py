@@ -58,8 +58,6 @@ _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-runtime/config.toml",
 )
-#: Modes of the NVIDIA runtime in which the variable may contain a bare UUID.
-_BARE_UUID_MODES = {"auto", "legacy", "jit-cdi"}
 
 
 class ConfigurationProbe:
@@ -114,16 +112,16 @@ class ConfigurationProbe:
         except (OSError, ValueError, TypeError) as err:  # the file may contain any YAML
             why = f"configuration of the device plugin cannot be read ({_cause(err)})"
             return [SourceReading(PLUGIN, "degraded", why)]
-        return [replace(reading, toolkit_obeys_environment=self._toolkit()), source]
+        return [replace(reading, toolkit_ignores_environment=self._toolkit()), source]
 
-    def _toolkit(self) -> bool | None:
-        """Return ``obeys_environment`` of the first toolkit file that can be read; None if none."""
+    def _toolkit(self) -> bool:
+        """Return ``ignores_environment`` of the first toolkit file that can be read."""
         for path in _TOOLKIT:
             try:
-                return obeys_environment(self._files.read(self._root / "1", path))
+                return ignores_environment(self._files.read(self._root / "1", path))
             except (OSError, ValueError):
                 continue
-        return None
+        return False
 
     def _kubelet(self) -> Iterable[Reading]:
         process, source = self._listeners.only("kubelet", _KUBELET_SOCKET, KUBELET)
@@ -191,17 +189,12 @@ def _cause(err: Exception) -> str:
     return str(err) if isinstance(err, Unreadable) else type(err).__name__
 
 
-def obeys_environment(toolkit: Mapping[str, Any]) -> bool | None:
-    """Return whether the toolkit honours a bare UUID in a pod's own NVIDIA_VISIBLE_DEVICES.
+def ignores_environment(toolkit: Mapping[str, Any]) -> bool:
+    """Return whether the toolkit ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods.
 
-    ``toolkit`` is its config.toml, in which the administrator can forbid that for unprivileged
-    pods. None if the value may have to be a CDI name. Missing settings have the toolkit's default.
+    ``toolkit`` is its config.toml. By default it honours the variable.
     """
-    if toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True:
-        return False
-    runtime = toolkit.get("nvidia-container-runtime", {})
-    mode = runtime.get("mode", "auto") if isinstance(runtime, Mapping) else "auto"
-    return True if mode in _BARE_UUID_MODES else None
+    return toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True
 
 
 def _plugin_reading(
@@ -234,18 +227,7 @@ def _plugin_reading(
         "packed" if policy == "packed" else "distributed",  # the only policy before v0.20
         tuple(sorted({each.strip() for each in strategies})),
         rejects,
-        passes_device_specs=_switched_on(
-            setting("pass-device-specs", "PASS_DEVICE_SPECS", "passDeviceSpecs"),
-            "pass-device-specs" in flags,
-        ),
     )
-
-
-def _switched_on(value: Any, named: bool) -> bool:
-    """Return whether a boolean setting is on; a flag without a value counts as on."""
-    if value is None or value == "":
-        return named
-    return isinstance(value, bool | int | str) and str(value).lower() in ("1", "t", "true")
 
 
 def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool | None]:

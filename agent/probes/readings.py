@@ -247,11 +247,8 @@ class PluginReading(Reading, frozen=True):
     allocation_policy: Literal["distributed", "packed"] | None = None
     device_list_strategy: tuple[str, ...] = ()
     fail_requests_greater_than_one: bool | None = None
-    #: Whether the container toolkit honours a pod's own NVIDIA_VISIBLE_DEVICES if the plugin's
-    #: strategy allows that.
-    toolkit_obeys_environment: bool | None = None
-    #: Whether the plugin also passes device files, independent of the variable.
-    passes_device_specs: bool = False
+    #: Whether the container toolkit certainly ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods.
+    toolkit_ignores_environment: bool = False
 
 
 TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")

@@ -35,7 +35,7 @@ from agent.steering.plugin_proxy import ANSWER_S, Rejected
 from agent.steering.plugin_registration import NodeLock, PluginRegistration
 from agent.steering.plugin_return import leftovers, proxies, resource_of, restore
 from contract.annotations import DeviceChoice
-from contract.device_choice import minor_version, why_kubelet_not_steered, why_not_pinned
+from contract.device_choice import minor_version, why_kubelet_not_steered
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import ObjectMeta
@@ -224,8 +224,6 @@ class PreferredAllocation:
         found = Eligibility()
         if mode is DeviceChoice.STEERED and sample is not None:
             found = eligibility(sample, self._permitted, self._kubelet_version())
-        elif mode is DeviceChoice.PINNED and sample and sample.plugin.pinning != "honoured":
-            found = Eligibility(obstacles=(why_not_pinned(sample.plugin),))
         for resource, registration in self._registrations.items():
             if mode is not DeviceChoice.STEERED or resource in found.excluded:
                 self._give_back(resource, registration)

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import platform
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import typer
 from benchmarks.device_truth.arrivals import GIB, MIXES, arrivals, openb
 from benchmarks.device_truth.judge import Judge
 from benchmarks.device_truth.play import Delays, Play, Played
-from benchmarks.device_truth.product import AnyDevice, Gated, Pinned, Product, Steered
+from benchmarks.device_truth.product import Gated, Product, Steered
 from benchmarks.device_truth.rules import Counting, Scheduler, SomeDevice
 from benchmarks.device_truth.world import Shape, World
 
@@ -34,13 +33,9 @@ ROWS: dict[str, Callable[[World, int], Scheduler]] = {
     "replica counting": lambda world, seed: Counting(world.shape, seed),
     "fits on some device": lambda world, seed: SomeDevice(world.shape),
     "predicted": lambda world, seed: Product(world),
-    "any": lambda world, seed: AnyDevice(world),
     "gated": lambda world, seed: Gated(world),
     "steered": lambda world, seed: Steered(world),
-    "pinned": lambda world, seed: Pinned(world),
 }
-#: Rows where a pod can use a device of which all replicas are taken.
-UNCOUNTED = {"pinned"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +59,7 @@ def play(run: Run) -> Played:
     jobs, since_s = arrivals(
         draw, run.arrivals, shape.capacity_bytes, run.load_ratio, run.life_s, run.seed
     )
-    replicas = sys.maxsize if run.row in UNCOUNTED else shape.replicas
-    judge = Judge(shape.nodes, shape.gpus, shape.allocatable_bytes, replicas, since_s)
+    judge = Judge(shape.nodes, shape.gpus, shape.allocatable_bytes, shape.replicas, since_s)
     world = World(shape, run.seed)
     scheduler = ROWS[run.row](world, run.seed)
     return Play(world, scheduler, judge, run.delays, run.seed).run(jobs, since_s)

@@ -125,7 +125,7 @@ class Play:
             self._send_away(job.name, now_s)
             return
         self._observe(node, now_s)
-        self._knock(job, node, self._scheduler.device(job, device), now_s)
+        self._knock(job, node, device, now_s)
 
     def _knock(self, job: Job, node: int, device: int, now_s: float) -> None:
         if job.name not in self._there:

@@ -13,17 +13,14 @@ import msgspec
 from benchmarks.device_truth.agents import GPU, Agent
 from benchmarks.device_truth.arrivals import Job
 from benchmarks.device_truth.rules import Report, Scheduler
-from benchmarks.device_truth.world import MAIN, Sample, Shape, World, index_of
-from contract.annotations import DEVICE_CHOICE, DEVICES, VRAM, DeviceChoice
+from benchmarks.device_truth.world import MAIN, Sample, Shape, World
+from contract.annotations import DEVICE_CHOICE, VRAM, DeviceChoice
 from contract.gate import GATE, gate_container
 from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Plugin
 from contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
-    EnvVar,
-    EnvVarSource,
-    FieldRef,
     InitContainer,
     Node,
     NodeStatus,
@@ -42,7 +39,6 @@ from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.score import best_for_non_gpu_pod
-from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.changes import Event, NodeSeen, TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans
@@ -58,7 +54,7 @@ NAMESPACE = "default"
 
 
 class Product(Scheduler):
-    """On nodes that the plugin alone decides for; ``choice`` is what they are annotated with."""
+    """On nodes where the plugin alone chooses; ``choice`` is the annotation of the nodes."""
 
     choice = DeviceChoice.PREDICTED
 
@@ -161,7 +157,7 @@ class Product(Scheduler):
         )
 
     def _annotations(self, shape: Shape) -> dict[str, str]:
-        """The node's. Whole devices are the plugin's to choose: any will do."""
+        """Return the node's annotations. The plugin chooses among whole devices."""
         choice = self.choice if shape.replicas > 1 else DeviceChoice.PREDICTED
         return {DEVICE_CHOICE: choice.value}
 
@@ -198,10 +194,6 @@ class Product(Scheduler):
     def _take_news(self) -> None:
         news, self._inbox[:] = list(self._inbox), []
         self._cluster.apply(news)
-
-
-class AnyDevice(Product):
-    choice = DeviceChoice.ANY
 
 
 class Gated(Product):
@@ -262,32 +254,6 @@ class Steered(Product):
 
     def _plugin(self) -> Plugin:
         return msgspec.structs.replace(super()._plugin(), steered=[GPU])
-
-
-class Pinned(Product):
-    """The pod's own variable follows the placement, and the node obeys it."""
-
-    choice = DeviceChoice.PINNED
-
-    def device(self, job: Job, given: int) -> int:
-        pod = self._store.read_pod(NAMESPACE, job.name)
-        assert pod is not None
-        return index_of((pod.metadata.annotations or {})[f"{DEVICES}0"])
-
-    def _plugin(self) -> Plugin:
-        return msgspec.structs.replace(super()._plugin(), pinning="honoured")
-
-    def _pod(self, job: Job) -> Pod:
-        pod = super()._pod(job)
-        if job.count > 1:
-            return pod  # it wants whole devices, any of them
-        source = EnvVarSource(field_ref=FieldRef(f"metadata.annotations['{DEVICES}0']"))
-        follows = EnvVar(VISIBLE_DEVICES, value_from=source)
-        containers = [
-            msgspec.structs.replace(each, env=[follows]) for each in pod.spec.containers or ()
-        ]
-        spec = msgspec.structs.replace(pod.spec, containers=containers)
-        return msgspec.structs.replace(pod, spec=spec)
 
 
 class _Store(EmbeddedStore):

@@ -36,10 +36,6 @@ class Scheduler(ABC):
         """Return what chooses the replicas when the kubelet asks for its preference."""
         return plugin
 
-    def device(self, job: Job, given: int) -> int:
-        """Return the device that the pod uses after it was given a replica of device ``given``."""
-        return given
-
     def may_start(self, job: Job, node: int, now_s: float) -> bool:
         """Whether an admitted pod may start; asked again until it may."""
         return True

@@ -36,7 +36,7 @@ from benchmarks.packing.workload import (
 from extender.errors import BadSettings
 
 OPENB = Path("../shared/data/openb")
-CHOICES = ("mixed", "pinned", "steered", "predicted")
+CHOICES = ("mixed", "steered", "predicted")
 MODES = ("milli", "vram")
 #: Seeds of the orders where neither a seed nor arrivals are given.
 SEEDS = (1, 2, 3)
@@ -86,7 +86,7 @@ def main(
         if each in POLICIES and choice == "mixed":
             raise typer.BadParameter(
                 f"policy {each!r} places no pod with several devices on shared nodes, so choice "
-                "'mixed' does not apply. Example: --choice pinned"
+                "'mixed' does not apply. Example: --choice steered"
             )
     try:
         if against is not None:
@@ -114,7 +114,7 @@ def main(
             asks,
             mode,
             each,
-            choice or ("pinned" if each in POLICIES else "mixed"),
+            choice or ("steered" if each in POLICIES else "mixed"),
             others or "own",
             number,
             order,

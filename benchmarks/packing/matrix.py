@@ -48,7 +48,7 @@ def main(
     ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Policy. Can be repeated.")] = None,
     baseline: Annotated[str, typer.Option(help="Policy to compare with.")] = BASELINE,
-    choice: Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = "pinned",
+    choice: Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = "steered",
     others: Annotated[
         str, typer.Option(help=f"Who places pods without a GPU: own, {', '.join(OTHERS)}.")
     ] = "own",

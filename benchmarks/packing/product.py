@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.device_truth.arrivals import MIB, Job
-from benchmarks.device_truth.product import Pinned, Product, Steered
+from benchmarks.device_truth.product import Product, Steered
 from benchmarks.device_truth.world import RESERVED_BYTES, Shape, World
 from benchmarks.packing.play import Placed, Rows
 from benchmarks.packing.workload import REPLICAS, Ask, Mode, Node, device_amount
@@ -17,7 +17,6 @@ from contract.annotations import ScoringPolicy
 from extender.placement.policy import Rules
 
 CHOICES: Mapping[str, type[Product]] = {
-    "pinned": Pinned,
     "steered": Steered,
     "predicted": Product,
 }
@@ -85,7 +84,7 @@ class Headroom:
         assert drawn is not None, f"the kubelet rejects {job}"
         devices = tuple(held.device for held in self._world.given(node, name))
         if ask.gpus == 1:
-            devices = (self._product.device(job, drawn),)
+            devices = (drawn,)
             size = self._shapes[node].allocatable_bytes if whole else job.request_bytes
             self._world.start(replace(job, request_bytes=size), node, devices[0])
         self._given[node] += ask.gpus

@@ -1,6 +1,5 @@
 """Runs one experiment: a workload, an order of its pods, and a placement policy."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from benchmarks.packing.play import (
     Scheduler,
     shuffled,
 )
-from benchmarks.packing.product import POLICIES, Headroom
+from benchmarks.packing.product import Headroom
 from benchmarks.packing.rules import RULES, BestFit, Fleet, Rule
 from benchmarks.packing.workload import Ask, Demand, Mode, Node, device_amount, replicas
 
@@ -47,9 +46,7 @@ def play(run: Run) -> dict[str, Any]:
     """Return the results of the run; percentages are of the capacity."""
     demand = Demand(run.nodes, run.mode)
     pools = unshared(run.nodes, run.asks) if run.choice != "mixed" else []
-    # Pinned, a pod may use a device of which all replicas are taken: those of its node count.
-    pinned = run.choice == "pinned" and run.policy in POLICIES
-    judge = Judge(places(run.nodes, run.mode, sys.maxsize if pinned else replicas(run.mode)))
+    judge = Judge(places(run.nodes, run.mode, replicas(run.mode)))
     order = run.order or tuple(
         shuffled([demand.of(ask) for ask in run.asks], demand.capacity, run.seed)
     )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.pictures.svg import BLUE, GREEN, GREY, INK, QUIET, RED, Drawing
-from contract.annotations import DeviceChoice
 from contract.gpunode import Plugin
 from contract.quantity import gib
 from contract.reasons import Reason
@@ -61,9 +60,7 @@ def outcome() -> Outcome:
     ]
     uses = [use(*each) for each in running]
     reservations = {uid: reservation({on: size}) for uid, on, size in running}
-    chosen = plugin_choices(
-        devices, stock, DeviceChoice.PREDICTED, {}, {}, [0, 0], [len(each) for each in RUNNING_GIB]
-    )
+    chosen = plugin_choices(devices, stock, {}, {}, [0, 0], [len(each) for each in RUNNING_GIB])
     first = [index for index, each in enumerate(chosen) if each.first == 0]
     verdicts = [
         judged(

@@ -50,8 +50,6 @@ STOCK_SCHEDULER = "default-scheduler"
 STATIC = "kubernetes.io/config.mirror"
 #: Prefix of the taints that Kubernetes sets itself, for conditions of a node and for cordons.
 _KUBERNETES_TAINTS = "node.kubernetes.io/"
-#: Device choices of a node that require changes of its pods.
-_CHANGES_PODS = (DeviceChoice.GATED, DeviceChoice.PINNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +170,12 @@ class AdmissionContext:
         """
         return [each for each in self.nodes if _could_run(pod, resources, each)]
 
-    def has_choice(self, pod: Pod, resources: Sequence[str]) -> bool:
-        """Return whether the pod is eligible for a gated or pinned node.
-
-        Such a node needs changes of the pod.
-        """
+    def has_gated_node(self, pod: Pod, resources: Sequence[str]) -> bool:
+        """Return whether the pod is eligible for a gated node."""
         annotated = self.nodes if self.annotated is None else self.annotated
         return any(
-            each.choice in _CHANGES_PODS and _could_run(pod, resources, each) for each in annotated
+            each.choice is DeviceChoice.GATED and _could_run(pod, resources, each)
+            for each in annotated
         )
 
     def gate_option(self, pod: Pod) -> bool | None:

@@ -6,8 +6,7 @@ The steps, in this order:
 2. Write the namespace's default as the pod's annotation, and record its origin.
 3. Set the scheduler that calls Headroom, if the pod names none.
 4. Add the extended resources of the in-tree mirror and of quotas.
-5. For pods that Headroom places: add the variable of pinned nodes, the variables that expose and
-   limit the share, and the gate.
+5. For pods that Headroom places: add the variables that expose and limit the share, and the gate.
 
 The steps never change a field that a user set, except for what quotas count, and they are
 idempotent. The API server may call the
@@ -21,7 +20,6 @@ from typing import Any
 
 from contract.annotations import (
     BYTES,
-    DEVICES,
     FRACTION,
     GATED,
     MIRROR,
@@ -36,7 +34,7 @@ from contract.annotations import (
     render_vram,
 )
 from contract.gate import GATE, GATE_RESOURCES, PORT, gate_container
-from contract.kube import Container, EnvVar, Pod
+from contract.kube import EnvVar, Pod
 from contract.pod_limits import exceeded
 from contract.quantity import format_bytes
 from extender.admission.automatic import replace_auto
@@ -44,9 +42,7 @@ from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNod
 from extender.admission.counted_vram import count, declared_amount
 from extender.admission.json_patch import Draft, Operation, Where, following
 from extender.admission.mib import cap_mib, mirrored_mib, mps_mib
-from extender.placement.policy import Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
-from extender.placement.visible_devices import VISIBLE_DEVICES, followed
 from extender.state.pod_requests import amount, larger, spec_requests
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
@@ -182,60 +178,14 @@ def _prepare_for_nodes(
     share, gated = context.share_mode(draft.pod), context.gate_option(draft.pod)
     resources = [ask.resource for ask in request.asks]
     candidates: list[GpuNode] = []
-    if share is ShareMode.LIMIT or context.has_choice(draft.pod, resources):
+    if share is ShareMode.LIMIT or context.has_gated_node(draft.pod, resources):
         candidates = context.candidates(draft.pod, resources)
-    _pin(draft, request, candidates, context.rules)
     if share is not ShareMode.NONE:
         _expose_share(draft, request)
     if share is ShareMode.LIMIT:
         yield from _limit(draft, request, candidates)
     if gated is not False:
         yield from _gate(draft, context, candidates, requested=gated is True)
-
-
-# Pinned.
-
-
-def _pin(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode], rules: Rules) -> None:
-    """Set NVIDIA_VISIBLE_DEVICES to the pod's placement, if all its eligible nodes are pinned.
-
-    Any other node would reject the pod, and a scheduler that does not call Headroom would start it
-    with an empty value, which hides every GPU.
-    """
-    resources = {ask.resource for ask in request.asks}
-    first = next((ask for ask in request.containers if ask.index is not None), None)
-    if len(resources) != 1 or first is None or not candidates:
-        return
-    if not all(_pins(candidate, *resources) for candidate in candidates):
-        return
-    containers = [*_gpu_containers(draft, request)]
-    if any(_chooses(draft.container(where), rules) for where in containers):
-        return
-    for where in containers:
-        if not _has_variable(draft, where, VISIBLE_DEVICES):
-            # An init container has no placement of its own: it uses that of the other containers.
-            index = first.index if where.init else where.index
-            draft.variable(where, following(VISIBLE_DEVICES, f"{DEVICES}{index}"))
-
-
-def _pins(candidate: GpuNode, resource: str) -> bool:
-    """Return whether the node is pinned and shares its devices.
-
-    Devices that are not shared are never assigned with the variable.
-    """
-    devices = candidate.devices(resource)
-    return (
-        candidate.choice is DeviceChoice.PINNED
-        and bool(devices)
-        and all(device.sharing != "none" for device in devices)
-    )
-
-
-def _chooses(container: Container, rules: Rules) -> bool:
-    """Return whether the container sets the variable to another value, or may do so."""
-    if any(each.name == VISIBLE_DEVICES for each in container.env or ()):
-        return not followed([container])
-    return rules.suspect_env_from and bool(container.env_from)
 
 
 # The share.

@@ -95,8 +95,8 @@ class DeviceView(BaseModel):
     replicas_leaving: int
     #: Memory free for the next pod that requests one replica, if it gets this device.
     free_bytes: int
-    #: Assumed policy by which the device plugin chooses a device: distributed, packed, unknown or
-    #: any; steered if the agent chooses instead.
+    #: Assumed policy by which the device plugin chooses a device: distributed, packed or unknown;
+    #: steered if the agent chooses instead.
     policy: str
     #: Whether the next pod that requests one replica could get this device, and why.
     candidate: bool

@@ -107,8 +107,8 @@ class NodeView(BaseModel):
     taints: list[str]
     #: "not measured" and the source of the capacity, if no agent reports the node.
     unmeasured: str | None
-    #: How certain the device of the next pod is: exact, slot-safe, predicted, any, pinned or
-    #: steered; null if no device of the node is known.
+    #: How certain the device of the next pod is: exact, slot-safe, predicted or steered; null if no
+    #: device of the node is known.
     certainty: str | None
     devices: list[DeviceView]
     #: The limits on the memory of pods that a reading proves.
@@ -126,7 +126,7 @@ class NodesBody(Paged):
 class NodeBody(Body):
     node: NodeView
     #: The obstacle to steering the node, such as a missing permission; null if nothing is known to
-    #: prevent it, and for nodes that are steered, gated or pinned.
+    #: prevent it, and for nodes that are steered or gated.
     steering_obstacle: str | None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
-from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, VRAM, Bytes, DeviceChoice
+from contract.annotations import DEFAULT_VRAM, VRAM, Bytes
 from contract.gpunode import GPUNodeStatus
 from contract.quantity import format_bytes
 from extender.doctor.findings import PartialFinding, Weight
@@ -175,16 +175,6 @@ def _topology_manager(facts: NodeFacts) -> Iterator[PartialFinding]:
         )
 
 
-def _any_device(facts: NodeFacts) -> Iterator[PartialFinding]:
-    if facts.shared and facts.annotations.get(DEVICE_CHOICE) == DeviceChoice.ANY.value:
-        yield (
-            Weight.ADVICE,
-            f"it is annotated {DEVICE_CHOICE}: any, so a pod must fit on all of its devices. With "
-            "pods of 4-60 GiB, 2/5 of the memory was used, and 4/5 with predicted",
-            "remove the annotation",
-        )
-
-
 def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
     """Advise against containers with several replicas.
 
@@ -246,7 +236,6 @@ SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
     _packed,
     _unknown_policy,
     _topology_manager,
-    _any_device,
     _several_replicas,
     _unannotated,
     _mps_limit,

@@ -18,7 +18,8 @@ devices with more replicas taken are full, except those that released replicas c
 kubelet does not identify the pod for which it asks. So while there are unconfirmed pods, only the
 device chosen for them is possible. Else any device with a free replica is possible.
 
-*unknown* chooses any device with a free replica.
+*unknown* chooses any device with a free replica: the worst case, if the report does not show how
+the plugin chooses.
 
 If the topology manager aligns, the kubelet offers the plugin only the replicas of some NUMA nodes.
 Then each NUMA node is modelled separately, as if it could get all picks.
@@ -34,13 +35,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import MAX_REPLICAS, Device, Plugin
 
 #: More picks than there are replicas on any node.
 ALL_PICKS = 1 << 20
 
-Policy = Literal["distributed", "packed", "unknown", "any", "steered"]
+Policy = Literal["distributed", "packed", "unknown", "steered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,6 @@ class _Packed(Choice):
         return 0 if before is None else min(max(picks - before, 0), stock.free + gone)
 
 
-class _Every(Choice):
-    """Any device, even without a free replica: other pods may release replicas at any time."""
-
-    def first(self, device: int) -> int | None:
-        return 0
-
-    def most(self, device: int, picks: int, gone: int) -> int:
-        return picks
-
-
 class _Steered(Choice):
     """Only the device reserved for unconfirmed pods; any device with a free replica if none is."""
 
@@ -160,8 +150,6 @@ def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None)
             return _Packed(stocks)
         case "unknown":
             return Choice(stocks)
-        case "any":
-            return _Every(stocks)
         case "steered":
             return _Steered(stocks, reserved)
 
@@ -195,7 +183,6 @@ class PluginChoice:
 def plugin_choices(
     devices: Sequence[Device],
     plugin: Plugin,
-    device_choice: DeviceChoice,
     picks: Mapping[str, int],
     reserved: Mapping[str, Set[str]],
     leaving: Sequence[int],
@@ -221,7 +208,6 @@ def plugin_choices(
     divided = {resource for resource, count in numa_nodes_of.items() if count > 1}
     found: dict[int, PluginChoice] = {}
     for (resource, _), slots in offered.items():
-        # Gated and pinned nodes are treated as predicted ones, which is safe.
         policy: Policy = plugin.allocation_policy
         reserved_here = reserved.get(resource, frozenset())
         reserved_index = None
@@ -239,8 +225,6 @@ def plugin_choices(
             ):
                 policy = "steered"
                 reserved_index = next((index_of[uuid] for uuid in reserved_here), None)
-        if device_choice is DeviceChoice.ANY:
-            policy = "any"
         stocks = [_stock(devices[slot], leaving[slot]) for slot in slots]
         chosen = choice(policy, stocks, reserved_index)
         for index, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Literal
 
 import numpy as np
 
@@ -19,18 +18,9 @@ from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
 from extender.placement.score import Ranking, rank
 from extender.placement.snapshot import CODE_OF, REASONS, NodeTerms
-from extender.placement.visible_devices import Visible
 
-#: ``NodeExplanation.chosen_by``, except "plugin" -> why the pod could get a candidate device.
-_BECAUSE_CHOSEN_BY = {
-    "placement": "Headroom chooses: NVIDIA_VISIBLE_DEVICES of the pod follows its placement",
-    "pod": "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device",
-}
-#: Detail for a pod that follows its placement on a pinned node without shared devices.
-_NONE_SHARED = (
-    "its {resource} devices are not shared: the plugin gives each to one pod, so a pod must not use"
-    " another device than its own"
-)
+#: Why a pod that chooses its devices itself could get a device.
+_BECAUSE_OF_POD = "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device"
 #: Reasons that are decided before any device is examined.
 _CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
 #: Detail for a pod without a gate on a node for gated pods.
@@ -77,8 +67,8 @@ class NodeExplanation:
     detail: str
     #: Whether the node rejects this pod or every pod before any device is examined.
     closed: bool
-    #: Which component chooses the device: the plugin, Headroom, or the pod by its own variable.
-    chosen_by: Literal["plugin", "placement", "pod"]
+    #: Whether the pod chooses its devices, by its own NVIDIA_VISIBLE_DEVICES.
+    chosen_by_pod: bool
     #: Whether the node is for gated pods only.
     gated: bool
     #: Whether kube-scheduler allocates the pod's GPUs there by DRA.
@@ -116,8 +106,6 @@ def because(terms: DeviceTerms) -> str:
         return "Headroom chooses: the agent makes the kubelet allocate the reserved device"
     if first is None:
         return "it has no free replica"
-    if terms.policy == "any":
-        return "any device is possible: annotation headroom.gpu/device-choice of the node is any"
     ending = ", if terminating pods have released theirs" if terms.leaving else ""
     if terms.policy == "unknown":
         return f"it has a free replica, and the device plugin's policy is unknown{ending}"
@@ -143,14 +131,8 @@ def certainty(node: NodeTerms) -> str:
     * ``slot-safe``: several candidates, but no pod needs more than one replica's share, so no
       choice of the plugin overcommits a device.
     * ``predicted``: several candidates, each of which must have enough free memory.
-    * ``any``: the node's annotation makes every device a candidate.
-    * ``pinned``: Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement.
-    * ``steered``: Headroom chooses, for all pods.
+    * ``steered``: Headroom chooses.
     """
-    if any(terms.policy == "any" for terms in node.devices):
-        return "any"
-    if node.pins and any(terms.shared for terms in node.devices):
-        return "pinned"
     if any(terms.policy == "steered" for terms in node.devices):
         return "steered"
     candidates_of = Counter(
@@ -188,13 +170,13 @@ def explain(
 def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanation:
     """Explain the i-th node of ``verdicts``, device by device."""
     node = verdicts.snap.nodes[int(verdicts.rows[i])]
-    chosen_by = _chooser(verdicts.request, node)
+    chosen_by_pod = by_environment(verdicts.request, node)
     devices = tuple(
         DeviceExplanation(
             node.devices[slot],
             int(verdict.need_bytes[i, slot]),
             int(verdict.free_bytes[i, slot]),
-            _BECAUSE_CHOSEN_BY.get(chosen_by) or because(node.devices[slot]),
+            _BECAUSE_OF_POD if chosen_by_pod else because(node.devices[slot]),
         )
         for verdict in verdicts.asks
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
@@ -211,7 +193,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         node.unmeasured,
         _detail(verdicts.request, node, reason),
         closed=reason is node.reason is not None or reason in _CLOSING,
-        chosen_by=chosen_by,
+        chosen_by_pod=chosen_by_pod,
         gated=node.gated and not by_dra,
         by_dra=by_dra,
         score=float(ranking.scores[i]) if ranking.terms and scored else None,
@@ -224,8 +206,6 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
     """Return the details of a reason that concerns the whole node; mostly empty."""
     if reason is Reason.NO_GATE:
         return _NO_GATE
-    if reason is Reason.NOT_PINNED and node.pins:
-        return _NONE_SHARED.format(resource=request.asks[0].resource)
     if reason is Reason.NO_SUCH_RESOURCE and node.reason is Reason.DRA_MANAGES:
         missing = next(ask.resource for ask in request.asks if ask.resource not in node.by_dra)
         return f"no DeviceClass has extendedResourceName: {missing}"
@@ -239,12 +219,6 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
             if ask.count > total:
                 return f"the pod requests {ask.count} {ask.resource}; the node has {total} in all"
     return node.detail if node.reason is None or reason is node.reason else ""
-
-
-def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placement", "pod"]:
-    if not by_environment(request, node):
-        return "plugin"
-    return "placement" if request.visible is Visible.BY_PLACEMENT else "pod"
 
 
 def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -9,9 +9,6 @@ from contract.reasons import Reason
 from extender.placement.device_reading import Activity
 from extender.placement.explain import DeviceExplanation, NodeExplanation
 
-#: Reasons that concern all devices of the node: single devices need no explanation.
-_DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})
-
 
 def explanation_lines(node: NodeExplanation) -> list[str]:
     """Return the explanation as lines: a headline, details, candidate devices, score and gate.
@@ -20,7 +17,7 @@ def explanation_lines(node: NodeExplanation) -> list[str]:
     """
     lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
     lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
-    if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
+    if not node.closed and node.reason is not Reason.NO_SUCH_RESOURCE:
         uuids_of: dict[tuple[str, ...], list[str]] = {}
         for device in node.candidates:
             text = _device_lines(device, node.node, measured=not node.unmeasured)
@@ -46,9 +43,7 @@ def _fits(node: NodeExplanation) -> str:
     """Return the headline for a node on which the pod fits."""
     if node.by_dra:
         return "fits, if kube-scheduler finds a free device: DRA allocates GPUs of the node"
-    if node.chosen_by == "placement":
-        return "fits, on the device that Headroom chooses"
-    if node.chosen_by == "pod":
+    if node.chosen_by_pod:
         return "fits, on any device that the pod makes visible to itself"
     count = len(node.candidates)
     return "fits, on its only candidate" if count == 1 else f"fits, on any of {count} candidates"

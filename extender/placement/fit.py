@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from contract.reasons import Reason
 from extender.placement.amounts import DeviceArrays, above_cap, needed
 from extender.placement.chosen_device import (
+    Candidates,
     Nodes,
-    by_environment,
     candidates_by_environment,
     steered_candidates,
 )
@@ -39,13 +39,6 @@ _HEALTH_ISSUES = (
     Reason.COMPUTE_MODE,
     Reason.CORDONED_DEVICE,
 )
-
-#: Why a node that obeys NVIDIA_VISIBLE_DEVICES rejects a pod that sets it. If Headroom can reserve
-#: memory on the devices that the variable names there, the node does not reject the pod.
-_OBSTACLES = {
-    Visible.REJECTED: Reason.CHOOSES_DEVICES,
-    Visible.BY_PLACEMENT: Reason.NOT_PINNED,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,12 +134,11 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     closed: dict[Reason, Nodes] = {
         Reason.STALE_REPORT: (snap.fresh_until_s[rows] < now_s) & ~by_dra
     }
-    if obstacle := _OBSTACLES.get(request.visible):
+    if request.visible is Visible.REJECTED:
         # The pod could use any device, whatever the plugin chooses. Such pods are rare, so the
         # snapshot has no column for this.
-        nodes = [snap.nodes[row] for row in rows.tolist()]
-        rejects = [n.obeys_environment and not by_environment(request, n) for n in nodes]
-        closed[obstacle] = np.array(rejects, bool) & ~by_dra
+        rejects = [snap.nodes[row].obeys_environment for row in rows.tolist()]
+        closed[Reason.CHOOSES_DEVICES] = np.array(rejects, bool) & ~by_dra
     if not request.gated:
         # On a gated node only gates enforce the reservations. A pod without a gate could start on a
         # device without enough memory, or take memory reserved for another pod.
@@ -177,19 +169,14 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     )
     need_bytes = needed(ask, request.asks, arrays)
     free_bytes = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
-    by_variable = None
     # MEMORY_ON_ANY holds only if no device of the resource has enough memory, candidate or not.
     relevant = slots
-    if request.visible is not Visible.BY_PLUGIN:
-        by_variable = candidates_by_environment(
-            ask, request, snap, slots, arrays, (candidates, need_bytes, free_bytes)
-        )
-        candidates, need_bytes, free_bytes = (
-            by_variable.could,
-            by_variable.need_bytes,
-            by_variable.free_bytes,
-        )
-        relevant = np.where(by_variable.pinned[:, None], candidates, candidates | slots)
+    by_variable = request.visible is not Visible.BY_PLUGIN
+    if by_variable:
+        by_plugin = Candidates(candidates, need_bytes, free_bytes)
+        found = candidates_by_environment(ask, request, snap, arrays, by_plugin)
+        candidates, need_bytes, free_bytes = found.could, found.need_bytes, found.free_bytes
+        relevant = candidates | slots
     enough_memory = free_bytes >= need_bytes
     free_replicas = (columns.replicas_free * slots).sum(axis=1)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
@@ -201,8 +188,6 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     faults = {reason: health_issue == CODE_OF[reason] for reason in issues}
     if ask.widest > 1:
         faults[Reason.TOO_MANY_SHARED] = columns.single == 1
-        if by_variable is not None:
-            faults[Reason.TOO_MANY_SHARED] |= by_variable.pinned[:, None]
     mps = candidates & (sharing == SHARING.index("mps"))
     if mps.any():
         above = above_cap(ask, request.processes, columns.memory_bytes, arrays)
@@ -212,10 +197,10 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
     #: (nodes, slots) where the pod would meet another one that starts alone; None if it may.
     meets_starting = _meets_starting(ask, request, columns.starting)
-    steered = (slots & (columns.steered == 1)).any(axis=1)
+    steered = (slots & (columns.steered == 1)).any(axis=1) & (not by_variable)
     #: (nodes,) steered nodes without a device that has enough memory and free replicas.
     stuck = None
-    if by_variable is None and steered.any():
+    if steered.any():
         usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
         for fault in faults.values():
             usable &= ~fault
@@ -232,7 +217,6 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
-        **({} if by_variable is None else {Reason.NOT_PINNED: by_variable.unshared}),
         Reason.NO_REPLICA: free_replicas - unconfirmed < ask.count,
         **dict(zip(faults, faulty, strict=False)),
         **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (unconfirmed > 0)}),
@@ -248,10 +232,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         # Memory is not the reason: the devices with enough memory have too few free replicas.
         replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
         codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
-    chosen_by_headroom = steered if by_variable is None else by_variable.pinned
-    return AskVerdict(
-        ask, rows, codes, candidates, need_bytes, free_bytes, chosen_by_headroom, rejected
-    )
+    return AskVerdict(ask, rows, codes, candidates, need_bytes, free_bytes, steered, rejected)
 
 
 def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:

@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, Reservation
 from extender.placement.device_plugin_model import ALL_PICKS, PluginChoice, Policy, plugin_choices
 from extender.placement.device_reading import duplicate_uuids
@@ -115,19 +114,18 @@ def occupy(
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
     leaving: Set[str] = frozenset(),
-    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> Occupancy:
     """Compute the occupancy of a node from its report and its reservations.
 
     ``reservations`` maps pod uids to reservations, including those of adopted pods. ``leaving`` are
-    the uids of pods that are terminating or have ended. ``device_choice`` is the node's annotation.
+    the uids of pods that are terminating or have ended.
     """
     devices = status.devices
     memories = memories_of(devices)
     by_environment = EnvironmentPods(reservations)
     report = ReportIndex(status, by_environment.uids)
     unconfirmed_pods = _UnconfirmedPods(devices, reservations, report)
-    choices = _choices(status, report, unconfirmed_pods, leaving, device_choice)
+    choices = _choices(status, report, unconfirmed_pods, leaving)
     tenancies: dict[Memory, Tenancy] = {}
     for memory in memories:
         if memory not in tenancies:
@@ -173,7 +171,6 @@ def possibilities(
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
     leaving: Set[str],
-    device_choice: DeviceChoice,
 ) -> list[PluginChoice]:
     """Return how the plugin can choose each device, in the order of the report.
 
@@ -181,7 +178,7 @@ def possibilities(
     """
     report = ReportIndex(status, EnvironmentPods(reservations).uids)
     unconfirmed_pods = _UnconfirmedPods(status.devices, reservations, report)
-    return _choices(status, report, unconfirmed_pods, leaving, device_choice)
+    return _choices(status, report, unconfirmed_pods, leaving)
 
 
 def _choices(
@@ -189,13 +186,11 @@ def _choices(
     report: ReportIndex,
     unconfirmed_pods: "_UnconfirmedPods",
     leaving: Set[str],
-    device_choice: DeviceChoice,
 ) -> list[PluginChoice]:
     slots = range(len(status.devices))
     return plugin_choices(
         status.devices,
         status.plugin,
-        device_choice,
         unconfirmed_pods.picks,
         unconfirmed_pods.reserved,
         [report.replicas_of(slot, leaving) for slot in slots],

@@ -15,7 +15,6 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.visible_devices import Visible
 
 #: Maximum length of the pod's VRAM annotation that the placement repeats. The API server limits the
 #: total size of annotations.
@@ -55,12 +54,11 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
         for resource, slots in _candidates(verdicts, i).items()
     }
     by_variable = by_environment(request, node)
-    pinned = by_variable and request.visible is Visible.BY_PLACEMENT
     possible = {
         resource: _possible(resource, node, candidates, by_variable)
         for resource, candidates in devices.items()
     }
-    annotations = _annotations(request, node.name, devices, possible, pinned)
+    annotations = _annotations(request, node.name, devices, possible)
     return Placement(charges(request, snap, verdicts, i), annotations, request.start_timeout_s)
 
 
@@ -183,13 +181,11 @@ def _annotations(
     node: str,
     candidates: Mapping[str, Sequence[DeviceTerms]],
     possible: Mapping[str, Sequence[DeviceTerms]],
-    pinned: bool,
 ) -> dict[str, str]:
     """Return the placement as JSON, and values per container for the downward API.
 
     The devices are written only if they are certain. Bytes and fraction are the smallest of all
     possible devices, so they are within the reservation on whichever device the pod starts.
-    ``pinned``: the variable of the pod follows its placement.
     """
     if not request.asks:
         return {}
@@ -202,7 +198,7 @@ def _annotations(
         each_on_own_device = ask.count == 1 or not any(term.shared for term in devices)
         # A single candidate is a prediction: a pod that ends can change the plugin's next choice.
         gets_all = len(possible[ask.resource]) == ask.count and each_on_own_device
-        certain = pinned or (gets_all and len(request.containers) == 1)
+        certain = gets_all and len(request.containers) == 1
         containers[ask.name] = {
             "resource": ask.resource,
             "count": ask.count,

@@ -30,7 +30,6 @@ from enum import Enum
 
 import msgspec
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, Replicas, Reservation
 from extender.placement.occupancy import possibilities
 
@@ -79,7 +78,6 @@ class Basis:
     #: All reservations, including the pod's own and those of adopted pods.
     reservations: Mapping[str, Reservation]
     leaving: Set[str]
-    device_choice: DeviceChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ class _Replay:
         if bypass:
             reservations |= self._unreserved_pods
         leaving = basis.leaving | self._gone if released else basis.leaving
-        choices = possibilities(status, reservations, leaving, basis.device_choice)
+        choices = possibilities(status, reservations, leaving)
         most = {
             device.uuid: choice.most(0, self._released(device.uuid, leaving)) + choice.unexplained
             for device, choice in zip(status.devices, choices, strict=True)

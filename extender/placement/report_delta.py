@@ -11,7 +11,6 @@ from operator import attrgetter, eq
 import msgspec
 from msgspec.structs import replace
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import Device, GPUNodeStatus, PodUse, Reservation
 from extender.placement.device_accounting import DeviceTerms, known, sum_known
 from extender.placement.device_reading import reported
@@ -36,7 +35,6 @@ class Found(msgspec.Struct, frozen=True, gc=False):
     status: GPUNodeStatus
     reservations: Mapping[str, Reservation]
     leaving: Set[str]
-    device_choice: DeviceChoice
     occupancy: Occupancy
 
 
@@ -44,7 +42,6 @@ def find(
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
     leaving: Set[str],
-    device_choice: DeviceChoice,
     before: Found | None,
 ) -> Found:
     """Return the occupancy for these inputs of ``occupy``.
@@ -52,15 +49,14 @@ def find(
     Reuse the occupancy in ``before`` if the inputs do not change it.
     """
     if before is not None and (
-        before.device_choice is device_choice
-        and before.leaving == leaving
+        before.leaving == leaving
         and _equal_charges(before.reservations, reservations)
         and _equal_occupancy(before.status, status)
     ):
         occupancy = before.occupancy
     else:
-        occupancy = occupy(status, reservations, leaving, device_choice)
-    return Found(status, reservations, leaving or _NO_PODS, device_choice, occupancy)
+        occupancy = occupy(status, reservations, leaving)
+    return Found(status, reservations, leaving or _NO_PODS, occupancy)
 
 
 _NO_PODS: Set[str] = frozenset()

@@ -105,8 +105,6 @@ class VramRequest:
     #: The source that decides which devices the pod sees, on nodes that obey the variable
     #: NVIDIA_VISIBLE_DEVICES.
     visible: Visible = Visible.BY_PLUGIN
-    #: Uuid of the device to which the pod may be pinned; empty: any.
-    pinned_to: str = ""
     #: Whether the pod has a gate, which lets it start only on a device with enough free memory.
     gated: bool = False
     #: The VRAM annotation of the pod; None if it has none.
@@ -130,7 +128,7 @@ class VramRequest:
         """
         return (
             *(self.asks, self.policy, self.max_sm_ppm, self.processes),
-            *(self.visible, self.pinned_to, self.gated, self.starts_alone, self.may_use_dra),
+            *(self.visible, self.gated, self.starts_alone, self.may_use_dra),
         )
 
     @property
@@ -238,12 +236,7 @@ def _start_timeout_s(annotations: Mapping[str, str], rules: Rules) -> int:
 
 def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
     """Return what decides which devices the pod sees; pods with several resources are rejected."""
-    found = visible(
-        [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())],
-        {ask.name for ask in asks},
-        {ask.index for ask in asks if ask.index is not None},
-        rules,
-    )
+    found = visible([*(pod.spec.init_containers or ()), *(pod.spec.containers or ())], rules)
     # With several resources, the resource of a device that the variable names is unknown.
     several = len({ask.resource for ask in asks}) > 1
     return Visible.REJECTED if several and found is not Visible.BY_PLUGIN else found

@@ -54,8 +54,6 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
-    #: Whether Headroom chooses the device of pods whose variable follows their placement.
-    pins: bool = False
     #: Whether the node is for gated pods only.
     gated: bool = False
     #: Details of ``reason``, if its sentence is not enough.

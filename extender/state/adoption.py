@@ -3,20 +3,16 @@
 The reservation charges each device that the device plugin could have given to the pod, as if the
 pod had been bound by Headroom. It may overcommit a device, because the pod is there anyway.
 
-Two kinds of pods are charged differently on nodes where ``NVIDIA_VISIBLE_DEVICES`` may take effect:
-
-* A pod that sets the variable itself is charged on every device of the node.
-* A pod that takes the variable from its placement annotation is charged on the devices that the
-  annotation names.
+A pod that sets ``NVIDIA_VISIBLE_DEVICES`` itself is charged on every device of the node, if the
+variable may take effect there.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from contract.annotations import DEVICES
 from contract.dra import DRIVER
 from contract.gpunode import ADOPTED, CLAIMED, STARTING, Charge, Device, Reservation
 from contract.kube import Pod
@@ -26,7 +22,7 @@ from extender.placement.amounts import DeviceArrays, device_arrays, needed
 from extender.placement.placement_record import container_charges
 from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, replicas_requested, understand
-from extender.placement.visible_devices import Visible, followed
+from extender.placement.visible_devices import Visible
 from extender.state.request_drift import asked
 
 
@@ -59,10 +55,9 @@ def adopt(
     charges: list[Charge] = []
     start_timeout_s = 0
     if isinstance(request, VramRequest):
-        uuids, start_timeout_s = None, request.start_timeout_s
-        if obeys_environment and request.visible is not Visible.BY_PLUGIN:
-            uuids = _visible_devices(pod, devices)
-        charges = _charges(request, devices, reserve_bytes, places, uuids)
+        start_timeout_s = request.start_timeout_s
+        by_environment = obeys_environment and request.visible is not Visible.BY_PLUGIN
+        charges = _charges(request, devices, reserve_bytes, places, by_environment)
     return _adopted(pod, charges, start_timeout_s)
 
 
@@ -114,51 +109,40 @@ def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charg
     return charges
 
 
-def _visible_devices(pod: Pod, devices: Sequence[Device]) -> set[str]:
-    """Return the devices named by the placement annotations that the pod's containers follow.
-
-    If they name no device of the node, return all devices.
-    """
-    containers = [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
-    texts = [pod.annotation(f"{DEVICES}{index}") or "" for index in followed(containers)]
-    uuids = {device.uuid for device in devices}
-    return {uuid for text in texts for uuid in text.split(",")} & uuids or uuids
-
-
 def _charges(
     request: VramRequest,
     devices: Sequence[Device],
     reserve_bytes: int,
     places: DeviceArrays,
-    visible: Set[str] | None,
+    by_environment: bool,
 ) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 
-    ``visible``: uuids of the devices that the pod may use whatever replicas it holds. All of them
-    are charged. None: the device plugin chooses, and all devices of the resource are candidates.
+    ``by_environment``: the pod may use every device of the node, whatever replicas it holds. Else
+    the device plugin chooses, and the devices of the resource are candidates.
     """
     charges: list[Charge] = []
-    if visible is not None:
+    if by_environment:
         # All containers of the pod may use the device, and the devices that share its memory.
         places = replace(places, common=np.ones_like(places.common))
     for ask in request.asks:
         need = needed(ask, request.asks, places)
-        if visible is not None:
+        if by_environment:
             need = need * np.maximum(places.sharers, 1)
         needs = np.minimum(need, MAX_DEVICE_BYTES).tolist()
         candidates = {
             device.uuid: needed_bytes
             for device, needed_bytes in zip(devices, needs, strict=True)
-            if (device.resource == ask.resource if visible is None else device.uuid in visible)
+            if by_environment or device.resource == ask.resource
         }
         charges.append(
             Charge(
                 resource=ask.resource,
                 count=ask.count,
                 candidates=candidates,
-                by_environment=visible is not None,
+                by_environment=by_environment,
                 containers=[]
-                if visible is not None
+                if by_environment
                 else container_charges(
                     request,
                     ask.resource,

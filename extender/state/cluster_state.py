@@ -10,7 +10,6 @@ threads may keep and read them.
 """
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import replace
 
 import numpy as np
 
@@ -31,7 +30,6 @@ from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
 from extender.state.changes import ObjectKey
 from extender.state.deleted_pods import DeletedPods
-from extender.state.device_pinning import pinned_to
 from extender.state.eviction_candidates import BackOffs, idle_on
 from extender.state.foreign_allocators import ForeignAllocators, of_pod
 from extender.state.gpu_users import GpuUsers
@@ -267,7 +265,6 @@ class ClusterState:
         return Circumstances(
             self._weigher.adopted(gpunode),
             self._weigher.leaving(status, name) if status else set[str](),
-            self._weigher.node_settings(name).device_choice,
         )
 
     def terms_of(
@@ -304,8 +301,6 @@ class ClusterState:
         request = self.understand(pod)
         if isinstance(request, Unreadable):
             return request.reason
-        held = gpunode.spec.reservations.get(pod.metadata.uid)
-        request = replace(request, pinned_to=pinned_to(held) if held else "")
         snap = build([self.terms_of(gpunode.name, gpunode, {pod.metadata.uid})])
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
         if reason := verdicts.reason(0):

@@ -3,7 +3,7 @@
 Foreign allocators, heartbeats and evictions are dumped as the facts derived from them.
 
 The values of environment variables are left out. Only ``NVIDIA_VISIBLE_DEVICES`` affects decisions.
-The dump keeps whether it hides all devices, follows the placement, or is set by the pod itself.
+The dump keeps whether it hides all devices or names some.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ from extender.placement.demand_pricing import Market
 from extender.placement.device_reading import HISTORY, Activity
 from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
-from extender.placement.visible_devices import NO_DEVICES, followed
+from extender.placement.visible_devices import NO_DEVICES
 from extender.state.changes import (
     ActivitySeen,
     ClassSeen,
@@ -237,9 +237,7 @@ def _without_values(containers: list[C] | None) -> list[C] | None:
 def _without_value(variable: EnvVar) -> EnvVar:
     """Return the variable with another value that leads to the same decisions."""
     if variable.value_from is not None:
-        follows = followed([Container(env=[variable])])
-        source = variable.value_from if follows else EnvVarSource()
-        return EnvVar(name=variable.name, value_from=source)
+        return EnvVar(name=variable.name, value_from=EnvVarSource())
     return EnvVar(name=variable.name, value="" if (variable.value or "") in NO_DEVICES else "all")
 
 

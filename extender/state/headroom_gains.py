@@ -65,7 +65,7 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
 def _choosers(node: NodeTerms) -> tuple[object, ...]:
     """Return what decides which devices of the node a pod could get, such as steering."""
     policies = {(terms.device.resource, terms.policy) for terms in node.devices}
-    return node.gated, node.pins, node.obeys_environment, policies
+    return node.gated, node.obeys_environment, policies
 
 
 def _figures(terms: DeviceTerms) -> tuple[int, int, int, int, int]:

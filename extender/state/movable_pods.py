@@ -137,7 +137,7 @@ class Movers:
             uid, request = pod.metadata.uid, self.state.understand(pod)
             assert isinstance(request, VramRequest), "the request of a movable pod is readable"
             # A uid of its own, because the cluster has the pod itself as bound to this node.
-            successor = replace(request, uid=f"{uid}+1", pinned_to="")
+            successor = replace(request, uid=f"{uid}+1")
             rows = self.eligible(pod).rows
             elsewhere = Eligible(rows[rows != here], {})
             simulation.release(uid)

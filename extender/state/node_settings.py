@@ -12,7 +12,6 @@ from contract.annotations import (
     parse_device_choice,
     parse_reserve,
 )
-from contract.device_choice import why_not_pinned
 from contract.errors import BadAnnotation
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import Node
@@ -129,8 +128,6 @@ def obstacle(
         return reason, why_not_believed(node, rules)
     if gpunode is None or not gpunode.spec.initialised:
         return Reason.NOT_INITIALISED, ""
-    if settings.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
-        return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
     if settings.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
         why = status.plugin.choice_obstacle or "its agent has not reported that it steers"
         return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"

@@ -141,7 +141,7 @@ class NodeWeigher:
             status.devices if status else (),
             self.node_settings(gpunode.name).reserve_bytes,
             self.rules,
-            obeys_environment=status is None or status.plugin.pinning != "ignored",
+            obeys_environment=status is None or not status.plugin.ignores_visible_devices,
         )
 
     def adopted(self, gpunode: GPUNode) -> dict[str, Reservation]:
@@ -221,7 +221,7 @@ class NodeWeigher:
             reservations = {uid: each for uid, each in reservations.items() if uid not in excluded}
         leaving = self.leaving(status, name) - assumed.keys()
         before = self._found.get(name) if keep else None
-        found = find(status, reservations, leaving, settings.device_choice, before)
+        found = find(status, reservations, leaving, before)
         if keep:
             self._found[name] = found
         devices = weigh(
@@ -243,9 +243,7 @@ class NodeWeigher:
             self._ageing_from_s(fresh_until_s) if by_agent else inf,
             any(source.state == "degraded" for source in status.sources),
             unmeasured="" if by_agent else status.sources[0].message,
-            obeys_environment=status.plugin.pinning != "ignored",
-            pins=settings.device_choice is DeviceChoice.PINNED
-            and status.plugin.pinning == "honoured",
+            obeys_environment=not status.plugin.ignores_visible_devices,
             gated=settings.device_choice is DeviceChoice.GATED,
             detail=detail,
             by_dra=by_dra,

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, Reservation
 from extender.placement.prediction_outcome import (
     Basis,
@@ -42,7 +41,6 @@ class Circumstances:
 
     unreserved_pods: Mapping[str, Reservation]
     leaving: Set[str]
-    device_choice: DeviceChoice
 
 
 class Facts(Protocol):
@@ -311,7 +309,7 @@ def _track(
     together = {**known.unreserved_pods, **reservations}
     last = tracked.baselines[-1] if tracked.baselines else None
     if last is None or not _is_still_known(last, status, together, known.leaving):
-        basis = Basis(status, together, known.leaving, known.device_choice)
+        basis = Basis(status, together, known.leaving)
         tracked.baselines.append(_Baseline(basis))
     for uid in unconfirmed:
         tracked.pending.pop(uid, None)  # a pod that was reserved again becomes the last

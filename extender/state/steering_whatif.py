@@ -109,7 +109,7 @@ def steerable(cluster: ClusterState, name: str) -> Steerable | None:
     if gpunode is None or gpunode.status is None:
         return None
     plugin = gpunode.status.plugin
-    if choice in (DeviceChoice.GATED, DeviceChoice.PINNED) or plugin.steered:
+    if choice is DeviceChoice.GATED or plugin.steered:
         return None
     if not shared_resources(gpunode.status):
         return None

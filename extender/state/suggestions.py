@@ -143,7 +143,7 @@ def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -
     for each in terms:
         if each.device.uuid in short or (not short and each.device.resource in requested):
             for held in holders(cluster, node.node, each):
-                # A pinned pod can have a replica of a device without using its memory.
+                # A pod that chooses its devices itself may use no memory of its replica's device.
                 if held.charged_bytes or not short:
                     found.setdefault(held.uid, held)
     return sorted(found.values(), key=lambda held: -held.charged_bytes)

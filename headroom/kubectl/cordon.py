@@ -206,10 +206,5 @@ def _closing(
 
 
 def _plugin_chooses(node: Body, device: Body) -> bool:
-    """Return whether the device plugin chooses the device, not Headroom.
-
-    Headroom chooses shared devices of steered nodes, and of pinned nodes for pods that follow their
-    placement.
-    """
-    pinned = node["certainty"] == "pinned" and device["sharing"] != "none"
-    return not pinned and device["policy"] != "steered"
+    """Return whether the device plugin chooses the device, not Headroom."""
+    return bool(device["policy"] != "steered")

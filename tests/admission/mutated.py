@@ -2,8 +2,6 @@
 
 from typing import Any
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-
 
 def env_of(obj: dict[str, Any], name: str = "main") -> dict[str, Any]:
     """Variable -> its value, or the annotation that it follows."""

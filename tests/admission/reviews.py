@@ -104,7 +104,7 @@ def node(
     if devices is not None:
         status = GPUNodeStatus(
             devices=list(devices),
-            plugin=Plugin(device_list_strategy=strategy, pinning="honoured"),
+            plugin=Plugin(device_list_strategy=strategy),
             sources=[msgspec.convert({"name": "limits", "state": limits}, Source)],
             driver_version=driver,
         )

@@ -1,110 +1,19 @@
-"""Variables that pods get: the devices of the placement, and limits of their share."""
+"""Variables that expose and limit a pod's share of a device."""
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from contract.gpunode import Replicas
-from contract.kube import NodeSpec, Taint
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest, understand
-from extender.placement.visible_devices import Visible
-from tests.admission.mutated import VISIBLE, env_of, follows
+from tests.admission.mutated import env_of, follows
 from tests.admission.reviews import (
     around,
     container,
     manifest,
     mutated,
     node,
-    pod,
 )
-from tests.builders import GIB, device, mig, shared
-
-
-class TestPinned:
-    PINNED = node("a", "pinned")
-    FOLLOWS = {VISIBLE: "metadata.annotations['headroom.gpu/devices.0']"}  # noqa: RUF012 - read only
-
-    def test_the_variable_follows_the_placement(self) -> None:
-        obj = manifest("8Gi", container("side", 0), container("main"), container("more"))
-        stored, _ = mutated(obj, around(self.PINNED))
-        assert env_of(stored, "main") == {VISIBLE: follows("devices.1")}
-        assert env_of(stored, "more") == {VISIBLE: follows("devices.2")}
-        assert env_of(stored, "side") == {}
-        request = understand(pod(stored), None, Rules())
-        assert isinstance(request, VramRequest)
-        assert request.visible is Visible.BY_PLACEMENT
-
-    def test_init_containers_are_on_the_devices_of_the_other_containers(self) -> None:
-        obj = manifest("8Gi", container("side", 0), container(), initContainers=[container("init")])
-        stored, _ = mutated(obj, around(self.PINNED))
-        assert env_of(stored, "init") == {VISIBLE: follows("devices.1")}
-        request = understand(pod(stored), None, Rules())
-        assert isinstance(request, VramRequest)
-        assert request.visible is Visible.BY_PLACEMENT
-
-    @pytest.mark.parametrize(
-        "nodes",
-        [
-            pytest.param((), id="no node is known"),
-            pytest.param((node("a"),), id="no pinned node"),
-            pytest.param((PINNED, node("b")), id="it could go elsewhere"),
-            pytest.param((PINNED, node("b", devices=None)), id="other nodes have no report"),
-            pytest.param((node("a", "pinned", devices=None),), id="not reported yet"),
-            pytest.param((node("a", "pinned", devices=[device()]),), id="devices of one pod each"),
-            pytest.param((node("a", "steered"),), id="steered"),
-            pytest.param((node("a", "no such choice"),), id="unreadable"),
-        ],
-    )
-    def test_never_if_it_would_be_empty(self, nodes: tuple[Any, ...]) -> None:
-        stored, _ = mutated(manifest(), around(*nodes))
-        assert env_of(stored) == {}
-
-    def test_confined_by_a_selector(self) -> None:
-        nodes = node("a", "pinned", labels={"pool": "a"}), node("b", labels={"pool": "b"})
-        for pool, env in (("a", {VISIBLE: follows("devices.0")}), ("b", {})):
-            stored, _ = mutated(manifest(nodeSelector={"pool": pool}), around(*nodes))
-            assert env_of(stored) == env
-
-    def test_a_cordoned_node_may_be_used_again(self) -> None:
-        taints = [Taint(key="node.kubernetes.io/not-ready", effect="NoExecute")]
-        spec = NodeSpec(unschedulable=True, taints=taints)
-        for other, env in (
-            (spec, {}),
-            (NodeSpec(taints=[Taint(key="team-b", effect="NoSchedule")]), self.FOLLOWS),
-        ):
-            held = msgspec.structs.replace(node("b").node, spec=other)
-            where = around(self.PINNED, replace(node("b"), node=held))
-            assert env_of(mutated(manifest(), where)[0]) == env
-
-    @pytest.mark.parametrize(
-        ("variable", "kept"),
-        [
-            pytest.param({"name": VISIBLE, "value": "all"}, "all", id="all"),
-            pytest.param({"name": VISIBLE, "value": ""}, "", id="nothing"),
-            pytest.param({"name": VISIBLE, "value": "GPU-x"}, "GPU-x", id="a device"),
-        ],
-    )
-    def test_never_if_the_user_set_it(self, variable: dict[str, str], kept: str) -> None:
-        obj = manifest("8Gi", container(env=[variable]), container("more"))
-        stored, _ = mutated(obj, around(self.PINNED))
-        assert env_of(stored) == {VISIBLE: kept}
-        assert env_of(stored, "more") == {}
-
-    def test_nor_if_an_unreadable_config_map_may_have_one(self) -> None:
-        obj = manifest("8Gi", container(envFrom=[{"configMapRef": {"name": "c"}}]))
-        assert env_of(mutated(obj, around(self.PINNED))[0]) == {VISIBLE: follows("devices.0")}
-        suspicious = Rules(suspect_env_from=True)
-        where = replace(around(self.PINNED), rules=suspicious)
-        assert env_of(mutated(obj, where)[0]) == {}
-
-    def test_not_of_another_scheduler_s(self) -> None:
-        obj = manifest(schedulerName="kai-scheduler")
-        assert mutated(obj, around(self.PINNED))[0] == obj
-        opted_out = around(self.PINNED, labels={"headroom.gpu/scheduler": "none"})
-        assert mutated(manifest(), opted_out)[0] == manifest()
+from tests.builders import GIB, mig, shared
 
 
 class TestShare:

@@ -24,7 +24,6 @@ from extender.admission import mutation
 from extender.admission.context import AdmissionContext
 from extender.admission.review import answer_mutate, answer_validate, read
 from extender.placement.policy import Rules
-from extender.placement.visible_devices import VISIBLE_DEVICES
 from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +177,7 @@ def test_the_page_names_all_that_is_written_and_read() -> None:
     text = PAGE.read_text()
     keys = (*EXTENDER_ANNOTATIONS, *(f"{key}<i>" for key in EXTENDER_ANNOTATION_PREFIXES))
     names = [key.removeprefix(PREFIX) for key in keys]
-    names += [*USER_ANNOTATIONS, DEFAULT_VRAM, SCHEDULER, GATE, VISIBLE_DEVICES]
+    names += [*USER_ANNOTATIONS, DEFAULT_VRAM, SCHEDULER, GATE]
     names += [mutation.BYTES_VARIABLE, mutation.FRACTION_VARIABLE, mutation.MPS_VARIABLE]
     names += [mutation.CAP_VARIABLES[0], "NVIDIA_GPU_MEMORY_REQUEST"]
     names += ["scheduler_name", "gate_image", "mirror_vram", "count_vram", "webhook_tls_cert"]

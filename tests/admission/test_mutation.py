@@ -79,7 +79,7 @@ class TestScheduler:
 
     def test_a_pod_with_a_node_has_no_use_for_a_scheduler_or_a_placement(self) -> None:
         everything = around(
-            node(choice="pinned"),
+            node(choice="gated"),
             annotations={"headroom.gpu/share": "env", "headroom.gpu/gated": "true"},
             gate_image=GATE_IMAGE,
         )

@@ -5,7 +5,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.admission.mutated import VISIBLE
 from tests.admission.reviews import (
     GATE_IMAGE,
     all_containers,
@@ -21,7 +20,7 @@ from tests.admission.reviews import (
 ENV = st.lists(
     st.sampled_from(
         [
-            {"name": VISIBLE, "value": "all"},
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
             {"name": "HEADROOM_VRAM_BYTES", "value": "7"},
             {"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "7"},
             {"name": "OTHER", "value": "x"},
@@ -84,7 +83,7 @@ ARROUNDS = st.builds(
         mirror=mirror,
         counts=mirror,
     ),
-    st.lists(st.sampled_from([None, "gated", "pinned", "any"]), max_size=3),
+    st.lists(st.sampled_from([None, "gated", "steered"]), max_size=3),
     st.sampled_from(["", "4Gi", "c1=4Gi"]),
     st.booleans(),
     st.sampled_from(["", "env", "limit"]),
@@ -114,7 +113,6 @@ def test_what_is_not_ours_stays_as_it_was(obj: dict[str, Any], where: Any) -> No
 
 #: All that is ever written into a container.
 WRITTEN = {
-    VISIBLE,
     "HEADROOM_VRAM_BYTES",
     "HEADROOM_VRAM_FRACTION",
     "NVIDIA_GPU_MEMORY_LIMIT",
@@ -167,12 +165,12 @@ def _bare(each: dict[str, Any]) -> Any:
 
 def test_in_mode_observe_no_pod_depends_on_a_placement() -> None:
     """A pod without room is bound then, and has none."""
-    pinned = node(choice="pinned")
+    gated = node(choice="gated")
     asked = {"headroom.gpu/share": "env"}
-    places = around(pinned, gate_image=GATE_IMAGE, observes=True)
+    places = around(gated, gate_image=GATE_IMAGE, observes=True)
     for obj in (manifest(annotations=asked), manifest(annotations={"headroom.gpu/gated": "true"})):
         before = obj["spec"] | {"schedulerName": "headroom"}
         stored, _ = mutated(obj, places)
         assert stored["spec"] == before
-        enforced, _ = mutated(obj, around(pinned, gate_image=GATE_IMAGE))
+        enforced, _ = mutated(obj, around(gated, gate_image=GATE_IMAGE))
         assert enforced["spec"] != before

@@ -22,7 +22,7 @@ PLAIN = "admission-plain"
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A pinned node of two shared GPUs, a node with nothing; scheduler and webhook."""
+    """A steered node of two shared GPUs, a node with nothing; scheduler and webhook."""
     with installed(plane) as site:
         for role in ("system:kube-scheduler", "system:volume-scheduler"):
             site.bind(role, EXTENDER)
@@ -31,7 +31,7 @@ def site(plane: ControlPlane) -> Iterator[Site]:
             held = {**amounts, **gpus}
             status = {"status": {"capacity": held, "allocatable": held}}
             plane.call("PATCH", f"/api/v1/nodes/{node}/status", status, MERGE)
-        choice = {"metadata": {"annotations": {"headroom.gpu/device-choice": "pinned"}}}
+        choice = {"metadata": {"annotations": {"headroom.gpu/device-choice": "steered"}}}
         plane.call("PATCH", f"/api/v1/nodes/{HERE}", choice, MERGE)
         site.serve()
         start_scheduler(site)
@@ -45,7 +45,7 @@ def site(plane: ControlPlane) -> Iterator[Site]:
 
 def report(site: Site) -> None:
     """As the node's agent does."""
-    plugin = msgspec.structs.replace(DISTRIBUTED, device_list_strategy="envvar", pinning="honoured")
+    plugin = msgspec.structs.replace(DISTRIBUTED, steered=["nvidia.com/gpu"])
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
         devices=[shared("GPU-a"), shared("GPU-b", used_bytes=4 * GIB, unattributed_bytes=4 * GIB)],
@@ -95,7 +95,7 @@ def condition(site: Site, name: str) -> str:
     return shown
 
 
-def test_from_one_annotation_to_a_device(site: Site) -> None:
+def test_from_one_annotation_to_a_share_of_a_device(site: Site) -> None:
     """The variables name annotations that the Binding then brings."""
     wishes = {"headroom.gpu/share": "env"}
     create(site, "p", manifest("6Gi", container("side", 0), container(), annotations=wishes))
@@ -107,7 +107,6 @@ def test_from_one_annotation_to_a_device(site: Site) -> None:
     }
     annotations = placed["metadata"]["annotations"]
     assert {name: annotations[key] for name, key in followed.items()} == {
-        "NVIDIA_VISIBLE_DEVICES": "GPU-b",
         "HEADROOM_VRAM_BYTES": str(6 * GIB),
         "HEADROOM_VRAM_FRACTION": "0.2500",
     }

@@ -288,41 +288,19 @@ def test_the_toolkit_is_read_from_the_operator_s_path_else_from_the_package_s(
     tree: Tree,
 ) -> None:
     tree.plugin(TIME_SLICING)
-    assert plugin(tree).toolkit_obeys_environment is None
+    assert plugin(tree).toolkit_ignores_environment is False
     root = tree.process(1, "systemd") / "root"
     package = root / "etc/nvidia-container-runtime/config.toml"
     package.parent.mkdir(parents=True)
     package.write_text("")
-    assert plugin(tree).toolkit_obeys_environment is True
+    assert plugin(tree).toolkit_ignores_environment is False
     own = root / "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
     own.parent.mkdir(parents=True)
     own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
-    assert plugin(tree).toolkit_obeys_environment is False
+    assert plugin(tree).toolkit_ignores_environment is True
     for deep in ("a = " + 20_000 * "[", "a." * 4500 + "b = 1"):  # more than its parser can follow
         own.write_text(deep)
-        assert plugin(tree).toolkit_obeys_environment is True
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "own", "passes"),
-    [
-        pytest.param((), {}, {}, False, id="nothing said"),
-        pytest.param((), {"PASS_DEVICE_SPECS": "true"}, {}, True, id="the GPU Operator"),
-        pytest.param((), {"PASS_DEVICE_SPECS": "false"}, {"passDeviceSpecs": True}, False),
-        pytest.param((), {}, {"passDeviceSpecs": True}, True, id="the file"),
-        pytest.param(("--pass-device-specs",), {}, {}, True, id="a bare flag"),
-        pytest.param(("--pass-device-specs=false",), {"PASS_DEVICE_SPECS": "true"}, {}, False),
-    ],
-)
-def test_whether_device_files_are_handed_out(
-    tree: Tree,
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    own: dict[str, bool],
-    passes: bool,
-) -> None:
-    tree.plugin(TIME_SLICING | {"flags": {"plugin": own}}, *arguments, **environment)
-    assert plugin(tree).passes_device_specs is passes
+        assert plugin(tree).toolkit_ignores_environment is False
 
 
 _BOMB = "a: &a [x,x,x,x,x,x,x,x]\n" + "".join(

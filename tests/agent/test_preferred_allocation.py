@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.kube_publisher import NotDelivered
@@ -381,16 +380,3 @@ def test_the_permission_to_steer_is_reported_whatever_the_mode(
         assert PermissionReading(permitted) in readings
         obstacles = [r.reason for r in readings if isinstance(r, ObstacleReading)]
         assert (NOT_PERMITTED in obstacles) is (mode is DeviceChoice.STEERED and not permitted)
-
-
-def test_a_node_that_cannot_be_pinned_reports_why(steering: Steering) -> None:
-    steering.mode = DeviceChoice.PINNED
-    cdi = Plugin(device_list_strategy="cdi-cri", pinning="ignored")
-    steering.sample = msgspec.structs.replace(status(), plugin=cdi)
-    assert steering.obstacles() == [
-        "the device plugin uses device list strategy cdi-cri, which overrides "
-        "NVIDIA_VISIBLE_DEVICES; set DEVICE_LIST_STRATEGY=envvar"
-    ]
-    works = msgspec.structs.replace(cdi, device_list_strategy="envvar", pinning="honoured")
-    steering.sample = msgspec.structs.replace(status(), plugin=works)
-    assert steering.obstacles() == []

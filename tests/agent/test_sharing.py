@@ -220,7 +220,7 @@ def test_each_part_of_the_configuration_comes_from_its_best_source() -> None:
         SharingReadings(
             plugins=[
                 configured("labels", fail_requests_greater_than_one=True),
-                configured("plugin", allocation_policy="packed", toolkit_obeys_environment=True),
+                configured("plugin", allocation_policy="packed", toolkit_ignores_environment=True),
             ],
             answers=ANSWERED,
             topologies=[
@@ -233,19 +233,14 @@ def test_each_part_of_the_configuration_comes_from_its_best_source() -> None:
     assert found.device_list_strategy == "envvar"
     assert found.fail_requests_greater_than_one is True
     assert found.topology_manager_policy == "restricted"
-    assert found.pinning == "honoured"
+    assert found.ignores_visible_devices
     assert found.source == "plugin,checkpoint,labels,configz"
-
-
-def test_no_pod_is_pinned_if_the_plugin_also_mounts_device_files() -> None:
-    one = configured("plugin", toolkit_obeys_environment=True, passes_device_specs=True)
-    assert plugin(SharingReadings(plugins=[one], answers=ANSWERED)).pinning == "unknown"
 
 
 def test_answers_of_two_configurations_show_no_policy() -> None:
     two = [*ANSWERED, AnswerReading("checkpoint", GPU, frozenset({"cdi-cri"}), mps=False)]
     assert plugin(SharingReadings(answers=two)).device_list_strategy == ""
-    assert plugin(SharingReadings()).pinning == "unknown"
+    assert not plugin(SharingReadings()).ignores_visible_devices
 
 
 @pytest.mark.parametrize(

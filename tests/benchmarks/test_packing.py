@@ -255,10 +255,9 @@ def test_a_pod_that_selects_models_requests_no_more_than_one_of_them_has() -> No
             assert pod.vram_mib <= max((sizes[model] for model in pod.models), default=1 << 30)
 
 
-@pytest.mark.parametrize("choice", ["pinned", "steered"])
-def test_headroom_packs_pods_without_a_gpu_on_nodes_with_little_headroom(choice: str) -> None:
+def test_headroom_packs_pods_without_a_gpu_on_nodes_with_little_headroom() -> None:
     nodes = [node("a", mib=100), node("b", mib=90), node("c", mib=100)]
-    scheduler = Headroom(nodes, "vram", "pack", choice, 1, ())
+    scheduler = Headroom(nodes, "vram", "pack", "steered", 1, ())
     plain, part = Ask(10, 10, 0, 0, frozenset()), Ask(10, 10, 1, 60, frozenset())
     everywhere = np.arange(3)
     assert scheduler.choose("p0", plain, everywhere) == (1, ())

@@ -5,6 +5,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from kubernetes.client import ApiClient
+from msgspec.structs import replace
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
@@ -38,6 +39,9 @@ class Agent(Repeated):
         began_s = time.monotonic()
         with self._node.lock:
             status = report(self._node, self._now().isoformat())
+        if len(self._node.gpus) > 1:
+            unknown = replace(status.plugin, allocation_policy="unknown")
+            status = replace(status, plugin=unknown)
         return max(0.1, min(self._writer.deliver(status, began_s), self._interval_s))
 
     def _now(self) -> datetime:

@@ -1,7 +1,7 @@
 """Everything that a storm affects: control plane, schedulers, Headroom, proxies, nodes and clients.
 
-Nodes have one shared GPU, or two on which a pod must fit on either (``any``). So no device is
-predicted, and every rule of the auditor is exact.
+Nodes have one shared GPU, or two whose device plugin has an unknown policy, so a pod must fit on
+either. No device is predicted, and every rule of the auditor is exact.
 """
 
 import json
@@ -31,12 +31,15 @@ from tests.e2e.cluster import GPUNODES, Cluster
 from tests.follow import Follower, Listen
 from tests.processes import free_ports
 from tests.reverse_proxy import Proxies, Service, Wire
-from tests.standin.fleet import MERGE, NODES, Fleet
+from tests.standin.fleet import Fleet
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 from tests.waiting import until
 
 GPU_BYTES = 24 * GIB
+#: Number of GPUs of a node -> replicas of each. Of two GPUs, neither may run out of replicas before
+#: it runs out of memory: a pod that ends would add another device that the plugin could choose.
+REPLICAS = {1: 16, 2: 32}
 SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.36")
 EXTENDERS = ("extender-a", "extender-b", "extender-c")
 CONSOLES = ("console-a", "console-b")
@@ -90,7 +93,7 @@ class Site:
         #: Held during all calls of the auditor. A node's lock is taken before it.
         self._auditing = threading.RLock()
         machines = {
-            name: Machine([gpu.uuid for gpu in node.gpus], GPU_BYTES, 16 // len(node.gpus))
+            name: Machine([gpu.uuid for gpu in node.gpus], GPU_BYTES, REPLICAS[len(node.gpus)])
             for name, node in self.nodes.items()
         }
         self.auditor = Auditor(machines)
@@ -144,7 +147,7 @@ class Site:
         count = 2 if name in self._double else 1
         gpus = [Gpu(f"GPU-{name}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(count)]
         driver = Driver(self._folder / f"{name}.table", gpus)
-        return StandIn(gpus, Settings(16 // count), seed=seed, driver=driver)
+        return StandIn(gpus, Settings(REPLICAS[count]), seed=seed, driver=driver)
 
     def _url(self, name: str) -> str:
         scheme = "https" if name in WEBHOOKS else "http"
@@ -156,9 +159,6 @@ class Site:
         self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         for each in self._cluster_threads:
             each.start()
-        for name in self._double:
-            body = {"metadata": {"annotations": {"headroom.gpu/device-choice": "any"}}}
-            self.plane.call("PATCH", f"{NODES}/{name}", body, MERGE)
         for agent in self.agents.values():
             agent.start()
         for name in (*WIRED, *SCHEDULERS):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM, RESERVE, VRAM
 from contract.gate import GATE
-from contract.gpunode import EVICTED, Plugin, Reservation
+from contract.gpunode import EVICTED, Reservation
 from contract.kube import (
     EnvVar,
     InitContainer,
@@ -63,7 +63,6 @@ from tests.forks import run
 HISTORY = "dcgm-history"
 
 LATER = "2026-11-21T00:03:20+00:00"
-PINNED = Plugin("distributed", "envvar", "none", pinning="honoured")
 SECRET = "hunter2"
 SLICED = "nvidia.com/mig-1g.10gb"
 
@@ -90,7 +89,7 @@ def nodes() -> list[Event]:
         "forgiven": gpunode(shared("GPU-given"), reservations={"u-f": evicted(reservation({}))}),
         "kept": gpunode(shared("GPU-kept"), plugin=DISTRIBUTED),
         "gates": gpunode(shared("GPU-gates"), plugin=DISTRIBUTED),
-        "pins": gpunode(shared("GPU-pins"), shared("GPU-pins-1"), plugin=PINNED),
+        "invalid": gpunode(shared("GPU-invalid"), plugin=DISTRIBUTED),
         "unset": gpunode(shared("GPU-unset"), initialised=False),
         "reserving": gpunode(shared("GPU-promising"), plugin=DISTRIBUTED),
         "crossed": gpunode(shared("GPU-crossed"), plugin=DISTRIBUTED),
@@ -99,7 +98,7 @@ def nodes() -> list[Event]:
     annotations = {
         "kept": {RESERVE: "20Gi"},
         "gates": {DEVICE_CHOICE: "gated"},
-        "pins": {DEVICE_CHOICE: "pinned"},
+        "invalid": {DEVICE_CHOICE: "any"},
         "hami": {"hami.io/node-handshake": "Requesting"},
     }
     gfd = {"count": "1", "replicas": "1", "memory": "24576", "product": "L4"}

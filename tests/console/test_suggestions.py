@@ -70,7 +70,7 @@ def test_pods_that_block_the_nearest_nodes_are_listed_the_largest_first() -> Non
 
 
 def test_a_pod_with_a_replica_but_without_memory_blocks_no_memory() -> None:
-    """A pinned pod uses the device of its placement, whichever replica the plugin gave it."""
+    """A pod that chooses its devices itself may use others than that of its replica."""
     *others, last = node("a", small=9)
     assert isinstance(last, GPUNodeSeen)
     report = last.gpunode.status

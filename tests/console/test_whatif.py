@@ -107,13 +107,12 @@ def test_totals_count_pods_memory_and_gpus_before_and_after(asked: Asked) -> Non
 
 
 def test_totals_before_are_those_of_the_fleet(asked: Asked) -> None:
-    shown = ask(asked, pods=[{"vram": "16Gi", "count": 3}], modes={"b": "any"})
+    shown = ask(asked, pods=[{"vram": "16Gi", "count": 3}])
     models = asked.get("/v1/fleet").json()["models"]
     assert shown["before"]["headroom_bytes"] == sum(each["headroom_bytes"] for each in models)
     sums = asked.get("/v1/pods").json()["sums"]
     assert shown["before"]["reserved_bytes"] == sums["reserved_bytes"]
-    # Mode any keeps 16 GiB of each GPU of b for the only pod that fits.
-    assert (shown["after"]["pods"], shown["placed"], shown["rejected"]) == (4, 1, 2)
+    assert (shown["after"]["pods"], shown["placed"], shown["rejected"]) == (5, 2, 1)
 
 
 def test_a_pod_of_two_gpus_counts_on_both(asked: Asked) -> None:
@@ -142,12 +141,6 @@ def test_a_steered_node_takes_pods_one_after_another(asked: Asked) -> None:
     assert nodes(shown) == [(f"default/asked-0-{number}", "b") for number in range(4)]
     on = [device for each in shown["placements"] for device in each["devices"]]
     assert sorted(on) == ["B0", "B0", "B1", "B1"]
-
-
-def test_mode_any_keeps_memory_for_each_pod_on_all_gpus_of_the_node(asked: Asked) -> None:
-    body: dict[str, Any] = {"pods": [{"vram": "14Gi", "count": 3}]}
-    assert ask(asked, **body)["placed"] == 2
-    assert ask(asked, **body, modes={"b": "any"})["placed"] == 1
 
 
 def test_a_pod_of_a_manifest_is_placed_on_eligible_nodes(asked: Asked) -> None:
@@ -261,8 +254,8 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
         ({"add": [{"like": "nowhere"}]}, 422, "body add.like: node nowhere has"),
         ({"replicas": {"nowhere": 2}}, 422, "body replicas: node nowhere has"),
         ({"replicas": {"b": 0}}, 422, "body replicas.b: 0 is not from 1 to"),
-        ({"modes": {"nowhere": "any"}}, 422, "body modes: node nowhere has no known GPUs"),
-        ({"modes": {"a": "best"}}, 422, "body modes.a: "),
+        ({"modes": {"nowhere": "gated"}}, 422, "body modes: node nowhere has no known GPUs"),
+        ({"modes": {"a": "any"}}, 422, "body modes.a: "),
         (
             {"replicas": {"b": 1}, "modes": {"b": "steered"}},
             422,
@@ -325,7 +318,7 @@ whatifs = st.fixed_dictionaries(
         ),
         "drain": st.lists(names, max_size=2),
         "replicas": st.dictionaries(names, st.integers(1, 9), max_size=2),
-        "modes": st.dictionaries(names, st.sampled_from(["predicted", "any", "steered"])),
+        "modes": st.dictionaries(names, st.sampled_from(["predicted", "gated", "steered"])),
         "add": st.lists(st.fixed_dictionaries({"like": names}), max_size=2),
         "release": st.lists(st.sampled_from(["default/a", "default/b", "x/y"]), max_size=2),
     },

@@ -138,11 +138,11 @@ def test_printer_columns_print_what_exists() -> None:
     assert columns.pop("Steered") == (".status.plugin.steered", "string")  # printed as a list
     assert [*columns] == [
         *("Devices", "Memory", "Reserved", "Used", "Free"),
-        *("Sharing", "Device-choice", "Pinning", "Obstacle"),
+        *("Sharing", "Device-choice", "Obstacle"),
     ]
     assert all(LEVELS[path]["type"] == kind for path, kind in columns.values())
     wide = {c["name"] for c in VERSION["additionalPrinterColumns"] if c.get("priority")}
-    assert wide == {"Sharing", "Why", "Device-choice", "Steered", "Pinning", "Obstacle"}
+    assert wide == {"Sharing", "Why", "Device-choice", "Steered", "Obstacle"}
 
 
 @pytest.mark.parametrize("path", LEVELS, ids=lambda path: path or "root")

@@ -90,7 +90,7 @@ def _nodes() -> list[Any]:
         **aks("Standard_NC24ads_A100_v4"),
         **eks("p4d.24xlarge"),
     }
-    notes = {"headroom.gpu/reserve": "512Mi", "headroom.gpu/device-choice": "any"}
+    notes = {"headroom.gpu/reserve": "512Mi", "headroom.gpu/device-choice": "gated"}
     metadata = {
         "resourceVersion": "3",
         "labels": labels,

@@ -38,7 +38,7 @@ _PATHS = (
 _WHATIFS: tuple[object, ...] = (
     {"pods": [{"vram": "2Gi", "count": 9}, {"vram": "25%"}], "replicas": {BAD: 2}},
     {"drain": [BAD]},
-    {"release": [f"bad/{BAD}"], "modes": {BAD: "any"}},
+    {"release": [f"bad/{BAD}"], "modes": {BAD: "gated"}},
     {"modes": {BAD: "steered"}, "add": [{"like": BAD}], "pods": [{"vram": "1Gi", "count": 20}]},
 )
 _VIEWS = *((path, None) for path in _PATHS), *(("whatif", asked) for asked in _WHATIFS)

@@ -119,13 +119,13 @@ def test_a_dry_run_changes_nothing(fake: Fake) -> None:
     assert {each.split()[0] for each in fake.cluster.requests} == {"GET"}
 
 
-@pytest.mark.parametrize("how", ["steered", "pinned", "the last of its resource"])
+@pytest.mark.parametrize("how", ["steered", "the last of its resource"])
 def test_no_resource_closes_if_headroom_chooses_or_no_other_gpu_is_left(
     fake: Fake, how: str
 ) -> None:
     policy = "steered" if how == "steered" else "distributed"
     resource = "nvidia.com/other" if how == "the last of its resource" else "nvidia.com/gpu"
-    certainty = how if how in ("steered", "pinned") else "exact"
+    certainty = "steered" if how == "steered" else "exact"
     other = gpu(1, B, policy=policy, resource=resource)
     fake.add(gpu(0, A, policy=policy), other, certainty=certainty)
     shown = fake.run("cordon", "gpu-a", "0").stdout

@@ -90,7 +90,7 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     ("arguments", "message"),
     [
         (("--replicas", "shared-0000"), "Example: --replicas gpu-a=4"),
-        (("--mode", "shared-0000=magic"), "is not NODE=MODE with one of predicted, any, gated"),
+        (("--mode", "shared-0000=magic"), "is not NODE=MODE with one of predicted, gated"),
         (("--mode", "whole=steered"), "--mode whole: steered, but no device of whole is share"),
         (
             ("--drain", "nowhere"),

@@ -3,8 +3,6 @@
 The tests act as the extender: they write reservations into the GPUNode and bind pods.
 """
 
-from typing import Any
-
 from agent.steering.plugin_return import plugin_socket
 from tests.driver import Gpu, Instance
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
@@ -264,20 +262,7 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     assert node.allocatable() == 6
 
 
-def pinned_pod(name: str, resource: str, uuid: str) -> dict[str, Any]:
-    """Its variable follows its placement, as the Binding would have written it."""
-    key = "headroom.gpu/devices.0"
-    main = gpu_container("main", takes_bytes=GIB, resource=resource)
-    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}
-    main["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": source})
-    pod = gpu_pod(name, containers=[main])
-    pod["metadata"]["annotations"] = {key: uuid}
-    return pod
-
-
-def test_mig_devices_that_are_shared_are_steered_and_can_be_pinned_by_their_uuid(
-    start_steered: StartSteered,
-) -> None:
+def test_mig_devices_that_are_shared_are_steered(start_steered: StartSteered) -> None:
     """Strategy mixed: one profile of two, and its resource has a name that implies sharing."""
     profile = "nvidia.com/mig-1g.10gb"
     resource = f"{profile}.shared"
@@ -294,20 +279,7 @@ def test_mig_devices_that_are_shared_are_steered_and_can_be_pinned_by_their_uuid
     assert [steered.place(f"p{i}", "MIG-2", 2) for i in range(2)] == ["MIG-2"] * 2
     assert steered.place("q", "MIG-1", 2) == "MIG-1"
 
-    # A pod that is pinned: it gets a replica of one device, and its variable names the other.
-    toolkit = node.runtime.proc / "1/root/etc/nvidia-container-runtime/config.toml"
-    toolkit.parent.mkdir(parents=True)
-    toolkit.write_text("")
-    node.wait(lambda: steered.reported().plugin.pinning == "honoured", "that the toolkit obeys")
-    node.bind(pinned_pod("pinned", resource, "MIG-2"))
-    node.wait(lambda: node.runtime.running("pinned"), "a container")
-    assert [held.device for held in node.held("pinned")] == ["MIG-1"]
-    for pod, uuid in {"p0": "MIG-2", "q": "MIG-1", "pinned": "MIG-2"}.items():
+    for pod, uuid in {"p0": "MIG-2", "q": "MIG-1"}.items():
         # The plugin also names the device by its uuid.
         environment = node.runtime.running(pod)["main"].environment
         assert environment["NVIDIA_VISIBLE_DEVICES"] == uuid
-
-    def uses() -> set[tuple[str, int | None]]:
-        return {(r.device, r.used_bytes) for r in steered.reported().pods if r.name == "pinned"}
-
-    node.wait(lambda: ("MIG-2", GIB) in uses(), "what its process uses, where it uses it")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import Plugin, Replicas
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because, certainty
@@ -132,14 +131,13 @@ def test_each_numa_node_has_a_next_choice_if_the_kubelet_aligns(
     assert next_ones(weigh(*devices, pods=rows(b=1, c=2), plugin=plugin)) == expected
 
 
-def test_any_means_all_unconfirmed_pods_on_every_device() -> None:
+def test_an_unknown_policy_means_as_many_unconfirmed_pods_as_replicas_on_every_device() -> None:
+    """Beside the new pod, two of the three replicas of b are left for the other pods."""
     reservations = {f"u{n}": reservation({"a": 2 * GIB}) for n in range(3)}
-    devices = held("a", 0), held("b", 4), held("c", 1, resource="other")
-    found = weigh(
-        *devices, pods=rows(b=4, c=1), reservations=reservations, device_choice=DeviceChoice.ANY
-    )
+    devices = held("a", 0), held("b", 1), held("c", 1, resource="other")
+    found = weigh(*devices, pods=rows(b=1, c=1), reservations=reservations, plugin=Plugin())
     assert next_ones(found) == ["a", "b", "c"]
-    assert [term.free_bytes for term in found] == [18 * GIB, 18 * GIB, 24 * GIB]
+    assert [term.free_bytes for term in found] == [18 * GIB, 20 * GIB, 24 * GIB]
 
 
 def test_a_pod_that_could_hold_an_unexplained_replica_is_charged_there() -> None:
@@ -241,9 +239,6 @@ class TestWords:
             pytest.param(weigh(held("a", 4))[0], "it has no free replica", id="full"),
             pytest.param(weigh(held("a", 0), plugin=Plugin())[0], "unknown", id="unknown"),
             pytest.param(
-                weigh(held("a", 0), device_choice=DeviceChoice.ANY)[0], "is any", id="any"
-            ),
-            pytest.param(
                 weigh(held("a", 1), held("b", 0), reservations={"u": reservation({})})[0],
                 "next choice after 1 replica for unconfirmed pods",
                 id="pushed on",
@@ -278,9 +273,6 @@ class TestWords:
                 ),
                 "predicted",
                 id="a byte more",
-            ),
-            pytest.param(
-                weigh(held("a", 0), device_choice=DeviceChoice.ANY), "any", id="as the node wishes"
             ),
         ],
     )

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.strategies import DataObject
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import Plugin, PodUse, Replicas, Reservation
 from contract.kube import Container
 from extender.placement.fit import fit
@@ -58,8 +57,8 @@ class Report:
 
 
 class Churn(RuleBasedStateMachine):
-    choice = DeviceChoice.PREDICTED
-    pins = False
+    #: Whether the report shows the plugin's policy.
+    policy_known = True
     wishes = Rules()
     #: Whether pods are seen to use what their own variable shows them.
     uses = True
@@ -86,9 +85,6 @@ class Churn(RuleBasedStateMachine):
     def sitting(self) -> list[str]:
         return [uid for uid, one in self.pods.items() if one.where]
 
-    def nobody_is_surprised(self) -> bool:
-        return self.choice is DeviceChoice.ANY or not self.waiting
-
     def taken(self) -> Counter[int]:
         return Counter(index for one in self.pods.values() for index in one.where)
 
@@ -114,12 +110,11 @@ class Churn(RuleBasedStateMachine):
             reservations=self.reservations,
             leaving={row.uid for row in self.report.rows} - running,
             plugin=Plugin(
-                allocation_policy=self.report.policy,  # type: ignore[arg-type]
+                allocation_policy=self.report.policy if self.policy_known else "unknown",  # type: ignore[arg-type]
                 topology_manager_policy="none",
             ),
-            device_choice=self.choice,
         )
-        snap = build([NodeTerms("n", None, FRESH_S, weighed, pins=self.pins)])
+        snap = build([NodeTerms("n", None, FRESH_S, weighed)])
         verdicts = fit(asked, snap, snap.rows(["n"]), NOW_S)
         if verdicts.fits[0]:
             self.number += 1
@@ -162,7 +157,7 @@ class Churn(RuleBasedStateMachine):
     def row(self, uid: str, index: int, number: int) -> PodUse:
         return PodUse(uid=uid, device=f"D{index}", replica=f"{uid}-{number}")
 
-    @precondition(lambda self: self.sitting and self.nobody_is_surprised())
+    @precondition(lambda self: self.sitting and not self.waiting)
     @rule(data=st.data(), at_once=st.booleans())
     def end(self, data: DataObject, at_once: bool) -> None:
         """Delete the pod, or let it finish, which frees its replica immediately."""
@@ -182,11 +177,11 @@ class Churn(RuleBasedStateMachine):
     def delete_before_admission(self, data: DataObject) -> None:
         del self.pods[data.draw(st.sampled_from(self.waiting), label="never admitted")]
 
-    @precondition(lambda self: self.nobody_is_surprised())
+    @precondition(lambda self: not (self.policy_known and self.waiting))
     @rule(policy=st.sampled_from(["distributed", "packed"]))
     def restart_the_plugin(self, policy: str) -> None:
         self.policy = policy
-        if self.choice is DeviceChoice.PREDICTED:
+        if self.policy_known:
             self.observe()
 
     @invariant()
@@ -195,11 +190,11 @@ class Churn(RuleBasedStateMachine):
         assert excess(loads, dict.fromkeys(range(self.gpus), MEMORY)) == {}
 
 
-class ChurnOnAny(Churn):
-    choice = DeviceChoice.ANY
+class ChurnIfUnknown(Churn):
+    policy_known = False
 
 
 TestPredicted = Churn.TestCase
 TestPredicted.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)
-TestAny = ChurnOnAny.TestCase
-TestAny.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)
+TestIfUnknown = ChurnIfUnknown.TestCase
+TestIfUnknown.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)

@@ -10,24 +10,17 @@ from hypothesis.stateful import initialize, rule
 
 from contract.gpunode import PodUse
 from extender.placement.policy import Rules, VisibleDevices
-from tests.builders import choosing, container, following
+from tests.builders import choosing, container
 from tests.examples import examples
 from tests.placement.test_churn import Churn
 
 
 class ChurnByEnvironment(Churn):
-    pins = True
     wishes = Rules(visible_devices=VisibleDevices.CHARGE)
 
     @initialize(uses=st.booleans())
     def look(self, uses: bool) -> None:
         self.uses = uses
-
-    @rule(sizes=st.lists(st.integers(2, 10), min_size=1, max_size=2))
-    def bind_who_follows_the_placement(self, sizes: list[int]) -> None:
-        self.try_to_bind(
-            sizes, [following(container(f"c{number}"), number) for number in range(len(sizes))]
-        )
 
     @rule(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=2))
     def bind_who_sees_all(self, sizes: list[int]) -> None:

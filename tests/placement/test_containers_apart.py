@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent.gate_decision import Limits, judge
-from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, ContainerCharge, GPUNode, GPUNodeSpec, PodUse, Source
 from contract.kube import ObjectMeta
 from extender.placement.device_accounting import weigh
@@ -119,8 +118,8 @@ def test_an_occupancy_is_computed_again_if_containers_change_places() -> None:
     ]
     later = msgspec.structs.replace(was, pods=swapped)
     held = {"both": RESERVED}
-    found = find(was, held, frozenset(), DeviceChoice.PREDICTED, before=None)
-    again = find(later, held, frozenset(), DeviceChoice.PREDICTED, before=found)
+    found = find(was, held, frozenset(), before=None)
+    again = find(later, held, frozenset(), before=found)
     assert [each.reservation_bytes for each in weigh(again.occupancy, later, 0, 0)] == [
         3 * GIB,
         GIB,

@@ -6,26 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import MAX_SM, POLICY, PROCESSES, ScoringPolicy
-from contract.gpunode import Replicas, Reservation, SmActivity
+from contract.gpunode import Reservation
 from contract.kube import Container, Pod
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.fit import fit
-from extender.placement.fit_cache import FitCache
 from extender.placement.placement_record import Placement, place
-from extender.placement.policy import Rules, VisibleDevices, Weights
-from extender.placement.score import rank
+from extender.placement.policy import Rules, VisibleDevices
 from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build, reach
+from extender.placement.snapshot_builder import reach
 from tests.builders import (
     DISTRIBUTED,
     GIB,
-    NOW_S,
     choosing,
     container,
     device,
-    following,
     judged,
     mig,
     pod,
@@ -39,12 +33,6 @@ from tests.builders import (
 
 CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
 TWO = (container("a"), container("b"))
-
-
-def pinned(vram: str, *containers: Container, **other: Any) -> Pod:
-    """Return a pod whose containers all use the chosen device by NVIDIA_VISIBLE_DEVICES."""
-    given = containers or (container(),)
-    return pod(vram, *(following(each, i) for i, each in enumerate(given)), **other)
 
 
 def everywhere(vram: str, *containers: Container) -> Pod:
@@ -79,140 +67,6 @@ def held(candidates: Mapping[str, int]) -> Reservation:
     sizes = {uuid: gib * GIB for uuid, gib in candidates.items()}
     certain = msgspec.structs.replace(charge, candidates=sizes, by_environment=True)
     return msgspec.structs.replace(plain, charges=[certain])
-
-
-class TestPinned:
-    """Pods that use the device that we choose."""
-
-    node = weighed(filled("a", 2), filled("b", 10), filled("c", 20), pins=True, tolerance_bytes=0)
-
-    @pytest.mark.parametrize(
-        ("vram", "policy", "device"),
-        [
-            pytest.param("4Gi", "pack", "c", id="packed: the fullest on which it fits"),
-            pytest.param("5Gi", "pack", "b", id="the next when that is too full"),
-            pytest.param("4Gi", "spread", "a", id="spread: the emptiest"),
-        ],
-    )
-    def test_the_best_device_is_chosen(self, vram: str, policy: str, device: str) -> None:
-        asked = pinned(vram, annotations={POLICY: policy})
-        gib = int(vram.removesuffix("Gi"))
-        assert chosen(asked, self.node) == {device: gib * GIB}
-
-    @pytest.mark.parametrize("policy", ["pack", "spread"])
-    def test_of_equally_full_devices_the_idlest_is_chosen(self, policy: str) -> None:
-        busy = [
-            filled(uuid, 10, sm_activity=SmActivity(ratio, "gpm"))
-            for uuid, ratio in (("a", 0.9), ("b", 0.2), ("c", 0.5))
-        ]
-        asked = pinned("4Gi", annotations={POLICY: policy})
-        node = weighed(*busy, pins=True, tolerance_bytes=0)
-        assert chosen(asked, node) == {"b": 4 * GIB}
-
-    @pytest.mark.parametrize(
-        ("worse", "annotations"),
-        [
-            pytest.param({"healthy": False}, {}, id="unhealthy"),
-            pytest.param({"memory_bytes": 20 * GIB, "used_bytes": 21 * GIB}, {}, id="absurd"),
-            pytest.param({"sm_activity": SmActivity(0.9, "gpm")}, {MAX_SM: "50%"}, id="busy"),
-            pytest.param({"sharing": "mps"}, {}, id="an MPS cap below the request"),
-            pytest.param({"sharing": "none", "replicas": Replicas(free=1)}, {}, id="not shared"),
-        ],
-    )
-    def test_an_unsuitable_device_is_not_chosen(
-        self, worse: dict[str, Any], annotations: dict[str, str]
-    ) -> None:
-        idle = {"sm_activity": SmActivity(0.1, "gpm")}
-        bad = filled("a", 15, **worse) if "used_bytes" not in worse else shared("a", **worse)
-        node = weighed(bad, filled("b", 0, **idle), pins=True)
-        assert chosen(pinned("7Gi", annotations=annotations), node) == {"b": 7 * GIB}
-
-    def test_a_cordoned_device_is_not_chosen(self) -> None:
-        node = weighed(filled("a", 15), filled("b", 0), pins=True, cordoned={"a"})
-        assert chosen(pinned("7Gi"), node) == {"b": 7 * GIB}
-
-    @pytest.mark.parametrize(
-        ("asked", "node", "reason"),
-        [
-            pytest.param(
-                pinned("23Gi"), node, Reason.MEMORY_ON_ANY, id="no device has so much left"
-            ),
-            pytest.param(
-                pinned("1Gi"),
-                weighed(shared("a", healthy=False), pins=True),
-                Reason.UNHEALTHY_DEVICE,
-                id="the only one is unhealthy",
-            ),
-            pytest.param(
-                pinned("1Gi"),
-                weighed(shared("a"), pins=True, cordoned={"a"}),
-                Reason.CORDONED_DEVICE,
-                id="the only one is cordoned",
-            ),
-            pytest.param(
-                pinned("1Gi"),
-                weighed(shared("a", free=0, allocated=4), pins=True),
-                Reason.NO_REPLICA,
-                id="the plugin has nothing to hand out",
-            ),
-            pytest.param(
-                pinned("7Gi", annotations={PROCESSES: "1"}),
-                weighed(shared("a", sharing="mps"), pins=True),
-                Reason.ABOVE_MPS_LIMIT,
-                id="above the MPS cap everywhere",
-            ),
-            pytest.param(
-                pinned("1Gi", container(gpus=2)),
-                node,
-                Reason.TOO_MANY_SHARED,
-                id="two replicas for one container",
-            ),
-            pytest.param(
-                pinned("1Gi"),
-                weighed(device("a"), pins=True),
-                Reason.NOT_PINNED,
-                id="devices that one pod has alone",
-            ),
-            pytest.param(
-                pinned("1Gi"), weighed(shared("a")), Reason.NOT_PINNED, id="a node as any other"
-            ),
-        ],
-    )
-    def test_rejections(self, asked: Pod, node: NodeTerms, reason: Reason) -> None:
-        assert verdict(asked, node) is reason
-
-    def test_the_plugin_chooses_if_the_runtime_ignores_the_variable(self) -> None:
-        node = weighed(shared("a"), shared("b"), obeys_environment=False)
-        placement = verdict(pinned("4Gi"), node)
-        assert isinstance(placement, Placement)
-        (charge,) = placement.charges
-        assert not charge.by_environment
-        assert charge.candidates == {"a": 4 * GIB, "b": 4 * GIB}
-
-    def test_all_containers_get_the_same_device(self) -> None:
-        node = weighed(filled("a", 20), filled("b", 14), pins=True, tolerance_bytes=0)
-        placement = verdict(pinned("a=4Gi,b=6Gi", *TWO), node)
-        assert isinstance(placement, Placement)
-        assert placement.charges[0].candidates == {"b": 10 * GIB}
-        for index, size in enumerate((4, 6)):
-            assert placement.annotations[f"headroom.gpu/devices.{index}"] == "b"
-            assert placement.annotations[f"headroom.gpu/bytes.{index}"] == str(size * GIB)
-        assert verdict(pinned("a=5Gi,b=6Gi", *TWO), node) is Reason.MEMORY_ON_ANY
-
-    def test_a_pod_without_the_variable_is_predicted(self) -> None:
-        node = weighed(shared("a"), shared("b"), pins=True)
-        placement = verdict(pod("4Gi"), node)
-        assert isinstance(placement, Placement)
-        assert not placement.charges[0].by_environment
-        assert sorted(placement.charges[0].candidates) == ["a", "b"]
-
-    def test_cached_results_are_not_used_for_another_policy(self) -> None:
-        snap, cached_fits = build([self.node]), FitCache(Weights())
-        rows = snap.rows(["n"])
-        for policy in (ScoringPolicy.PACK, ScoringPolicy.SPREAD):
-            asked = request(pinned("4Gi", annotations={POLICY: policy.value}))
-            kept = cached_fits.weigh(asked, snap).rank(asked, snap, rows, NOW_S)
-            assert kept.scores == rank(fit(asked, snap, rows, NOW_S), Weights()).scores
 
 
 class TestEverywhere:
@@ -312,16 +166,16 @@ class TestTheEquation:
 
     def test_unconfirmed_pods_are_checked_on_every_device(self) -> None:
         crowd = {"p": reservation({"a": 8 * GIB, "b": 8 * GIB})}
-        node = weighed(shared("a"), shared("b"), reservations=crowd, pins=True)
-        assert chosen(pinned("16Gi"), node) == {"a": 16 * GIB}
-        assert verdict(pinned("17Gi"), node) is Reason.MEMORY_ON_ANY
+        node = weighed(shared("a"), shared("b"), reservations=crowd)
+        assert chosen(everywhere("16Gi"), node) == {"a": 16 * GIB, "b": 16 * GIB}
+        assert verdict(everywhere("17Gi"), node) is Reason.MEMORY_ON_ANY
 
     def test_no_pod_fits_if_it_could_shift_an_unconfirmed_pod_to_a_full_device(self) -> None:
         # p is unconfirmed and may get a; if a replica is taken there, it may get b as well.
         crowd = {"p": reservation({"a": 8 * GIB})}
         b = filled("b", 20, free=3, allocated=1)
-        how: dict[str, Any] = {"plugin": DISTRIBUTED, "tolerance_bytes": 0, "pins": True}
-        assert verdict(pinned("1Gi"), weighed(shared("a"), b, reservations=crowd, **how)) is (
+        how: dict[str, Any] = {"plugin": DISTRIBUTED, "tolerance_bytes": 0}
+        assert verdict(everywhere("1Gi"), weighed(shared("a"), b, reservations=crowd, **how)) is (
             Reason.MEMORY_ON_ANY
         )
-        assert chosen(pinned("1Gi"), weighed(shared("a"), b, **how)) == {"b": GIB}
+        assert chosen(everywhere("1Gi"), weighed(shared("a"), b, **how)) == {"a": GIB, "b": GIB}

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from msgspec.structs import replace
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import ContainerCharge, GPUNodeStatus, Plugin, Replicas, Reservation
 from extender.placement.device_accounting import weigh
 from extender.placement.report_delta import find
@@ -20,7 +19,7 @@ from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 UIDS = ["u0", "u1", "u2"]
 
 #: The inputs of an occupancy.
-Grounds = tuple[GPUNodeStatus, dict[str, Reservation], Set[str], DeviceChoice]
+Grounds = tuple[GPUNodeStatus, dict[str, Reservation], Set[str]]
 
 _of_device: dict[str, st.SearchStrategy[Any]] = {
     "uuid": st.sampled_from(["D0", "D1", "D9"]),
@@ -61,7 +60,6 @@ _of_charge: dict[str, st.SearchStrategy[Any]] = {
     ),
 }
 _leaving = st.frozensets(st.sampled_from(UIDS), max_size=2)
-_choices = st.sampled_from([DeviceChoice.PREDICTED, DeviceChoice.ANY])
 
 
 def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, Reservation]:
@@ -76,42 +74,41 @@ def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, 
 
 @st.composite
 def grounds(draw: DrawFn, world: World) -> Grounds:
-    return world.status, _elsewhere(draw, world.reservations), draw(_leaving), draw(_choices)
+    return world.status, _elsewhere(draw, world.reservations), draw(_leaving)
 
 
 def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
     """Yield copies with one field changed each, and at last one with other measurements."""
-    shown, reservations, leaving, choice = was
+    shown, reservations, leaving = was
     for name, values in _of_device.items():
         devices = [*shown.devices]
         if devices:
             place = draw(st.integers(0, len(devices) - 1))
             devices[place] = replace(devices[place], **{name: draw(values)})
-        yield f"device.{name}", (replace(shown, devices=devices), reservations, leaving, choice)
+        yield f"device.{name}", (replace(shown, devices=devices), reservations, leaving)
     for name, values in _of_row.items():
         rows = [*shown.pods]
         if rows:
             place = draw(st.integers(0, len(rows) - 1))
             rows[place] = replace(rows[place], **{name: draw(values)})
-        yield f"row.{name}", (replace(shown, pods=rows), reservations, leaving, choice)
+        yield f"row.{name}", (replace(shown, pods=rows), reservations, leaving)
     for name, values in _of_plugin.items():
         plugin = replace(shown.plugin, **{name: draw(values)})
-        yield f"plugin.{name}", (replace(shown, plugin=plugin), reservations, leaving, choice)
+        yield f"plugin.{name}", (replace(shown, plugin=plugin), reservations, leaving)
     for name, values in _of_charge.items():
         others = {
             uid: replace(held, charges=[replace(c, **{name: draw(values)}) for c in held.charges])
             for uid, held in reservations.items()
         }
-        yield f"charge.{name}", (shown, others, leaving, choice)
+        yield f"charge.{name}", (shown, others, leaving)
     # Of the same name, as the pods of a StatefulSet are.
     successors = {"u9" if uid == "u0" else uid: held for uid, held in reservations.items()}
-    yield "successor", (shown, successors, leaving, choice)
-    yield "fewer", (shown, dict([*reservations.items()][1:]), leaving, choice)
-    yield "leaving", (shown, reservations, draw(_leaving), choice)
-    yield "choice", (shown, reservations, leaving, draw(_choices))
+    yield "successor", (shown, successors, leaving)
+    yield "fewer", (shown, dict([*reservations.items()][1:]), leaving)
+    yield "leaving", (shown, reservations, draw(_leaving))
     rows = [replace(row, used_bytes=draw(_of_row["used_bytes"])) for row in shown.pods]
     devices = [replace(device, used_bytes=draw(amounts_bytes)) for device in shown.devices]
-    yield "measured", (replace(shown, pods=rows, devices=devices), reservations, leaving, choice)
+    yield "measured", (replace(shown, pods=rows, devices=devices), reservations, leaving)
 
 
 @settings(max_examples=examples(750))
@@ -121,9 +118,9 @@ def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: World) 
     found = find(*was, before=None)
     for what, now in changes(data.draw, was):
         if find(*now, before=found).occupancy is found.occupancy:
-            shown, reservations, leaving, choice = now
+            shown, reservations, leaving = now
             assert weigh(found.occupancy, shown, GIB, MIB) == weighed_anew(
-                shown, reservations, GIB, MIB, leaving, choice
+                shown, reservations, GIB, MIB, leaving
             ), what
 
 
@@ -131,13 +128,13 @@ def test_it_is_reused_after_any_change_of_measurements() -> None:
     held = {"u1": reservation({"D0": GIB}), "u2": reservation({"D0": GIB, "D1": GIB})}
     rows = [use("u1", "D0", GIB), use("stray", "D1", GIB)]
     was = status(shared("D0"), shared("D1"), pods=rows)
-    found = find(was, held, frozenset(), DeviceChoice.PREDICTED, before=None)
+    found = find(was, held, frozenset(), before=None)
     devices = [
         replace(device, used_bytes=9 * GIB, unattributed_bytes=GIB) for device in was.devices
     ]
     rows = [use("u1", "D0", 3 * GIB), use("stray", "D1", 2 * GIB)]
     later = replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
-    again = find(later, {**held}, frozenset(), DeviceChoice.PREDICTED, before=found)
+    again = find(later, {**held}, frozenset(), before=found)
     assert again.occupancy is found.occupancy
     a, b = weigh(again.occupancy, later, 0, 0)
     assert (a.reservation_bytes, b.unreserved_pods_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
@@ -152,22 +149,19 @@ STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none"
 
 
 @pytest.mark.parametrize(
-    ("plugin", "other", "choice"),
+    ("plugin", "other"),
     [
-        pytest.param(ALIGNED, {"numa_node": 1}, DeviceChoice.PREDICTED, id="of which NUMA node"),
-        pytest.param(STEERED, {"sharing": "none"}, DeviceChoice.PREDICTED, id="whether shared"),
-        pytest.param(ALIGNED, {}, DeviceChoice.ANY, id="who chooses the device"),
+        pytest.param(ALIGNED, {"numa_node": 1}, id="of which NUMA node"),
+        pytest.param(STEERED, {"sharing": "none"}, id="whether shared"),
     ],
 )
-def test_rarely_relevant_fields_are_covered(
-    plugin: Plugin, other: dict[str, Any], choice: DeviceChoice
-) -> None:
+def test_rarely_relevant_fields_are_covered(plugin: Plugin, other: dict[str, Any]) -> None:
     was = status(*THREE, plugin=plugin)
     later = replace(was, devices=[replace(device, **other) for device in was.devices])
     if "numa_node" in other:
         later = replace(later, devices=[*later.devices[:1], *was.devices[1:]])
-    found = find(was, ON_THEIR_WAY, frozenset(), DeviceChoice.PREDICTED, before=None)
-    again = find(later, ON_THEIR_WAY, frozenset(), choice, before=found)
+    found = find(was, ON_THEIR_WAY, frozenset(), before=None)
+    again = find(later, ON_THEIR_WAY, frozenset(), before=found)
     assert again.occupancy is not found.occupancy
-    now = weighed_anew(later, ON_THEIR_WAY, 0, 0, frozenset(), choice)
+    now = weighed_anew(later, ON_THEIR_WAY)
     assert [t.first for t in now] != [t.first for t in weighed_anew(was, ON_THEIR_WAY)]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from msgspec.structs import replace
 
-from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.report_delta import Found, find, with_new_measurements
@@ -26,7 +25,7 @@ _activities = st.sampled_from([None, SmActivity(0.25, "gpm")])
 
 
 def found_of(shown: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found:
-    return find(shown, reservations, NOBODY, DeviceChoice.PREDICTED, before=None)
+    return find(shown, reservations, NOBODY, before=None)
 
 
 def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:

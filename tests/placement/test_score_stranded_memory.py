@@ -9,7 +9,6 @@ import pytest
 
 from contract.annotations import VRAM
 from contract.gpunode import Replicas
-from contract.kube import Pod
 from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.score_terms import newly_stranded, terms
@@ -20,7 +19,6 @@ from tests.builders import (
     GPU,
     container,
     device,
-    following,
     judged,
     pod,
     request,
@@ -120,18 +118,11 @@ def test_nothing_is_newly_stranded_if_levels_do_not_decide() -> None:
 STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
 
 
-@pytest.mark.parametrize(
-    ("asked", "how"),
-    [
-        pytest.param(pod("16Gi"), {"plugin": STEERED}, id="steered"),
-        pytest.param(pod("16Gi", following(container(), 0)), {"pins": True}, id="pinned"),
-    ],
-)
-def test_on_steered_nodes_the_least_headroom_wins(asked: Pod, how: dict[str, Any]) -> None:
+def test_on_steered_nodes_the_least_headroom_wins() -> None:
     """If the plugin chose, the other node would win: there all levels stay equal."""
-    tight = node("tight", (7,), (1, 1), **how)
-    alike = node("alike", (16,), (16,), (), **how)
-    snap, verdicts = judged(asked, tight, alike)
+    tight = node("tight", (7,), (1, 1), plugin=STEERED)
+    alike = node("alike", (16,), (16,), (), plugin=STEERED)
+    snap, verdicts = judged(pod("16Gi"), tight, alike)
     assert newly_stranded(verdicts.asks[0], snap).tolist() == [0, 0]
     place = rank(verdicts, Weights()).winner
     assert place == 0

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import STARTUP, STARTUP_TIMEOUT, DeviceChoice
+from contract.annotations import STARTUP, STARTUP_TIMEOUT
 from contract.gpunode import RUNNING, STARTING, Plugin, PodUse, Reservation
 from contract.kube import (
     Container,
@@ -79,7 +79,7 @@ def two_gpus(b_allocated: int = 0, plugin: Plugin = DISTRIBUTED, **how: Any) -> 
 def test_a_pod_waits_for_the_starting_pod_on_its_next_device() -> None:
     assert reason_for(alone(), two_gpus()) is None  # the plugin gives it b
     assert reason_for(alone(), two_gpus(b_allocated=1)) is WAITS  # it can get a or b
-    assert reason_for(alone(), two_gpus(device_choice=DeviceChoice.ANY)) is WAITS
+    assert reason_for(alone(), two_gpus(plugin=Plugin())) is WAITS  # policy unknown
 
 
 def test_pods_that_do_not_start_alone_never_wait() -> None:

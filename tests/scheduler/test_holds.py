@@ -133,7 +133,7 @@ def test_a_kind_is_checked_once_on_each_node_that_a_large_group_holds() -> None:
 
 
 def test_beside_a_pod_that_sets_its_variable_answers_are_cached_for_that_pod_alone() -> None:
-    state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
+    state = cluster(gpunode(shared("A"), plugin=Plugin()))
     held = HeldMemory(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
     state.holds.assume(first, wanted(state, first), "n", NOW_S)

@@ -28,7 +28,6 @@ from tests.builders import (
     choosing,
     container,
     device,
-    following,
     gate,
     gpunode,
     mig,
@@ -43,20 +42,7 @@ BEGIN, END = "<!-- kinds of nodes -->", "<!-- end of kinds -->"
 
 STOCK = Plugin(allocation_policy="distributed", topology_manager_policy="none")
 PACKED = Plugin(allocation_policy="packed", topology_manager_policy="none")
-OBEYS = Plugin(
-    allocation_policy="distributed",
-    topology_manager_policy="none",
-    device_list_strategy="envvar",
-    pinning="honoured",
-)
-OPERATOR = Plugin(
-    allocation_policy="distributed",
-    topology_manager_policy="none",
-    device_list_strategy="cdi-annotations,cdi-cri",
-    pinning="ignored",
-)
 STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
-PINNED = {DEVICE_CHOICE: "pinned"}
 GATED = pod("8Gi", init=[gate()])
 SMALL = "nvidia.com/mig-1g.10gb"
 LABELS = {
@@ -153,7 +139,7 @@ KINDS = (
         node(used("GPU-a", 4, 1), used("GPU-c", 20, 2), plugin=Plugin()),
     ),
     Kind(
-        "Annotated `device-choice: any`",
+        "Annotated `device-choice: any`, which was removed",
         "8 GiB",
         pod("8Gi"),
         node(used("GPU-a", 4, 1), used("GPU-c", 20, 2)),
@@ -186,43 +172,16 @@ KINDS = (
         node(shared("GPU-a", sharing="mps")),
     ),
     Kind(
-        "Pinned",
-        "8 GiB, its variable follows the placement",
-        of(following(container())),
-        node(used("GPU-a", 4, 1), used("GPU-b", 12, 2), used("GPU-c", 20, 0), plugin=OBEYS),
-        annotations=PINNED,
-    ),
-    Kind(
-        "Annotated as pinned, with MIG devices that are not shared",
-        "8 GiB, its variable follows the placement",
-        of(following(container())),
-        node(*(mig(f"MIG-{name}", number) for number, name in enumerate("ab")), plugin=OBEYS),
-        annotations=PINNED,
-    ),
-    Kind(
-        "Annotated as pinned, with the GPU Operator's defaults",
-        "8 GiB",
-        pod("8Gi"),
-        node(shared("GPU-a"), plugin=OPERATOR),
-        annotations=PINNED,
-    ),
-    Kind(
-        "Not pinned, and the pod relies on it",
-        "8 GiB, its variable follows the placement",
-        of(following(container())),
-        node(shared("GPU-a"), plugin=OBEYS),
-    ),
-    Kind(
         "The pod sets NVIDIA_VISIBLE_DEVICES, and the node may obey it",
         "8 GiB, `NVIDIA_VISIBLE_DEVICES: all`",
         of(choosing(container())),
-        node(shared("GPU-a"), plugin=OBEYS),
+        node(shared("GPU-a")),
     ),
     Kind(
         "The same with `visible_devices: charge`",
         "8 GiB, `NVIDIA_VISIBLE_DEVICES: all`",
         of(choosing(container())),
-        node(used("GPU-a", 4, 1), used("GPU-b", 20, 3), plugin=OBEYS),
+        node(used("GPU-a", 4, 1), used("GPU-b", 20, 3)),
         rules=Rules(visible_devices=VisibleDevices.CHARGE),
     ),
     Kind(

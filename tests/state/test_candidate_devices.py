@@ -65,13 +65,6 @@ class TestDevicesThatThePluginCouldGive:
         room = snap.columns.free_bytes[0].tolist()
         assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
 
-    def test_a_node_may_require_free_memory_on_every_device(self) -> None:
-        for choice, fits in ((None, True), ("predicted", True), ("any", False)):
-            wished = None if choice is None else {DEVICE_CHOICE: choice}
-            node = kube_node(annotations=wished)
-            state = state_of(*seen(node, self.reported(), *self.sitting()))
-            assert (reason(state) is None) is fits, choice
-
     def test_a_gated_node_takes_gated_pods_as_others_do_and_no_others(self) -> None:
         node = kube_node(annotations={DEVICE_CHOICE: "gated"})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
@@ -94,14 +87,21 @@ class TestDevicesThatThePluginCouldGive:
         assert isinstance(other, VramRequest)
         assert fit(other, snap, snap.rows(["n"]), NOW_S).reason(0) is None
 
-    def test_an_invalid_node_annotation_closes_the_node(self) -> None:
-        node = kube_node(annotations={DEVICE_CHOICE: "best"})
+    @pytest.mark.parametrize(
+        ("choice", "why"),
+        [
+            ("best", "is not one of predicted, gated, steered"),
+            ("any", "was removed: use predicted or steered"),
+            (" pinned ", "was removed: use predicted or steered"),
+        ],
+    )
+    def test_an_invalid_node_annotation_closes_the_node(self, choice: str, why: str) -> None:
+        node = kube_node(annotations={DEVICE_CHOICE: choice})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
         assert reason(state) is Reason.BAD_NODE_ANNOTATION
         (terms,) = state.snapshot().nodes
         assert terms.detail == (
-            f"annotation {DEVICE_CHOICE}: 'best' is not one of predicted, any, gated, steered, "
-            f"pinned. Example: {DEVICE_CHOICE}: predicted"
+            f"annotation {DEVICE_CHOICE}: {choice!r} {why}. Example: {DEVICE_CHOICE}: predicted"
         )
 
     def test_a_device_that_is_no_longer_a_candidate_frees_memory(self) -> None:

@@ -50,11 +50,10 @@ PLUGINS = (
     None,
     DISTRIBUTED,
     Plugin(allocation_policy="packed", topology_manager_policy="none"),
-    Plugin(allocation_policy="distributed", topology_manager_policy="none", pinning="honoured"),
     Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[*RESOURCES]),
 )
 STEPS = ("place", "release", "drain", "add", "replicas", "steer", "count")
-CHOICES = ("predicted", "predicted", "any", "pinned", "steered")
+CHOICES = ("predicted", "predicted", "steered")
 
 
 def cluster_of(

@@ -150,7 +150,6 @@ SMALL = [On("a", 10, 1), On("b", 10, 1)], [On("c", 2, 1)]
         pytest.param(
             LARGE, STEERED, {DEVICE_CHOICE: "steered"}, {"c"}, id="steered takes the best for it"
         ),
-        pytest.param(LARGE, DISTRIBUTED, {DEVICE_CHOICE: "any"}, {"a", "b", "c"}, id="any is any"),
     ],
 )
 def test_every_device_that_the_pod_could_get_must_have_enough_memory(

@@ -1,6 +1,6 @@
 """Pods that set NVIDIA_VISIBLE_DEVICES themselves, or may."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +19,6 @@ from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
 from tests.state.states import state_of
 
 NAME = "NVIDIA_VISIBLE_DEVICES"
-Pinning = Literal["honoured", "ignored", "unknown"]
 
 
 def setting(*variables: EnvVar, where: str = "gpu", uid: str = "uid-p") -> Pod:
@@ -33,11 +32,8 @@ def setting(*variables: EnvVar, where: str = "gpu", uid: str = "uid-p") -> Pod:
     return pod("8Gi", named["gpu"], named["neighbour"], init=[named["init"]], uid=uid, name=uid)
 
 
-def node(pinning: Pinning, rules: Rules | None = None) -> ClusterWriter:
-    reported = gpunode(device())
-    assert reported.status is not None
-    status = msgspec.structs.replace(reported.status, plugin=Plugin(pinning=pinning))
-    reported = msgspec.structs.replace(reported, status=status)
+def node(rules: Rules | None = None, *, ignores: bool = False) -> ClusterWriter:
+    reported = gpunode(device(), plugin=Plugin(ignores_visible_devices=ignores))
     return state_of(NodeSeen(kube_node()), GPUNodeSeen(reported, NOW_S), rules=rules)
 
 
@@ -53,16 +49,16 @@ def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
 
 
 @pytest.mark.parametrize(
-    ("pinning", "reason"),
+    ("ignores", "reason"),
     [
-        pytest.param("honoured", Reason.CHOOSES_DEVICES, id="it wins"),
-        pytest.param("unknown", Reason.CHOOSES_DEVICES, id="it may win"),
-        pytest.param("ignored", None, id="it is not looked at"),
+        pytest.param(False, Reason.CHOOSES_DEVICES, id="it may win"),
+        pytest.param(True, None, id="it is not looked at"),
     ],
 )
 @pytest.mark.parametrize("where", ["gpu", "neighbour", "init"])
-def test_it_counts_if_it_may_be_obeyed(pinning: Pinning, reason: Reason | None, where: str) -> None:
-    assert verdict(node(pinning), setting(EnvVar(name=NAME, value="all"), where=where)) is reason
+def test_it_counts_if_it_may_be_obeyed(ignores: bool, reason: Reason | None, where: str) -> None:
+    asked = setting(EnvVar(name=NAME, value="all"), where=where)
+    assert verdict(node(ignores=ignores), asked) is reason
 
 
 @pytest.mark.parametrize(
@@ -78,7 +74,7 @@ def test_it_counts_if_it_may_be_obeyed(pinning: Pinning, reason: Reason | None, 
     ],
 )
 def test_values(variable: EnvVar, counts: bool) -> None:
-    assert (verdict(node("honoured"), setting(variable)) is not None) == counts
+    assert (verdict(node(), setting(variable)) is not None) == counts
 
 
 def test_as_it_stands_in_a_manifest() -> None:
@@ -98,11 +94,11 @@ def test_as_it_stands_in_a_manifest() -> None:
         },
     }
     read = msgspec.json.decode(msgspec.json.encode(manifest), type=Pod)
-    assert verdict(node("honoured"), read) is Reason.CHOOSES_DEVICES
+    assert verdict(node(), read) is Reason.CHOOSES_DEVICES
 
 
 def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
-    state, cached_fits = node("honoured"), FitCache(Weights())
+    state, cached_fits = node(), FitCache(Weights())
     plain: Any = state.understand(setting())
     chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
     snap = state.snapshot()
@@ -113,8 +109,8 @@ def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
 
 def test_of_two_by_one_name_the_last_counts() -> None:
     all_, none = EnvVar(name=NAME, value="all"), EnvVar(name=NAME, value="none")
-    assert verdict(node("honoured"), setting(all_, none)) is None
-    assert verdict(node("honoured"), setting(none, all_)) is Reason.CHOOSES_DEVICES
+    assert verdict(node(), setting(all_, none)) is None
+    assert verdict(node(), setting(none, all_)) is Reason.CHOOSES_DEVICES
 
 
 CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
@@ -122,8 +118,8 @@ CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
 
 def test_by_setting_it_is_charged_instead_of_rejected() -> None:
     asked = setting(EnvVar(name=NAME, value="all"))
-    assert verdict(node("honoured", CHARGE), asked) is None
-    placement = placed(node("honoured", CHARGE), asked)
+    assert verdict(node(CHARGE), asked) is None
+    placement = placed(node(CHARGE), asked)
     assert [charge.by_environment for charge in placement.charges] == [True]
 
 
@@ -134,20 +130,12 @@ def following(path: str) -> EnvVar:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param("metadata.annotations['headroom.gpu/devices.1']", id="of no GPU container"),
-        pytest.param("metadata.annotations['headroom.gpu/placement']", id="not the devices"),
+        pytest.param("metadata.annotations['headroom.gpu/devices.0']", id="its placement"),
         pytest.param("metadata.name", id="something else"),
     ],
 )
-def test_what_is_not_the_placement_of_a_gpu_container_is_its_own_choice(path: str) -> None:
-    assert verdict(node("honoured"), setting(following(path))) is Reason.CHOOSES_DEVICES
-
-
-def test_a_placement_is_followed_by_all_gpu_containers_or_by_none() -> None:
-    follows = following("metadata.annotations['headroom.gpu/devices.0']")
-    one = msgspec.structs.replace(container("a"), env=[follows])
-    assert verdict(node("honoured"), pod("8Gi", one)) is Reason.NOT_PINNED
-    assert verdict(node("honoured"), pod("8Gi", one, container("b"))) is Reason.CHOOSES_DEVICES
+def test_a_variable_from_a_field_of_the_pod_is_its_own_choice(path: str) -> None:
+    assert verdict(node(), setting(following(path))) is Reason.CHOOSES_DEVICES
 
 
 def reading(*sources: EnvFromSource, env: tuple[EnvVar, ...] = ()) -> Pod:
@@ -174,10 +162,10 @@ SUSPECT = Rules(suspect_env_from=True)
     ],
 )
 def test_env_from_is_suspected_only_by_setting(asked: Pod, suspected: bool) -> None:
-    assert verdict(node("honoured"), asked) is None
+    assert verdict(node(), asked) is None
     reason = Reason.CHOOSES_DEVICES if suspected else None
-    assert verdict(node("honoured", SUSPECT), asked) is reason
-    assert verdict(node("ignored", SUSPECT), asked) is None
+    assert verdict(node(SUSPECT), asked) is reason
+    assert verdict(node(SUSPECT, ignores=True), asked) is None
 
 
 def placed(state: ClusterWriter, of: Pod) -> Placement:

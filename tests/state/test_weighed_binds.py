@@ -65,13 +65,13 @@ class TestBindsOnTheirWay:
         assert state.settle() is snapshot
 
     @pytest.mark.parametrize("vram", ["8Gi", "20Gi", "100Gi"])
-    @pytest.mark.parametrize("choice", [None, "predicted", "pinned", "any"])
+    @pytest.mark.parametrize("choice", [None, "predicted", "steered"])
     @pytest.mark.parametrize("steered", [[], [GPU]])
     def test_an_expected_reservation_is_not_weighed_again(
         self, vram: str, choice: str | None, steered: list[str]
     ) -> None:
         """And the terms equal those of a weighing."""
-        plugin = replace(DISTRIBUTED, steered=steered, pinning="honoured")
+        plugin = replace(DISTRIBUTED, steered=steered)
         node = gpunode(shared("A"), shared("B", memory_bytes=40 * GIB), plugin=plugin)
         about = kube_node(annotations={DEVICE_CHOICE: choice} if choice else None)
         asked = pod(vram, uid="other")

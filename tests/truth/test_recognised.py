@@ -27,8 +27,6 @@ SIZES = st.integers(1, 8)
 class Machine(RuleBasedStateMachine):
     """Nothing that DESIGN section 5 lists as a surprise."""
 
-    choice = "predicted"
-
     @initialize(
         count=st.integers(2, 3),
         packed=st.booleans(),
@@ -38,7 +36,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, count: int, packed: bool, seed: int, sizes: list[int]) -> None:
         how = Settings(REPLICAS, policy="packed", release=20) if packed else Settings(REPLICAS)
         self.node = StandIn(gpus(count, MEMORY_GIB), how, seed=seed)
-        self.world = World({"n": self.node}, self.choice)
+        self.world = World({"n": self.node})
         self.number = 0
         #: Events that can change the prediction of an unconfirmed pod.
         self.provoked: set[Surprise] = set()
@@ -146,26 +144,6 @@ class Quiet(Machine):
             assert Result.MISS not in results
 
 
-class QuietOnAny(Quiet):
-    """If every device must have enough memory, that holds whatever happens to the replicas."""
-
-    choice = "any"
-
-    @precondition(lambda self: self.sitting)
-    @rule(data=st.data())
-    def end_at_any_time(self, data: DataObject) -> None:
-        self._end(data)
-
-    @rule(packed=st.booleans())
-    def restart_the_plugin(self, packed: bool) -> None:
-        self._restart(packed)
-
-    @precondition(lambda self: self.node.devices.available)
-    @rule(data=st.data())
-    def fail(self, data: DataObject) -> None:
-        self._fail(data)
-
-
 class Surprised(Machine):
     """Everything may happen at any time, and each thing done notes what it can turn."""
 
@@ -271,10 +249,9 @@ def _plugin(status: GPUNodeStatus) -> tuple[object, ...]:
     return status.plugin.allocation_policy, [each.replicas.unhealthy for each in status.devices]
 
 
-for machine in (Quiet, QuietOnAny, Surprised):
+for machine in (Quiet, Surprised):
     machine.TestCase.settings = settings(
         max_examples=examples(150), stateful_step_count=25, deadline=None
     )
 TestQuiet = Quiet.TestCase
-TestQuietOnAny = QuietOnAny.TestCase
 TestSurprised = Surprised.TestCase

@@ -106,20 +106,6 @@ def test_without_it_there_is_none(
     assert world.excess_bytes("n") == {}
 
 
-@pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
-def test_with_device_choice_any_it_overcommits_no_device(
-    happen: Callable[[World], None], small_on_1: int, surprise: Surprise
-) -> None:
-    world = node_with_a_large_pod("any", small_on_1)
-    assert world.bind("p", 8, node="n") is None
-    assert world.bind("q", 2, node="n") == "n"
-    happen(world)
-    world.admit("q", towards="GPU-1")
-    outcome = world.report("n")["q"]
-    assert outcome.result is Result.HIT
-    assert world.excess_bytes("n") == {}
-
-
 def test_replicas_that_are_healthy_again_are_a_surprise() -> None:
     world = World({"n": StandIn(gpus(2), Settings(4))})
     node = world.nodes["n"]

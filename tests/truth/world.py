@@ -232,7 +232,7 @@ def report(node: StandIn, observed_at: str = "1970-01-01T00:00:00Z") -> GPUNodeS
         plugin=PluginReport(
             allocation_policy=settings.policy if settings else "unknown",
             topology_manager_policy=node.devices.policy,
-            pinning="ignored",
+            ignores_visible_devices=True,
         ),
         sources=[Source(name="checkpoint"), Source(name="proc")],
     )

@@ -15,7 +15,7 @@ const MARKS = {
 };
 /** Kinds of risks in words. */
 export const RISKS = {overcommitted: "overcommitted", growing: "full soon", unhealthy: "unhealthy", overuse: "overuse"};
-const CHOICES = {exact: "known in advance", "slot-safe": "any, and each has enough memory", predicted: "the plugin's choice among several", any: "any", pinned: "pinned by Headroom", steered: "steered by Headroom"};
+const CHOICES = {exact: "known in advance", "slot-safe": "any, and each has enough memory", predicted: "the plugin's choice among several", steered: "steered by Headroom"};
 
 /** Show the GPU in the panel: {refresh, close}. onClose is called by the button that closes it. */
 export function device(panel, nodeName, gpu, onClose) {

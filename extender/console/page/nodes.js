@@ -14,8 +14,6 @@ const NEXT = {
   exact: "it is certain which device the next pod gets",
   "slot-safe": "no pod requests more than the share of a replica, so any device that the plugin chooses has enough free memory",
   predicted: "the plugin chooses one of several devices; the next pod must fit on each of them",
-  any: "by an annotation of the node, the next pod must fit on every device",
-  pinned: "Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement",
   steered: "Headroom chooses: the agent answers the kubelet instead of the plugin",
 };
 

@@ -13,7 +13,7 @@ const GROUPS = {
   "Nodes": [
     ["drain", "Nodes to drain", {placeholder: "gpu-a, gpu-b"}],
     ["replicas", "Replicas to change", {placeholder: "gpu-a=4"}, "NODE=COUNT for each of its GPUs. 1: not shared."],
-    ["modes", "Modes to change", {placeholder: "gpu-a=steered"}, "NODE=predicted, any, gated, steered or pinned."],
+    ["modes", "Modes to change", {placeholder: "gpu-a=steered"}, "NODE=predicted, gated or steered."],
     ["add", "Nodes to add", {placeholder: "gpu-a=2"}, "NODE=COUNT of idle nodes like this node."],
   ],
 };
