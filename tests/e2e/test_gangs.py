@@ -6,7 +6,7 @@ kube-scheduler calls filter for all pods of a group before it binds the first on
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from aiohttp import web
@@ -36,12 +36,19 @@ class Calls(Service):
     def __init__(self, url: str) -> None:
         super().__init__({url: Wire()})
         self.count: Counter[str] = Counter()
+        #: Called before the first bind passes.
+        self.before_bind: Callable[[], None] = lambda: None
+        self._bind_passes = asyncio.Lock()
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
         verb = request.path.rpartition("/")[2]
         self.count[verb] += 1
         if verb == "filter":
             await asyncio.sleep(PAUSE_S)
+        if verb == "bind":
+            async with self._bind_passes:
+                await asyncio.to_thread(self.before_bind)
+                self.before_bind = lambda: None
         return None
 
 
@@ -106,3 +113,27 @@ def test_a_group_that_fits_in_part_keeps_no_memory(new_cluster: NewCluster) -> N
             cluster.delete_pod(name)
         cluster.nodes.observe(cluster.pods())
         cluster.until(lambda: bound(cluster, "half") == 6, "the group is bound whole")
+
+
+def test_a_group_that_loses_memory_before_its_binds_is_bound_whole_later(
+    new_cluster: NewCluster,
+) -> None:
+    """A pod that bypasses Headroom takes a GPU. Nothing of the group is bound until there is memory
+    for all of it."""
+    cluster = new_cluster(3, ONE_GPU)
+    node = cluster.names[0]
+
+    def takes_memory() -> None:
+        cluster.create_pod("bypass", "24Gi", nodeName=node)
+        cluster.until(lambda: bool(cluster.gpunode(node).spec.reservations), "it is charged")
+
+    with scheduled(cluster) as calls:
+        calls.before_bind = takes_memory
+        create_gang(cluster, "late", ["12Gi"] * 6)
+        cluster.until(lambda: calls.count["filter"] > 8, "the group is tried again")
+        assert calls.count["bind"] == 6
+        assert cluster.metric('headroom_binds_total{outcome="declined"}') == 6
+        assert bound(cluster, "late") == 0
+        cluster.delete_pod("bypass")
+        cluster.nodes.observe(cluster.pods())
+        cluster.until(lambda: bound(cluster, "late") == 6, "the group is bound whole")
