@@ -252,6 +252,8 @@ def _invalid_part(pod: Any) -> str:
     for part in ("annotations", "labels"):
         if not isinstance(metadata.get(part) or {}, dict):
             return f"metadata.{part} is not a mapping"
+    if not isinstance(pod["spec"].get("nodeSelector") or {}, dict):
+        return "nodeSelector is not a mapping"
     if not _are_mappings(pod["spec"].get("resourceClaims") or []):
         return "resourceClaims is not a list of mappings"
     if not pod["spec"].get("containers"):

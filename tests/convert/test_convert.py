@@ -1,7 +1,9 @@
 """Manifests for KAI, HAMi and gpushare in, ours out; judged with what reads them in the cluster."""
 
 import contextlib
+import copy
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -307,6 +309,41 @@ def test_odd_objects_are_answered_and_never_a_crash(inner: Any) -> None:
             convert(yaml.safe_dump(document), Options())
         except BadManifest:
             continue
+
+
+def parts(of: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of each part of a manifest."""
+    yield path
+    items = of.items() if isinstance(of, dict) else enumerate(of) if isinstance(of, list) else ()
+    for key, value in items:
+        yield from parts(value, (*path, key))
+
+
+def replaced(of: Any, path: tuple[str | int, ...], value: object) -> Any:
+    if not path:
+        return value
+    changed = copy.copy(of)
+    changed[path[0]] = replaced(of[path[0]], path[1:], value)
+    return changed
+
+
+SELECTING = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  nodeSelector: {gpushare: "true"}
+  containers: [{name: main, resources: {limits: {aliyun.com/gpu-mem: 3}}}]
+"""
+GPUSHARE = list(yaml.safe_load_all((GOLDEN / "gpushare.yaml").read_text() + "---" + SELECTING))
+
+
+@pytest.mark.parametrize("value", [None, True, "x", [1]], ids=repr)
+def test_a_part_of_another_type_is_answered_and_never_a_crash(value: object) -> None:
+    for document in GPUSHARE:
+        for path in parts(document):
+            with contextlib.suppress(BadManifest):
+                convert(yaml.safe_dump(replaced(document, path, value)), Options())
 
 
 def test_stdin_and_a_file_without_anything_to_do_come_out_byte_for_byte() -> None:
