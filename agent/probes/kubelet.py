@@ -23,7 +23,7 @@ cgroup is gone, counts as ended.
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.probes.checkpoint import Checkpoint, Entry
@@ -152,17 +152,21 @@ class KubeletProbe:
 
     def _join(self, entries: Sequence[Entry], listed: Sequence[ListedContainer] | None) -> Joined:
         """Join both sources, without the entries of pods that count as ended."""
+        first = join(entries, listed or (), self._names)
+        ended = self._lost({**self._names, **first.names}.keys())
         if listed is None:
             # Without an answer no pod counts as unlisted: start again with the next answer.
             self._unlisted_since_s.clear()
-            return join(entries, (), self._names)
-        first = join(entries, listed, self._names)
-        ended = self._ended(first.unlisted, is_complete=bool(listed))
-        joined = join(entries, listed, self._names, ended) if ended else first
-        if self._lost_cgroups is None:
-            return joined
-        lost = self._lost_cgroups.among(joined.names.keys())
-        return replace(joined, holdings=[each for each in joined.holdings if each.uid not in lost])
+        else:
+            ended |= self._ended(first.unlisted, is_complete=bool(listed))
+        return join(entries, listed or (), self._names, ended) if ended else first
+
+    def _lost(self, uids: Collection[str]) -> set[str]:
+        """Return the pods that have lost their cgroup, among those that are or were listed.
+
+        These have ended, so a replica that they have freed is never theirs again.
+        """
+        return set() if self._lost_cgroups is None else self._lost_cgroups.among(uids)
 
     def _ended(self, unlisted: frozenset[str], is_complete: bool) -> set[str]:
         """Return the unlisted pods that count as ended.
@@ -293,8 +297,8 @@ def join(
 ) -> Joined:
     """Join checkpoint and PodResources.
 
-    ``known_names`` are uid -> name of earlier joins. Entries of the uids ``ended`` are left out,
-    unless PodResources lists them. Replicas that only PodResources lists have no uid.
+    ``known_names`` are uid -> name of earlier joins. Entries of the uids ``ended`` are left out.
+    Replicas that only PodResources lists have no uid.
     """
     names, ambiguous = _names(entries, listed)
     all_names = {**known_names, **names}
@@ -309,10 +313,15 @@ def join(
             *all_names.get(entry.pod_uid, ("", "")),
         )
         for entry in entries
-        if entry.pod_uid not in ended or entry.pod_uid in names
+        if entry.pod_uid not in ended
         for replica in entry.replicas
     ]
-    written = {(each.container, each.resource, each.replica) for each in holdings}
+    written = {
+        (entry.container, entry.resource, replica)
+        for entry in entries
+        if entry.pod_uid not in ended or entry.pod_uid in names
+        for replica in entry.replicas
+    }
     unwritten = [
         HoldingReading("podresources", "", c.container, resource, replica, c.namespace, c.pod)
         for c in listed

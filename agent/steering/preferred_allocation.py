@@ -121,8 +121,9 @@ class PreferredAllocation:
         self._returning: dict[str, threading.Thread | None] = {}
         #: Plugin -> the sockets that a killed agent left, and the thread that restores the plugin.
         self._restored: dict[str, tuple[set[str], threading.Thread]] = {}
-        #: Resource -> (pod uid, container, replica) at the last sample in which it was steered.
-        self._held: dict[str, set[tuple[str, str, str]]] = {}
+        #: Resource -> (pod uid, container, replica) of the samples since it was last not steered,
+        #: with the newest at the end. A sample can omit a pod that a later one shows again.
+        self._held: dict[str, dict[tuple[str, str, str], None]] = {}
         self._arrivals = Arrivals(self._folder / "kubelet.sock")
         self._leaving = False
         #: (resource, result) -> number of answers.
@@ -147,14 +148,15 @@ class PreferredAllocation:
             steers = registration.steers
             before = self._held.pop(resource, None)
             # Check all of them, so that no recorded allocation is matched with a later container.
-            unknown = [
-                each for each in held - (before or set()) if not registration.take_passed(each[2:])
-            ]
+            new = held - (before or {}).keys()
+            unknown = [each for each in new if not registration.take_passed(each[2:])]
             if steers and before is not None and unknown:
                 registration.bypassed()
                 steers = False
             if steers:
-                self._held[resource] = held
+                earlier = {each: None for each in before or () if each not in held}
+                seen = earlier | dict.fromkeys(held)
+                self._held[resource] = dict(list(seen.items())[-MAX_ARRIVALS:])
                 if not self._leaving and resource not in self._returning:
                     yield SteeredReading(resource)
         for obstacle in obstacles:

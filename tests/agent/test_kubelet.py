@@ -216,6 +216,11 @@ def test_a_pod_that_is_still_listed_has_ended_when_its_cgroup_is_gone(tmp_path: 
     for _ in range(2):
         assert world.uids() == [_OTHER]
         assert world.message() == ""
+    world.restart_kubelet()
+    world.service.containers_now = [listed("other", "GPU-a::1")]
+    assert world.uids() == [_OTHER]  # also if a young kubelet could have it still to list
+    world.service.containers_now = None
+    assert world.uids() == [_OTHER]
     world.write(entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
     world.service.containers_now = [listed("other", "GPU-a::1")]
     assert world.uids() == [_OTHER]

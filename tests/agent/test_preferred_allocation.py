@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 from agent.kube_publisher import NotDelivered
-from agent.probes.readings import ObstacleReading, PermissionReading
+from agent.probes.readings import (
+    HoldingReading,
+    ObstacleReading,
+    PermissionReading,
+    SteeredReading,
+)
 from agent.steering import plugin_registration, preferred_allocation
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
+from agent.steering.plugin_registration import PluginRegistration
 from agent.steering.preferred_allocation import Arrivals, PreferredAllocation
 from contract.annotations import DeviceChoice
 from contract.gpunode import (
@@ -293,6 +299,40 @@ def test_steering_begins_when_the_mode_is_known_and_reports_what_is_missing(
     (steering.folder / "nvidia-gpu.sock").touch()
     wanted = [f"{RESOURCE}: there is no socket kubelet.sock"]
     until(lambda: steering.obstacles() == wanted, "the next obstacle")
+
+
+@dataclass
+class Registered(PluginRegistration):
+    """A registration that the kubelet uses, with the replicas that it has passed on."""
+
+    passed: list[str] = field(default_factory=list)
+    bypasses: int = 0
+    steers = True
+    trouble = ""
+
+    def take_passed(self, replicas: tuple[str, ...]) -> bool:
+        known = set(replicas) <= set(self.passed)
+        self.passed = [each for each in self.passed if each not in replicas]
+        return known
+
+    def bypassed(self) -> None:
+        self.bypasses += 1
+
+
+def test_a_pod_that_one_sample_omits_is_no_bypass(tmp_path: Path) -> None:
+    """While the kubelet does not answer, the checkpoint shows pods that have ended."""
+
+    def rows(*uids: str) -> list[HoldingReading]:
+        return [HoldingReading("checkpoint", uid, "main", RESOURCE, f"A::{uid}") for uid in uids]
+
+    steering = allocation(tmp_path, Ledger(), None)
+    registered = Registered(["A::2", "A::3"])
+    steering._registrations[RESOURCE] = registered
+    for held in (rows("1", "2"), rows("1"), rows("1", "2"), rows("3"), rows("2", "3")):
+        assert SteeredReading(RESOURCE) in steering.follow(held)
+    assert registered.bypasses == 0
+    assert SteeredReading(RESOURCE) not in steering.follow(rows("4"))
+    assert registered.bypasses == 1
 
 
 def test_steering_begins_after_the_plugin_of_a_killed_agent_is_restored(
