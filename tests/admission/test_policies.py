@@ -451,7 +451,8 @@ class TestOtherSchedulers:
     def test_one_setting_denies_them(self, site: Site) -> None:
         path = f"{ADMISSION}/validatingadmissionpolicybindings/{self.POLICY}"
         (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
-        (patch,) = (yaml.safe_load(each["patch"]) for each in component["patches"])
+        patches = [yaml.safe_load(each["patch"]) for each in component["patches"]]
+        (patch,) = (each for each in patches if each["metadata"]["name"] == self.POLICY)
 
         def is_denied() -> bool:
             return site.send("POST", f"{PODS}?dryRun=All", manifest()).status == 403

@@ -1,6 +1,5 @@
 """Writes by users with all rights in one namespace, and by kubelets, to a real API server."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,20 +19,13 @@ from tests.admission.site import (
     Site,
     manifests,
 )
-from tests.controlplane import STRANGER_TOKEN, ApiRefused, ControlPlane
-from tests.processes import starts_processes
+from tests.controlplane import STRANGER_TOKEN
 from tests.waiting import until
 
 __all__ = ["site"]
 
 SERVICES = f"/api/v1/namespaces/{TEAM}/services"
 RBAC_GROUP = "rbac.authorization.k8s.io"
-MESSAGE = "is for Headroom's own pods"
-PLURALS = {
-    "PriorityClass": "priorityclasses",
-    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-}
 EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
 
 
@@ -137,43 +129,3 @@ def test_no_service_takes_the_connections_of_gates(site: Site, owner: str) -> No
     rejected(reply, "headroom-gate-port", "port 9410 of a Service with externalIPs could take")
     documented(reply)
     assert create(9411, **external).status == create(9410).status == 201
-
-
-class GroupsOfPods(ControlPlane):
-    """An API server with all feature gates: groups of pods need some that change in each minor."""
-
-    def spawn_apiserver(self, *flags: str) -> None:
-        gates = "--feature-gates=AllAlpha=true,AllBeta=true"
-        super().spawn_apiserver(gates, "--runtime-config=api/all=true", *flags)
-
-
-@pytest.fixture
-@starts_processes
-def with_groups() -> Iterator[ControlPlane]:
-    plane = GroupsOfPods()
-    try:
-        plane.start()
-        yield plane
-    finally:
-        plane.stop()
-
-
-def test_no_group_of_pods_takes_headroom_s_priority(with_groups: ControlPlane) -> None:
-    for each in manifests("base/priorityclass.yaml"):
-        plural = PLURALS[each["kind"]]
-        with_groups.call("POST", f"/apis/{each['apiVersion']}/{plural}", each)
-    group = "scheduling.k8s.io"
-    (found,) = (g for g in with_groups.call("GET", "/apis")["groups"] if g["name"] == group)
-    version = next(each["groupVersion"] for each in found["versions"] if "alpha" in each["version"])
-    path = f"/apis/{version}/namespaces/default/podgroups?dryRun=All"
-    spec = {"schedulingPolicy": {"basic": {}}, "priorityClassName": "headroom-critical"}
-    body = {"apiVersion": version, "kind": "PodGroup", "metadata": {"name": "g"}, "spec": spec}
-
-    def answer() -> str:
-        try:
-            with_groups.call("POST", path, body)
-        except ApiRefused as err:
-            return str(err)
-        return "created"
-
-    until(lambda: MESSAGE in answer(), "groups of pods are rejected", logs=answer)

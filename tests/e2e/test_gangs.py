@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from aiohttp import web
 
-from tests.controlplane import scheduler_configuration
+from tests.admission.site import manifests
+from tests.controlplane import ApiRefused, scheduler_configuration
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import GROUP_API, ONE_GPU, NewCluster
 from tests.kubernetes_version import is_at_least
@@ -21,6 +22,13 @@ GROUPS = f"/apis/scheduling.k8s.io/{GROUP_API}/namespaces/{NAMESPACE}/podgroups"
 GATES = ("GenericWorkload=true",)
 if not is_at_least("1.37"):  # newer versions have one gate for both
     GATES = (*GATES, "GangScheduling=true")
+PLURALS = {
+    "PriorityClass": "scheduling.k8s.io/v1/priorityclasses",
+    "ValidatingAdmissionPolicy": "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": (
+        "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    ),
+}
 #: Seconds between two filter calls, as on a busy machine or with many plugins. Memory that is held
 #: for a single pod is free again before kube-scheduler has chosen nodes for a whole group.
 PAUSE_S = 0.08
@@ -137,3 +145,25 @@ def test_a_group_that_loses_memory_before_its_binds_is_bound_whole_later(
         cluster.delete_pod("bypass")
         cluster.nodes.observe(cluster.pods())
         cluster.until(lambda: bound(cluster, "late") == 6, "the group is bound whole")
+
+
+def test_no_group_of_a_tenant_takes_headroom_s_priority(new_cluster: NewCluster) -> None:
+    """A group has a priority of its own, by which its pods would evict those of others."""
+    cluster = new_cluster(1, ONE_GPU)
+    spec = {"schedulingPolicy": {"basic": {}}, "priorityClassName": "headroom-critical"}
+    body = {"metadata": {"name": "urgent"}, "spec": spec}
+
+    def answer() -> str:
+        try:
+            cluster.plane.call("POST", f"{GROUPS}?dryRun=All", body)
+        except ApiRefused as err:
+            return str(err)
+        return "created"
+
+    with contextlib.ExitStack() as undo:
+        for each in manifests("base/priorityclass.yaml"):
+            path = f"/apis/{PLURALS[each['kind']]}"
+            cluster.plane.call("POST", path, each)
+            undo.callback(cluster.plane.call, "DELETE", f"{path}/{each['metadata']['name']}")
+        rejected = "is for Headroom's own pods"
+        cluster.until(lambda: rejected in answer(), "groups with the class are rejected")
