@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import yaml
 
+from benchmarks.vitals import vitals
 from contract.annotations import EXTENDER_ANNOTATION_PREFIXES, EXTENDER_ANNOTATIONS
 from contract.gate import gate_container, is_gated
 from contract.kube import Pod
@@ -146,15 +147,26 @@ class TestAnnotations:
     def test_as_many_annotations_as_a_pod_may_have_do_not_delay_its_kubelet(
         self, site: Site
     ) -> None:
-        """The API server gives up a request after 34 s, and this one takes less than a second. If
-        the policies look at each annotation, it takes minutes."""
+        """A request takes the API server less than a second of CPU. If the policies look at each
+        annotation, it takes minutes. On a busy machine it times out after 34 s, and is sent again.
+        """
         annotations = {f"{index:x}": "" for index in range(60_000)}
         obj = manifest(None, container(gpus=0), annotations=annotations, nodeName=HERE)
         obj["metadata"]["name"] = "noted-much"
-        assert site.send("POST", PODS, obj).status == 201
         status = {"status": {"phase": "Running"}}
-        reply = site.send("PATCH", f"{PODS}/noted-much/status", status, kubelet_of=HERE)
-        assert reply.status == 200, reply.message
+        pid, replies = site.plane.pid("kube-apiserver"), list[Reply]()
+
+        def is_accepted(method: str, path: str, body: dict[str, Any]) -> bool:
+            before_s = vitals(pid).cpu_s
+            kubelet = HERE if path.endswith("/status") else ""
+            replies.append(site.send(method, path, body, kubelet_of=kubelet))
+            assert vitals(pid).cpu_s - before_s < 8
+            assert replies[-1].status in (200, 201, 409, 504), replies[-1].message
+            return replies[-1].status != 504
+
+        until(lambda: is_accepted("POST", PODS, obj), "the pod is created")
+        path = f"{PODS}/noted-much/status"
+        until(lambda: is_accepted("PATCH", path, status), "its kubelet writes the status")
         assert site.send("DELETE", f"{PODS}/noted-much", AT_ONCE).status == 200
 
     def test_other_annotations_are_not_checked(self, site: Site) -> None:
