@@ -20,6 +20,7 @@ from extender.periodic import Loops
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
+from extender.state.group_report import partly_bound
 from extender.state.heartbeats import age
 from extender.state.holdings import Held
 from extender.state.idle_pods import idle_pods
@@ -114,6 +115,11 @@ class FleetCollector(Collector):
         yield from self._overcommitted()
         yield from self._overusing()
         yield from self._pending_pods()
+        yield GaugeMetricFamily(
+            "headroom_groups_partly_bound",
+            "Groups of pods of which some pods are bound, and keep memory, while others wait.",
+            len(partly_bound(self._cluster)),
+        )
         snap = self._snapshot()
         if snap is None:
             return

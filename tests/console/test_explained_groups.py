@@ -2,10 +2,13 @@
 
 import pytest
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod, SchedulingGroup
+from extender.observability.fleet_metrics import FleetCollector
 from extender.placement.request import VramRequest
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.pending_pods import Pending
 from headroom.kubectl.why import why
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared
 from tests.console.asking import Asked
@@ -75,6 +78,19 @@ def test_memory_that_is_held_for_the_group_counts_as_free_for_it(fleet: Asked) -
     sentence = explained(fleet, "p7")
     assert sentence is not None
     assert sentence.endswith("3 of the first 5 would fit on c, b")
+
+
+def test_the_metric_counts_groups_that_are_bound_in_part(fleet: Asked) -> None:
+    """Neither a group that waits whole nor one that is bound whole counts."""
+    cluster, registry = fleet.cluster, CollectorRegistry()
+    registry.register(FleetCollector(cluster, cluster.snapshot, Pending, 10, 90.0))
+
+    def count() -> float | None:
+        return registry.get_sample_value("headroom_groups_partly_bound")
+
+    assert count() == 1
+    cluster.apply([PodGone(f"p{i}") for i in range(3, 8)])
+    assert count() == 0
 
 
 def test_a_group_of_kueue_is_shown_too(fleet: Asked) -> None:
