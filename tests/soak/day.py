@@ -47,7 +47,7 @@ class Amounts:
     agent_pods: int
     #: Requests of clients without rights to each port, and as many filter calls.
     requests: int
-    #: Bytes of each text that an author of a pod chooses, such as an annotation.
+    #: Bytes of each text that an author chooses in a pod of a filter call or a review.
     text_bytes: int
 
 
@@ -147,8 +147,8 @@ class Hour:
     def _pod(self, name: str, **spec: Any) -> dict[str, Any]:
         made = pod_manifest("1Gi")
         made["metadata"] |= {"name": name, "namespace": self._name}
-        made["metadata"]["annotations"] |= {"example.com/note": self._text()}
-        made["spec"]["containers"][0]["env"] = [{"name": "TEXT", "value": self._text()}]
+        made["metadata"]["annotations"] |= {"example.com/note": self._text(2_000)}
+        made["spec"]["containers"][0]["env"] = [{"name": "TEXT", "value": self._text(2_000)}]
         made["spec"] |= spec
         return made
 

@@ -180,8 +180,10 @@ class Site:
         self._spawn(name, part, "extender", part, "--config", str(file), env=env)
 
     def _spawn(self, name: str, part: str, *command: str, env: Mapping[str, str]) -> None:
-        mutant = ("tests.soak.altered", part) if name.endswith(ALTERED) else ()
-        self.plane.spawn(name, sys.executable, "-m", *mutant, *command, env=env)
+        mutant = part if name.endswith(ALTERED) else "none"
+        # The image of the agent does not have the extender.
+        started = () if name == "agent" else ("tests.soak.started", mutant)
+        self.plane.spawn(name, sys.executable, "-m", *started, *command, env=env)
 
     def _served(self, path: str) -> bool:
         with contextlib.suppress(Exception):

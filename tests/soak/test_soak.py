@@ -8,10 +8,10 @@ import pytest
 
 from tests.controlplane import built
 from tests.soak.__main__ import run_day
-from tests.soak.altered import MUTANTS
 from tests.soak.day import Amounts
 from tests.soak.judge import findings, table
 from tests.soak.site import ALTERED, running
+from tests.soak.started import MUTANTS
 
 pytestmark = pytest.mark.slow
 

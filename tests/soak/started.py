@@ -1,16 +1,22 @@
-"""Runs a part of Headroom that keeps what it should forget, to show that the judge notices.
+"""Runs a part of Headroom in a day of minutes, if asked with a mutant that keeps too much.
 
-    python -m tests.soak.altered MUTANT MODULE [arguments of the module]
+    python -m tests.soak.started MUTANT MODULE [arguments of the module]
 
-Each mutant changes one public name. It raises an exception if the product does not have the name.
+Garbage in cycles is collected every few seconds, because a part does so once an hour. MUTANT is
+``none``, or a key of ``MUTANTS``: a change of one public name, which shows that the judge notices.
+A change raises an exception if the product does not have the name.
 """
 
+import functools
 import runpy
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from extender.app import memory_policy
+
+COLLECTED_EVERY_S = 4.0
 _kept: list[object] = []
 
 
@@ -30,19 +36,22 @@ MUTANTS: dict[str, tuple[str, str, str, Callable[[Any], Any]]] = {
     "extender": ("extender.state.journal", "Journal", "record", _keeps),
     # The names of all nodes at each decision.
     "console": ("extender.state.journal", "", "MAX_NODE_SETS", lambda _: sys.maxsize),
-    # What each user sent.
+    # The pods that users sent.
     "webhook": ("extender.admission.mutation", "", "mutate", _keeps),
-    # The rows of pods that have ended.
+    # The samples, with the rows of pods that have ended.
     "agent": ("agent.http_endpoints", "LatestSample", "set", _keeps),
 }
 
 
 def main() -> None:
     mutant, module, *arguments = sys.argv[1:]
-    where, of, name, change = MUTANTS[mutant]
-    holder = import_module(where)
-    holder = getattr(holder, of) if of else holder
-    setattr(holder, name, change(getattr(holder, name)))
+    collect = functools.partial(memory_policy.collect_garbage, COLLECTED_EVERY_S)
+    memory_policy.collect_garbage = collect  # type: ignore[assignment]
+    if mutant != "none":
+        where, of, name, change = MUTANTS[mutant]
+        holder = import_module(where)
+        holder = getattr(holder, of) if of else holder
+        setattr(holder, name, change(getattr(holder, name)))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
