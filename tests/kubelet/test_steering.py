@@ -281,5 +281,6 @@ def test_mig_devices_that_are_shared_are_steered(start_steered: StartSteered) ->
 
     for pod, uuid in {"p0": "MIG-2", "q": "MIG-1"}.items():
         # The plugin also names the device by its uuid.
+        node.wait(lambda pod=pod: node.runtime.running(pod), "a container")
         environment = node.runtime.running(pod)["main"].environment
         assert environment["NVIDIA_VISIBLE_DEVICES"] == uuid
