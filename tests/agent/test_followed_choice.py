@@ -47,7 +47,7 @@ class TestDeviceChoice:
         self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
     ) -> None:
         _, seen = followed
-        self.choose(installed, "agent-b", "pinned")
+        self.choose(installed, "agent-b", "gated")
         with publishing(installed, "agent-a", "agent-a") as publisher:
             publisher.report(status(used_bytes=11))  # its object changes, its choice does not
         self.choose(installed, "agent-a", "steered")

@@ -61,11 +61,11 @@ def watched() -> Iterator[Watched]:
 
 
 def test_an_unknown_device_choice_is_reported_and_the_agents_own_is_used(watched: Watched) -> None:
-    watched.server.objects[PATH] = lines("steered", "spread", "spread", "pinned")
+    watched.server.objects[PATH] = lines("steered", "spread", "spread", "gated")
     with capture_logs() as logs:
         watched.watch.start()
         until(lambda: len(watched.seen) == 3, "the last change")
-    assert watched.seen == [("steered", []), ("", [OBSTACLE]), ("pinned", [])]
+    assert watched.seen == [("steered", []), ("", [OBSTACLE]), ("gated", [])]
     assert [each["reason"] for each in logs if each["event"] == "device_choice_unknown"] == [
         OBSTACLE
     ]

@@ -207,7 +207,7 @@ def test_an_invalid_device_choice_is_reported_until_it_is_corrected(
     annotations["headroom.gpu/device-choice"] = "steerd"
     assert obstacles() == [
         "the node takes no GPU pods: annotation headroom.gpu/device-choice: 'steerd' is not one of "
-        "predicted, any, gated, steered, pinned. Example: headroom.gpu/device-choice: predicted"
+        "predicted, gated, steered. Example: headroom.gpu/device-choice: predicted"
     ]
     # The previous choice stays in effect: steering does not end because of a typing error.
     assert asking.api.device_choice is None

@@ -37,7 +37,7 @@ TEXTS = [
     "9" * 20, "9" * 64, "9" * 65, "9" * 5000, "1e-999999999", "1e999999999", "Gi", "-", ".", "8 Gi",
     "25%", "0%", "100%", "100.0001%", "101%", "1.23456%", "-1%", "%", "main=8Gi,main=1Gi",
     "main=8Gi,cache=2Gi", "main=", "=8Gi", ",", "=", "main=8Gi" + ",a=1Gi" * 3000, "8Gi\u0000",
-    "pack", "spread", "fragmentation", "predicted", "any", "gated", "steered", "pinned", "PACK",
+    "pack", "spread", "fragmentation", "predicted", "any", "gated", "steered", "PACK",
     "70%", "1024", "1025", "0001", "99999", "Always", "Succeeded", "Failed", "Running", "Pending",
     "1970-01-01T00:00:00Z", "9999-12-31T23:59:59.999999-23:59", "0001-01-01T00:00:00+23:59",
     "0001-01-01", "2026-13-45T99:99:99Z", "20260101T000000Z", "2026-W01-1", "2026-11-21T00:00:00",
