@@ -148,7 +148,7 @@ def of_families(
     typer.echo(f"{machine_line()}; last week: ± {factors[0]:.0%} unshared, {factors[1]:.0%} shared")
     both = "covered | width | last week: covered | width"
     typer.echo(
-        f"\n| family | weeks | too small | campaigns | unshared: {both} | shared: {both} | "
+        f"\n| family | weeks | too small | days differ | unshared: {both} | shared: {both} | "
         f"saved: covered |\n{'|---' * 13}|"
     )
     for name, some in tuned.items():

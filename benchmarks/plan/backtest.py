@@ -20,16 +20,16 @@ from pathlib import Path
 from benchmarks.plan import generated
 from extender.plan.csv_source import read_history
 from extender.plan.demand import demand, mean_gpu_bytes
-from extender.plan.intervals import need_interval, part_interval, saving_interval
+from extender.plan.intervals import need_interval, part_interval, saving_interval, wider
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
     NO_WAIT_S,
     Baseline,
     Configuration,
     answer,
-    demands,
     exclusive_pool,
     split,
+    variation_of,
 )
 from extender.plan.wording import outward
 from extender.plan.workload import DAY_S, History, Life, Machine, Vram, with_workloads
@@ -38,6 +38,8 @@ MIB = 1 << 20
 WEEK_S = 7 * DAY_S
 PEAKS = Vram("peaks", 0.1)
 REPLICAS = 4
+UNSHARED = Configuration("exclusive", 1, PEAKS)
+SHARED = Configuration("steered", REPLICAS, PEAKS)
 #: More GPUs than a week of a test needs, for each unit of its scale.
 _MANY = 250
 #: A range should contain this part of the needs.
@@ -100,9 +102,9 @@ def held_out(
     found = []
     for week, before in enumerate(histories[:-1]):
         drawn = [need(before, resampled(before, seed), vram, seed) for seed in range(1, seeds)]
-        half_ratio = demands(before, Configuration("steered", REPLICAS, vram)).half_ratio
-        if half_ratio is not None:
-            low, high = outward(*need_interval([needs[week], *drawn], half_ratio))
+        reach = variation_of(before, replace(SHARED, vram=vram)).reach
+        if reach is not None:
+            low, high = outward(*need_interval([needs[week], *drawn], reach))
             found.append(Week(low, high, needs[week], needs[week + 1]))
     return found
 
@@ -118,18 +120,11 @@ def savings(cluster: Cluster) -> list[tuple[Saving, Saving]]:
     for week, before in enumerate(histories[:-1]):
         drawn = [_saved(before, resampled(before, seed)) for seed in range(1, cluster.seeds)]
         gpus, parts = zip(saved[week], *drawn, strict=True)
-        pairs = list(
-            zip(
-                demands(before, Configuration("exclusive", 1, PEAKS)).drawn,
-                demands(before, Configuration("steered", REPLICAS, PEAKS)).drawn,
-                strict=False,
-            )
-        )
-        if not pairs:
+        reach = wider(*(variation_of(before, each).reach for each in (UNSHARED, SHARED)))
+        if reach is None:
             continue
-        drawn_gpus, drawn_parts = zip(*((a - b, 1 - b / a) for a, b in pairs), strict=True)
-        low, high = outward(*saving_interval(gpus, drawn_gpus))
-        least, most = (100 * end for end in part_interval(parts, drawn_parts))
+        low, high = outward(*saving_interval(gpus, reach))
+        least, most = (100 * end for end in part_interval(parts, reach))
         next_gpus, next_part = saved[week + 1]
         found.append(
             (Saving(low, high, next_gpus), Saving(round(least), round(most), 100 * next_part))

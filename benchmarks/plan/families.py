@@ -169,6 +169,83 @@ def nightly(cluster: Cluster) -> Iterator[Drawn]:
         yield "people", at_s, ended_s, cluster.mib(0.05, 0.3), 1
 
 
+def courses(cluster: Cluster) -> Iterator[Drawn]:
+    """Courses of a university: classes by timetable, and homework that is due each week."""
+    lots = cluster.lots
+    for course in range(max(2, int(cluster.size / 12))):
+        students, weekday = int(lots.integers(8, 30)), int(lots.integers(0, 5))
+        hour, due, low = (
+            int(lots.integers(8, 17)),
+            int(lots.integers(0, 7)),
+            lots.uniform(0.04, 0.2),
+        )
+        for day in range(cluster.days):
+            if day % 7 == weekday and lots.random() > 0.05:
+                for _ in range(lots.binomial(students, 0.8)):
+                    at_s = day * DAY_S + hour * HOUR_S + lots.exponential(400)
+                    ended_s = at_s + lots.uniform(0.7, 1.6) * HOUR_S
+                    yield f"course-{course}", at_s, ended_s, cluster.mib(low, 2 * low), 1
+            left = (due - day) % 7
+            for _ in range(lots.poisson(students * 0.35 * math.exp(-left / 1.5))):
+                at_s = day * DAY_S + 24 * lots.beta(5, 2) * HOUR_S
+                ended_s = at_s + lots.gamma(2.0, 1.0) * HOUR_S + 120
+                yield f"homework-{course}", at_s, ended_s, cluster.mib(low, 3 * low), 1
+
+
+def experiments(cluster: Cluster) -> Iterator[Drawn]:
+    """Trainings of days to weeks on several GPUs, each with evaluations of its checkpoints."""
+    lots = cluster.lots
+    # A training takes 2.5 GPUs for 4 days in the mean, and some run before the history begins.
+    a_day = 0.75 * cluster.size / 10
+    for day in range(-12, cluster.days):
+        for _ in range(lots.poisson(a_day)):
+            began_s = (day + lots.random()) * DAY_S
+            ended_s = began_s + min(16.0, lots.lognormal(math.log(2.8), 0.8)) * DAY_S
+            gpus, person = int(lots.choice([1, 2, GPUS_OF_NODE])), int(lots.integers(0, 8))
+            mib = cluster.mib(0.5, 0.95)
+            if ended_s > 0:
+                yield f"person-{person}", max(0.0, began_s), ended_s, mib, gpus
+            at_s, every_h, mib = began_s, lots.uniform(2, 8), cluster.mib(0.08, 0.35)
+            while (at_s := at_s + every_h * HOUR_S) < min(ended_s, cluster.days * DAY_S):
+                yield f"evaluation-{person}", at_s, at_s + lots.uniform(0.1, 0.9) * HOUR_S, mib, 1
+
+
+def arrays(cluster: Cluster) -> Iterator[Drawn]:
+    """Arrays of 20 to 300 tasks, of which each group runs as many at once as its quota allows."""
+    lots = cluster.lots
+    for group in range(int(lots.integers(3, 7))):
+        quota = max(2, int(cluster.size / 5 * lots.uniform(0.6, 1.4)))
+        # The quota is in use for 50 to 90 % of the time.
+        hours, busy = lots.uniform(0.3, 3), lots.uniform(0.5, 0.9)
+        free_s = [0.0] * quota
+        for submitted_s in cluster.arrivals(24 * quota * busy / hours / 80, 0.6, office=True):
+            mib = cluster.mib(0.08, 0.6)
+            for _ in range(int(min(300, 20 + lots.exponential(60)))):
+                slot = free_s.index(min(free_s))
+                began_s = max(submitted_s, free_s[slot]) + 5
+                free_s[slot] = began_s + hours * HOUR_S * lots.uniform(0.5, 1.5)
+                yield f"array-{group}", began_s, free_s[slot], int(mib * lots.uniform(0.9, 1)), 1
+
+
+def customers(cluster: Cluster) -> Iterator[Drawn]:
+    """A service for each customer, by the traffic of the day; customers come, grow and leave."""
+    lots = cluster.lots
+    for customer in range(int(cluster.size / 2)):
+        first, last = 0, cluster.days
+        if lots.random() < 0.3:
+            first = int(lots.integers(0, cluster.days))
+        if lots.random() < 0.15:
+            last = int(lots.integers(first, cluster.days))
+        pods, growth, mib = lots.uniform(1, 3), lots.uniform(-0.02, 0.08), cluster.mib(0.08, 0.6)
+        for day in range(first, last):
+            today = pods * (1 + growth) ** ((day - first) / 7) * math.exp(lots.normal(0, 0.1))
+            for replica in range(max(1, round(today))):
+                # The first replica runs all day, the others by day.
+                began_h, ended_h = (0, 24) if not replica else (lots.uniform(6, 9), 20)
+                began_s, ended_s = day * DAY_S + began_h * HOUR_S, day * DAY_S + ended_h * HOUR_S
+                yield f"customer-{customer}", began_s, ended_s, int(mib * lots.uniform(0.9, 1)), 1
+
+
 def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
     """Services that always run, with a few restarts."""
     lots = cluster.lots
@@ -181,17 +258,25 @@ def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
 
 
 Family = Callable[[Cluster], Iterator[Drawn]]
-#: Families on which the ranges were tuned, together with ``generated``. ``deadlines`` and
-#: ``mixture`` were judged families, until their first results were looked at.
+#: Families on which the ranges were tuned, together with ``generated``. ``deadlines``, ``mixture``,
+#: ``nightly`` and ``experiments`` were judged families, until their first results were looked at.
 TUNED: dict[str, Family] = {
     "traffic": traffic,
     "campaigns": campaigns,
     "sessions": sessions,
     "deadlines": deadlines,
     "mixture": mixture,
+    "nightly": nightly,
+    "experiments": experiments,
 }
 #: Families that were only measured.
-JUDGED: dict[str, Family] = {"retraining": retraining, "drift": drift, "nightly": nightly}
+JUDGED: dict[str, Family] = {
+    "retraining": retraining,
+    "drift": drift,
+    "courses": courses,
+    "arrays": arrays,
+    "customers": customers,
+}
 
 
 def rows(name: str, seed: int, days: int, size: float) -> list[Row]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.plan import families, generated
-from benchmarks.plan.backtest import MIB, PEAKS, REPLICAS, cut
-from extender.plan.demand import Demands, demand, mean_gpu_bytes
-from extender.plan.intervals import need_interval, part_interval
+from benchmarks.plan.backtest import MIB, PEAKS, REPLICAS, SHARED, UNSHARED, cut
+from extender.plan.demand import demand, mean_gpu_bytes
+from extender.plan.intervals import need_interval, part_interval, wider
 from extender.plan.resampling import resampled
-from extender.plan.scenarios import Configuration, demands, split
+from extender.plan.scenarios import split, variation_of
 from extender.plan.wording import outward
 from extender.plan.workload import DAY_S, History, Life, Machine, with_workloads
 
@@ -27,6 +27,8 @@ SIZES = (10, 40, 120)
 #: Replays of a plan: the history as it was, and drawn ones.
 _SEEDS = 5
 _COVERED = 0.9
+#: Minimum number of ranges for which a row has shares.
+_LEAST_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def _history(name: str, seed: int, size: float) -> History:
 
 
 def _stated(before: History, after: History) -> Stated:
-    unshared, shared = _demands(before)
+    unshared, shared = (variation_of(before, each) for each in (UNSHARED, SHARED))
     needs = [_needs(before, resampled(before, seed)) for seed in range(_SEEDS)]
     after_needs = _needs(after, after.lives)
     after_part = 1 - after_needs[1] / after_needs[0]
@@ -85,29 +87,21 @@ def _stated(before: History, after: History) -> Stated:
         return Stated(needs[0], after_needs, None, (0.0, 0.0), after_part, missing)
     one, other = zip(*needs, strict=True)
     parts = [1 - some / every for every, some in needs]
-    drawn = [1 - b / a for a, b in zip(unshared.drawn, shared.drawn, strict=True)]
     return Stated(
         needs[0],
         after_needs,
         (
-            outward(*need_interval(one, unshared.half_ratio)),
-            outward(*need_interval(other, shared.half_ratio)),
+            outward(*need_interval(one, unshared.reach)),
+            outward(*need_interval(other, shared.reach)),
         ),
-        part_interval(parts, drawn),
+        part_interval(parts, wider(unshared.reach, shared.reach)),
         after_part,
-    )
-
-
-def _demands(history: History) -> tuple[Demands, Demands]:
-    return (
-        demands(history, Configuration("exclusive", 1, PEAKS)),
-        demands(history, Configuration("steered", REPLICAS, PEAKS)),
     )
 
 
 def _needs(history: History, lives: Sequence[Life]) -> tuple[int, int]:
     size = mean_gpu_bytes(history.machines)
-    stay, share = split(lives, history.machines, Configuration("steered", REPLICAS, PEAKS))
+    stay, share = split(lives, history.machines, SHARED)
     shared = demand(stay, 1, PEAKS, size)[0] + demand(share, REPLICAS, PEAKS, size)[0]
     return math.ceil(demand(lives, 1, PEAKS, size)[0]), math.ceil(shared)
 
@@ -131,9 +125,9 @@ def _rival_covered(some: Sequence[Stated], at: int, factor: float) -> float:
 def row(name: str, some: Sequence[Stated], factors: tuple[float, float]) -> str:
     """Return a row of the table of docs/design/plan.md; widths are parts of the need."""
     with_range = [each for each in some if each.ranges]
-    campaigns = sum("campaign" in each.why_none for each in some)
-    cells = [name, str(len(some)), str(len(some) - len(with_range) - campaigns), str(campaigns)]
-    if not with_range:
+    differ = sum("differ too much" in each.why_none for each in some)
+    cells = [name, str(len(some)), str(len(some) - len(with_range) - differ), str(differ)]
+    if len(with_range) < _LEAST_SHOWN:
         return f"| {' | '.join([*cells, *['-'] * 9])} |"
     for at, factor in enumerate(factors):
         inside = [e.ranges[at][0] <= e.after[at] <= e.ranges[at][1] for e in with_range if e.ranges]

@@ -19,9 +19,9 @@ from extender.plan.scenarios import (
     Configuration,
     answer,
     baseline,
-    demands,
     exclusive_pool,
     unshared_pool,
+    variation_of,
 )
 from extender.plan.workload import Vram, with_workloads
 
@@ -69,7 +69,7 @@ def _plan(pods: Path, nodes: Path, configuration: Configuration) -> Measured:
     else:
         exclusive = exclusive_pool(history, history.lives, configuration, 0, today)
         gpus = answer(history, history.lives, configuration, 0, today, exclusive).gpus
-    demands(history, configuration)
+    variation_of(history, configuration)
     return Measured(
         len(history.lives),
         len(history.machines),

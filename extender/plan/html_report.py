@@ -83,10 +83,10 @@ def _pictures(
         return [[get(each) for each in row.figures] for row in rows]
 
     def needs(values: Sequence[Sequence[float | None]]) -> list[_Ends | None]:
-        halves = [row.half_ratio for row in rows]
+        reaches = [row.variation.reach for row in rows]
         return [
-            _range(some, partial(need_interval, half_ratio=half))
-            for some, half in zip(values, halves, strict=True)
+            _range(some, partial(need_interval, reach=reach))
+            for some, reach in zip(values, reaches, strict=True)
         ]
 
     def figures(values: Sequence[Sequence[float | None]]) -> list[_Ends | None]:

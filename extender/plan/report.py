@@ -38,7 +38,7 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
         cells = [
             row_name(study, row),
             row.gpus_text or "no number suffices",
-            need_range([each.nodes for each in figures], row.half_ratio) or "-",
+            need_range([each.nodes for each in figures], row.variation.reach) or "-",
             wait_range([each.today_wait_s for each in figures]),
             percent_range([each.memory_ratio for each in figures if each.gpus]),
             percent_range(active) if has_sm else "unknown",
@@ -47,7 +47,7 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
         ]
         if prices:
             costs = [round(monthly(each.models, prices)) for each in figures if each.gpus]
-            cells.append(need_range(costs, row.half_ratio) or "-")
+            cells.append(need_range(costs, row.variation.reach) or "-")
         rows.append(cells)
     return rows
 
@@ -153,14 +153,14 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
             {
                 "configuration": row_name(study, row),
                 "vram": row.configuration.vram.text,
-                "gpus_range": None if row.demands.missing else row.gpus_ends,
+                "gpus_range": None if row.variation.missing else row.gpus_ends,
                 "saved_ratio_range": None if _no_savings(study, row) else saved_ratio(study, row),
                 "saved_month_cost_range": (
                     None
                     if prices is None or _no_savings(study, row)
                     else saved_month_cost(study, row, prices)
                 ),
-                "no_range_because": row.demands.missing or None,
+                "no_range_because": row.variation.missing or None,
                 "replays": [_figures_data(each, prices) for each in row.figures],
             }
             for row in table_rows(study)
@@ -170,7 +170,7 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
 
 def _no_savings(study: Study, row: Row) -> bool:
     """Return whether the savings of a row have no range."""
-    return bool(row.demands.missing or study.unshared.demands.missing)
+    return bool(row.variation.missing or study.unshared.variation.missing)
 
 
 def _next_steps_data(study: Study) -> dict[str, Any]:

@@ -9,7 +9,7 @@ given days. Pods that are created at the very start, because they ran before it,
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,61 +20,28 @@ from extender.plan.workload import DAY_S, History, Life
 _SHIFT_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One drawn history, in any order."""
-
-    #: Positions of the pods in ``History.lives``; repeated pods occur several times.
-    indices: NDArray[np.int64]
-    #: When each of them is created.
-    created_s: NDArray[np.float64]
-
-
-class Days:
-    """The pods of a history by day, to draw from."""
-
-    def __init__(self, history: History) -> None:
-        self._created_s = np.array([life.created_s for life in history.lives])
-        day = np.where(self._created_s > 0, self._created_s // DAY_S, -1).astype(np.int64)
-        self._standing = np.flatnonzero(day < 0)
-        self._by_day = [np.flatnonzero(day == each) for each in range(history.days)]
-        self._quiet = quiet_days([len(pods) for pods in self._by_day])
-        self._alike = {
-            kind: [each for each, quiet in enumerate(self._quiet) if quiet is kind]
-            for kind in (False, True)
-        }
-
-    def draw(self, seed: int) -> Draw:
-        """Return a history with the same number of days.
-
-        A drawn pod keeps its time of day; a repeated pod is moved by up to ``_SHIFT_S``.
-        """
-        rng = np.random.default_rng(seed)
-        indices = [self._standing]
-        created_s = [self._created_s[self._standing]]
-        for day, kind in enumerate(self._quiet):
-            drawn = int(rng.choice(self._alike[kind]))
-            pods, moved_s = _varied(self._by_day[drawn], rng)
-            first_s = day * DAY_S
-            at_s = self._created_s[pods] + first_s - drawn * DAY_S + moved_s
-            indices.append(pods)
-            created_s.append(np.clip(at_s, first_s, first_s + DAY_S - 1))
-        return Draw(np.concatenate(indices), np.concatenate(created_s))
-
-
 def resampled(history: History, seed: int) -> Sequence[Life]:
     """Return the lives of a drawn history, in the order of their creation.
 
     Seed 0, and a history of a single day, return the lives as they were. A drawn pod keeps its run
-    time and its request, and its time of day as in ``Days.draw``.
+    time, its request and its time of day; a repeated pod is moved by up to ``_SHIFT_S``.
     """
     if not seed or history.days < 2:
         return history.lives
-    drawn = Days(history).draw(seed)
-    found = [
-        replace(history.lives[index], created_s=created_s)
-        for index, created_s in zip(drawn.indices.tolist(), drawn.created_s.tolist(), strict=True)
-    ]
+    rng = np.random.default_rng(seed)
+    created_s = np.array([life.created_s for life in history.lives])
+    day_of = np.where(created_s > 0, created_s // DAY_S, -1).astype(np.int64)
+    by_day = [np.flatnonzero(day_of == day) for day in range(history.days)]
+    quiet = quiet_days([len(pods) for pods in by_day])
+    found = [life for life in history.lives if life.created_s <= 0]
+    for day, kind in enumerate(quiet):
+        drawn = int(rng.choice([each for each in range(history.days) if quiet[each] is kind]))
+        pods, moved_s = _varied(by_day[drawn], rng)
+        first_s = day * DAY_S
+        at_s = created_s[pods] + first_s - drawn * DAY_S + moved_s
+        at_s = np.clip(at_s, first_s, first_s + DAY_S - 1)
+        for index, created in zip(pods.tolist(), at_s.tolist(), strict=True):
+            found.append(replace(history.lives[index], created_s=created))
     return sorted(found, key=lambda life: life.created_s) or history.lives
 
 

@@ -1,69 +1,107 @@
-"""Finds how much the days of a history differ, those of each workload and those of all together.
+"""Finds how much the days of a history differ, and how far another such history may be from it.
 
-The next week may be without its busiest day, or have a busier one. If all days were alike, the
-largest of the next 7 to 14 days would be below the fourth-largest of as many given ones in about 1
-of 25 cases. So the difference between the largest and the fourth-largest day is a part of the width
-of ranges. A *campaign* is a workload that hardly runs on most days, and then with several pods at
-once: its next size does not follow from its last one.
+The next week may be without its largest day, or have a larger one. So the width of a range follows
+from the *swing*: how far the largest day is above the median day, of a workload or of all pods. If
+it is large, the load follows something that one history does not show, such as a date, and no range
+can be had. A *campaign* is a workload that hardly runs on most days, and then with several pods at
+once. The next one may be several times larger than the last.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from extender.plan.intervals import Reach
+from extender.plan.wording import plural
 from extender.plan.workload import DAY_S, History
 
-#: Rank of the day with which the largest is compared.
-_LOW_DAY = 4
-#: On the middle day, a campaign has at most this part of its largest demand.
+#: Shorter histories, and those with fewer new pods, have no ranges.
+LEAST_DAYS, LEAST_PODS = 7, 40
+#: The swing above which there are no ranges, as a part of the largest demand. In longer histories,
+#: what independent pods would differ by chance is added, as a square; one week does not
+#: show whether a load rises or differs by chance.
+MOST_SWING, CHANCE_DAYS = 0.3, 14
+#: Differences from week to week, as a logarithm. Its square is added to that of the swing.
+SEASON = 0.22
+#: On the median day, a campaign has at most this part of its largest demand.
 _RARE = 0.25
 #: Pods that a campaign has at once, at least.
 _CAMPAIGN_PODS = 5
+#: The next campaign may need more by this factor of the last one. If sizes have a Pareto tail with
+#: an exponent of 1.6, the next largest is four times as large in 1 of 10 cases.
+_CAMPAIGN_GROWTH = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
-    """Differences between days, as parts of the largest demand."""
+class Variation:
+    """How much needs of histories like a given one vary."""
 
-    #: The most by which the largest day exceeds the fourth-largest, of a workload or of all pods.
-    swing_ratio: float = 0.0
-    #: The largest demand of a campaign, and its workload; 0 without campaigns.
-    campaign_ratio: float = 0.0
-    campaign: str = ""
+    #: None if no range can be had.
+    reach: Reach | None = None
+    #: Why no range can be had, as a sentence; empty if it can.
+    missing: str = ""
 
 
-def rhythm(history: History, gpus: Sequence[float], largest: float) -> Rhythm:
-    """Return the rhythm of a history whose pods take these GPUs.
-
-    ``largest``: the most GPUs that all pods take at once.
-    """
+def variation(history: History, gpus: Sequence[float]) -> Variation:
+    """Return how much the needs of histories like a given one vary, if its pods take these GPUs."""
+    created_s = np.array([life.created_s for life in history.lives])
+    created = int(np.count_nonzero(created_s > 0))
+    if history.days < LEAST_DAYS or created < LEAST_PODS:
+        return Variation(
+            missing=f"Figures have no ranges, because ranges need {LEAST_DAYS} days and "
+            f"{LEAST_PODS} pods that were created in them: the history has "
+            f"{plural(history.days, 'day')} and {plural(created, 'such pod')}."
+        )
     names = sorted({life.workload for life in history.lives})
     code_of = {name: code for code, name in enumerate(names)}
     codes = np.array([code_of[life.workload] for life in history.lives])
-    created_s = np.array([life.created_s for life in history.lives])
     ended_s = created_s + np.array([life.run_s for life in history.lives])
     taken = np.array(gpus)
-    demand = _daily(codes, created_s, ended_s, taken, history.days, len(names))
-    every = _daily(np.zeros_like(codes), created_s, ended_s, taken, history.days, 1)
-    pods = _daily(codes, created_s, ended_s, np.ones(len(codes)), history.days, len(names))
+    every = np.zeros_like(codes)
+
+    def daily(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a row for each workload, and one of all pods."""
+        rows = _daily(codes, created_s, ended_s, weights, history.days, len(names))
+        return np.append(rows, _daily(every, created_s, ended_s, weights, history.days, 1), axis=0)
+
+    demand = daily(taken)
+    largest = float(demand[-1].max())
     if largest <= 0:
-        return Rhythm()
-    top = demand.max(axis=1)
-    swings = [top - _nth(demand, _LOW_DAY), every.max(axis=1) - _nth(every, _LOW_DAY)]
-    swing_ratio = float(np.concatenate(swings).max()) / largest
-    is_rare = _nth(demand, history.days // 2 + 1) <= _RARE * top
-    is_campaign = is_rare & (pods.max(axis=1) >= _CAMPAIGN_PODS)
-    campaign = int(np.argmax(np.where(is_campaign, top, -1.0)))
-    if not is_campaign[campaign]:
-        return Rhythm(swing_ratio)
-    return Rhythm(swing_ratio, float(top[campaign]) / largest, names[campaign])
+        return Variation(Reach(SEASON, SEASON))
+    top, median = demand.max(axis=1), _median(demand)
+    swing, limit = (top - median) / largest, np.full(len(top), MOST_SWING)
+    if history.days >= CHANCE_DAYS:
+        deviation = np.sqrt(daily(taken**2).max(axis=1)) / largest
+        limit = np.hypot(limit, _chance(history.days) * deviation)
+    if np.any(swing > limit):
+        most = int(np.argmax(swing - limit))
+        name = names[most] if most < len(names) else "the whole cluster"
+        return Variation(
+            missing=f"Figures have no ranges, because days differ too much: {name} used up to "
+            f"{100 * top[most] / largest:.0f} % of all GPUs in use on its largest day, and "
+            f"{100 * median[most] / largest:.0f} % on its median day. Another period may need far "
+            "less, or several times more."
+        )
+    half = math.hypot(float(swing.max()), SEASON)
+    at_once = daily(np.ones(len(codes))).max(axis=1)
+    campaign = (median <= _RARE * top) & (at_once >= _CAMPAIGN_PODS)
+    grown = _CAMPAIGN_GROWTH * float(top[campaign].max(initial=0.0)) / largest
+    return Variation(Reach(half, math.hypot(half, math.log1p(grown))))
 
 
-def _nth(demand: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
-    """Return the demand of the day with this rank: 1 is the largest, and the last the smallest."""
-    found: NDArray[np.float64] = -np.sort(-demand, axis=1)[:, min(rank, demand.shape[1]) - 1]
+def _chance(days: int) -> float:
+    """Return how far the largest of so many normal values is above their median, in standard
+    deviations (Blom)."""
+    return NormalDist().inv_cdf((days - 0.375) / (days + 0.25))
+
+
+def _median(demand: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the demand of the median day; of two middle days, the larger."""
+    found: NDArray[np.float64] = np.sort(demand, axis=1)[:, demand.shape[1] // 2]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from extender.plan.intervals import interval, part_interval, saving_interval
+from extender.plan.intervals import Reach, interval, part_interval, saving_interval, wider
 from extender.plan.prices import monthly
 from extender.plan.study import Row, Study
 from extender.plan.wording import outward
@@ -22,15 +22,12 @@ def saved_ratio(study: Study, row: Row) -> tuple[float, float] | None:
     ]
     if not saved:
         return None
-    pairs = _drawn(study, row)
-    drawn = [1 - shared / unshared for shared, unshared in pairs if unshared]
-    return part_interval(saved, drawn, row.node_gpus / (study.unshared.gpus[0] or 1))
+    step = row.node_gpus / (study.unshared.gpus[0] or 1)
+    return part_interval(saved, _reach(study, row), step)
 
 
-def _drawn(study: Study, row: Row) -> list[tuple[float, float]]:
-    """Return shared and unshared demands of drawn histories; none if one of them has no range."""
-    pair = row.demands.drawn, study.unshared.demands.drawn
-    return list(zip(*pair, strict=True)) if all(pair) else []
+def _reach(study: Study, row: Row) -> Reach | None:
+    return wider(study.unshared.variation.reach, row.variation.reach)
 
 
 def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tuple[int, int] | None:
@@ -42,8 +39,8 @@ def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tup
     ]
     if not saved:
         return None
-    drawn = [unshared - shared for shared, unshared in _drawn(study, row)]
-    if drawn and min(saved) <= 0 < max(saved):
+    reach = _reach(study, row)
+    if reach and min(saved) <= 0 < max(saved):
         # Relative to a saving near 0, a range would be too narrow.
         return outward(*interval(saved))
-    return outward(*saving_interval(saved, drawn))
+    return outward(*saving_interval(saved, reach))

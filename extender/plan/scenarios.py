@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.demand import Demands, demand, demands_of, gpus_of, mean_gpu_bytes
+from extender.plan.demand import demand, gpus_of, mean_gpu_bytes
 from extender.plan.life_replay import Outcome, Replay
 from extender.plan.mig import split_by_mig
 from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
+from extender.plan.rhythm import Variation, variation
 from extender.plan.simulated_fleet import Sharing
 from extender.plan.workload import (
     History,
@@ -250,24 +251,22 @@ def split(
     return [life for life, shares in found if shares is False], [life for life, s in found if s]
 
 
-def demands(history: History, configuration: Configuration) -> Demands:
-    """Return how the largest demand varies in this configuration, in GPUs."""
+def variation_of(history: History, configuration: Configuration) -> Variation:
+    """Return how much the need varies in this configuration."""
     pools = Pools(history.machines, configuration)
     shared = shared_machines(history.machines, configuration)
     mean_bytes = mean_gpu_bytes(history.machines)
     instances = sum(each.devices for each in shared) / max(1, sum(each.gpus for each in shared))
     gpus: list[float] = []
-    share: list[bool] = []
     for life in history.lives:
         shares = pools.shares(life)
-        share.append(bool(shares))
         if not shares:
             gpus.append(0.0 if shares is None else float(life.gpus))
         elif configuration.profile is not None:
             gpus.append(1 / instances)
         else:
             gpus.append(gpus_of(life, configuration.vram, configuration.replicas, mean_bytes))
-    return demands_of(history, gpus, share)
+    return variation(history, gpus)
 
 
 def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> Request:

@@ -5,16 +5,10 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from contract.annotations import MAX_SM
-from extender.plan.demand import DRAWS
-from extender.plan.intervals import (
-    GROWTH,
-    LEAST_FIGURES,
-    SAVING_GROWTH,
-    SAVING_SEASON,
-    SEASON,
-)
+from extender.plan.intervals import GROWTH, LEAST_FIGURES
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.next_steps import advice
+from extender.plan.rhythm import SEASON
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
 from extender.plan.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
@@ -56,9 +50,8 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
         found.append(_best_sentence(study, best))
         if prices is not None:
             found += _money(study, best, prices)
-    found += dict.fromkeys(
-        each.demands.missing for each in (study.unshared, best) if each and each.demands.missing
-    )
+    rows = study.unshared, best
+    found += [row.variation.missing for row in rows if row and row.variation.missing][:1]
     found += _other_vram(study)
     found += _mig(study)
     found += _counting(study, best)
@@ -132,7 +125,7 @@ def _other_vram(study: Study) -> Iterator[str]:
             elif max(row.out_of_memory):
                 lost = span(*whole(row.out_of_memory))
                 text += f", and {lost} pods that use more than they request run out of memory"
-            if needed and row.demands.missing and not study.unshared.demands.missing:
+            if needed and row.variation.missing and not study.unshared.variation.missing:
                 text += ", without a range"
             yield text + "."
 
@@ -227,14 +220,13 @@ def _exclusive(study: Study) -> Iterator[str]:
 
 
 def _need_assumption(study: Study) -> Iterator[str]:
-    if study.unshared.half_ratio is not None:
+    if study.unshared.variation.reach:
         yield (
             "Ranges of GPUs, nodes, costs and savings should contain those of another such period "
-            f"of {plural(study.history.days, 'day')} with probability 90 %. They follow from the "
-            f"spread of the largest demands of {DRAWS} drawn histories, from the days that differ "
-            f"most, {100 * SEASON:.0f} % for differences from week to week, and "
-            f"{100 * GROWTH:.0f} % of growth; for savings, {100 * SAVING_SEASON:.0f} % and "
-            f"{100 * SAVING_GROWTH:.0f} %."
+            f"of {plural(study.history.days, 'day')} with probability 90 %. They follow from "
+            "how far the largest day is above the median day, from campaigns, "
+            f"{100 * SEASON:.0f} % for differences from week to week, and {100 * GROWTH:.0f} % of "
+            "growth."
         )
 
 
@@ -289,7 +281,7 @@ def assumptions(study: Study) -> list[str]:
     found = [*history.assumptions]
     if study.seeds == 1:
         ranges = "The only replay is that of the history as it was: its figures have no ranges."
-        if study.unshared.half_ratio is not None:
+        if study.unshared.variation.reach:
             ranges = (
                 "The only replay is that of the history as it was: of its figures, only GPUs, "
                 "nodes, costs and savings have ranges."

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from extender.plan.contention import NONE, Contention
-from extender.plan.demand import Demands
 from extender.plan.resampling import resampled
+from extender.plan.rhythm import Variation
 from extender.plan.scenarios import (
     Answer,
     Baseline,
@@ -19,9 +19,9 @@ from extender.plan.scenarios import (
     Pool,
     answer,
     baseline,
-    demands,
     exclusive_pool,
     unshared_pool,
+    variation_of,
 )
 from extender.plan.wording import need_ends, span
 from extender.plan.workload import History, Machine, Vram
@@ -64,20 +64,14 @@ class Row:
 
     configuration: Configuration
     figures: list[Figures]
-    #: How the largest demand varies, in GPUs.
-    demands: Demands
+    variation: Variation
     #: GPUs of the largest node: needs are whole nodes.
     node_gpus: int = 1
 
     @property
-    def half_ratio(self) -> float | None:
-        """Half of the width of the need's range, as ``Demands`` has it; None without a range."""
-        return self.demands.half_ratio
-
-    @property
     def gpus_ends(self) -> tuple[int, int] | None:
         """Range of the GPUs that another history needs; None if no number suffices."""
-        return need_ends(self.gpus, self.half_ratio, self.node_gpus)
+        return need_ends(self.gpus, self.variation.reach, self.node_gpus)
 
     @property
     def gpus_text(self) -> str | None:
@@ -166,11 +160,11 @@ def _rows(
         figures.append(found)
         progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
     kinds = list(dict.fromkeys(map(_demand_key, configurations)))
-    drawn = dict(zip(kinds, workers.each(_draw, kinds), strict=True))
+    variations = dict(zip(kinds, workers.each(_vary, kinds), strict=True))
     size = len(bases)
     node_gpus = max(machine.gpus for machine in history.machines)
     return [
-        Row(each, figures[at * size : (at + 1) * size], drawn[_demand_key(each)], node_gpus)
+        Row(each, figures[at * size : (at + 1) * size], variations[_demand_key(each)], node_gpus)
         for at, each in enumerate(configurations)
     ]
 
@@ -270,9 +264,9 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     return _figures(found)
 
 
-def _draw(configuration: Configuration) -> Demands:
+def _vary(configuration: Configuration) -> Variation:
     (history,) = _history
-    return demands(history, configuration)
+    return variation_of(history, configuration)
 
 
 def _figures(found: Answer) -> Figures:

@@ -3,26 +3,26 @@
 import math
 from collections.abc import Sequence
 
-from extender.plan.intervals import interval, need_interval
+from extender.plan.intervals import Reach, interval, need_interval
 
 
-def need_range(figures: Sequence[int | None], half_ratio: float | None) -> str | None:
+def need_range(figures: Sequence[int | None], reach: Reach | None) -> str | None:
     """Return the range of what another history needs, as text; None if a figure is missing."""
-    ends = need_ends(figures, half_ratio)
+    ends = need_ends(figures, reach)
     return span(*ends) if ends else None
 
 
 def need_ends(
-    figures: Sequence[int | None], half_ratio: float | None, step: float = 0.0
+    figures: Sequence[int | None], reach: Reach | None, step: float = 0.0
 ) -> tuple[int, int] | None:
     """Return the range of what another history needs; None if a figure is missing.
 
-    ``half_ratio`` and ``step`` are those of ``need_interval``.
+    ``reach`` and ``step`` are those of ``need_interval``.
     """
     known = [each for each in figures if each is not None]
     if len(known) < len(figures) or not known:
         return None
-    return outward(*need_interval(known, half_ratio, step))
+    return outward(*need_interval(known, reach, step))
 
 
 def number_range(figures: Sequence[int | None]) -> str | None:
@@ -38,7 +38,8 @@ def whole(figures: Sequence[float]) -> tuple[int, int]:
 
 def outward(low: float, high: float) -> tuple[int, int]:
     """Return the smallest range of whole numbers, from 0 on, that contains this range."""
-    return max(0, math.floor(low)), math.ceil(high)
+    # Sums of prices differ in their last digits: 3,504.0000000000005 is no 3,505.
+    return max(0, math.floor(round(low, 6))), math.ceil(round(high, 6))
 
 
 def span(low: int, high: int) -> str:

@@ -58,8 +58,19 @@ class Spread(NamedTuple):
     freedom: float
 
 
-#: The spread if a container has no other programs.
-NO_OTHERS = Spread(0.0, 0.0)
+#: The spread of too few lives.
+NO_SPREAD = Spread(0.0, 0.0)
+
+
+class Others(NamedTuple):
+    """Figures of the container's other programs."""
+
+    spread: Spread = NO_SPREAD
+    #: Their lives that were above the recommendation.
+    missed: int = 0
+
+
+NO_OTHERS = Others()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +102,14 @@ def pooled(spreads: Iterable[Spread]) -> Spread:
         squares += each.variance * each.freedom
         freedom += each.freedom
     if not freedom:
-        return NO_OTHERS
+        return NO_SPREAD
     return Spread(squares / freedom, min(OTHERS_FREEDOM, freedom))
 
 
 def estimate(
     weights: Mapping[int, float],
     lives: int,
-    others: Spread = NO_OTHERS,
+    others: Spread = NO_SPREAD,
     centre_margin: float = 0.0,
 ) -> Estimate:
     """Return the estimate from the histogram of this number of lives; ``weights`` is not empty.
@@ -125,9 +136,11 @@ def estimate(
 def margin_after(tested: int, missed: int) -> float:
     """Return the least margin above the centre, as a part of it.
 
-    ``tested`` lives ended while there was a recommendation, and ``missed`` of them were above it.
-    Each of them beyond the accepted number adds ``MISS_MARGIN``, because a program that grew in
-    steps will grow again. Where peaks differ much, the request is above this margin anyway.
+    ``tested`` lives of the program ended while there was a recommendation. ``missed`` lives were
+    above it, those of the container's other programs included: what makes one of them grow, such as
+    a library or a data set, often makes all of them grow. Each beyond the accepted number adds
+    ``MISS_MARGIN``, because what grew in steps will grow again. Where peaks differ much, the
+    request is above this margin anyway.
     """
     return min(MOST_MARGIN, MISS_MARGIN * max(0.0, missed - ACCEPTED * tested))
 

@@ -15,8 +15,10 @@ from enum import Enum
 from extender.recommend.estimate import (
     LEAST_MARGIN,
     NO_OTHERS,
+    NO_SPREAD,
     OTHERS_KNOWN_FREEDOM,
     Estimate,
+    Others,
     Spread,
     estimate,
     margin_after,
@@ -124,8 +126,8 @@ class Track:
         """Return the number of lives that count, running ones included."""
         return self.ended + round(self.running.total)
 
-    def record(self, life: Life, others: Spread = NO_OTHERS) -> None:
-        """Add a life that ended. ``others``: the spread of the container's other programs."""
+    def record(self, life: Life, others: Others = NO_OTHERS) -> None:
+        """Add a life that ended. ``others``: of the container's other programs."""
         self.decay(life.until_s)
         if (found := self.estimate(others, running=False)) is not None:
             self.tested += 1
@@ -167,12 +169,12 @@ class Track:
         self.unsettled += other.unsettled
 
     def spread(self) -> Spread:
-        """Return how much the peaks of lives that ended differ; ``NO_OTHERS`` with too few."""
+        """Return how much the peaks of lives that ended differ; ``NO_SPREAD`` with too few."""
         if self.ended < LEAST_LIVES or not self.complete:
-            return NO_OTHERS
+            return NO_SPREAD
         return spread(self.complete.weights, self.ended)
 
-    def estimate(self, others: Spread = NO_OTHERS, running: bool = True) -> Estimate | None:
+    def estimate(self, others: Others = NO_OTHERS, running: bool = True) -> Estimate | None:
         """Return the estimate as of the last decay; None with too few lives.
 
         Without ``running``, from lives that ended only.
@@ -183,10 +185,11 @@ class Track:
         if running:
             _add(weights, self.running)
             _add(censored, self.running_censored)
-        least_lives = 1 if others.freedom >= OTHERS_KNOWN_FREEDOM else LEAST_LIVES
+        least_lives = 1 if others.spread.freedom >= OTHERS_KNOWN_FREEDOM else LEAST_LIVES
         if lives < least_lives or not weights:
             return None
-        found = estimate(weights, lives, others, margin_after(self.tested, self.missed))
+        margin = margin_after(self.tested, self.missed + others.missed)
+        found = estimate(weights, lives, others.spread, margin)
         beyond = highest(censored)
         if beyond <= found.request_bytes:
             return found

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from extender.recommend.estimate import STEP_BYTES, Estimate, Spread, pooled
+from extender.recommend.estimate import STEP_BYTES, Estimate, Others, pooled
 from extender.recommend.histogram import quantile, weight_above
 from extender.recommend.lives import LEAST_LIVES, Life, Track
 
@@ -141,9 +141,12 @@ class ContainerProfile:
         lives = sum(track.lives + track.unsettled + track.running_unsettled for track in tracks)
         return max((track.highest_bytes for track in tracks), default=0), max(1, lives)
 
-    def _others(self, own: Track) -> Spread:
-        """Return the spread of the other programs."""
-        return pooled(track.spread() for track in self.tracks.values() if track is not own)
+    def _others(self, own: Track) -> Others:
+        """Return what the other programs have shown."""
+        tracks = [track for track in self.tracks.values() if track is not own]
+        return Others(
+            pooled(track.spread() for track in tracks), sum(track.missed for track in tracks)
+        )
 
     def _limited(self, request_bytes: int) -> int:
         """Return the request, at most the device's memory: no node could take a larger one."""

@@ -46,11 +46,13 @@ def test_tuned_and_judged_families_are_apart_and_share_no_code_with_the_product(
         assert not [each.module for each in imports if (each.module or "").startswith("extender")]
 
 
-def test_a_family_of_campaigns_is_recognised_and_one_of_traffic_has_ranges() -> None:
-    campaigns = list(family_weeks.weeks("campaigns", 3, 40))
-    traffic = list(family_weeks.weeks("traffic", 3, 40))
-    assert (len(campaigns), len(traffic)) == (3, 3)
-    assert all(each.ranges is None and each.why_none for each in campaigns)
-    assert any("campaign" in each.why_none for each in campaigns)
+def test_families_of_campaigns_and_deadlines_are_recognised_and_traffic_has_ranges() -> None:
+    campaigns, late, traffic = (
+        list(family_weeks.weeks(name, 3, 40)) for name in ("campaigns", "deadlines", "traffic")
+    )
+    assert (len(campaigns), len(late), len(traffic)) == (3, 3, 3)
+    for some in (campaigns, late):
+        assert all(each.ranges is None and each.why_none for each in some)
+        assert any("days differ too much" in each.why_none for each in some)
     assert all(each.ranges is not None for each in traffic)
     assert family_weeks.row("traffic", traffic, (0.2, 0.2)).count("|") == 14

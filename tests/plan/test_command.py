@@ -90,7 +90,7 @@ def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> 
 def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("L40S: 1.2\n")
-    files = generated.write(tmp_path, generated.rows(8, 1, 0.1), 8)
+    files = generated.write(tmp_path, generated.rows(8, 37, 0.1), 8)
     few = ("--replicas", "4", "--mode", "predicted", "--vram", "pod-peaks", "--seeds", "2")
     once = json.loads(run(files, *few, "--seeds", "1", "--json")[1])
     low, high = once["configurations"][0]["gpus_range"]
@@ -101,7 +101,7 @@ def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> Non
         [each["month_cost"] for each in configuration["replays"]]
         for configuration in data["configurations"][:2]
     )
-    assert unshared[0] < shared[0]
+    assert unshared[0] == shared[0]
     saved = unshared[1] - shared[1]
     assert f"that is 0 to {saved:,.0f} a month less than unshared" in data["sentences"][3]
     low, high = data["configurations"][1]["saved_month_cost_range"]

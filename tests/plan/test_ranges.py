@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from extender.plan.demand import Demands, demand, demands_of
+from extender.plan.demand import demand
 from extender.plan.intervals import (
+    Reach,
     interval,
-    need_half,
     need_interval,
     part_interval,
     saving_interval,
-    spread_ratio,
+    wider,
 )
 from extender.plan.resampling import quiet_days, resampled
-from extender.plan.rhythm import Rhythm, rhythm
+from extender.plan.rhythm import SEASON, Variation, variation
 from extender.plan.workload import DAY_S, History, Life, Machine, Vram
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
@@ -92,31 +92,32 @@ def test_pods_that_ran_before_the_history_stay_in_each_drawn_one() -> None:
         assert sorted(life.name for life in found) == sorted(life.name for life in standing)
 
 
-def test_the_range_of_a_need_is_wider_for_histories_that_vary() -> None:
-    # The centre is (100 + 96) / 2, plus 4 % of growth; the ends are factors of e^0.1.
-    low, high = need_interval([100, 90, 98], need_half([5.0, 5.0], 0.0))
-    assert (low, high) == (pytest.approx(101.92 / 1.105171), pytest.approx(101.92 * 1.105171))
-    # A spread of 10 % and a swing of 20 %: the root of 0.14² + 0.10² + 0.20².
-    assert need_half([0.9, 1.0, 1.1], 0.2) == pytest.approx(0.263818)
+def test_the_range_of_a_need_reaches_down_and_up() -> None:
+    # The centre is (100 + 96) / 2; growth adds 4 % to the upper end.
+    low, high = need_interval([100, 90, 98], Reach(0.1, 0.2))
+    assert (low, high) == pytest.approx((98 / 1.105171, 101.92 * 1.221403))
     # Needs are whole nodes, here of 4 GPUs.
-    assert need_interval([100], 0.1, 4) == (92, 116)
+    assert need_interval([100], Reach(0.1, 0.1), 4) == (88, 116)
     # Without a range, the need of the history as it was.
     assert need_interval([4, 7, 5, 6], None) == (4, 4)
 
 
 def test_the_range_of_a_saving_is_that_of_differences() -> None:
-    # Drawn savings: mean 20, standard deviation 2, so a spread of 10 %.
-    low, high = saving_interval([24, 16], [18, 20, 22])
-    # The centre is (24 + 20) / 2 plus 8 %; half of the range is the root of 0.2² + 0.15², 25 %.
-    assert (low, high) == (pytest.approx(23.76 * 0.75), pytest.approx(23.76 * 1.25))
-    low, high = part_interval([0.5, 0.3], [0.38, 0.40, 0.42])
-    # The centre is 0.45; half of the range is the root of 0.06² + 0.045².
-    assert (low, high) == (pytest.approx(0.45 - 0.075), pytest.approx(0.45 + 0.075))
+    # The centre is (24 + 20) / 2; savings vary 1.2 times as much as needs.
+    low, high = saving_interval([24, 16], Reach(0.1, 0.2))
+    assert (low, high) == pytest.approx((22 * math.exp(-0.12), 22.88 * math.exp(0.24)))
+    # The range of a loss is in order too.
+    assert saving_interval([-24, -16], Reach(0.1, 0.2)) == pytest.approx((-high, -low))
+    # The centre is 0.45; half of the range is 0.35 times the upper reach.
+    low, high = part_interval([0.5, 0.3], Reach(0.1, 0.2))
+    assert (low, high) == (pytest.approx(0.45 - 0.07), pytest.approx(0.45 + 0.07))
     # A node of 5 % of the unshared need adds to it.
-    low, high = part_interval([0.5, 0.3], [0.38, 0.40, 0.42], 0.05)
-    assert high - low == pytest.approx(2 * math.hypot(0.075, 0.05))
-    assert saving_interval([4, 7], ()) == (4, 4)  # no range
-    assert part_interval([0.4, 0.7], ()) == (0.4, 0.4)
+    low, high = part_interval([0.5, 0.3], Reach(0.1, 0.2), 0.05)
+    assert high - low == pytest.approx(2 * math.hypot(0.07, 0.05))
+    assert saving_interval([4, 7], None) == (4, 4)  # no range
+    assert part_interval([0.4, 0.7], None) == (0.4, 0.4)
+    assert wider(Reach(0.1, 0.4), Reach(0.2, 0.3)) == Reach(0.2, 0.4)
+    assert wider(Reach(0.1, 0.4), None) is wider(None, Reach(0.1, 0.4)) is None
 
 
 def test_the_demand_is_that_of_pods_that_run_at_once() -> None:
@@ -128,20 +129,6 @@ def test_the_demand_is_that_of_pods_that_run_at_once() -> None:
     assert demand(lives, 2, peaks, 16 << 30) == (1.0, 0.75)  # a replica is half of a GPU
 
 
-def test_the_spread_is_that_of_the_busiest_day() -> None:
-    lives = [
-        Life(f"d{day}-{n}", "w", day * DAY_S + 1 + 9 * 3600, 4 * 3600.0, 1, None)
-        for day in range(14)
-        for n in range(100)
-    ]
-    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
-    # The largest of 14 numbers with mean 100 and standard deviation 10: 117, varying by 5.6.
-    found = demands_of(given, [1.0] * 1400, [False] * 1400)
-    assert spread_ratio(found.drawn) == pytest.approx(0.048, abs=0.012)
-    assert (found.swing_ratio, found.missing) == (0.0, "")
-    assert spread_ratio(()) == 0.0
-
-
 def weeks(name: str, by_day: Sequence[int], hours: float = 4.0) -> list[Life]:
     """Return pods of a workload: so many at once on each day, at 9:00."""
     return [
@@ -151,45 +138,81 @@ def weeks(name: str, by_day: Sequence[int], hours: float = 4.0) -> list[Life]:
     ]
 
 
-def demands_of_weeks(*workloads: list[Life]) -> Demands:
+def variation_of_weeks(*workloads: list[Life]) -> Variation:
     lives = sorted((life for some in workloads for life in some), key=lambda life: life.created_s)
     given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
-    return demands_of(given, [1.0] * len(lives), [False] * len(lives))
+    return variation(given, [1.0] * len(lives))
 
 
 def test_a_history_that_is_too_small_for_a_range_says_so() -> None:
-    short = demands_of_weeks(weeks("web", [20] * 5))
-    assert (short.drawn, short.half_ratio) == ((), None)
+    short = variation_of_weeks(weeks("web", [20] * 5))
+    assert short.reach is None
     assert short.missing.endswith("the history has 5 days and 100 such pods.")
-    few = demands_of_weeks(weeks("web", [3] * 8))
+    few = variation_of_weeks(weeks("web", [3] * 8))
     assert few.missing.endswith("the history has 8 days and 24 such pods.")
-    assert demands_of_weeks(weeks("web", [6] * 8)).half_ratio is not None
+    assert variation_of_weeks(weeks("web", [6] * 8)) == Variation(Reach(SEASON, SEASON))
 
 
-def test_a_history_that_a_campaign_dominates_has_no_range() -> None:
-    steady = weeks("web", [20] * 8)
-    found = demands_of_weeks(steady, weeks("sweep", [0, 0, 15, 0, 0, 0, 0, 0]))
-    assert found.half_ratio is None
+def test_the_reach_follows_from_how_far_the_largest_day_is_above_the_median_day() -> None:
+    found = variation_of_weeks(weeks("web", [20, 16, 16, 15, 18, 4, 3]))
+    half = math.hypot(4 / 20, SEASON)
+    assert found == Variation(Reach(pytest.approx(half), pytest.approx(half)))
+    # One workload differs more than all together.
+    found = variation_of_weeks(weeks("a", [10, 6, 6, 6, 6, 6, 6]), weeks("b", [10] * 7))
+    half = math.hypot(4 / 20, SEASON)
+    assert found == Variation(Reach(pytest.approx(half), pytest.approx(half)))
+    # All together differ more than each of them.
+    each = weeks("a", [12, 10, 10, 10, 10, 10, 10]), weeks("b", [12, 10, 10, 10, 10, 10, 10])
+    half = math.hypot(4 / 24, SEASON)
+    assert variation_of_weeks(*each) == Variation(Reach(pytest.approx(half), pytest.approx(half)))
+
+
+def test_a_history_whose_days_differ_too_much_has_no_range() -> None:
+    slow, fast = [6, 7, 8, 8, 9, 10, 10], [2, 3, 4, 5, 6, 8, 10]
+    assert variation_of_weeks(weeks("a", slow), weeks("b", slow)).reach is not None
+    found = variation_of_weeks(weeks("a", fast), weeks("b", fast))
+    assert found.reach is None
     assert (
-        "sweep needs up to 43 % of all GPUs in use, and hardly runs on most days" in found.missing
+        "days differ too much: the whole cluster used up to 100 % of all GPUs in use on its "
+        "largest day, and 50 % on its median day"
+    ) in found.missing
+
+
+def test_two_weeks_of_few_pods_may_differ_as_much_as_chance_explains() -> None:
+    few = [9, 6, 5, 4, 5, 6, 5]
+    assert variation_of_weeks(weeks("web", few)).reach is None
+    assert variation_of_weeks(weeks("web", few * 2)).reach is not None
+    # Chance explains less of the differences of many pods.
+    many = [10 * each for each in few]
+    assert variation_of_weeks(weeks("web", many * 2)).reach is None
+
+
+def test_a_history_that_a_campaign_dominates_has_no_range_and_a_small_one_raises_it() -> None:
+    steady = weeks("web", [20] * 8)
+    found = variation_of_weeks(steady, weeks("sweep", [0, 0, 15, 0, 0, 0, 0, 0]))
+    assert found.reach is None
+    assert (
+        "sweep used up to 43 % of all GPUs in use on its largest day, and 0 % on its median day"
+        in found.missing
     )
-    # A small one, one of few pods, and one on most days have ranges, which it widens.
-    for by_day in ([0, 0, 7, 0, 0, 0, 0, 0], [15, 15, 0, 15, 15, 0, 15, 15]):
-        found = demands_of_weeks(steady, weeks("sweep", by_day))
-        assert found.missing == ""
-    wide, narrow = demands_of_weeks(steady, weeks("sweep", [0, 0, 7])), demands_of_weeks(steady)
-    assert wide.half_ratio is not None
-    assert narrow.half_ratio is not None
-    assert wide.swing_ratio == pytest.approx(7 / 27)
-    assert wide.half_ratio > 1.4 * narrow.half_ratio
+    small = variation_of_weeks(steady, weeks("sweep", [0, 0, 5, 0, 0, 0, 0, 0])).reach
+    half = math.hypot(5 / 25, SEASON)
+    assert small == Reach(pytest.approx(half), pytest.approx(math.hypot(half, math.log(1.6))))
+    # Four pods are no campaign, and a workload that runs on most days is none.
+    for by_day in ([0, 0, 4, 0, 0, 0, 0, 0], [5, 2, 2, 2, 2, 2, 2, 2]):
+        found = variation_of_weeks(steady, weeks("sweep", by_day))
+        assert found.reach is not None
+        assert found.reach.down == found.reach.up
 
 
 def test_a_day_of_a_pod_that_runs_for_several_counts_on_each() -> None:
     long = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0], hours=24 * 6)
-    lives = [*long, *weeks("web", [6] * 8)]
-    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
-    assert rhythm(given, [1.0] * len(lives), 10.0) == Rhythm()
-    once = weeks("train", [6, 0, 0, 0, 0, 0, 0, 0])
-    lives = [*once, *weeks("web", [6] * 8)]
-    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
-    assert rhythm(given, [1.0] * len(lives), 12.0) == Rhythm(0.5, 0.5, "train")
+    assert variation_of_weeks(long, weeks("web", [6] * 8)) == Variation(Reach(SEASON, SEASON))
+    once = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0])
+    assert "train used" in variation_of_weeks(once, weeks("web", [6] * 8)).missing
+
+
+def test_a_history_whose_pods_take_no_gpu_in_a_configuration_has_a_range() -> None:
+    lives = tuple(weeks("web", [6] * 8))
+    given = History((Machine("a", "L4", 1, 1 << 34),), lives, ())
+    assert variation(given, [0.0] * len(lives)) == Variation(Reach(SEASON, SEASON))

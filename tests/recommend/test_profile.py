@@ -336,6 +336,14 @@ def test_lives_above_a_recommendation_widen_the_next_ones() -> None:
         [0.0, 0.18, 0.2, 0.2]
     )
     assert margin_after(5000, 5) == 0.0  # 1 in 1,000 is accepted
+    # A program is also widened by those of another one, within what its own lives allow.
+    for of_other, ratio in ((0, 1.02), (2, 1.2)):
+        profile = recorded(*[life(8)] * 200)
+        profile.record("other", life(4))
+        profile.tracks["other"].missed = of_other
+        found = profile.recommendation("p", 2 * DAY_S)
+        assert found.request_bytes is not None
+        assert found.request_bytes / found.quantile_bytes == pytest.approx(ratio, abs=0.001)
     track, quiet = Track(), Track()
     for each in (track, quiet):
         for _ in range(200):
