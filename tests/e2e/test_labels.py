@@ -9,6 +9,7 @@ from tests.loopback import LOOPBACK
 
 MERGE = "application/merge-patch+json"
 NAME = "silent-1"
+REASON = "no GPU report from the node"
 
 
 def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: None) -> None:
@@ -27,18 +28,18 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
             cluster.create_pod(pod, vram)
             cluster.until(lambda pod=pod: cluster.node_of(pod) == NAME, f"{pod} is bound")
         assert len(cluster.gpunode(NAME).spec.reservations) == 2
-        answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes").json()
-        (node,) = answer["nodes"]
+        nodes = f"{cluster.debug_url()}/v1/nodes"
+        (node,) = LOOPBACK.get(nodes).json()["nodes"]
         assert node["unmeasured"] == "not measured: taken from labels of GPU feature discovery"
         # Shared from now on, which the administrator has not allowed without reports.
         shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
         patch = {"metadata": {"labels": shared}}
         plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch, MERGE)
         plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)), MERGE)
+        # Otherwise the pod can be rejected for another reason, which it keeps.
+        cluster.until(lambda: REASON in LOOPBACK.get(nodes).text, "the extender knows the labels")
         cluster.create_pod("part", "1Gi")
         cluster.until(
-            lambda: cluster.rejection("part").startswith(
-                "0/1 nodes are available: 1 no GPU report from the node."
-            ),
+            lambda: cluster.rejection("part").startswith(f"0/1 nodes are available: 1 {REASON}."),
             "it is rejected",
         )
