@@ -37,7 +37,7 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
         plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch, MERGE)
         plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)), MERGE)
         # Otherwise the pod can be rejected for another reason, which it keeps.
-        cluster.until(lambda: REASON in LOOPBACK.get(nodes).text, "the extender knows the labels")
+        cluster.until(lambda: REASON in LOOPBACK.get(nodes).text, "the extender has the labels")
         cluster.create_pod("part", "1Gi")
         cluster.until(
             lambda: cluster.rejection("part").startswith(f"0/1 nodes are available: 1 {REASON}."),
