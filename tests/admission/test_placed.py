@@ -22,7 +22,7 @@ PLAIN = "admission-plain"
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A steered node of two shared GPUs, a node with nothing; scheduler and webhook."""
+    """A node of two shared GPUs, a node with nothing; scheduler and webhook."""
     with installed(plane) as site:
         for role in ("system:kube-scheduler", "system:volume-scheduler"):
             site.bind(role, EXTENDER)
@@ -31,8 +31,6 @@ def site(plane: ControlPlane) -> Iterator[Site]:
             held = {**amounts, **gpus}
             status = {"status": {"capacity": held, "allocatable": held}}
             plane.call("PATCH", f"/api/v1/nodes/{node}/status", status, MERGE)
-        choice = {"metadata": {"annotations": {"headroom.gpu/device-choice": "steered"}}}
-        plane.call("PATCH", f"/api/v1/nodes/{HERE}", choice, MERGE)
         site.serve()
         start_scheduler(site)
         try:
@@ -45,11 +43,10 @@ def site(plane: ControlPlane) -> Iterator[Site]:
 
 def report(site: Site) -> None:
     """As the node's agent does."""
-    plugin = msgspec.structs.replace(DISTRIBUTED, steered=["nvidia.com/gpu"])
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
         devices=[shared("GPU-a"), shared("GPU-b", used_bytes=4 * GIB, unattributed_bytes=4 * GIB)],
-        plugin=plugin,
+        plugin=DISTRIBUTED,
         sources=[Source(name="checkpoint"), Source(name="proc")],
     )
     body = {"status": msgspec.to_builtins(status)}

@@ -236,7 +236,9 @@ OTHERS = {
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor
     "extender.doctor.tenants:list_tenancy",  # the same
-    "extender.doctor.tenants:_items",  # the same
+    "extender.doctor.tenants:",  # the paths of its lists
+    "extender.doctor.tenants:_items",  # headroom doctor
+    "extender.doctor.tenants:_read_settings",  # the same
     "agent.probes.dcgm:Exporter._scrape",
     "agent.gate_client:ask",
     "agent.http_port:HttpPort.respond",

@@ -139,8 +139,9 @@ def test_a_group_that_loses_memory_before_its_binds_is_bound_whole_later(
         calls.before_bind = takes_memory
         create_gang(cluster, "late", ["12Gi"] * 6)
         cluster.until(lambda: calls.count["filter"] > 8, "the group is tried again")
+        declined = 'headroom_binds_total{outcome="declined"}'
+        cluster.until(lambda: cluster.metric(declined) == 6, "each bind is declined")
         assert calls.count["bind"] == 6
-        assert cluster.metric('headroom_binds_total{outcome="declined"}') == 6
         assert bound(cluster, "late") == 0
         cluster.delete_pod("bypass")
         cluster.nodes.observe(cluster.pods())
