@@ -56,8 +56,25 @@ Ctrl-C ends all of it.
 """
 
 
+def end_on_signals() -> None:
+    """Raise ``KeyboardInterrupt`` on SIGTERM too, and again if Python has dropped it.
+
+    Python drops an exception that is raised in a finalizer.
+    """
+
+    def raise_again(dropped: Any) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        else:
+            sys.__unraisablehook__(dropped)
+
+    for each in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(each, signal.default_int_handler)
+    sys.unraisablehook = raise_again
+
+
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_signals()
     with contextlib.suppress(KeyboardInterrupt), control_plane() as plane:
         cluster = PlayedCluster(plane, 3, Shape())
         cluster.create()

@@ -112,6 +112,27 @@ def test_ctrl_c_while_it_starts_ends_all_that_make_cluster_started(
         cluster.interrupt()
 
 
+def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
+    script = """
+import time
+from tests.e2e.__main__ import end_on_signals
+
+class Finalized:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+end_on_signals()
+try:
+    Finalized()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("ended")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("ended\n", "")
+
+
 def shell(script: str) -> str:
     """Return the output of the commands; each must succeed."""
     command = ["bash", "-euo", "pipefail", "-c", script]
