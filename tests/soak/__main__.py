@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         nodes=asked.joining,
         owners=max(1, asked.pods // 20),
         pods=asked.pods,
-        agent_pods=32,
+        # All pods of the node. The agent remembers 4,096 pods, and has that many after 8 hours.
+        agent_pods=64,
+        agent_steps=8,
         requests=asked.requests,
         text_bytes=2_000,
     )

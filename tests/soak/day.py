@@ -32,8 +32,6 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
 NAMESPACES = "/api/v1/namespaces"
 VIEWER = {"Authorization": "Bearer viewer-of-the-tests"}
 JSON = {"Content-Type": "application/json"}
-#: How often pods are replaced on the node of an agent in an hour; it takes a sample each time.
-AGENT_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,10 @@ class Amounts:
     nodes: int
     owners: int
     pods: int
-    #: Pods that end together on the node of each real agent, ``AGENT_STEPS`` times.
+    #: Pods that end together on the node of each real agent, and how often; it takes a sample each
+    #: time.
     agent_pods: int
+    agent_steps: int
     #: Requests of clients without rights to each port, and as many filter calls.
     requests: int
     #: Bytes of each text that an author chooses in a pod of a filter call or a review.
@@ -124,7 +124,7 @@ class Hour:
         self._until(lambda: len(self._bound()) == count, f"{count} pods are bound")
         self._nodes.observe(self._bound())
         agents = self._site.agents.values()
-        for index in range(AGENT_STEPS):
+        for index in range(self._amounts.agent_steps):
             for each in agents:
                 each.replace_pods(self._amounts.agent_pods, f"{self._name}-{index}")
             self._until(lambda: all(each.measured() for each in agents), "agents measure pods")

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 HOURS = 12
 #: Few objects, with long texts of their authors: what keeps them grows by MiB.
-SHORT = Amounts(nodes=3, owners=1, pods=2, agent_pods=1, requests=5, text_bytes=20_000)
+SHORT = Amounts(
+    nodes=3, owners=1, pods=2, agent_pods=1, agent_steps=4, requests=5, text_bytes=20_000
+)
 
 
 def test_no_process_grows_with_history_and_those_that_keep_it_are_found(
