@@ -172,7 +172,7 @@ class World:
     def close(self) -> None:
         self.loop.close()
 
-    # What users do.
+    # Changes that users make.
 
     def create(
         self,
@@ -213,7 +213,7 @@ class World:
         if node is not None:
             self.run(self._ledger.reservations.remove(node, name, left=True))
 
-    # What is true.
+    # Questions to the cluster.
 
     def bound(self) -> dict[str, str]:
         """Return pod -> node."""
@@ -238,7 +238,7 @@ class World:
             if shape.gpus == 1:
                 assert sum(gib for gib, _ in here) <= shape.gib
 
-    # What schedulers do.
+    # Steps of schedulers.
 
     async def choose(self, name: str, by: Extender) -> str | None:
         """Return the node that a scheduler chooses for the pod."""

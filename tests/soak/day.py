@@ -175,7 +175,7 @@ class Hour:
         namespace = f"{NAMESPACES}/{self._name}"
         for path in (self._sets, self._pods, namespace):
             self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        # What the controller of namespaces does when all objects are gone.
+        # No controller of namespaces runs here, so complete the deletion as it would.
         empty = {"metadata": {"name": self._name}, "spec": {"finalizers": []}}
         self._plane.call("PUT", f"{namespace}/finalize", empty)
         self._until(lambda: not any(map(self._holds, self._nodes.names)), "no reservation is left")
