@@ -8,7 +8,6 @@ FILES = (
     "pod.png",
     "plan.png",
     "why.png",
-    "top.png",
     "architecture.svg",
     "device-choice.svg",
 )

@@ -91,7 +91,6 @@ def main(
             for name, (view, height, header) in PICTURES.items():
                 size, path = {"width": DOCS_WIDTH, "height": height}, folder / f"{name}.png"
                 _view(browser, server, view, "light", size, path, filling, header=header)
-            _terminal(browser, terminal.watch(server.debug, "l4-00"), folder / "top.png")
             for name, view in VIEWS.items() if all_views else ():
                 for scheme in ("light", "dark"):
                     path = folder / f"{name}-{scheme}.png"
