@@ -118,11 +118,12 @@ class Filter:
         """
         state, pod, observes = self._state, offered.pod, self._state.replica.observes
         managed = request if isinstance(request, VramRequest) and request.asks else None
-        sure = True
+        sure, reserved = True, list[int]()
         if managed is None:
             codes = _codes_without_gpu(request, len(rows))
         else:
             codes = state.codes(managed, rows, snap, began_s)
+            reserved = state.held_memory.admit_reserved(managed, rows, codes, snap, began_s)
             sure = not state.held_memory.reject_nodes(pod, managed, rows, codes, snap, began_s)
             state.cluster.usual.prepare(managed, snap)
             if offered.objects and (rows < 0).any():
@@ -131,6 +132,10 @@ class Filter:
                 codes[unknown] = codes_of_new(templates, managed, state.cluster.rules)
         answered_codes = np.zeros_like(codes) if observes else codes
         passed = (answered_codes == 0).nonzero()[0]
+        if reserved and not observes and len(again := np.intersect1d(passed, reserved)):
+            # kube-scheduler chose this node before, and the bind was not finished. On another node
+            # the pod would reserve memory twice.
+            passed, answered_codes, best_only = again, np.zeros_like(codes), False
         passed_rows = rows.take(passed)
         node, best, candidates = "", None, len(passed)
         if managed is not None and not observes and passed_rows.min(initial=0) >= 0:

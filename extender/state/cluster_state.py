@@ -45,6 +45,7 @@ from extender.state.prediction_tracker import Circumstances, PredictionTracker
 from extender.state.request_drift import RequestDrift
 from extender.state.sm_activity import Activities
 from extender.state.starting_nodes import StartingNodes
+from extender.state.unfinished_binds import UnfinishedBinds
 from extender.state.weighing_queue import WeighingQueue
 
 
@@ -93,6 +94,8 @@ class ClusterState:
         self._nominations = Nominations(
             rules.nomination_hold_s, rules.evict_for_memory, self._objects.has_leaving_pod
         )
+        #: Nodes with reservations of pods that are not bound yet.
+        self.unfinished_binds = UnfinishedBinds(self._objects)
         self.activities = Activities()
         self.gpu_users = GpuUsers()
         self._weigher = NodeWeigher(

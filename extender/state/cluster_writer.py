@@ -68,6 +68,7 @@ class ClusterWriter(ClusterState):
             self._allocators,
             self._nominations,
             self.holds,
+            self.unfinished_binds,
             self.neighbours,
             self.edits,
             self.overcommits,

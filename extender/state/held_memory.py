@@ -52,6 +52,18 @@ class HeldMemory:
         """Drop cached answers, which depend on the placement rules."""
         self._answers.clear()
 
+    def admit_reserved(
+        self, request: VramRequest, rows: Rows, codes: Codes, snap: Snapshot, now_s: float
+    ) -> list[int]:
+        """Write into ``codes`` whether the pod fits on the nodes that have a reservation of it,
+        without that reservation. Return their positions in the rows."""
+        nodes = self._cluster.unfinished_binds.nodes_of(request.uid)
+        found = [at for node in nodes for at in np.flatnonzero(rows == snap.row_of.get(node, -2))]
+        for at in found:
+            node = snap.nodes[int(rows[at])].name
+            codes[at] = CODE_OF[rejection_beside(self._cluster, request, node, (), now_s)]
+        return [int(at) for at in found]
+
     def reject_nodes(
         self,
         pod: Pod,
@@ -116,7 +128,7 @@ class HeldMemory:
 
 def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float) -> Snapshot:
     """Return the snapshot as filter sees it for the pod: memory that is held for pods that go
-    before it counts as reserved, and its own assumed bind does not.
+    before it counts as reserved, and its own assumed bind and reservations do not.
 
     ``pod``: None for views of all nodes; then all held memory counts. ``snap``: a snapshot of the
     cluster, or a result of this function.
@@ -129,6 +141,7 @@ def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float
             reservations = ((h.pod.metadata.uid, cluster.adopt(h.pod, gpunode)) for h in holds)
             held[name] = {uid: found for uid, found in reservations if found is not None}
     own = {name for name, assumed in cluster.holds.all_binding().items() if uid in assumed}
+    own |= cluster.unfinished_binds.nodes_of(uid)
     names = {n for n in held.keys() | snap.held.keys() if held.get(n) != snap.held.get(n)}
     names |= own & snap.row_of.keys()
     if not names:

@@ -173,10 +173,11 @@ class Holds(Tracker):
         self._assumed.pop(uid, None)
 
     def end_group(self, group: Group) -> None:
-        """No longer assume binds of the group."""
+        """No longer hold memory for the pods of the group, except for those that preempt others."""
         for uid, each in list(self._assumed.items()):
             if each.group == group:
                 self.forget(uid)
+                self._nominations.give_up(uid)
 
     def nominate(self, pod: Pod, node: str, now_s: float) -> None:
         """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer

@@ -7,7 +7,9 @@ outrank them. All replicas do so because the nomination is on the pod: in
 ``headroom.gpu/preempting`` if Headroom did.
 
 kube-scheduler clears its nomination if it retries the pod before the memory is free and finds no
-other victim. The node is held a while longer then. A hold lasts while a pod is leaving the node,
+other victim. The node is held a while longer then. It also nominates pods that preempt no other
+pod, while they wait for the rest of their group or for volumes. If it clears such a nomination, the
+node is not held any more. A hold lasts while a pod is leaving the node,
 plus ``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
 forever. The hold ends at once when the nominee is bound, deleted, or nominated elsewhere.
 
@@ -41,6 +43,8 @@ class _Hold:
     by: str = ""
     #: Whether the nomination is expected but not yet seen on the pod.
     expected: bool = False
+    #: Whether a pod is leaving the node, or has left it, since the nomination.
+    preempts: bool = False
     #: When the hold was first counted.
     began_s: float | None = None
 
@@ -68,19 +72,29 @@ class Nominations(Tracker):
 
     def pod_gone(self, uid: str, last: LastSeen | None) -> None:
         self._holds.pop(uid, None)
+        for hold in list(self._holds.values()):
+            hold.preempts = hold.preempts or (last is not None and last.node == hold.node)
+
+    def give_up(self, uid: str) -> None:
+        """End the hold of a pod that is not bound with its group, unless it preempts other pods."""
+        hold = self._holds.get(uid)
+        if hold is not None and not (hold.preempts or self._is_left(hold.node)):
+            self._holds.pop(uid, None)
 
     def _update(self, pod: Pod) -> None:
         """Update the hold of an unbound pod."""
         uid, (node, by) = pod.metadata.uid, self._nomination(pod)
         hold = self._holds.get(uid)
         if node and (hold is None or hold.node != node or (by and hold.by != by)):
-            self._holds[uid] = _Hold(pod, node, self._hold_s, by=by)
+            self._holds[uid] = _Hold(pod, node, self._hold_s, by=by, preempts=bool(by))
         elif hold is not None:
             hold.pod = pod
             hold.expected = hold.expected and not node
             if node and hold.for_s != self._hold_s:
                 hold.for_s, hold.since_s = self._hold_s, None
-            elif not node and hold.for_s == self._hold_s:
+            elif not node:
+                self.give_up(uid)
+            if not node and hold.for_s == self._hold_s:
                 hold.for_s, hold.since_s = min(CLEARED_S, self._hold_s), None
 
     def expect(self, pod: Pod, node: str, now_s: float) -> None:
@@ -91,7 +105,8 @@ class Nominations(Tracker):
         """
         hold = self._holds.get(pod.metadata.uid)
         if hold is None or hold.node != node:
-            self._holds[pod.metadata.uid] = _Hold(pod, node, EXPECTED_S, now_s, expected=True)
+            expected = _Hold(pod, node, EXPECTED_S, now_s, expected=True, preempts=True)
+            self._holds[pod.metadata.uid] = expected
 
     def _nomination(self, pod: Pod) -> tuple[str, str]:
         """Return the node nominated for an unbound pod, and the id of Headroom's attempt; empty
@@ -138,6 +153,7 @@ class Nominations(Tracker):
     def _left_at_s(self, hold: _Hold, now_s: float) -> float:
         """Return when a pod was last leaving the node of the hold."""
         leaves = self._is_left(hold.node) and not hold.expected
+        hold.preempts = hold.preempts or leaves
         return now_s if hold.since_s is None or leaves else hold.since_s
 
     def _until_s(self, hold: _Hold) -> float | None:

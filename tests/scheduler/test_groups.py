@@ -148,8 +148,28 @@ def test_a_slow_api_server_does_not_keep_a_group_from_being_bound(world: NewWorl
     here.create_gang(gang)
     here.stalls_s = [5]
     assert here.run(here.schedule_gang(gang, here.extenders[0])) == 10
-    here.remove_orphans()
     assert here.run(here.schedule_gang(gang, here.extenders[0])) == 2
+    here.check()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("retried_by", [0, 1], ids=["the same extender", "another extender"])
+def test_a_pod_is_bound_in_the_memory_that_an_unfinished_bind_has_reserved_for_it(
+    world: NewWorld, nodes: int, retried_by: int
+) -> None:
+    """The API server was too slow for the first bind. On another node the pod would reserve memory
+    twice."""
+    here = world(halves(nodes), 2)
+    here.create("single", 12)
+    here.create("rival", 24)
+    here.stalls_s = [5]
+    node = here.run(here.choose("single", here.extenders[0]))
+    assert node is not None
+    assert not here.run(here.bind("single", node, here.extenders[0]))
+    assert here.reserved() == {"single"}
+    assert here.run(here.schedule("rival", here.extenders[0])) == (nodes > 1)
+    assert here.run(here.schedule("single", here.extenders[retried_by]))
+    assert here.bound()["single"] == node
     here.check()
 
 
@@ -157,7 +177,8 @@ def test_a_slow_api_server_does_not_keep_a_group_from_being_bound(world: NewWorl
 def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
     world: NewWorld, seed: int
 ) -> None:
-    """The next extender binds the rest of the group, in the space that the group had."""
+    """The next extender binds the rest of the group, in the space that the group had. No pod waits
+    for memory that it has reserved itself."""
     here, gang = world(halves(6), seed=seed), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
     (first,) = here.extenders
@@ -172,7 +193,6 @@ def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
     here.run(killed())
     here.check()
     here.restart(first)
-    here.remove_orphans()
     here.run(here.schedule_gang(gang, here.extenders[0]))
     assert here.members(gang) == 12
     assert here.reserved() == set(gang.pods)

@@ -10,6 +10,7 @@ from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.nominations import Nominations, yields
+from extender.state.tracker import LastSeen
 from tests.builders import NOW_S, pod
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import EPOCH_S, STALE_AFTER_S
@@ -60,11 +61,47 @@ def test_a_node_is_held_while_a_pod_leaves_and_a_while_longer() -> None:
 def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
     nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
-    assert held(nominations, 0.0) == ["n"]
+    assert held(nominations, 0.0, left=True) == ["n"]
+    assert held(nominations, 1.0) == ["n"]
     nominations.pod_seen(nominee(None), True)
     assert held(nominations, 1.0) == ["n"]
     assert held(nominations, 1.0 + CLEARED_S) == ["n"]
     assert held(nominations, 1.1 + CLEARED_S) == []
+
+
+def test_a_nomination_for_which_no_pod_left_ends_when_it_is_taken_back() -> None:
+    """kube-scheduler also nominates a pod while it waits at Permit for the rest of its group. If
+    the group is rejected, nothing of it may hold memory."""
+    nominations = Nominees(HOLD_S, ours=False)
+    nominations.pod_seen(nominee(), True)
+    assert held(nominations, 0.0) == ["n"]
+    nominations.pod_gone("other", LastSeen("m", ended=True))
+    nominations.pod_seen(nominee(None), True)
+    assert held(nominations, 0.0) == []
+
+
+def test_a_victim_that_was_gone_at_once_counts_as_left() -> None:
+    for answered in (False, True):
+        nominations = Nominees(HOLD_S, ours=False)
+        if answered:
+            nominations.expect(nominee(None), "n", 0.0)
+        nominations.pod_seen(nominee(), True)
+        if not answered:
+            nominations.pod_gone("victim", LastSeen("n", ended=True))
+        nominations.pod_seen(nominee(None), True)
+        assert held(nominations, 0.0) == ["n"]
+        assert held(nominations, CLEARED_S) == ["n"]
+        assert held(nominations, CLEARED_S + 0.1) == []
+
+
+def test_the_nominations_of_a_group_end_with_it() -> None:
+    nominations = Nominees(HOLD_S, ours=False)
+    nominations.pod_seen(nominee(), True)
+    nominations.pod_seen(nominee("m", name="preemptor"), True)
+    nominations.pod_gone("victim", LastSeen("m", ended=True))
+    for name in ("nominee", "preemptor", "unknown"):
+        nominations.give_up(name)
+    assert held(nominations, 0.0) == ["m"]
 
 
 def test_an_answer_to_kube_scheduler_counts_until_it_nominates() -> None:
@@ -83,7 +120,7 @@ def test_an_expected_nomination_that_never_shows_up_ends() -> None:
     assert held(nominations, 1.0, left=True) == ["n"]
     assert held(nominations, EXPECTED_S + 0.1, left=True) == []
     assert held(nominations, 3600.0, left=True) == []
-    assert not nominations.node_of("uid-nominee")
+    assert not nominations.node_of("nominee")
 
 
 def test_an_expected_nomination_that_is_seen_is_held_as_any_other() -> None:
