@@ -18,7 +18,7 @@ no memory at all, the server's figure belongs to them in unknown parts, so all f
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     ActivityReading,
-    Container,
     Degraded,
     DeviceReading,
     HoldingReading,
@@ -85,7 +84,6 @@ def attribute(
     on: dict[str, list[HoldingReading]] = {}
     for uuid, holding in held:
         on.setdefault(uuid, []).append(holding)
-    known = {holding.uid for _, holding in held if holding.uid}
     names = {holding.uid: (holding.namespace, holding.name) for _, holding in held if holding.name}
     found: list[Row] = []
     read: set[str] = set()
@@ -100,7 +98,7 @@ def attribute(
             for uuid in uuids
             for holding in sorted(on.get(uuid, ()), key=lambda h: (h.container, h.replica))
         ]
-        use = _use(memory, used_bytes, processes, known, mirror_uids)
+        use = _use(memory, used_bytes, processes, mirror_uids)
         found += rows_of(memory[0], rows, use, names)
         unattributed |= dict.fromkeys(uuids, None)
         if use is None:
@@ -152,7 +150,6 @@ def _use(
     memory: Sequence[DeviceReading],
     used_bytes: int | None,
     processes: Mapping[int, ProcessReading] | None,
-    known: Collection[str],
     mirror_uids: Mapping[str, str],
 ) -> MemoryUse | None:
     """Return the use of one memory by each pod, and by each process outside of pods.
@@ -170,17 +167,14 @@ def _use(
         members.append(process)
     figures = _without_mps_duplicates(members, listed, used_bytes)
     use = MemoryUse()
-    owners: dict[tuple[str, ...], str | None] = {}
     for process in members:
         figure = figures[process.pid]
-        if process.pods not in owners:
-            owners[process.pods] = owner(process, known, mirror_uids)
-        uid = owners[process.pods]
+        uid = owner(process, mirror_uids)
         if uid is None:
             use.outside_pods.append((process, figure))
         else:
             use.pods[uid] = _sum(use.pods.get(uid, 0), figure)
-            container = _container(process, uid, mirror_uids)
+            container = process.container
             runs = use.runs.setdefault(uid, {})
             run = runs.get(container.id, (container, 0))
             runs[container.id] = run[0], _sum(run[1], figure)
@@ -189,18 +183,6 @@ def _use(
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else _possible(one + other)
-
-
-def _container(process: ProcessReading, uid: str, mirror_uids: Mapping[str, str]) -> Container:
-    """Return the process's container in the pod ``uid``, the API's uid of one of its pods."""
-    # A process has no containers if its pods are known from the kubelet only.
-    for pod, container in zip(process.pods, process.containers, strict=False):
-        if mirror_uids.get(pod, pod) == uid:
-            return container
-    return _UNKNOWN
-
-
-_UNKNOWN = Container("")
 
 
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
@@ -219,27 +201,18 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
     return found
 
 
-def owner(
-    process: ProcessReading, known: Collection[str], mirror_uids: Mapping[str, str]
-) -> str | None:
+def owner(process: ProcessReading, mirror_uids: Mapping[str, str]) -> str | None:
     """Return the API uid of a process's pod; None if it has none.
 
-    If pods are nested, the pod that this node's kubelet has is returned, otherwise the outermost.
-    ``known`` are the uids of the pods that hold replicas. None also for a static pod whose API uid
-    is not known.
+    None also for a static pod whose API uid is not known.
     """
-    uids = [mirror_uids.get(uid, uid) for uid in process.pods]
-    for uid in uids:
-        if uid in known:
-            return uid
-    if not uids or is_static(uids[0]):
-        return None
-    return uids[0]
+    uid = mirror_uids.get(process.pod, process.pod)
+    return None if not uid or is_static(uid) else uid
 
 
 def _display_name(process: ProcessReading) -> str:
     """Return the command of a process without an owner."""
-    if process.pods:  # a static pod whose API uid is not known
+    if process.pod:  # a static pod whose API uid is not known
         return f"{process.command} (static pod)"
     return process.command
 
@@ -301,15 +274,13 @@ def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
     readings = list(readings)
     processes = {r.pid: r for r in readings if isinstance(r, ProcessReading)}
     mirrors = {r.hash: r.uid for r in readings if isinstance(r, MirrorReading)}
-    holders = {r.uid for r in readings if isinstance(r, HoldingReading) and r.uid}
-    known = {mirrors.get(uid, uid) for uid in holders}
     found: dict[tuple[str, str], float] = {}
     for reading in readings:
         if not isinstance(reading, ActivityReading):
             continue
         for pid, ratio in reading.sm_by_pid.items():
             process = processes.get(pid)
-            uid = None if process is None else owner(process, known, mirrors)
+            uid = None if process is None else owner(process, mirrors)
             if uid is not None:
                 key = (uid, reading.uuid)
                 found[key] = min(1.0, found.get(key, 0.0) + ratio)

@@ -13,6 +13,9 @@ underscores. The second is from its cgroupfs driver. Variants:
 * If runtime and kubelet use different drivers, one level has both pod and container:
   ``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``.
 * The uid of a static pod is a hash of 32 hex digits without dashes.
+
+Below its own level, a container with a writable cgroup creates levels of any name, such as that of
+another pod. So only the outermost pod counts, after those that the node itself runs in.
 """
 
 import re
@@ -25,13 +28,26 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 @lru_cache(maxsize=1024)
-def owners(text: str) -> tuple[tuple[str, str], ...]:
-    """Return (pod uid, container id) of each pod that contains the process, outermost first.
+def owner(text: str, around: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Return the pod uid and the container id of a process; both empty if it is in no pod.
 
-    Empty if the process is in no pod. The id is empty if no level below the pod is a container's.
-    ``text`` is the content of the process's cgroup file; its line with the most pods counts.
-    Results are cached, because all processes of a container have the same text.
+    The id is also empty if no level below the pod is a container's. ``text`` is the content of the
+    process's cgroup file; its line with the most pods counts. ``around`` are the pods that the node
+    runs in, as ``pods`` returns them. Results are cached, because all processes of a container have
+    the same text.
     """
+    found = _longest(text)
+    if tuple(uid for uid, _ in found[: len(around)]) == around:
+        found = found[len(around) :]
+    return found[0] if found else ("", "")
+
+
+def pods(text: str) -> tuple[str, ...]:
+    """Return the uids of the pods that contain a process, outermost first."""
+    return tuple(uid for uid, _ in _longest(text))
+
+
+def _longest(text: str) -> tuple[tuple[str, str], ...]:
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     return max(map(_owners, paths), key=len, default=())
 

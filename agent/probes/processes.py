@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from agent.probes.cgroup import owners
+from agent.probes.cgroup import owner, pods
 from agent.probes.readings import (
     Container,
     DeviceReading,
@@ -63,6 +63,7 @@ class ProcessProbe:
         self._root = root
         self._boot_s = boot_s
         self._check_again_s = check_again_s
+        self._around: tuple[str, ...] = ()
         #: When all processes were last checked, in seconds since boot.
         self._checked_s = float("-inf")
         #: pid -> its last reading while it ran, for the processes of the last sample.
@@ -82,6 +83,8 @@ class ProcessProbe:
         pids = {pid for r in readings if isinstance(r, DeviceReading) for pid in r.processes or ()}
         if why := self._why_hidden():
             return [SourceReading(SOURCE, "degraded", why)]
+        # The first process is in the pods that the node itself runs in; usually in none.
+        self._around = pods(_read(self._root / "1/cgroup") or "")
         known = self._last
         if listed_at_s - self._checked_s >= self._check_again_s:
             known, self._checked_s = self._unchanged(), listed_at_s
@@ -92,8 +95,7 @@ class ProcessProbe:
         self._containers = {
             each.id: self._containers.get(each.id, each)
             for process in self._last.values()
-            for each in process.containers
-            if each.id
+            if (each := process.container).id
         }
         source = SourceReading(SOURCE)
         if not all(process.known for process in found.values()):
@@ -109,7 +111,7 @@ class ProcessProbe:
         return {
             pid: process
             for pid, process in self._last.items()
-            if process.pods and self._signatures.get(pid) == self._signature(pid)
+            if process.pod and self._signatures.get(pid) == self._signature(pid)
         }
 
     def _signature(self, pid: int) -> int | None:
@@ -153,11 +155,8 @@ class ProcessProbe:
             command, parent, started_s = _stat(_read_at(folder, "stat"))
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
-            found = owners(_read_at(folder, "cgroup"))
-            containers = tuple(
-                self._container(folder, uid, container_id, parent, started_s)
-                for uid, container_id in found
-            )
+            uid, container_id = owner(_read_at(folder, "cgroup"), self._around)
+            container = self._container(folder, uid, container_id, parent, started_s)
             self._signatures[pid] = _signature(os.fstat(folder))
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
@@ -168,8 +167,7 @@ class ProcessProbe:
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
-        pods = tuple(uid for uid, _ in found)
-        return ProcessReading(SOURCE, pid, sys.intern(command), pods, containers=containers)
+        return ProcessReading(SOURCE, pid, sys.intern(command), uid, container=container)
 
     def _container(
         self, process: int, uid: str, container_id: str, parent: int, started_s: float
@@ -196,7 +194,7 @@ class ProcessProbe:
         """
         for _ in range(_MOST_ANCESTORS):
             cgroup, stat = _read(self._root / str(pid) / "cgroup"), self._root / str(pid) / "stat"
-            if cgroup is None or all(found != container_id for _, found in owners(cgroup)):
+            if cgroup is None or owner(cgroup, self._around)[1] != container_id:
                 break
             try:
                 _, pid, parent_started_s = _stat(_read(stat) or "")
@@ -210,7 +208,7 @@ class ProcessProbe:
         last = self._last.get(pid)
         if last is None:
             return ProcessReading(SOURCE, pid)
-        return ProcessReading(SOURCE, pid, "", last.pods, containers=last.containers)
+        return ProcessReading(SOURCE, pid, "", last.pod, container=last.container)
 
 
 def _signature(folder: os.stat_result) -> int:

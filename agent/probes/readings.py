@@ -186,17 +186,17 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class ProcessReading(Reading, frozen=True):
-    """The pods that a process belongs to, outermost first: a cluster can run inside a pod."""
+    """The pod and the container that a process belongs to."""
 
     source: str
     pid: int
     #: Empty if the process ended before it was read.
     command: str = ""
-    pods: tuple[str, ...] = ()
-    #: Whether its pods could be read. If true and ``pods`` is empty, it belongs to no pod.
+    #: The pod's uid in its cgroup's name; empty if it belongs to no pod, or is not ``known``.
+    pod: str = ""
+    #: Whether its pod could be read.
     known: bool = True
-    #: Its container in each of ``pods``, in the same order; empty if they were not read.
-    containers: tuple[Container, ...] = ()
+    container: Container = Container("")
 
 
 class LimitReading(Reading, frozen=True):

@@ -36,8 +36,8 @@ def holding(uid: str, replica: str = "A::0", container: str = "main") -> Holding
     return HoldingReading("checkpoint", uid, container, GPU, replica, "ns", f"name of {uid}")
 
 
-def process(pid: int, *pods: str, command: str = "python", known: bool = True) -> ProcessReading:
-    return ProcessReading("proc", pid, command, pods, known=known)
+def process(pid: int, pod: str = "", command: str = "python", known: bool = True) -> ProcessReading:
+    return ProcessReading("proc", pid, command, pod, known)
 
 
 def shown(

@@ -122,9 +122,7 @@ class Node:
             ]
             if self.sees_processes:
                 readings.append(
-                    ProcessReading(
-                        "proc", pids[container_id], "python", (uid,), containers=(container,)
-                    )
+                    ProcessReading("proc", pids[container_id], "python", uid, container=container)
                 )
         state = SourceReading("proc") if self.sees_processes else SourceReading("proc", "degraded")
         return [*readings, state]

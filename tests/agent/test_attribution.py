@@ -137,14 +137,6 @@ def test_the_use_of_an_unknown_static_pod_is_unattributed_with_its_name() -> Non
     assert found.unattributed == {"A": 9}
 
 
-def test_for_nested_pods_the_one_that_the_kubelet_lists_counts_else_the_outer() -> None:
-    nested = process(1, "outer", "inner")
-    inner = shown(gpu(processes={1: 9}), holdings=(holding("inner"),), processes=(nested,))
-    assert uses(inner) == [("inner", "A", "A::0", 9)]
-    outer = shown(gpu(processes={1: 9}), processes=(nested,))
-    assert uses(outer) == [("outer", "A", "", 9)]
-
-
 @pytest.mark.parametrize(
     ("server", "used", "pods", "unattributed"),
     [

@@ -68,7 +68,7 @@ READINGS: st.SearchStrategy[Reading] = st.one_of(
         st.just("proc"),
         PIDS,
         st.sampled_from(["", "python", MPS]),
-        st.lists(UIDS.filter(bool), max_size=2).map(tuple),
+        UIDS,
         known=st.booleans(),
     ),
     st.builds(
@@ -109,9 +109,9 @@ def samples(draw: st.DrawFn) -> list[Reading]:
         memory = draw(st.sampled_from([Memory(300, free_bytes, 0), Memory(300, 400, 0), None]))
         found.append(DeviceReading("nvml", uuid, **PLACES[uuid], memory=memory, processes=listed))
     for pid in pids:
-        pods = draw(st.lists(UIDS.filter(bool), max_size=2).map(tuple))
+        pod = draw(UIDS)
         command = draw(st.sampled_from(["python", "python", MPS]))
-        found.append(ProcessReading("proc", pid, command, pods))
+        found.append(ProcessReading("proc", pid, command, pod))
     found.append(SourceReading("proc"))
     return found + draw(st.lists(READINGS, max_size=4))
 

@@ -251,10 +251,10 @@ def test_sm_time_of_processes_is_that_of_their_pods() -> None:
     readings = [
         ActivityReading("dcgm", "GPU-a", sm_ratio=0.9, sm_by_pid={1: 0.5, 2: 0.25, 3: 0.1, 9: 0.1}),
         ActivityReading("nvml-process", "GPU-b", sm_by_pid={1: 0.7, 2: 0.7, 4: 0.2}),
-        ProcessReading("proc", 1, pods=(uid,)),
-        ProcessReading("proc", 2, pods=(uid,)),
+        ProcessReading("proc", 1, pod=uid),
+        ProcessReading("proc", 2, pod=uid),
         ProcessReading("proc", 3),
-        ProcessReading("proc", 4, pods=(static,)),
+        ProcessReading("proc", 4, pod=static),
         HoldingReading("checkpoint", static, "main", GPU, "GPU-b"),
         MirrorReading("mirrors", static, "mirror", "ns", "static"),
     ]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.probes.cgroup import is_static, owners
+from agent.probes.cgroup import is_static, owner
 from agent.probes.processes import ProcessProbe, container_name
 from agent.probes.readings import Container, DeviceReading, ProcessReading, Reading, SourceReading
+from tests.agent.attributed import gpu, holding, shown, uses
 
 CHECK_AGAIN_S = 15.0
 
@@ -54,26 +55,38 @@ def probe(
 )
 def test_every_form_of_a_cgroup_names_the_pod(pid: int) -> None:
     found, source = checked(probe(), pid)
-    assert found[pid].pods == (uid(pid),)
+    assert found[pid].pod == uid(pid)
     assert source == SourceReading("proc")
 
 
 @pytest.mark.parametrize("before", ["kubepods.slice", "system.slice/containerd.service"])
 def test_drivers_that_disagree_write_pod_and_container_into_one_level(before: str) -> None:
     slice_of = f"kubepods-burstable-pod{uid(7).replace('-', '_')}.slice"
-    assert owners(f"0::/{before}/{slice_of}:cri-containerd:{7:064x}\n") == ((uid(7), f"{7:064x}"),)
+    assert owner(f"0::/{before}/{slice_of}:cri-containerd:{7:064x}\n") == (uid(7), f"{7:064x}")
 
 
 def test_a_static_pod_is_known_by_the_hash_of_its_manifest() -> None:
     found, _ = checked(probe(), 111)
-    assert found[111].pods == (HASH,)
+    assert found[111].pod == HASH
     assert is_static(HASH)
     assert not is_static(uid(1))
 
 
-def test_a_pod_in_a_pod_has_both_the_outer_first() -> None:
+def test_a_container_s_own_cgroups_are_its_pod_s_whatever_pod_they_name() -> None:
+    """A pod that requests no GPU names a cgroup like a pod that holds one."""
     found, _ = checked(probe(), 115)
-    assert found[115].pods == (uid(115), uid(116))
+    victim = holding(uid(116))
+    charged = shown(gpu(processes={115: 9}), holdings=(victim,), processes=found.values())
+    assert uses(charged) == [(uid(115), "A", "", 9), (uid(116), "A", "A::0", 0)]
+
+
+def test_on_a_node_in_a_pod_the_pods_of_its_own_kubelet_count(tree: Path) -> None:
+    (tree / "2/comm").write_text("kubelet\n")
+    (tree / "1/cgroup").write_text(f"0::/kubepods/pod{uid(115)}/{8:064x}/init\n")
+    found, _ = checked(probe(tree), 115, 101, 112)
+    assert found[115].pod == uid(116)
+    assert found[115].container.id == f"{115:064x}"
+    assert (found[101].pod, found[112].pod) == (uid(101), "")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +100,7 @@ def test_a_pod_in_a_pod_has_both_the_outer_first() -> None:
 )
 def test_a_process_of_no_pod_has_none_and_is_named(pid: int, command: str) -> None:
     found, _ = checked(probe(), pid)
-    assert (found[pid].pods, found[pid].command, found[pid].known) == ((), command, True)
+    assert (found[pid].pod, found[pid].command, found[pid].known) == ("", command, True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +108,7 @@ def test_a_process_of_no_pod_has_none_and_is_named(pid: int, command: str) -> No
     ["", "\n", "nonsense", "0::", ":::", "0::/pod", "0::/kubepods/pod", f"0::/podx{uid(1)}"],
 )
 def test_other_cgroups_belong_to_no_pod(text: str) -> None:
-    assert owners(text) == ()
+    assert owner(text) == ("", "")
 
 
 @pytest.fixture
@@ -109,9 +122,9 @@ def test_a_process_that_ended_since_it_was_listed_was_its_last_owner_s(tree: Pat
     checked(probing, 101)
     shutil.rmtree(tree / "101")
     found, _ = checked(probing, 101)
-    assert (found[101].pods, found[101].command) == ((uid(101),), "")
+    assert (found[101].pod, found[101].command) == (uid(101), "")
     again, _ = checked(probing, 101)
-    assert again[101].pods == ()  # whatever lists it for longer is no process of a pod
+    assert again[101].pod == ""  # whatever lists it for longer is no process of a pod
 
 
 def test_a_process_that_is_still_listed_is_read_seldom(tree: Path) -> None:
@@ -126,10 +139,10 @@ def test_a_process_that_is_still_listed_is_read_seldom(tree: Path) -> None:
     (again / "cgroup").write_text((tree / "102/cgroup").read_text())
     now_s[0] += CHECK_AGAIN_S - 0.1
     found, _ = checked(probing, 101)
-    assert found[101].pods == (uid(101),)
+    assert found[101].pod == uid(101)
     now_s[0] += 0.1
     found, _ = checked(probing, 101)
-    assert found[101].pods == (uid(102),)
+    assert found[101].pod == uid(102)
 
 
 def test_the_files_of_a_pods_process_are_read_once(tree: Path) -> None:
@@ -141,15 +154,15 @@ def test_the_files_of_a_pods_process_are_read_once(tree: Path) -> None:
     now_s[0] += CHECK_AGAIN_S
     after, _ = checked(probing, 101, 113)
     assert after[101] == before[101]
-    assert (before[113].pods, after[113].command) == ((), "renamed")
+    assert (before[113].pod, after[113].command) == ("", "renamed")
 
 
 def test_an_id_that_was_given_out_again_is_not_the_newcomer_s(tree: Path) -> None:
     started_s = 101_000 / TICKS_PER_S
     found, _ = checked(probe(tree, boot_s=started_s - 1.0), 101)
-    assert (found[101].pods, found[101].command) == ((), "")
+    assert (found[101].pod, found[101].command) == ("", "")
     found, _ = checked(probe(tree, boot_s=started_s), 101)
-    assert found[101].pods == (uid(101),)
+    assert found[101].pod == uid(101)
 
 
 def test_an_agent_that_sees_its_own_container_only_attributes_nothing(tree: Path) -> None:
@@ -176,7 +189,7 @@ def test_a_node_in_a_container_is_seen_though_its_first_process_is_not_the_host_
     (tree / "self").mkdir()
     (tree / "self/cgroup").write_text("0::/kubelet.slice/agent\n")
     found, source = checked(probe(tree), 108)
-    assert found[108].pods == (uid(108),)
+    assert found[108].pod == uid(108)
     assert source.state == "ok"
 
 
@@ -227,8 +240,8 @@ def test_a_real_process_in_a_real_cgroup_is_its_pod_s(cgroup: Path) -> None:
         found, source = checked(real, process.pid, os.getpid())
         assert process.stdin is not None
         process.stdin.close()
-    assert found[process.pid].pods == (uid(7),)
-    assert found[os.getpid()].pods == ()
+    assert found[process.pid].pod == uid(7)
+    assert found[os.getpid()].pod == ""
     assert source.state == "ok"
 
 
@@ -273,8 +286,8 @@ def test_a_container_has_its_name_from_its_mounts_and_starts_with_its_first_proc
     started(host, 61, 60, 210)
     started(host, 62, 61, 300, other + MOUNT.format(uid=uid(7), name="main"))
     found, _ = checked(probe(host), 62)
-    assert found[62].pods == (uid(7),)
-    assert found[62].containers == (Container(CONTAINER, "main", 200.0),)
+    assert found[62].pod == uid(7)
+    assert found[62].container == Container(CONTAINER, "main", 200.0)
 
 
 def test_processes_of_a_container_have_the_start_of_the_oldest(host: Path) -> None:
@@ -282,11 +295,11 @@ def test_processes_of_a_container_have_the_start_of_the_oldest(host: Path) -> No
     started(host, 60, 50, 200, MOUNT.format(uid=uid(7), name="main"))
     started(host, 55, 50, 300, MOUNT.format(uid=uid(7), name="main"))
     found, _ = checked(probe(host), 55, 60)
-    assert found[55].containers == (Container(CONTAINER, "main", 300.0),)
-    assert found[60].containers == (Container(CONTAINER, "main", 200.0),)
+    assert found[55].container == Container(CONTAINER, "main", 300.0)
+    assert found[60].container == Container(CONTAINER, "main", 200.0)
     probing = probe(host, check_again_s=0.0)
-    assert checked(probing, 60)[0][60].containers[0].started_s == 200.0
-    assert checked(probing, 55, 60)[0][55].containers[0].started_s == 200.0
+    assert checked(probing, 60)[0][60].container.started_s == 200.0
+    assert checked(probing, 55, 60)[0][55].container.started_s == 200.0
 
 
 @pytest.mark.parametrize(
@@ -303,7 +316,7 @@ def test_processes_of_a_container_have_the_start_of_the_oldest(host: Path) -> No
 def test_a_container_whose_mounts_do_not_name_it_has_no_name(host: Path, mounts: str) -> None:
     started(host, 60, 50, 200, mounts)
     found, _ = checked(probe(host), 60)
-    assert found[60].containers == (Container(CONTAINER, "", 200.0),)
+    assert found[60].container == Container(CONTAINER, "", 200.0)
 
 
 def test_a_process_whose_mounts_cannot_be_read_is_known_without_the_container_s_name(
@@ -312,7 +325,7 @@ def test_a_process_whose_mounts_cannot_be_read_is_known_without_the_container_s_
     started(host, 60, 50, 200)
     (host / "60/mountinfo").unlink()
     found, source = checked(probe(host), 60)
-    assert (found[60].known, found[60].containers[0].name) == (True, "")
+    assert (found[60].known, found[60].container.name) == (True, "")
     assert source == SourceReading("proc")
 
 
@@ -320,20 +333,22 @@ def test_ancestors_are_read_up_to_a_limit_and_never_in_a_circle(host: Path) -> N
     started(host, 60, 61, 300)
     started(host, 61, 60, 200)
     found, _ = checked(probe(host), 60)
-    assert found[60].containers[0].started_s == 200.0
+    assert found[60].container.started_s == 200.0
 
 
 def test_a_cgroup_without_a_container_s_level_has_no_id(host: Path) -> None:
     started(host, 60, 50, 200)
     (host / "60/cgroup").write_text(f"0::/kubepods/pod{uid(7)}/nested\n")
     found, _ = checked(probe(host), 60)
-    assert found[60].containers == (Container(""),)
+    assert found[60].container == Container("")
 
 
-def test_a_pod_in_a_pod_has_a_container_in_both() -> None:
+def test_a_container_in_a_container_is_the_outer_one() -> None:
     inner, outer = f"{1:064x}", f"{2:064x}"
     text = f"0::/kubepods/pod{uid(1)}/{outer}/kubelet/kubepods/pod{uid(2)}/{inner}\n"
-    assert owners(text) == ((uid(1), outer), (uid(2), inner))
+    assert owner(text) == (uid(1), outer)
+    assert owner(text, (uid(1),)) == (uid(2), inner)
+    assert owner(text, (uid(2),)) == (uid(1), outer)
 
 
 def test_a_process_that_ended_keeps_its_container(host: Path) -> None:
@@ -342,7 +357,7 @@ def test_a_process_that_ended_keeps_its_container(host: Path) -> None:
     checked(probing, 60)
     shutil.rmtree(host / "60")
     found, _ = checked(probing, 60)
-    assert found[60].containers == (Container(CONTAINER, "main", 200.0),)
+    assert found[60].container == Container(CONTAINER, "main", 200.0)
 
 
 def test_the_mounts_of_a_real_process_can_be_read() -> None:

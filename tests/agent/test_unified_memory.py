@@ -55,7 +55,7 @@ def test_the_pool_is_used_by_processes_and_limited_by_the_host(
     pool_gib: int, available_gib: int, memory_gib: int, used_gib: int
 ) -> None:
     gpu = _gpu(processes={7: 10 * GIB})
-    process = ProcessReading("proc", 7, "python", (_UID,))
+    process = ProcessReading("proc", 7, "python", _UID)
     holding = HoldingReading("checkpoint", _UID, "main", "nvidia.com/gpu", "GPU-a::0")
     host = _host(available_gib, pool_gib * GIB)
     (device,) = _reported(gpu, process, holding, host)
@@ -80,7 +80,7 @@ def test_without_the_setting_a_shared_gpu_is_closed() -> None:
 
 def test_without_the_setting_only_the_use_of_its_pod_counts_on_an_unshared_gpu() -> None:
     gpu = _gpu(processes={7: 10 * GIB, 8: 3 * GIB})
-    processes = [ProcessReading("proc", 7, "python", (_UID,)), ProcessReading("proc", 8, "Xorg")]
+    processes = [ProcessReading("proc", 7, "python", _UID), ProcessReading("proc", 8, "Xorg")]
     holding = HoldingReading("checkpoint", _UID, "main", "nvidia.com/gpu", "GPU-a")
     (device,) = _reported(gpu, *processes, holding, _host(20, None), replicas=1)
     assert device.healthy
