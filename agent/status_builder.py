@@ -55,7 +55,7 @@ from contract.gpunode import (
     SmActivity,
     Source,
 )
-from contract.gpunode_json import printable_object
+from contract.gpunode_json import plain_object
 from contract.gpunode_summary import summary_of
 from contract.quantity import MAX_DEVICE_BYTES
 
@@ -190,8 +190,8 @@ def summarise(
         driver_version=driver.version[:MAX_WORD],
         cuda_version=driver.cuda_version[:MAX_WORD],
     )
-    # The API server rejects control characters, which a process can have in its name.
-    return printable_object(status)
+    # The API server rejects other characters, which a process can have in its name.
+    return plain_object(status)
 
 
 def rfc3339(moment: datetime) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import KubeStruct, ObjectMeta
-from contract.printable import printable
+from contract.printable import plain
 
 T = TypeVar("T")
 
@@ -48,26 +48,26 @@ def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
     return GPUNode(metadata=decoded.metadata, spec=decoded.spec)
 
 
-def printable_object(part: T) -> T:
-    """Return the object with printable texts, in lists and structs too; the same one if they are.
+def plain_object(part: T) -> T:
+    """Return the object with plain texts, in lists and structs too; the same one if they are.
 
     Values of maps are checked, and their keys are not.
     """
     whole: Any = part
     if isinstance(whole, str):
-        return printable(whole)  # type: ignore[return-value]
+        return plain(whole)  # type: ignore[return-value]
     if isinstance(whole, list):
-        clean = [printable_object(each) for each in whole]
+        clean = [plain_object(each) for each in whole]
         return part if all(map(is_, clean, whole)) else clean  # type: ignore[return-value]
     if isinstance(whole, dict):
-        values = {key: printable_object(value) for key, value in whole.items()}
+        values = {key: plain_object(value) for key, value in whole.items()}
         return part if all(map(is_, values.values(), whole.values())) else values  # type: ignore[return-value]
     if isinstance(whole, msgspec.Struct):
         fields = {name: getattr(whole, name) for name in whole.__struct_fields__}
         changes = {
             name: clean
             for name, value in fields.items()
-            if (clean := printable_object(value)) is not value
+            if (clean := plain_object(value)) is not value
         }
         return msgspec.structs.replace(whole, **changes) if changes else part  # type: ignore[return-value]
     return part

@@ -9,6 +9,12 @@ import json
 import re
 
 _NOT_ASCII = re.compile("[^\\x00-\\x7e]")
+_NOT_PLAIN = re.compile("[^ -~]")
+#: Letters, symbols and marks that no font shows: fillers, the blank of Braille, and variation
+#: selectors.
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def printable(text: str) -> str:
@@ -17,9 +23,22 @@ def printable(text: str) -> str:
     These are control characters (ESC, newline), invisible marks and marks that change the direction
     of text, separators except for the space, and surrogates.
     """
+    if not text.isascii():
+        text = _BLANK.sub("?", text)
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def plain(text: str) -> str:
+    """Return the text with "?" for each character that is not printable ASCII.
+
+    The schemas of Headroom's objects admit only such text, because kubectl prints it as it is.
+    Letters that are written from right to left change the order of a line, too.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _NOT_PLAIN.sub("?", text)
 
 
 def printable_lines(text: str) -> str:
@@ -39,6 +58,6 @@ def printable_json(text: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     character = found[0]
-    if character.isprintable():
+    if character.isprintable() and not _BLANK.match(character):
         return character
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from contract.printable import plain
 from contract.vramprofile import (
     ContainerStatus,
     ProfileOwner,
@@ -34,7 +35,7 @@ def status_of(
     containers = [
         ContainerStatus(
             container=container,
-            model=model,
+            model=plain(model),
             memory_bytes=lives.memory_bytes,
             family=families.get((container, model), ""),
             varies=lives.varies,

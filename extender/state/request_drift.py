@@ -11,7 +11,7 @@ import msgspec
 from contract.annotations import PLACEMENT, VRAM
 from contract.gpunode import Reservation
 from contract.kube import Pod
-from contract.printable import printable
+from contract.printable import plain
 from extender.state.tracker import LastSeen, Tracker, WeighedNode
 
 #: Maximum number of characters of an adopted pod's annotation that its reservation keeps.
@@ -32,7 +32,7 @@ _decode = msgspec.json.Decoder(_Written).decode
 def asked(pod: Pod) -> str:
     """Return the start of the pod's VRAM annotation, for the reservation of an adopted pod; "" if
     the pod has no annotation."""
-    return printable((pod.annotation(VRAM) or "")[:MAX_ASKED])
+    return plain((pod.annotation(VRAM) or "")[:MAX_ASKED])
 
 
 def edit(pod: Pod) -> str:

@@ -1,7 +1,10 @@
 """Whatever object the CRDs admit, each of its readers survives, and serves all other objects."""
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -27,11 +30,12 @@ from extender.recorder.pod_facts import ObservedPod
 from extender.state.changes import GPUNodeSeen, PodSeen, ProfileSeen
 from tests.admission.reviews import around, manifest, mutated
 from tests.console.asking import answer
-from tests.contract.admitted import drawn
+from tests.contract.admitted import Schema, drawn
+from tests.contract.test_crd import HOSTILE, levels
 from tests.contract.test_crd import SCHEMA as GPUNODE
 from tests.contract.test_vramprofile import SCHEMA as PROFILE
 from tests.controlplane import ROOT as REPOSITORY
-from tests.controlplane import ControlPlane
+from tests.controlplane import ApiRefused, ControlPlane
 from tests.examples import examples
 from tests.fuzz.samples import BAD
 from tests.fuzz.watch import WatchTarget
@@ -149,6 +153,69 @@ def test_the_recorder_records_other_nodes_beside_any_gpunode(seed: int) -> None:
     for profile in recording.api.profiles.values():
         _PROFILES.validate(msgspec.json.decode(msgspec.json.encode(profile)))
     assert KEY in recording.api.profiles
+
+
+TIME, MERGE = "2026-11-21T00:00:00Z", "application/merge-patch+json"
+
+
+def _valid(schema: Schema) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("format") == "date-time":
+        return TIME
+    return {"object": {}, "integer": 1, "number": 0.5, "array": []}.get(
+        schema["type"], "a" * schema.get("minLength", 0)
+    )
+
+
+def with_text(schema: Schema, path: Sequence[str], text: str) -> Any:
+    """Return the smallest value of the schema that has a text at a path."""
+    if not path:
+        return text
+    first, rest = path[0], path[1:]
+    if first == "[]":
+        return [with_text(schema["items"], rest, text)]
+    if first == "{}":
+        return {"key": with_text(schema["additionalProperties"], rest, text)}
+    needed = {name: schema["properties"][name] for name in schema.get("required", ())}
+    values = {name: _valid(each) for name, each in needed.items()}
+    return values | {first: with_text(schema["properties"][first], rest, text)}
+
+
+def texts_of(schema: Schema) -> list[tuple[tuple[str, ...], str]]:
+    """Return path and a valid value of each text of an object, except for its kind and version."""
+    return [
+        (tuple(re.findall(r"\w+|\[\]|\{\}", path)), _valid(each))
+        for path, each in levels(schema)
+        if each["type"] == "string" and path not in (".apiVersion", ".kind")
+    ]
+
+
+@pytest.mark.slow
+def test_the_api_server_rejects_text_that_kubectl_would_not_show_as_it_is(
+    plane: ControlPlane,
+) -> None:
+    create(plane, yaml.safe_load(PROFILE_CRD.read_text()))
+    nodes, profiles = f"{ROOT}/gpunodes", f"{ROOT}/namespaces/default/vramprofiles"
+    until(lambda: asked(plane, profiles) is not None, "VRAMProfiles are served")
+    admitted = []
+    for kind, schema, url in (("GPUNode", GPUNODE, nodes), ("VRAMProfile", PROFILE, profiles)):
+        made = {"apiVersion": "headroom.gpu/v1alpha1", "kind": kind, "metadata": {"name": "texts"}}
+        plane.call("POST", url, made)
+        for (path, valid), hostile in product(texts_of(schema), (None, *HOSTILE)):
+            of_status = kind == "GPUNode" and path[0] == "status"
+            target = f"{url}/texts/status" if of_status else f"{url}/texts"
+            value = with_text(schema, path, valid if hostile is None else hostile)
+            if hostile is None:
+                plane.call("PATCH", target, value, MERGE)
+                continue
+            try:
+                plane.call("PATCH", target, value, MERGE)
+                admitted.append((kind, path, hostile))
+            except ApiRefused as err:
+                if ": 422 " not in str(err):
+                    raise
+    assert admitted == []
 
 
 @pytest.mark.slow

@@ -56,12 +56,16 @@ def levels(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 LEVELS = dict(levels(SCHEMA))
-#: A terminal command, a new line and a control character of one byte.
-HOSTILE = "GPU-1\x1b[2J", "8Gi\n", "2026-11-21T00:00:00Z\n", "\x9b31m", "a\x7f", "\0"
+#: Control characters, text from right to left, and invisible characters.
+HOSTILE = (
+    *("GPU-1\x1b[2J", "8Gi\n", "2026-11-21T00:00:00Z\n", "\x9b31m", "a\x7f", "\0"),
+    *("\u202e24", "\u2066a", "\u200f", "\u05d0", "\u0663", "2026-11-21T00:00:00Z\u202e"),
+    *("\u200b", "\ufeff", "\u00ad", "\u3164", "\u2800", "a\ufe0f", "\U000e0041", "\u2028"),
+)
 
 
 def is_bounded_text(schema: Schema) -> bool:
-    """Whether a text has a maximum length, and no control characters."""
+    """Whether a text has a maximum length, and only characters that are seen in their order."""
     if "enum" in schema or schema.get("format") == "date-time":
         return True
     accepts = jsonschema_rs.Draft7Validator(schema)
