@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import product
+from typing import get_args
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity
+from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, HealthCode, PodUse, SmActivity
 
 DEVICE_LABELS = ("gpu", "UUID", "Hostname", "model_name", "GPU_I_ID", "GPU_I_PROFILE")
 POD_LABELS = ("namespace", "pod", "container", "pod_uid")
@@ -28,25 +29,6 @@ _UNKNOWN = "(unknown)"
 
 #: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "... MIG 1c.2g.20gb": the last is one compute slice of two.
 _MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
-
-#: (Text in a health reason, its code for the label ``reason``). The first match counts; a reason of
-#: several parts, separated by ";", may have several codes.
-_CODES = (
-    ("XID ", "xid"),
-    ("GPU is lost", "lost"),
-    ("requires restart", "reset_required"),
-    ("driver asks for", "recovery"),
-    ("ECC", "ecc"),
-    ("row remap", "remap"),
-    ("page retirement", "retirement"),
-    ("hangs", "hang"),
-    ("takes too long", "hang"),
-    ("the driver does not answer", "driver"),
-    ("memory", "memory"),
-    ("UUID", "identity"),
-    ("(NVML ", "nvml"),
-)
-
 
 #: Label values and figure of each series of a metric. A figure that is None or negative is unknown.
 _Series = Iterable[tuple[Sequence[str], float | None]]
@@ -121,16 +103,6 @@ class AgentCollector(Collector):
                 (),
                 [((), shown.age_s)],
             )
-
-
-def reason_codes(reason: str) -> list[str]:
-    """Return the codes of a health reason: none if it is empty, "other" if no code matches."""
-    if not reason:
-        return []
-    found = [
-        next((code for text, code in _CODES if text in part), "") for part in reason.split(";")
-    ]
-    return list(dict.fromkeys(filter(None, found))) or ["other"]
 
 
 def _counter(name: str, text: str, labels: Sequence[str], series: _Series) -> Metric:
@@ -233,11 +205,9 @@ def _devices(shown: Sample) -> Iterator[Metric]:
     )
     yield gauge(
         "unhealthy_reason",
-        "1 for each reason why the device is unhealthy: "
-        + ", ".join(dict.fromkeys((*(code for _, code in _CODES), "other"))),
+        f"1 for each reason why the device is unhealthy: {', '.join(get_args(HealthCode))}",
         lambda devices: [
-            ([code], 1.0)
-            for code in dict.fromkeys(c for d in devices for c in reason_codes(d.health_reason))
+            ([code], 1.0) for code in dict.fromkeys(c for d in devices for c in d.health_codes)
         ],
         ["reason"],
     )

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from agent.probes.cause import Cause
 from agent.probes.readings import (
     AnswerReading,
     Degraded,
@@ -260,7 +261,7 @@ def _contradictions(
         ):
             # A GPU that was added, or one that is not in the agent's container.
             why = f"the plugin advertises {reading.resource} of a GPU that the driver does not list"
-            complaints.append(Degraded("nvml", why))
+            complaints.append(Degraded("nvml", Cause(why, "gpu_not_listed")))
     device_of = resolve({holding.replica for holding in readings.holdings}, devices)
     for holding in readings.holdings:
         source = holding.source.partition(",")[0]

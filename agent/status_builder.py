@@ -17,6 +17,7 @@ import msgspec
 
 from agent.attribution import Attributed, attribute, container_limits, pod_sm
 from agent.idle import OfPods
+from agent.probes.cause import Cause, code_of
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     ActivityReading,
@@ -212,7 +213,7 @@ class _Amounts:
 def _amounts(memory: Memory | None) -> _Amounts:
     """Compute used memory from the driver's figures, or find what is wrong with them."""
     if memory is None:
-        return _Amounts(fault="driver does not report the memory of this device")
+        return _Amounts(fault=Cause("driver does not report the memory of this device", "memory"))
     total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
     reserved_bytes = memory.reserved_bytes or 0
     wrong = ""
@@ -224,10 +225,20 @@ def _amounts(memory: Memory | None) -> _Amounts:
     elif not 0 <= reserved_bytes <= total_bytes:
         wrong = "driver reports more memory reserved than there is"
     if wrong:
-        return _Amounts(_wire_bytes(total_bytes), _wire_bytes(reserved_bytes), fault=wrong)
+        fault = Cause(wrong, "memory")
+        return _Amounts(_wire_bytes(total_bytes), _wire_bytes(reserved_bytes), fault=fault)
     # Free and reserved memory may be read by two calls, so the difference can be negative.
     used_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
     return _Amounts(total_bytes, reserved_bytes, used_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Health:
+    """Why a device is unhealthy, with codes, and since when; all are empty if it is healthy."""
+
+    reason: str = ""
+    codes: tuple[str, ...] = ()
+    since: str = ""
 
 
 def _health(
@@ -236,17 +247,19 @@ def _health(
     issue: HealthIssueReading | None,
     last: Mapping[str, Device],
     now: str,
-) -> tuple[str, str]:
-    """Return why the device is unhealthy, and since when; both are empty if it is healthy."""
+) -> _Health:
+    """Return the health of a device from its issue, and from a fault of its own."""
     reasons = [*issue.reason.split("; ")] if issue is not None else []
-    reasons = list(filter(None, dict.fromkeys([*reasons, read.fault or amounts.fault])))
-    reason = "; ".join(reasons)[:MAX_MESSAGE]
-    if not reason:
-        return "", ""
-    if issue is not None:
-        return reason, issue.since
+    codes = [*issue.codes] if issue is not None else []
+    if fault := read.fault or amounts.fault:
+        reasons.append(fault)
+        codes.append(code_of(fault) or "other")
+    if not reasons:
+        return _Health()
+    reason = "; ".join(dict.fromkeys(reasons))[:MAX_MESSAGE]
     was = last.get(read.uuid)
-    return reason, (was.unhealthy_since if was is not None else "") or now
+    since = issue.since if issue is not None else was.unhealthy_since if was is not None else ""
+    return _Health(reason, tuple(dict.fromkeys(codes)), since or now)
 
 
 def _device(
@@ -257,7 +270,7 @@ def _device(
     facts: FactsReading,
     sm_activity: SmActivity | None,
     activity: ActivityReading,
-    health: tuple[str, str],
+    health: _Health,
 ) -> Device:
     return Device(
         uuid=read.uuid,
@@ -277,9 +290,10 @@ def _device(
         sharing=share.sharing,
         resource=share.resource,
         replicas=share.replicas,
-        healthy=not health[0],
-        health_reason=health[0],
-        unhealthy_since=health[1],
+        healthy=not health.reason,
+        health_reason=health.reason,
+        health_codes=[*health.codes],
+        unhealthy_since=health.since,
         pci_bus_id=facts.pci_bus_id,
         architecture=facts.architecture,
         compute_mode=facts.compute_mode,
@@ -341,6 +355,7 @@ def _sources(
             name=source,
             state=rows[source].state,
             message="; ".join(sorted(messages.get(source, {})))[:MAX_MESSAGE],
+            codes=sorted({code_of(text) for text in messages.get(source, {})} - {""}),
         )
         for source in sorted(rows)
     ][:MAX_SOURCES]
@@ -359,7 +374,7 @@ def _conditions(
     lacks = "; ".join(sorted(degraded))[:MAX_MESSAGE]
     found: list[Condition] = []
     for kind, wrong, good_reason, bad_reason in (
-        ("DriverReady", driver.why_not, "Loaded", "NoDriver"),
+        ("DriverReady", driver.why_not[:MAX_MESSAGE], "Loaded", "NoDriver"),
         ("Complete", lacks, "Complete", "Degraded"),
     ):
         status, was = "False" if wrong else "True", old.get(kind)

@@ -48,6 +48,41 @@ SM_SOURCES = ("dcgm", "gpm", "nvml-process")
 
 Sharing = Literal["none", "time-slicing", "mps"]
 
+#: Why a device is unhealthy; ``other`` also for a cause that a newer agent has found.
+HealthCode = Literal[
+    "xid",
+    "lost",
+    "reset_required",
+    "recovery",
+    "ecc",
+    "remap",
+    "retirement",
+    "hang",
+    "driver",
+    "memory",
+    "mig",
+    "identity",
+    "nvml",
+    "other",
+]
+#: Why a source lacks data, if another fix than the usual one for this source applies.
+SourceCode = Literal[
+    "maintenance",
+    "gpu_operator",
+    "gpu_not_listed",
+    "mig",
+    "no_host_pid",
+    "no_ptrace",
+    "no_cgroups",
+    "no_checkpoint",
+    "no_device_plugin",
+    "gke_plugin",
+    "no_kubelet",
+    "several_listeners",
+    "k3s",
+    "memory_differs",
+]
+
 
 def memory_field(name: str) -> int:
     """Return a msgspec field for bytes, named ``name`` in JSON. An omitted one is -1: unknown."""
@@ -108,6 +143,8 @@ class Device(KubeStruct, frozen=True):
     replicas: Replicas = Replicas()
     healthy: bool = True
     health_reason: str = ""
+    #: Each is a ``HealthCode``, or a code that only newer agents have.
+    health_codes: list[str] = msgspec.field(default_factory=list)
     #: RFC 3339, when the device was first seen unhealthy; empty while it is healthy.
     unhealthy_since: str = ""
     pci_bus_id: str = ""
@@ -228,6 +265,8 @@ class Source(KubeStruct, frozen=True):
     state: Literal["ok", "degraded", "absent"] = "ok"
     #: The missing data and the cause. The text stays equal while the cause lasts.
     message: str = ""
+    #: Each is a ``SourceCode``, or a code that only newer agents have.
+    codes: list[str] = msgspec.field(default_factory=list)
 
 
 class Summary(KubeStruct, frozen=True):

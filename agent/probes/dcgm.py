@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from agent.deadline import Hanging, Worker
+from agent.probes.cause import joined
 from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, Exposition, Scraped
 from agent.probes.readings import DeviceReading, SourceReading
 from contract.dcgm import SM_ACTIVITY
@@ -116,7 +117,7 @@ class Exporter:
             wrong.append("it exports no metrics of any device")
         elif not any(r.sm_ratio is not None for r in readings):
             wrong.append(f"it does not export {' or '.join(SM_ACTIVITY)}")
-        return readings, SourceReading(SOURCE, "degraded" if wrong else "ok", "; ".join(wrong))
+        return readings, SourceReading(SOURCE, "degraded" if wrong else "ok", joined(wrong))
 
     def close(self) -> None:
         self._cut()

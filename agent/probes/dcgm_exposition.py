@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.probes.cause import Cause
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
 from contract.dcgm import (
@@ -287,7 +288,8 @@ class CrossCheck:
             known = [part for part in parts if part is not None]
             total_bytes = sum(known) if len(known) == len(parts) else None
         if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
-            wrong.append(f"{device.uuid}: its memory is not what NVML reports")
+            why = f"{device.uuid}: its memory is not what NVML reports"
+            wrong.append(Cause(why, "memory_differs"))
         if reading.used_bytes is not None and not again:
             # Some exporter versions count the driver's reserve as used, some do not.
             least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
@@ -295,7 +297,8 @@ class CrossCheck:
             fits = least <= reading.used_bytes <= most
             self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
         if self._doubts.get(key, 0) >= _IN_A_ROW:
-            wrong.append(f"{device.uuid}: its used memory is not what NVML reports")
+            why = f"{device.uuid}: its used memory is not what NVML reports"
+            wrong.append(Cause(why, "memory_differs"))
         return wrong
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from agent.probes.cause import Cause, code_of
 from agent.probes.readings import HealthIssueReading
 
 #: XIDs after which the device works: number -> meaning. The first five are those of NVIDIA's
@@ -80,24 +81,26 @@ class Checkup:
         return self.recovery in _RESETS
 
     @property
-    def causes(self) -> list[str]:
+    def causes(self) -> list[Cause]:
         """The reasons why the GPU is unhealthy; none if it is healthy.
 
         They contain no counts, because each new error would then cause a write of the report.
         """
         found = []
         if self.recovery:
-            found.append(f"driver asks for {_RECOVERIES.get(self.recovery, 'a recovery')}")
+            what = _RECOVERIES.get(self.recovery, "a recovery")
+            found.append(Cause(f"driver asks for {what}", "recovery"))
         # A contained error (XID 94) is counted too. If the driver reports recoveries, it reports
         # whether the errors need one.
         if self.uncorrected_errors and self.recovery is None:
-            found.append("uncorrectable ECC errors since the driver was loaded")
+            found.append(Cause("uncorrectable ECC errors since the driver was loaded", "ecc"))
         if self.remap_failed:
-            found.append("a row remap failed")
+            found.append(Cause("a row remap failed", "remap"))
         if self.remap_pending:
-            found.append("a row remap is pending, which takes a GPU reset")
+            found.append(Cause("a row remap is pending, which takes a GPU reset", "remap"))
         if self.pages_pending:
-            found.append("page retirement is pending, which takes a GPU reset")
+            why = "page retirement is pending, which takes a GPU reset"
+            found.append(Cause(why, "retirement"))
         return found
 
 
@@ -178,8 +181,9 @@ def judge(
         if reasons:
             since = sample.now if known is None else known.since
             unhealthy[uuid] = UnhealthyDevice(since, xids)
+            codes = dict.fromkeys(code_of(reason) or "other" for reason in reasons)
             health_issues[uuid] = HealthIssueReading(
-                uuid, "; ".join(reasons)[:_MOST_REASON_CHARS], since
+                uuid, "; ".join(reasons)[:_MOST_REASON_CHARS], since, tuple(codes)
             )
     return HealthState(
         sample.driver or before.driver, unhealthy, {**before.gauges, **sample.gauges}
@@ -205,9 +209,9 @@ def _new_xids(before: HealthState, sample: HealthSample) -> dict[str, list[str]]
     return found
 
 
-def _reason(xids: list[str], recovery: int | None) -> str:
+def _reason(xids: list[str], recovery: int | None) -> Cause:
     """Return the reason of XIDs, with the condition that ends it."""
     until = "the GPU is reset or the driver is loaded again"
     if recovery is not None:
         until = "the driver asks for no recovery"
-    return f"XID {', '.join(xids)}: unhealthy until {until}"
+    return Cause(f"XID {', '.join(xids)}: unhealthy until {until}", "xid")

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from agent.probes import sm_activity
+from agent.probes.cause import Cause
 from agent.probes.dcgm import Exporter
 from agent.probes.dcgm_exposition import DcgmReading, activity_of, last_xids
 from agent.probes.device_health import HealthSample, HealthState, judge
@@ -52,8 +53,8 @@ class DeviceProbe:
         self._must_reopen = False
         #: Whether the driver was released for maintenance and has not answered since.
         self._maintained = False
-        #: Why the driver must be released; empty if it need not be. Set before each sample.
-        self.maintenance = ""
+        #: Why the driver must be released; None if it need not be. Set before each sample.
+        self.maintenance: Cause | None = None
 
     @property
     def hanging(self) -> bool:
@@ -61,7 +62,7 @@ class DeviceProbe:
         return self._hanging or self._limits.hanging
 
     def read(self) -> Iterable[Reading]:
-        if why := self.maintenance:
+        if (why := self.maintenance) is not None:
             self._xids.watch(())
             found = self._nvml.released(why, may_close=self._closable)
         else:
@@ -131,7 +132,7 @@ class DeviceProbe:
             gauges=last_xids(dcgm, causes),
             maintained=answers and self._maintained,
         )
-        self._maintained = bool(self.maintenance) or (self._maintained and not answers)
+        self._maintained = self.maintenance is not None or (self._maintained and not answers)
         self._health, issues = judge(self._health, sample)
         self._state.write(self._health)
         for device in found.devices:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.probes.cause import Cause
 from agent.probes.files_inside import read_inside
 from agent.probes.readings import SourceReading
+from contract.gpunode import SourceCode
 
 _CREDENTIALS = struct.Struct("3i")
 #: Seconds after its start in which a kubelet reports its version in the Node's status.
@@ -115,7 +117,7 @@ class SocketListeners:
         listeners = [each for path, each in self._found.items() if path.match(sockets)]
         if any(each.hidden for each in listeners):
             why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
-            return None, SourceReading(source, "degraded", why)
+            return None, SourceReading(source, "degraded", Cause(why, "no_host_pid"))
         match sorted({each.pid for each in listeners if each.start}):
             # A process that is ending has no command line.
             case [pid] if read_text(self._root / str(pid) / "cmdline"):
@@ -123,8 +125,11 @@ class SocketListeners:
             case [_]:
                 return None, SourceReading(source, "absent", f"{name} is ending")
             case []:
-                return None, SourceReading(source, "absent", f"no {name} listens on its socket")
-        return None, SourceReading(source, "degraded", f"several processes listen as {name}")
+                code: SourceCode = "no_kubelet" if name == "kubelet" else "no_device_plugin"
+                why = f"no {name} listens on its socket"
+                return None, SourceReading(source, "absent", Cause(why, code))
+        why = f"several processes listen as {name}"
+        return None, SourceReading(source, "degraded", Cause(why, "several_listeners"))
 
     def _listener(self, path: Path) -> _Listener | None:
         """Return the process that listens on a socket; None if there is no socket."""

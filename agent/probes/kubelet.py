@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.probes.cause import Cause
 from agent.probes.checkpoint import Checkpoint, Entry
 from agent.probes.checkpoint_file import CHECKPOINT, CheckpointFile, why_not_read
 from agent.probes.pod_cgroups import LostCgroups, pod_cgroups
@@ -277,7 +278,10 @@ def _judged(
     if any(since_s != float("-inf") for since_s in unlisted_since_s.values()):
         why = "does not list pods that the checkpoint has; they still count as running"
     elif checkpoint is None and joined.unwritten:
-        why = "lists pods without their uids, and there is no checkpoint to look them up"
+        why = Cause(
+            "lists pods without their uids, and there is no checkpoint to look them up",
+            "no_checkpoint",
+        )
     elif joined.unwritten:
         why = "lists replicas that the checkpoint does not have"
     elif joined.ambiguous:

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from agent.api_server import ApiServer, NotReached, request
+from agent.probes.cause import Cause
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,
@@ -134,7 +135,7 @@ class NodeApi:
         self._mirror_error = ""
         self._reached = False
         #: Why the agent must release the driver; empty if it need not.
-        self.maintenance = ""
+        self.maintenance: Cause | None = None
         #: Memory that the node's annotation keeps free on every device; None if it is not known.
         self.reserve_bytes: int | None = None
         #: The node's device-choice annotation, "" if it has none; None if unknown or invalid.
@@ -244,19 +245,19 @@ class NodeApi:
             raise _Failed("API server's answer cannot be read") from err
 
 
-def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    """Return why the agent must release the driver; empty if it need not.
+def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Cause | None:
+    """Return why the agent must release the driver; None if it need not.
 
     While the GPU Operator upgrades the driver or changes MIG, it sets its label to a value that
     starts with "paused", which stops the users of the driver.
     """
     deploy = labels.get(_OPERATOR_LABEL, "true")
     if deploy.startswith("paused"):
-        return f"label {_OPERATOR_LABEL} is {deploy}"
+        return Cause(f"label {_OPERATOR_LABEL} is {deploy}", "gpu_operator")
     with contextlib.suppress(BadAnnotation):  # admission warns of another value
         if parse_maintenance(annotations.get(MAINTENANCE, "false")):
-            return f"annotation {MAINTENANCE} is true"
-    return ""
+            return Cause(f"annotation {MAINTENANCE} is true", "maintenance")
+    return None
 
 
 def of_pool(annotations: Mapping[str, str]) -> PoolReading | None:

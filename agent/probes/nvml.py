@@ -350,7 +350,7 @@ class Gate:
             self._missing.add(name)
         except self._library.NVMLError as err:
             if error := error_of(err.value):
-                raise error(f"{err} (NVML {err.value})") from err
+                raise error(f"{err} (NVML {err.value})", err.value) from err
             if err.value in UNSUPPORTED:
                 self._missing.add(name)
             if outcome_of(err.value) is Outcome.NO_PERMISSION:

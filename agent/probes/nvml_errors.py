@@ -15,9 +15,16 @@ the device lacks the call or the agent lacks the permission, or it raises one of
 
 from enum import Enum
 
+from agent.probes.cause import Cause
+from contract.gpunode import HealthCode
+
 
 class NvmlError(Exception):
-    """Base class of all errors that ``Gate`` raises."""
+    """Base class of all errors that ``Gate`` raises. ``code``: NVML's, if it is one of NVML."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.cause = Cause(text, _HEALTH_CODES.get(code, "nvml"))
 
 
 class NoDriver(NvmlError):
@@ -42,6 +49,10 @@ class StaleHandle(NvmlError):
 
 class TooSmall(NvmlError):
     """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
+
+
+#: NVML error code -> code of the device's health. All others are "nvml".
+_HEALTH_CODES: dict[int | None, HealthCode] = {15: "lost", 16: "reset_required"}
 
 
 class UnknownLayout(ValueError):
@@ -81,7 +92,7 @@ OUTCOMES = {
 }
 
 #: GPU_IS_LOST and RESET_REQUIRED.
-_LOST = {15, 16}
+_LOST = _HEALTH_CODES.keys()
 #: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: this driver version lacks the call.
 UNSUPPORTED = {13, 25, 26}
 

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
+from agent.probes.cause import Cause
 from agent.probes.device_health import Checkup
 from agent.probes.nvml import LIMITS_CALL, Gate
 from agent.probes.nvml_errors import DeviceFault, DeviceLost, StaleHandle
@@ -25,12 +26,17 @@ SOURCE = "nvml"
 _MIG_ENABLED = 1
 _MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 _MIG_UNREADABLE = "MIG is on and no instance can be read"
-_MIG_FORBIDDEN = "the agent has no permission to read the MIG mode"
-_MIG_CHANGES = "its MIG mode is about to change, which takes a reset"
-_LIMITED_AGENT = "the agent's own cgroup has a GPU memory limit, which hides the device's"
-_UNCHECKED_CGROUP = (
+_MIG_FORBIDDEN = Cause("the agent has no permission to read the MIG mode", "mig")
+_MIG_CHANGES = Cause("its MIG mode is about to change, which takes a reset", "mig")
+_LIMITED_AGENT = Cause(
+    "the agent's own cgroup has a GPU memory limit, which hides the device's: remove it from the"
+    " agent's pod",
+    "memory",
+)
+_UNCHECKED_CGROUP = Cause(
     "cannot check the agent's own cgroup for a GPU memory limit, which would hide the devices'"
-    " memory: mount the host's /sys/fs/cgroup into the agent's container"
+    " memory: mount the host's /sys/fs/cgroup into the agent's container",
+    "no_cgroups",
 )
 _UNCORRECTED, _VOLATILE = 1, 0
 _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -127,7 +133,7 @@ class GpuReader:
         except (DeviceFault, StaleHandle) as err:
             if is_known:
                 raise
-            gpu.devices.append(replace(device, fault=str(err)))
+            gpu.devices.append(replace(device, fault=err.cause))
             return gpu
         self._report_unread_mig(gpu, instances)
         gpu.devices = [self._measured(device, handle)] if instances is None else instances
@@ -137,7 +143,7 @@ class GpuReader:
         try:
             self._read_more(gpu, handle, uuid)
         except DeviceLost as err:
-            _mark(gpu, str(err))
+            _mark(gpu, err.cause)
         return gpu
 
     def _read_more(self, gpu: GpuReadings, handle: Any, uuid: str) -> None:
@@ -250,16 +256,17 @@ class GpuReader:
     def _report_unread_mig(self, gpu: GpuReadings, instances: list[DeviceReading] | None) -> None:
         """Degrade the source if the MIG instances of a GPU cannot be read, and log that once."""
         unread = [d for d in instances or () if d.kind == "gpu"]
-        gpu.degraded += [Degraded(SOURCE, f"{d.uuid}: {d.fault}") for d in unread]
+        gpu.degraded += [Degraded(SOURCE, Cause(f"{d.uuid}: {d.fault}", "mig")) for d in unread]
         if unread and not self._mig_unread:
             hint = "component deploy/components/mig; with Helm agent.mig: true"
             _log.error("mig_not_readable", uuid=unread[0].uuid, reason=unread[0].fault, hint=hint)
         self._mig_unread = bool(unread)
 
-    def _why_no_instance(self) -> str:
+    def _why_no_instance(self) -> Cause:
+        why = "none exists, or the agent's container cannot see them"
         if _MIG_HANDLE in self._gate.forbidden:
-            return f"{_MIG_UNREADABLE}: the agent's container has no permission"
-        return f"{_MIG_UNREADABLE}: none exists, or the agent's container cannot see them"
+            why = "the agent's container has no permission"
+        return Cause(f"{_MIG_UNREADABLE}: {why}", "mig")
 
     def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
         """Return ``device`` with its figures, or with the fault that prevents them.
@@ -272,10 +279,11 @@ class GpuReader:
             except StaleHandle:
                 again = self._gate.ask("nvmlDeviceGetHandleByUUID", device.uuid)
                 if again is None:
-                    return replace(device, fault="device disappeared while it was read")
+                    gone = Cause("device disappeared while it was read", "nvml")
+                    return replace(device, fault=gone)
                 return self._figures(device, again)
         except (DeviceFault, StaleHandle) as err:
-            return replace(device, fault=str(err))
+            return replace(device, fault=err.cause)
 
     def _figures(self, device: DeviceReading, handle: Any) -> DeviceReading:
         memory = self._gate.memory(handle)
@@ -283,7 +291,7 @@ class GpuReader:
         return replace(device, memory=memory, processes=processes)
 
 
-def _mark(gpu: GpuReadings, fault: str) -> None:
+def _mark(gpu: GpuReadings, fault: Cause) -> None:
     """Give all devices of the GPU this fault, except those that already have another one."""
     gpu.devices = [replace(device, fault=device.fault or fault) for device in gpu.devices]
 

@@ -19,6 +19,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
+from agent.probes.cause import Cause
 from agent.probes.gpu_count import GpuCount
 from agent.probes.nvml import Gate
 from agent.probes.nvml_errors import (
@@ -36,6 +37,8 @@ from contract.gpunode import MAX_DEVICES
 _log = structlog.get_logger()
 
 T = TypeVar("T")
+_SILENT = Cause("the driver does not answer", "driver")
+_NAMED_TWICE = Cause("driver reports its UUID for two devices", "identity")
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class NvmlProbe:
         self._gpu_count.closed()
         return True
 
-    def released(self, why: str, *, may_close: bool) -> Found:
+    def released(self, why: Cause, *, may_close: bool) -> Found:
         """Close the driver if possible; return the devices seen last with ``why`` as their fault.
 
         To be called instead of ``read`` for every sample while the driver must be released.
@@ -144,7 +147,8 @@ class NvmlProbe:
         if closed and why != self._released_for:
             _log.info("driver_released", reason=why)
             self._released_for = why
-        return self._blind(f"driver is {state}: {why}", f"the driver is released: {why}")
+        fault = Cause(f"the driver is released: {why}", "driver")
+        return self._blind(Cause(f"driver is {state}: {why}", why.code), fault)
 
     def close(self) -> None:
         self._system.close()
@@ -161,7 +165,7 @@ class NvmlProbe:
         found = Found(driver=driver)
         seen: dict[int, list[DeviceReading]] = {}
         #: GPU index -> why it could not be read.
-        lost: dict[int, str] = {}
+        lost: dict[int, Cause] = {}
         gone: DriverGone | None = None
         unusable_count = 0
         for index in [index for index in self._workers if index >= system.count]:
@@ -174,7 +178,7 @@ class NvmlProbe:
             except DriverGone as err:
                 gone = err  # wait for the other workers too: their results belong to this cycle
             except Hanging as err:
-                lost[index], found.hanging = str(err), True
+                lost[index], found.hanging = Cause(str(err), "hang"), True
             except Exception as err:  # noqa: BLE001 - a probe never raises
                 lost[index] = _reason(err)
                 unusable_count += isinstance(err, DeviceLost)
@@ -232,7 +236,7 @@ class NvmlProbe:
     def _blind(
         self,
         why_not: str,
-        fault: str = "the driver does not answer",
+        fault: Cause = _SILENT,
         gone: bool = False,
         hanging: bool = False,
     ) -> Found:
@@ -282,12 +286,12 @@ def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
     for first, *others in by_uuid.values():
-        yield replace(first, fault="driver reports its UUID for two devices") if others else first
+        yield replace(first, fault=_NAMED_TWICE) if others else first
 
 
-def _reason(err: Exception) -> str:
+def _reason(err: Exception) -> Cause:
     """Return the driver's error as text; for a bug in the agent, the name of the exception."""
     if isinstance(err, (DeviceFault, StaleHandle)):
-        return str(err)
+        return err.cause
     _log.error("driver_not_read", exc_info=err)
-    return f"the agent cannot read it: {type(err).__name__}"
+    return Cause(f"the agent cannot read it: {type(err).__name__}", "other")

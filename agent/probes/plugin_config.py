@@ -17,6 +17,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from agent.deadline import Hanging, Worker
+from agent.probes.cause import Cause
 from agent.probes.files_inside import Unreadable, files_below, read_inside
 from agent.probes.host_processes import (
     ConfigFiles,
@@ -98,13 +99,13 @@ class ConfigurationProbe:
             and self._listeners.only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None
         ):
             why = "it is GKE's own: the labels of the node show how it shares"
-            return [SourceReading(PLUGIN, "absent", why)]
+            return [SourceReading(PLUGIN, "absent", Cause(why, "gke_plugin"))]
         if process is None:
             return [source]
         flags, environment = flags_of(process), environment_of(process)
         if environment is None:
             why = "environment of the device plugin cannot be read: CAP_SYS_PTRACE is missing"
-            return [SourceReading(PLUGIN, "degraded", why)]
+            return [SourceReading(PLUGIN, "degraded", Cause(why, "no_ptrace"))]
         path = flags.get("config-file") or environment.get("CONFIG_FILE")
         try:
             file = self._files.read(process, path) if path else {}
@@ -134,7 +135,7 @@ class ConfigurationProbe:
             return [SourceReading(KUBELET, "degraded", why)]
         if policy is None:
             why = "k3s hides the kubelet's flags, and its files set no topology manager policy"
-            return [SourceReading(KUBELET, "absent", why)]
+            return [SourceReading(KUBELET, "absent", Cause(why, "k3s"))]
         return [TopologyReading(KUBELET, policy), source]
 
     def _topology_policy(self, process: Path) -> str | None:

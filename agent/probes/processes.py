@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from agent.probes.cause import Cause
 from agent.probes.cgroup import owner, pods
 from agent.probes.readings import (
     Container,
@@ -44,7 +45,9 @@ _TERMINATION = re.compile(r".*/pods/(?P<uid>[^/]+)/containers/(?P<name>[^/]+)/[0
 CHECK_AGAIN_S = 15.0
 
 
-_NO_HOST_PID = "processes of other containers cannot be seen: the agent needs hostPID: true"
+_NO_HOST_PID = Cause(
+    "processes of other containers cannot be seen: the agent needs hostPID: true", "no_host_pid"
+)
 
 
 class ProcessProbe:

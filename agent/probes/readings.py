@@ -33,7 +33,10 @@ class DriverReading(Reading, frozen=True):
 
 
 class DeviceReading(Reading, frozen=True):
-    """One GPU or MIG device as one source reports it; ``fault`` is empty if it can be trusted."""
+    """One GPU or MIG device as one source reports it.
+
+    ``fault`` is empty if it can be trusted, otherwise a ``Cause`` with a ``HealthCode``.
+    """
 
     source: str
     uuid: str
@@ -85,7 +88,10 @@ class SharingReading(Reading, frozen=True):
 
 
 class Degraded(Reading, frozen=True):
-    """Something that could not be read. ``what`` stays the same while the cause lasts."""
+    """Something that could not be read. ``what`` stays the same while the cause lasts.
+
+    It is a ``Cause`` if another fix than the usual one for the source applies.
+    """
 
     source: str
     what: str
@@ -129,10 +135,14 @@ class HealthIssueReading(Reading, frozen=True):
     uuid: str
     reason: str
     since: str
+    codes: tuple[str, ...] = ()
 
 
 class SourceReading(Reading, frozen=True):
-    """The state of one source. ``message`` stays the same while the cause lasts."""
+    """The state of one source. ``message`` stays the same while the cause lasts.
+
+    It is a ``Cause`` if another fix than the usual one for the source applies.
+    """
 
     source: str
     state: Literal["ok", "degraded", "absent"] = "ok"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from agent.probes.cause import Cause
 from agent.probes.nvml import Memory
 from agent.probes.readings import DeviceReading, HostMemoryReading
 from contract.annotations import UNIFIED_MEMORY
@@ -24,8 +25,10 @@ from contract.annotations import UNIFIED_MEMORY
 _RESERVE_DIVISOR = 10
 _LEAST_RESERVE_BYTES = 2 << 30
 
-UNSET = f"uses unified memory of the host: annotate the node. Example: {UNIFIED_MEMORY}: auto"
-SEVERAL = "several GPUs use unified memory of the host, which cannot be divided"
+UNSET = Cause(
+    f"uses unified memory of the host: annotate the node. Example: {UNIFIED_MEMORY}: auto", "memory"
+)
+SEVERAL = Cause("several GPUs use unified memory of the host, which cannot be divided", "memory")
 
 
 def is_unified(device: DeviceReading) -> bool:
@@ -51,7 +54,7 @@ def with_host_memory(
         return [replace(device, fault=SEVERAL) for device in devices], ""
     (device,) = unified
     if host.pool_error:
-        return [replace(device, fault=host.pool_error)], ""
+        return [replace(device, fault=Cause(host.pool_error, "memory"))], ""
     if host.pool_bytes is None and is_shared(device.uuid):
         return [replace(device, fault=UNSET)], ""
     of_pod_only = device.uuid if host.pool_bytes is None else ""

@@ -9,11 +9,11 @@ skip a source if another source reports the same facts, or if only some GPUs and
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from contract.annotations import CORDON, DEVICE_CHOICE, DeviceChoice, parse_cordon
 from contract.commands import command
-from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
+from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source, SourceCode
 from contract.kube import Pod
 from contract.reasons import Reason
 from contract.vramprofile import VRAMProfile
@@ -274,35 +274,36 @@ _FAILURES = {
         "(HEADROOM_DCGM_URL)",
     ),
 }
-#: Part of an agent's message -> the fix, if it differs from the usual fix for the source.
-_FIXES_BY_MESSAGE = {
-    "hostPID": _HOST_PID,
-    "GPU that the driver does not list": (
+#: Why a source lacks data -> the fix, if it differs from the usual fix for the source. The first
+#: one counts.
+_FIXES: Mapping[SourceCode, str] = {
+    "no_host_pid": _HOST_PID,
+    "gpu_not_listed": (
         "wait a minute: the agent opens the driver again if the kernel has another number of GPUs. "
         "If it stays, delete the agent's pod on the node, and check the GPU (nvidia-smi)"
     ),
-    "MIG": (
+    "mig": (
         "add component deploy/components/mig (Helm: agent.mig: true), or create MIG instances, or "
         "turn MIG off"
     ),
-    "no device plugin listens": (
+    "no_device_plugin": (
         "check whether the device plugin's pod runs on the node, and check its log"
     ),
-    "no kubelet listens": "check whether the kubelet runs on the node, and check its log",
-    "k3s hides": (
+    "no_kubelet": "check whether the kubelet runs on the node, and check its log",
+    "k3s": (
         "set topologyManagerPolicy in a file of /var/lib/rancher/k3s/agent/etc/kubelet.conf.d, or "
         "allow the agent to get its node"
     ),
-    "there is no checkpoint": _CHECKPOINT_MOUNT,
-    "several processes listen": "run only one device plugin on the node",
-    "CAP_SYS_PTRACE": _PTRACE,
-    "headroom.gpu/maintenance": (
+    "no_checkpoint": _CHECKPOINT_MOUNT,
+    "several_listeners": "run only one device plugin on the node",
+    "no_ptrace": _PTRACE,
+    "maintenance": (
         "when the work on the driver is done, remove the annotation: "
         "kubectl annotate node NAME headroom.gpu/maintenance-"
     ),
-    "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
-    "agent's own cgroup": "remove the GPU memory limit from the agent's pod",
-    "not what NVML reports": "check whether the node's dcgm-exporter pod is stuck, and restart it",
+    "gpu_operator": "wait for the GPU Operator; see its driver and MIG managers' pods",
+    "no_cgroups": "mount the host's /sys/fs/cgroup into the agent's container",
+    "memory_differs": "check whether the node's dcgm-exporter pod is stuck, and restart it",
 }
 
 
@@ -326,7 +327,7 @@ def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
         cost, fix = _FAILURES[source.name]
         weight = Weight.WARNING if source.name in ("nvml", PROCESSES_SOURCE) else Weight.ADVICE
         detail = f" ({source.message})" if source.message else ""
-        specific = (do for part, do in _FIXES_BY_MESSAGE.items() if part in source.message)
+        specific = (do for code, do in _FIXES.items() if code in source.codes)
         found = f"the agent's source {source.name} is {source.state}{detail}: {cost}"
         yield weight, found, next(specific, fix)
 
@@ -339,7 +340,9 @@ def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
             return plugin.topology_manager_policy != ""
         case "plugin":
             is_known = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
-            return is_known or ("GKE" in source.message and "labels" in plugin.source.split(","))
+            return is_known or (
+                "gke_plugin" in source.codes and "labels" in plugin.source.split(",")
+            )
         case "labels":
             return "plugin" in plugin.source.split(",")
         case "gpm" | "nvml-process":  # not every GPU and driver supports these

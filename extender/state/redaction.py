@@ -263,7 +263,10 @@ class Redaction:
                 devices=[self._device(device) for device in status.devices],
                 pods=[self._use(use) for use in status.pods],
                 plugin=msgspec.structs.replace(status.plugin, source=""),
-                sources=[msgspec.structs.replace(source, message="") for source in status.sources],
+                sources=[
+                    msgspec.structs.replace(source, message="", codes=[])
+                    for source in status.sources
+                ],
             ),
         )
 
@@ -273,6 +276,7 @@ class Redaction:
             uuid=self.alias("gpu", original.uuid),
             parent=self.alias("gpu", original.parent) if original.parent else original.parent,
             health_reason="unhealthy" if original.health_reason else "",
+            health_codes=[],
             pci_bus_id="",
         )
 

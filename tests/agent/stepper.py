@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from agent.logs import log_to_stderr
+from agent.probes.cause import Cause
 from agent.sampler import device_probe_of
 from agent.settings import read_settings
 from agent.status_builder import summarise
@@ -51,7 +52,7 @@ def main() -> None:
                     status = summarise(readings, datetime.now(UTC), before=status)
                 answer = msgspec.to_builtins(status) if command == "step" else {}
             case "maintain":
-                survey.maintenance = argument
+                survey.maintenance = Cause(argument, "maintenance") if argument else None
                 answer = {}
             case "opened":
                 device = os.stat(os.environ["FAKE_NVML_DEVICE"])

@@ -104,6 +104,11 @@ def exporter() -> Iterator[StandIn]:
         yield serving
 
 
+def codes(source: dict[str, Any]) -> str:
+    found = source.get("codes")
+    return f" ({', '.join(found)})" if found else ""
+
+
 def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     """All that is not well in a status, in words.
 
@@ -112,7 +117,7 @@ def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     """
     beside = ("xid",) if "bus" in fault else ()
     found = [
-        f"`{d['uuid']}` unhealthy: {d['healthReason']}"
+        f"`{d['uuid']}` unhealthy ({', '.join(d['healthCodes'])}): {d['healthReason']}"
         for d in status.get("devices", ())
         if not d.get("healthy", True)
     ]
@@ -122,7 +127,7 @@ def messages(status: dict[str, Any], fault: str = "") -> list[str]:
         if c["status"] != "True" and c["type"] != "Complete"  # which repeats what sources lack
     ]
     found += [
-        f"source {s['name']} {s['state']}: {s['message']}"
+        f"source {s['name']} {s['state']}{codes(s)}: {s['message']}"
         for s in status["sources"]
         if s.get("state", "ok") != "ok" and s["name"] not in beside
     ]

@@ -134,21 +134,26 @@ def test_a_driver_library_that_comes_after_the_agent_is_found(
 @pytest.mark.parametrize(
     ("labels", "annotations", "expected"),
     [
-        ({}, {}, ""),
-        ({LABEL: "true"}, {}, ""),
-        ({LABEL: "false"}, {}, ""),
+        ({}, {}, None),
+        ({LABEL: "true"}, {}, None),
+        ({LABEL: "false"}, {}, None),
         (
             {LABEL: "paused-for-driver-upgrade"},
             {},
-            f"label {LABEL} is paused-for-driver-upgrade",
+            ("gpu_operator", f"label {LABEL} is paused-for-driver-upgrade"),
         ),
-        ({LABEL: "paused-for-mig-change"}, {}, f"label {LABEL} is paused-for-mig-change"),
-        ({}, {ANNOTATION: "true"}, f"annotation {ANNOTATION} is true"),
-        ({}, {ANNOTATION: "false"}, ""),
-        ({}, {ANNOTATION: "later"}, ""),
+        (
+            {LABEL: "paused-for-mig-change"},
+            {},
+            ("gpu_operator", f"label {LABEL} is paused-for-mig-change"),
+        ),
+        ({}, {ANNOTATION: "true"}, ("maintenance", f"annotation {ANNOTATION} is true")),
+        ({}, {ANNOTATION: "false"}, None),
+        ({}, {ANNOTATION: "later"}, None),
     ],
 )
 def test_signals_to_release_the_driver(
-    labels: dict[str, str], annotations: dict[str, str], expected: str
+    labels: dict[str, str], annotations: dict[str, str], expected: tuple[str, str] | None
 ) -> None:
-    assert of_maintenance(labels, annotations) == expected
+    why = of_maintenance(labels, annotations)
+    assert (why and (why.code, why)) == expected

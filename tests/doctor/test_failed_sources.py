@@ -20,42 +20,55 @@ BLIND = (
     "proc",
     "degraded",
     "processes of other containers cannot be seen: the agent needs hostPID: true",
+    "no_host_pid",
 )
 HIDDEN = ("proc", "degraded", "no permission to read processes in /proc")
 NO_FILE = ("checkpoint", "absent", "no file; it is mounted from /var/lib/kubelet/device-plugins")
 NO_SOCKET = ("podresources", "absent", "no socket; it is mounted from /var/lib/kubelet/...")
-NO_PLUGIN = ("plugin", "absent", "no device plugin listens on its socket")
+NO_PLUGIN = ("plugin", "absent", "no device plugin listens on its socket", "no_device_plugin")
 NO_TRACE = (
     "plugin",
     "degraded",
     "environment of the device plugin cannot be read: CAP_SYS_PTRACE is missing",
+    "no_ptrace",
 )
 NO_LABELS = ("labels", "absent", "403 Forbidden")
-NO_KUBELET = ("kubelet", "absent", "no kubelet listens on its socket")
+NO_KUBELET = ("kubelet", "absent", "no kubelet listens on its socket", "no_kubelet")
 HIDDEN_KUBELET = (
     "kubelet",
     "degraded",
     "kubelet is not in the agent's PID namespace: the agent needs hostPID: true",
+    "no_host_pid",
 )
 K3S = (
     "kubelet",
     "absent",
     "k3s hides the kubelet's flags, and its files set no topology manager policy",
+    "k3s",
 )
 NO_MIG = (
     "nvml",
     "degraded",
     "GPU-a: MIG is on and no instance can be read: the agent's container has no permission",
+    "mig",
 )
 RELEASED = (
     "nvml",
     "absent",
     "driver is released: annotation headroom.gpu/maintenance is true",
+    "maintenance",
 )
 PAUSED = (
     "nvml",
     "absent",
     "driver is released: label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change",
+    "gpu_operator",
+)
+NO_CGROUPS = (
+    "nvml",
+    "degraded",
+    "cannot check the agent's own cgroup for a GPU memory limit",
+    "no_cgroups",
 )
 NO_EXPORTER = ("dcgm", "absent", "answered 503")
 
@@ -67,8 +80,12 @@ KNOWN = Plugin(
 )
 
 
-def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUNodeStatus:
-    rows = [Source(name=name, state=state, message=message) for name, state, message in sources]
+def status(*sources: tuple[str, ...], plugin: Plugin | None = None) -> GPUNodeStatus:
+    """Return a report with sources: name, state, message and codes of each."""
+    rows = [
+        Source(name=name, state=state, message=message, codes=[*codes])  # type: ignore[arg-type]
+        for name, state, message, *codes in sources
+    ]
     return GPUNodeStatus(sources=rows, plugin=plugin or Plugin())
 
 
@@ -89,10 +106,11 @@ def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUN
         pytest.param(NO_MIG, Weight.WARNING, "components/mig", id="MIG is not readable"),
         pytest.param(RELEASED, Weight.WARNING, "maintenance-", id="maintenance"),
         pytest.param(PAUSED, Weight.WARNING, "GPU Operator", id="paused by the operator"),
+        pytest.param(NO_CGROUPS, Weight.WARNING, "mount the host's /sys", id="no cgroups"),
         pytest.param(NO_EXPORTER, Weight.ADVICE, "dcgm-exporter's pod", id="no exporter"),
     ],
 )
-def test_the_fix_of_a_source(source: tuple[str, str, str], weight: Weight, mends: str) -> None:
+def test_the_fix_of_a_source(source: tuple[str, ...], weight: Weight, mends: str) -> None:
     ((weighs, found, do),) = source_findings(status(source))
     assert weighs is weight
     assert f"source {source[0]} is {source[1]} ({source[2]})" in found
@@ -110,7 +128,7 @@ def test_without_both_sources_of_holdings_there_is_one_finding() -> None:
 def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
     """PodResources is read, and replicas are counted by it."""
     nameless = "lists pods without their uids, and there is no checkpoint to look them up"
-    sources = status(NO_FILE, ("podresources", "degraded", nameless)).sources
+    sources = status(NO_FILE, ("podresources", "degraded", nameless, "no_checkpoint")).sources
     reported = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
     file, socket = source_findings(reported)
     assert "source checkpoint is absent" in file[1]
@@ -131,12 +149,13 @@ def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
         pytest.param(("proc", "ok", ""), id="nothing is missing"),
     ],
 )
-def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) -> None:
+def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, ...]) -> None:
     assert list(source_findings(status(source, plugin=KNOWN))) == []
 
 
 def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
-    source = ("plugin", "absent", "it is GKE's own: the labels of the node show how it shares")
+    why = "it is GKE's own: the labels of the node show how it shares"
+    source = ("plugin", "absent", why, "gke_plugin")
     assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
     assert list(source_findings(status(source, plugin=Plugin())))
 
@@ -145,8 +164,15 @@ def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
     """The sources in docs/design/agent.md, which the agent's tests compare with the agent."""
     rows = (ROOT / "docs/design/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
-    fault = re.compile(r"source ([a-z-]+) (absent|degraded): (.+)")
-    shown = [found.groups() for cell in cells if (found := fault.match(cell.strip()))]
+    fault = re.compile(
+        r"source (?P<name>[a-z-]+) (?P<state>absent|degraded)"
+        r"(?: \((?P<code>[a-z_]+)\))?: (?P<why>.+)"
+    )
+    shown = [
+        (found["name"], found["state"], found["why"], *filter(None, [found["code"]]))
+        for cell in cells
+        if (found := fault.match(cell.strip()))
+    ]
     assert len(shown) > 20
     for source in shown:
         ((_, found, do),) = source_findings(status(source))

@@ -1,0 +1,35 @@
+"""A message with a code: people read the text, and programs read the code."""
+
+from collections.abc import Iterable
+
+from contract.gpunode import HealthCode, SourceCode
+
+
+class Cause(str):
+    """Why something is unhealthy or cannot be read.
+
+    It is a string, because probes join messages and compare them. A text made of it, such as by an
+    f-string, has no code: make another ``Cause`` of it.
+    """
+
+    __slots__ = ("code",)
+
+    def __new__(cls, text: str, code: HealthCode | SourceCode) -> "Cause":
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+    code: HealthCode | SourceCode
+
+
+def code_of(text: str) -> str:
+    """Return the code of a message; empty if it has none."""
+    return text.code if isinstance(text, Cause) else ""
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Join messages about one source; the result has the first of their codes, if any has one."""
+    listed = [*texts]
+    whole = "; ".join(listed)
+    coded = (text.code for text in listed if isinstance(text, Cause))
+    return next((Cause(whole, code) for code in coded), whole)
