@@ -2,11 +2,10 @@
 
 from datetime import datetime, timedelta
 
-from pydantic import BaseModel
-
 from contract.kube import Pod
 from extender.console.decision_bodies import DecisionView, FilterView
 from extender.console.responses import counted
+from extender.console.view import View
 from extender.state.journal import scheduler_of
 
 #: kube-scheduler retries a pod that nothing requeued after this time, by default.
@@ -15,19 +14,19 @@ FLUSHED_AFTER = timedelta(minutes=5)
 MOST_QUOTED = 500
 
 
-class AttemptsView(BaseModel):
+class AttemptsView(View):
     """The attempts of kube-scheduler to place the pod, as far as any replica has them on record."""
 
     first_at: str | None
     last_at: str | None
-    #: Number of filter calls of the last decision.
     times: int
-    #: Number of nodes offered in the last attempt, and of known nodes that were not offered.
+    """Number of filter calls of the last decision."""
     offered_nodes: int | None
+    """Number of nodes offered in the last attempt, and of known nodes that were not offered."""
     not_offered_nodes: int | None
-    #: When kube-scheduler retries at the latest, with its default settings; null if it does not, or
-    #: if that is not known.
     again_by: str | None
+    """When kube-scheduler retries at the latest, with its default settings; null if it does not,
+    or if that is not known."""
     message: str
 
 

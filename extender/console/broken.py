@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 import numpy as np
-from pydantic import BaseModel
 
 from contract.commands import command
 from contract.device_names import noun
 from contract.reasons import Reason
 from extender.console.decisions import unread_extenders
 from extender.console.responses import counted
+from extender.console.view import View
 from extender.console.view_context import Context
 from extender.placement.device_reading import mode_command
 from extender.placement.snapshot import Snapshot
@@ -43,16 +43,16 @@ _LOG = "kubectl -n headroom-system logs -l app.kubernetes.io/component=console -
 _PASSING = {Reason.NOT_INITIALISED, Reason.EVICTED_RECENTLY, Reason.MIG_CHANGING}
 
 
-class BrokenView(BaseModel):
-    #: nodes, device, input or settings.
+class BrokenView(View):
     kind: str
+    """nodes, device, input or settings."""
     message: str
-    #: The action that helps, or a command that shows more.
     fix: str
-    #: The node concerned, or the first of several; null if there is none.
+    """The action that helps, or a command that shows more."""
     node: str | None = None
-    #: Name of the device, as in the list of nodes.
+    """The node concerned, or the first of several; null if there is none."""
     gpu: str | None = None
+    """Name of the device, as in the list of nodes."""
 
 
 def broken(context: Context, snap: Snapshot) -> list[BrokenView]:

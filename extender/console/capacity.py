@@ -6,7 +6,6 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.annotations import parse_vram
@@ -21,6 +20,7 @@ from extender.console.responses import (
     obstacle_view,
     reason_view,
 )
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest
 from extender.placement.capacity import Space, capacity_summary, device_classes, space
 from extender.placement.dra_nodes import by_headroom
@@ -30,48 +30,48 @@ from extender.state.held_memory import verdicts_on
 from extender.state.node_whatif import pod_counts
 
 
-class SpaceView(BaseModel):
+class SpaceView(View):
     """The memory and replicas on the nodes that a pod of one size may run on."""
 
-    #: Number of nodes with a device of the resource that take pods, and of those that take none.
     open_nodes: int
+    """Number of nodes with a device of the resource that take pods, and of those that take none."""
     closed_nodes: int
-    #: Number of nodes on which one more pod fits.
     fitting_nodes: int
-    #: Memory that one pod takes on the open node where it takes the least; null if no open node
-    #: has a healthy device of the resource.
+    """Number of nodes on which one more pod fits."""
     need_bytes: int | None
-    #: Headroom of healthy devices of the resource on open nodes, and on closed nodes.
+    """Memory that one pod takes on the open node where it takes the least; null if no open node
+    has a healthy device of the resource."""
     headroom_bytes: int
+    """Headroom of healthy devices of the resource on open nodes, and on closed nodes."""
     closed_bytes: int
-    #: The part of the headroom that no such pod can use, because the device has no free replica,
-    #: or its node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Free replicas on open nodes, and how many of them are on devices without enough memory for
-    #: the pod.
+    """The part of the headroom that no such pod can use, because the device has no free replica,
+    or its node has fewer free replicas than the pod requests."""
     replicas_free: int
+    """Free replicas on open nodes, and how many of them are on devices without enough memory for
+    the pod."""
     replicas_stranded: int
-    #: The largest request per device that fits; null if other reasons than memory prevent it.
     largest_fitting_bytes: int | None
+    """The largest request per device that fits; null if other reasons than memory prevent it."""
 
 
-class DeviceClassView(BaseModel):
+class DeviceClassView(View):
     model: str
     memory_bytes: int
     devices: int
     nodes: int
-    #: The largest request that fits on a node with such a device; null if all those nodes reject
-    #: the pod for a reason other than memory.
     largest_fitting_bytes: int | None
+    """The largest request that fits on a node with such a device; null if all those nodes reject
+    the pod for a reason other than memory."""
 
 
-class CapacityNodeView(BaseModel):
+class CapacityNodeView(View):
     name: str
-    #: Number of pods that fit there now. If ``counted`` is false: 1, a lower bound.
     pods: int
+    """Number of pods that fit there now. If ``counted`` is false: 1, a lower bound."""
     counted: bool
-    #: Why one pod does not fit; null if it fits.
     reason: str | None
+    """Why one pod does not fit; null if it fits."""
     message: str | None
     headroom_bytes: int
     stranded_bytes: int
@@ -81,23 +81,23 @@ class CapacityNodeView(BaseModel):
 
 class CapacityBody(Body):
     request: AskView
-    #: Number of pods that fit now, if they are placed one after another before any is observed.
     pods: int
-    #: Whether ``pods`` is a lower bound, because not every node was counted.
+    """Number of pods that fit now, if they are placed one after another before any is observed."""
     pods_at_least: bool
-    #: fits (one more pod does), fragmented (enough memory is free in total, but not on any one
-    #: node), full, or closed (no node with such a device takes pods).
+    """Whether ``pods`` is a lower bound, because not every node was counted."""
     fullness: str
+    """fits (one more pod does), fragmented (enough memory is free in total, but not on any one
+    node), full, or closed (no node with such a device takes pods)."""
     message: str
     space: SpaceView
     classes: list[DeviceClassView]
     reasons: list[ReasonView]
-    #: Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate.
     ineligible: list[ReasonView]
-    #: Checks of kube-scheduler and the API server that this answer does not include.
+    """Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate."""
     not_checked: list[str]
-    #: By name, with ``by_node=true``; otherwise empty.
+    """Checks of kube-scheduler and the API server that this answer does not include."""
     nodes: list[CapacityNodeView]
+    """By name, with ``by_node=true``; otherwise empty."""
 
 
 Vram = Annotated[

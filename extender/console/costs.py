@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -12,6 +12,7 @@ from extender.console.decisions import moment_s
 from extender.console.history import MOST_S, ranges_of
 from extender.console.history_ranges import PrometheusRanges, Range, of_holdings
 from extender.console.responses import Body, encoded
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest
 from extender.errors import PrometheusUnreadable
 from extender.state.history import KEPT_S
@@ -20,43 +21,43 @@ from extender.state.holdings import HeldMinutes, Holdings, summed
 _HOUR_S, _DAY_S, _GIB = 3600.0, 86_400.0, float(1 << 30)
 
 
-class CostsView(BaseModel):
+class CostsView(View):
     """GPU hours and memory of pods. A pod holds the share of a GPU that no other pod can use."""
 
-    #: The sum of the next three.
     held_gpu_hours: float
-    #: While the pod used an SM of the GPU.
+    """The sum of the next three."""
     used_gpu_hours: float
+    """While the pod used an SM of the GPU."""
     idle_gpu_hours: float
-    #: While it was not known whether the pod used an SM.
     unmeasured_gpu_hours: float
+    """While it was not known whether the pod used an SM."""
     held_gib_days: float
-    #: Reserved and not in use.
     unused_gib_days: float
-    #: Reserved by pods whose use was not measured.
+    """Reserved and not in use."""
     unmeasured_gib_days: float
-    #: Costs of the held and of the idle GPU hours, in the currency of setting gpu_hour_price;
-    #: null without it.
+    """Reserved by pods whose use was not measured."""
     cost: float | None
+    """Costs of the held and of the idle GPU hours, in the currency of setting gpu_hour_price;
+    null without it."""
     idle_cost: float | None
 
 
 class NamespaceCostsView(CostsView):
-    #: "(others)": the namespaces beyond the 200 that held most, together.
     namespace: str
+    """"(others)": the namespaces beyond the 200 that held most, together."""
 
 
 class CostsBody(Body):
     source: str = Field(description="console: recorded by it; prometheus: read from there")
-    #: Unix times.
     from_s: float
+    """Unix times."""
     to_s: float
-    #: The part of this time for which there are records. The sums are of this part.
     covered_s: float
-    #: Setting gpu_hour_price; null without it.
+    """The part of this time for which there are records. The sums are of this part."""
     gpu_hour_price: float | None
-    #: The highest idle GPU hours first.
+    """Setting gpu_hour_price; null without it."""
     namespaces: list[NamespaceCostsView]
+    """The highest idle GPU hours first."""
     total: CostsView
 
 

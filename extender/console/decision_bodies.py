@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from extender.console.auth import Sees, everything
 from extender.console.responses import AskView, Body, ReasonView, reason_view, stamp
+from extender.console.view import View
 from extender.placement.snapshot import REASONS
 from extender.state.decision_records import (
     BindTried,
@@ -20,121 +21,122 @@ from extender.state.decision_records import (
 from extender.state.preemption_report import sentences
 
 
-class PhaseView(BaseModel):
+class PhaseView(View):
     """The last call of one verb."""
 
-    #: The replica that served it.
     replica: str
+    """The replica that served it."""
     at: str
     took_ms: float
-    #: Number of calls of the verb for this version of the pod.
     times: int
+    """Number of calls of the verb for this version of the pod."""
 
 
 class FilterView(PhaseView):
     snapshot_generation: int
-    #: Number of nodes that kube-scheduler offered, and of those that can take the pod.
     offered: int
+    """Number of nodes that kube-scheduler offered, and of those that can take the pod."""
     fits: int
     reasons: list[ReasonView]
-    #: Whether all nodes passed regardless of ``reasons`` (mode observe).
     observed_only: bool = False
-    #: Known nodes that kube-scheduler offered. Null without ``offered_nodes=true``, or if they are
-    #: no longer on record.
+    """Whether all nodes passed regardless of ``reasons`` (mode observe)."""
     offered_nodes: list[str] | None = None
+    """Known nodes that kube-scheduler offered. Null without ``offered_nodes=true``, or if they
+    are no longer on record."""
 
 
-class ContenderView(BaseModel):
+class ContenderView(View):
     node: str
-    #: 0 to 1: the weighted mean of ``score_terms`` (setting score_weights).
     score_ratio: float
+    """0 to 1: the weighted mean of ``score_terms`` (setting score_weights)."""
     score_terms: dict[str, float]
 
 
 class PrioritizeView(PhaseView):
     snapshot_generation: int
-    #: Number of ranked nodes.
     offered: int
-    #: Null if all nodes are equally good.
+    """Number of ranked nodes."""
     winner: str | None
-    #: Whether filter ranked the nodes and returned only the winner (setting filter_best_only). Then
-    #: kube-scheduler did not call prioritize, and ``took_ms`` is the duration of filter.
+    """Null if all nodes are equally good."""
     by_filter: bool = False
-    #: The best nodes, the winner first; empty if they were not recorded.
+    """Whether filter ranked the nodes and returned only the winner (setting filter_best_only).
+    Then kube-scheduler did not call prioritize, and ``took_ms`` is the duration of filter."""
     candidates: list[ContenderView]
+    """The best nodes, the winner first; empty if they were not recorded."""
 
 
-class VictimView(BaseModel):
+class VictimView(View):
     namespace: str
     name: str
     uid: str
     priority: int
-    #: Whether the pod was already terminating.
     leaving: bool
+    """Whether the pod was already terminating."""
 
 
-class LoserView(BaseModel):
+class LoserView(View):
     """A node that was not chosen, on which other pods would have been evicted."""
 
     node: str
     victims: int
-    #: Why the chosen node is better.
     lost_by: str
+    """Why the chosen node is better."""
 
 
 class PreemptView(PhaseView):
-    #: Number of nodes for which kube-scheduler proposed victims, and of those in the answer.
     offered: int
+    """Number of nodes for which kube-scheduler proposed victims, and of those in the answer."""
     kept: int
-    #: The best node and its victims; null if no pod is to be evicted.
     node: str | None
+    """The best node and its victims; null if no pod is to be evicted."""
     victims: list[VictimView]
-    #: Number of further victims that the caller may not get.
     hidden_victims: int = 0
-    #: Number of victims without a managed GPU, which kube-scheduler proposed for other resources.
+    """Number of further victims that the caller may not get."""
     others: int
+    """Number of victims without a managed GPU, which kube-scheduler proposed for other
+    resources."""
     pdb_violations: int
-    #: Origin of the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
-    #: (kube-scheduler proposed none for this node) or "controller" (kube-scheduler did not call
-    #: preempt); null if no pod is to be evicted.
     choice: str | None
+    """Origin of the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
+    (kube-scheduler proposed none for this node) or "controller" (kube-scheduler did not call
+    preempt); null if no pod is to be evicted."""
     alternatives: list[LoserView]
-    #: Number of nodes on which no eviction was found to help.
     helpless: int
-    #: Whether the pod fits without an eviction as soon as terminating pods have ended.
+    """Number of nodes on which no eviction was found to help."""
     soon: bool
-    #: Whether some node was not examined, or not completely, to limit the time of the search.
+    """Whether the pod fits without an eviction as soon as terminating pods have ended."""
     cut_short: bool
-    #: All of this as lines to read.
+    """Whether some node was not examined, or not completely, to limit the time of the search."""
     lines: list[str]
+    """All of this as lines to read."""
 
 
 class BindView(PhaseView):
     node: str
-    #: bound, declined (the pod did not fit any more) or failed.
     outcome: str
-    #: Why it was declined, as a code. For a bound pod in mode observe: why Headroom would have
-    #: declined it.
+    """bound, declined (the pod did not fit any more) or failed."""
     reason: str | None
-    #: The reason in words; for a failed bind, the error.
+    """Why it was declined, as a code. For a bound pod in mode observe: why Headroom would have
+    declined it."""
     message: str | None
+    """The reason in words; for a failed bind, the error."""
 
 
-class DecisionView(BaseModel):
+class DecisionView(View):
     """The decision about one version of a pod."""
 
-    #: Recorded by the extenders that decided; nothing is recomputed.
     source: Literal["decision"] = "decision"
+    """Recorded by the extenders that decided; nothing is recomputed."""
     decision_id: str
     namespace: str
     name: str
     uid: str
-    #: Time of the first and of the last call.
     first_at: str
+    """Time of the first and of the last call."""
     at: str
-    #: The node the pod was bound to, or the winner of prioritize, or the only node that filter
-    #: returned; null if there is none.
     node: str | None
+    """The node the pod was bound to, or the winner of prioritize, or the only node that filter
+    returned; null if there is none."""
     request: list[AskView]
     filter: FilterView | None
     prioritize: PrioritizeView | None
@@ -142,7 +144,7 @@ class DecisionView(BaseModel):
     bind: BindView | None
 
 
-class Unanswered(BaseModel):
+class Unanswered(View):
     """An extender whose journal cannot be read now; its decisions may be missing here."""
 
     peer: str
@@ -153,10 +155,10 @@ class DecisionsBody(Body):
     # Clients in Python can parse an answer with this model, by the name on the wire.
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
-    #: The newest first.
     decisions: list[DecisionView]
-    #: Value of the query parameter ``continue`` for the next page; null on the last page.
+    """The newest first."""
     continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
+    """Value of the query parameter ``continue`` for the next page; null on the last page."""
     unanswered: list[Unanswered]
 
 

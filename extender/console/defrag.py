@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.kube import Pod
 from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
 from extender.console.responses import UNKNOWN, Body, encoded, unknown_node
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.request import VramRequest
 from extender.state.defrag import MOST_FOR_A_POD, Advice, Effort, for_node, for_pod
@@ -32,65 +32,67 @@ MOST_NAMESPACES = 32
 Outcome = Literal["bound", "fits", "free", "soon", "move", "none"]
 
 
-class DefragMoveView(BaseModel):
+class DefragMoveView(View):
     namespace: str
     name: str
     uid: str
-    #: Its controller, which creates the successor.
     owner_kind: str
+    """Its controller, which creates the successor."""
     owner_name: str
     priority: int
-    #: The memory that its reservation frees.
     reserved_bytes: int
-    #: Number of other nodes on which the successor fits after the earlier moves, and their names,
-    #: the best first: at most 1,000, or 10 if the answer is about all waiting pods.
+    """The memory that its reservation frees."""
     places: int
+    """Number of other nodes on which the successor fits after the earlier moves, and their
+    names, the best first: at most 1,000, or 10 if the answer is about all waiting pods."""
     nodes: list[str]
 
 
-class DefragStayView(BaseModel):
-    #: controller, priority, annotation, ending, scheduler, unmodeled, unreadable, budget, quota or
-    #: places.
+class DefragStayView(View):
     reason: str
+    """controller, priority, annotation, ending, scheduler, unmodeled, unreadable, budget, quota
+    or places."""
     message: str
     pods: int
 
 
-class DefragAnswerView(BaseModel):
+class DefragAnswerView(View):
     """The advice for one waiting pod, or for a node."""
 
-    #: namespace/name of the waiting pod; null if the question is about a node.
     pod: str | None
-    #: Number of waiting pods with the same requests, eligible nodes and priority, itself included.
+    """namespace/name of the waiting pod; null if the question is about a node."""
     alike: int
-    #: The node on which the pod fits, or whose GPUs become free; null if none was found.
+    """Number of waiting pods with the same requests, eligible nodes and priority, itself
+    included."""
     node: str | None
-    #: bound: the pod has a node. fits: it fits now. free: the GPUs of the node hold no pod. soon:
-    #: fits or free as soon as terminating pods have ended. move: fits or free after the moves.
+    """The node on which the pod fits, or whose GPUs become free; null if none was found."""
     outcome: Outcome
+    """bound: the pod has a node. fits: it fits now. free: the GPUs of the node hold no pod.
+    soon: fits or free as soon as terminating pods have ended. move: fits or free after the
+    moves."""
     message: str
-    #: In the order of the evictions.
     moves: list[DefragMoveView]
-    #: The devices that the pod could get, or that become free.
+    """In the order of the evictions."""
     devices: list[str]
-    #: The memory that the pod gets, or the headroom of the free devices.
+    """The devices that the pod could get, or that become free."""
     gain_bytes: int
-    #: The sum of the moved reservations.
+    """The memory that the pod gets, or the headroom of the free devices."""
     moved_bytes: int
-    #: Pods on the examined nodes that are not moved, by the first reason of each.
+    """The sum of the moved reservations."""
     stay: list[DefragStayView]
+    """Pods on the examined nodes that are not moved, by the first reason of each."""
 
 
 class DefragBody(Body):
     answers: list[DefragAnswerView]
-    #: Different waiting pods that the question covers but the search did not reach.
     unanswered: int
+    """Different waiting pods that the question covers but the search did not reach."""
     examined_nodes: int
-    #: Whether the search reached its limit of time, nodes or computations. Then fewer moves may
-    #: suffice, or moves may help where none were found.
     cut_short: bool
-    #: Checks of kube-scheduler and the API server that this answer does not include.
+    """Whether the search reached its limit of time, nodes or computations. Then fewer moves may
+    suffice, or moves may help where none were found."""
     not_checked: list[str]
+    """Checks of kube-scheduler and the API server that this answer does not include."""
 
 
 PodKey = Annotated[

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
 from extender.console.risks import RiskView, risk_of
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, NewestWithHolds
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
@@ -28,114 +28,115 @@ Uuid = Annotated[str, Path(examples=["GPU-gpu-a-0"])]
 Aged = Callable[[DeviceTerms], float | None]
 
 
-class HolderView(BaseModel):
+class HolderView(View):
     namespace: str
     name: str
     uid: str
     requested_bytes: int
-    #: Its use of the device; null if no report shows it.
     measured_bytes: int | None
-    #: Whether a report shows the pod on this device. False: it is bound and may be on this device.
+    """Its use of the device; null if no report shows it."""
     observed: bool
+    """Whether a report shows the pod on this device. False: it is bound and may be on this
+    device."""
 
 
-class DeviceView(BaseModel):
+class DeviceView(View):
     """The memory accounting of one device, in bytes: allocatable = memory - reserved - reserve, and
     headroom = allocatable - reservation - unconfirmed - unreserved_pods - unattributed.
     Reservations are of pods observed on the device. Unconfirmed is the worst case of bound pods
     that no report shows yet. ``unreserved_pods`` is the use of pods without a reservation."""
 
     uuid: str
-    #: The driver's index; -1 if unknown.
     index: int
-    #: Name for people, unique on the node: the index; for a MIG device, or if the index is unknown,
-    #: the start of the UUID.
+    """The driver's index; -1 if unknown."""
     gpu: str
+    """Name for people, unique on the node: the index; for a MIG device, or if the index is
+    unknown, the start of the UUID."""
     model: str
-    #: gpu or mig.
     kind: str
+    """gpu or mig."""
     resource: str
-    #: none, time-slicing or mps.
     sharing: str
-    #: Equal for devices that share one memory: MIG compute instances of one GPU instance. Each of
-    #: them has the figures of the whole memory, so a sum must count only one of them.
+    """none, time-slicing or mps."""
     memory_id: str
-    #: Physical memory.
+    """Equal for devices that share one memory: MIG compute instances of one GPU instance. Each
+    of them has the figures of the whole memory, so a sum must count only one of them."""
     memory_bytes: int
-    #: Reserved by the driver.
+    """Physical memory."""
     reserved_bytes: int
-    #: The node's reserve, which Headroom keeps free on each device.
+    """Reserved by the driver."""
     reserve_bytes: int
+    """The node's reserve, which Headroom keeps free on each device."""
     allocatable_bytes: int
     reservation_bytes: int
     unconfirmed_bytes: int
-    #: Use of pods without a reservation.
     unreserved_pods_bytes: int
+    """Use of pods without a reservation."""
     unattributed_bytes: int
-    #: Whether the agent reports which pod uses the memory. If not, requests of idle pods can hide
-    #: unattributed use.
     attributed: bool
+    """Whether the agent reports which pod uses the memory. If not, requests of idle pods can
+    hide unattributed use."""
     headroom_bytes: int
     used_bytes: int
-    #: SM activity that filter and score use, 0 to 1; this is not device utilization.
     sm_activity_ratio: float | None
-    #: "dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the agent's
-    #: last sample.
+    """SM activity that filter and score use, 0 to 1; this is not device utilization."""
     sm_activity_source: str | None
-    #: Null for a single sample.
+    """"dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the
+    agent's last sample."""
     sm_activity_quantile: float | None
-    #: Null for a single sample.
+    """Null for a single sample."""
     sm_activity_window_s: float | None
-    #: Age of the newest sample in the window.
+    """Null for a single sample."""
     sm_activity_age_s: float | None
+    """Age of the newest sample in the window."""
     replicas_free: int
     replicas_allocated: int
     replicas_unhealthy: int
-    #: Number of allocated replicas that terminating pods hold.
     replicas_leaving: int
-    #: Memory free for the next pod that requests one replica, if it gets this device.
+    """Number of allocated replicas that terminating pods hold."""
     free_bytes: int
-    #: Assumed policy by which the device plugin chooses a device: distributed, packed or unknown;
-    #: steered if the agent chooses instead.
+    """Memory free for the next pod that requests one replica, if it gets this device."""
     policy: str
-    #: Whether the next pod that requests one replica could get this device, and why.
+    """Assumed policy by which the device plugin chooses a device: distributed, packed or
+    unknown; steered if the agent chooses instead."""
     candidate: bool
+    """Whether the next pod that requests one replica could get this device, and why."""
     candidate_because: str
-    #: Whether the device takes no new pods only because it is cordoned.
     cordoned: bool
+    """Whether the device takes no new pods only because it is cordoned."""
     unhealthy: str | None
     unhealthy_detail: str | None
     holders: list[HolderView]
-    #: Number of further pods on the device that the caller may not get.
     hidden_holders: int
+    """Number of further pods on the device that the caller may not get."""
 
 
-class UseView(BaseModel):
+class UseView(View):
     """A container on the device, as the agent reports it."""
 
     container: str
     replica: str | None
     used_bytes: int | None
-    #: Sources of the allocation and of the bytes.
     source: str
+    """Sources of the allocation and of the bytes."""
 
 
-class CapView(BaseModel):
+class CapView(View):
     """The bound on the memory of a pod on one device, if there is one."""
 
     uid: str
     device: str
-    #: driver (a limit of each container's cgroup, read back), mig (the memory of its own instance)
-    #: or mps (a limit of each process); null if nothing bounds the pod.
     enforcer: str | None
-    #: The most bytes of the pod on the device; with mps, of each of its processes.
+    """driver (a limit of each container's cgroup, read back), mig (the memory of its own
+    instance) or mps (a limit of each process); null if nothing bounds the pod."""
     limit_bytes: int | None
-    #: Whether a reading proves that the pod cannot allocate more.
+    """The most bytes of the pod on the device; with mps, of each of its processes."""
     capped: bool
+    """Whether a reading proves that the pod cannot allocate more."""
     message: str
 
 
-class OveruseView(BaseModel):
+class OveruseView(View):
     """A pod that uses more memory than it reserved on a device, and whether it is evicted."""
 
     namespace: str
@@ -144,51 +145,51 @@ class OveruseView(BaseModel):
     device: str
     reserved_bytes: int
     used_bytes: int
-    #: Measured free memory of the device, and how much of it must stay free for its other pods.
     free_bytes: int
+    """Measured free memory of the device, and how much of it must stay free for its other pods."""
     needed_bytes: int
-    #: evicting (its grace period runs), next (selected, not decided yet), observed (would be
-    #: evicted, but the mode is observe), ending, other (another pod of the device is evicted
-    #: first), rejected (by the API server), protected (may not be evicted) or none (the other pods
-    #: lack no memory).
     outcome: str
-    #: When its eviction was decided; null if it was not.
+    """evicting (its grace period runs), next (selected, not decided yet), observed (would be
+    evicted, but the mode is observe), ending, other (another pod of the device is evicted
+    first), rejected (by the API server), protected (may not be evicted) or none (the other pods
+    lack no memory)."""
     decided_at: str | None
+    """When its eviction was decided; null if it was not."""
     message: str
 
 
-class HeldView(BaseModel):
+class HeldView(View):
     namespace: str
     name: str
     uid: str
-    #: waiting (reserved, no Binding seen yet), unconfirmed (bound, not observed on a device yet),
-    #: starting (no other pod that starts alone may start there yet), running, ending (its memory is
-    #: not free yet) or gone (no sample shows it as free yet).
     phase: str
-    #: False: bound without a reservation; only its measured use counts.
+    """waiting (reserved, no Binding seen yet), unconfirmed (bound, not observed on a device
+    yet), starting (no other pod that starts alone may start there yet), running, ending (its
+    memory is not free yet) or gone (no sample shows it as free yet)."""
     reserved: bool
+    """False: bound without a reservation; only its measured use counts."""
     requested_bytes: int
-    #: Its use of the device; null if no report shows it.
     measured_bytes: int | None
-    #: Memory that counts for the pod on the device.
+    """Its use of the device; null if no report shows it."""
     charged_bytes: int
-    #: Use above the request; 0 without a reservation.
+    """Memory that counts for the pod on the device."""
     exceeds_by_bytes: int
-    #: When the reservation was made (RFC 3339).
+    """Use above the request; 0 without a reservation."""
     since: str | None
+    """When the reservation was made (RFC 3339)."""
     priority: int | None
     containers: list[UseView]
-    #: Null if no report shows the pod on the device.
     cap: CapView | None
+    """Null if no report shows the pod on the device."""
 
 
-class ProcessView(BaseModel):
+class ProcessView(View):
     pid: int
     command: str
     used_bytes: int | None
 
 
-class LimitView(BaseModel):
+class LimitView(View):
     """The GPU memory limits that the driver enforces on a container."""
 
     namespace: str
@@ -200,7 +201,7 @@ class LimitView(BaseModel):
     hard_bytes: int | None
 
 
-class HealthView(BaseModel):
+class HealthView(View):
     healthy: bool
     detail: str | None
     since: str | None
@@ -210,28 +211,28 @@ class DeviceBody(Body):
     node: str
     report_age_s: float | None
     device: DeviceView
-    #: The most urgent risk, as in /v1/overview; null without one.
     risk: RiskView | None
+    """The most urgent risk, as in /v1/overview; null without one."""
     health: HealthView
-    #: MIG: the physical GPU, and the GPU instance whose memory compute instances share.
     mig_parent: str | None
+    """MIG: the physical GPU, and the GPU instance whose memory compute instances share."""
     mig_gpu_instance: int | None
-    #: MPS: maximum memory of each process.
     mps_process_limit_bytes: int | None
-    #: Number of devices that share the memory of this device, including itself.
+    """MPS: maximum memory of each process."""
     sharers: int
+    """Number of devices that share the memory of this device, including itself."""
     numa_node: int | None
     pci_bus_id: str | None
     architecture: str | None
     compute_mode: str | None
-    #: Share of the time in which any kernel ran; this is not SM activity.
     utilization_ratio: float | None
+    """Share of the time in which any kernel ran; this is not SM activity."""
     sm_occupancy_ratio: float | None
     replicas: int
-    #: The largest first; of all devices that share the memory.
     holders: list[HeldView]
-    #: The largest processes that belong to no pod; null if the agent cannot attribute processes.
+    """The largest first; of all devices that share the memory."""
     unattributed_processes: list[ProcessView] | None
+    """The largest processes that belong to no pod; null if the agent cannot attribute processes."""
     limits: list[LimitView]
 
 

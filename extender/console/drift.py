@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.gpunode import ADOPTED, GPUNode, Reservation
@@ -18,72 +17,73 @@ from extender.console.responses import (
     stamp,
     unchanged,
 )
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.prediction_outcome import Result, chosen, observed, predicted
 from extender.state.cluster_state import ClusterState
 from extender.state.prediction_tracker import Outcome, PredictionTracker
 
 
-class PodOnDeviceView(BaseModel):
+class PodOnDeviceView(View):
     uuid: str
-    #: Memory that the pod reserved on the device; null if it has no reservation there.
     reservation_bytes: int | None
-    #: Null if the use of some container was not measured.
+    """Memory that the pod reserved on the device; null if it has no reservation there."""
     measured_bytes: int | None
-    #: Sum of the containers' maximum use since each one started; null if one of them has none. The
-    #: maxima can be at different times.
+    """Null if the use of some container was not measured."""
     peak_bytes: int | None
+    """Sum of the containers' maximum use since each one started; null if one of them has none.
+    The maxima can be at different times."""
 
 
-class DriftView(BaseModel):
+class DriftView(View):
     namespace: str
     name: str
     uid: str
     node: str
-    #: hit; shifted (pods bound later could move it to this device, and it fit there); miss;
-    #: unseen (no report showed the pod, or too much changed before); "waiting" until a report shows
-    #: the pod; "adopted" if Headroom did not bind it; null if it was observed before this replica
-    #: started.
     result: str | None
-    #: The candidate devices when it was bound.
+    """hit; shifted (pods bound later could move it to this device, and it fit there); miss;
+    unseen (no report showed the pod, or too much changed before); "waiting" until a report shows
+    the pod; "adopted" if Headroom did not bind it; null if it was observed before this replica
+    started."""
     predicted: list[str]
-    #: The devices that the ledger chose on a steered node; otherwise empty.
+    """The candidate devices when it was bound."""
     choice: list[str]
+    """The devices that the ledger chose on a steered node; otherwise empty."""
     observed: list[PodOnDeviceView]
-    #: Why the prediction was missed, as a code and as a sentence; null unless it was missed.
     surprise: str | None
+    """Why the prediction was missed, as a code and as a sentence; null unless it was missed."""
     message: str | None
-    #: When the reservation was made.
     since: str | None
-    #: Seconds from the reservation to the report that showed the pod.
+    """When the reservation was made."""
     window_s: float | None
-    #: Use above the request, if it has lasted for more than a minute; otherwise 0.
+    """Seconds from the reservation to the report that showed the pod."""
     overuse_bytes: int
+    """Use above the request, if it has lasted for more than a minute; otherwise 0."""
 
 
-class ClaimView(BaseModel):
+class ClaimView(View):
     """Use of a device that a DRA driver allocates, by one pod; by processes of no known pod, if
     ``uid`` is empty."""
 
     node: str
     uuid: str
-    #: Its pool and its name in the ResourceSlice.
     pool: str
+    """Its pool and its name in the ResourceSlice."""
     device: str
     namespace: str
     name: str
     uid: str
-    #: Names of the pod's ResourceClaims on the device; empty if it has none there.
     claims: list[str]
-    #: Sum of their consumedCapacity, or the device's memory if a claim holds the whole device.
+    """Names of the pod's ResourceClaims on the device; empty if it has none there."""
     claimed_bytes: int
-    #: Null if the use of some container was not measured.
+    """Sum of their consumedCapacity, or the device's memory if a claim holds the whole device."""
     measured_bytes: int | None
-    #: Use that no claim accounts for.
+    """Null if the use of some container was not measured."""
     excess_bytes: int
+    """Use that no claim accounts for."""
 
 
-class MissView(BaseModel):
+class MissView(View):
     """A missed prediction that this replica observed; the pod may have ended since."""
 
     namespace: str
@@ -97,19 +97,19 @@ class MissView(BaseModel):
     surprise: str
     message: str
     window_s: float
-    #: By how much its device was overcommitted when the pod was observed there; the maximum over
-    #: its devices.
     overcommitted_bytes: int
+    """By how much its device was overcommitted when the pod was observed there; the maximum over
+    its devices."""
 
 
 class DriftBody(Body):
     pods: list[DriftView]
-    #: By node, device and pod.
     claims: list[ClaimView]
-    #: Number of pods by result, over all placements that this replica observed since its start.
+    """By node, device and pod."""
     results: dict[str, int]
-    #: The latest first.
+    """Number of pods by result, over all placements that this replica observed since its start."""
     misses: list[MissView]
+    """The latest first."""
 
 
 Pods = Annotated[

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, HTTPException, Query
-from pydantic import BaseModel
 from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
@@ -14,6 +13,7 @@ from starlette.types import Message, Send
 from contract.printable import printable_json
 from extender.console.decisions import AskedSince, moment_s
 from extender.console.responses import Body, listed, stamp
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest
 from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
 
@@ -42,11 +42,11 @@ LastEventId = Annotated[
 ]
 
 
-class EventView(BaseModel):
+class EventView(View):
     """A change; fields that do not apply are null."""
 
-    #: Unique on this replica; send it as Last-Event-ID to continue after this event.
     id: str
+    """Unique on this replica; send it as Last-Event-ID to continue after this event."""
     at: str
     snapshot_generation: int
     kind: str
@@ -61,8 +61,8 @@ class EventView(BaseModel):
 
 
 class EventsBody(Body):
-    #: The oldest first.
     events: list[EventView]
+    """The oldest first."""
 
 
 def counted(state: State, name: str, most: int, message: str) -> Callable[[], None]:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Path
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.annotations import PREFIX
@@ -38,6 +37,7 @@ from extender.console.responses import (
     reason_view,
 )
 from extender.console.score import NearestView, nearest_view
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import Explanation, explain, verdict_digest
@@ -59,22 +59,23 @@ PodName = Annotated[str, Path(examples=["trainer-0"])]
 MAX_DECISIONS = 8
 
 
-class SuggestionsView(BaseModel):
+class SuggestionsView(View):
     """A change with which the pod would fit; for quota, what to do before such a change."""
 
-    #: rollout (end an old pod first), lower (the request), recommended (lower it as recommended
-    #: from past lives), wait (for a pod), overuse (limit a pod that uses more than it reserved),
-    #: eligible (change where the pod may run), steer (let Headroom choose the device), replicas
-    #: (add some), repair (a node or its device), activity (change the limit of SM activity), or
-    #: quota (raise it first: it could reject the pod when it is created again).
     kind: str
+    """rollout (end an old pod first), lower (the request), recommended (lower it as recommended
+    from past lives), wait (for a pod), overuse (limit a pod that uses more than it reserved),
+    eligible (change where the pod may run), steer (let Headroom choose the device), replicas
+    (add some), repair (a node or its device), activity (change the limit of SM activity), or
+    quota (raise it first: it could reject the pod when it is created again)."""
     sentence: str
-    #: The node concerned; null if there are several, counted in ``nodes``.
     node: str | None
+    """The node concerned; null if there are several, counted in ``nodes``."""
     nodes: int
     lower_to_bytes: int | None
-    #: A kubectl command, or YAML for the pod or its template, that does it; null if there is none.
     fix: str | None
+    """A kubectl command, or YAML for the pod or its template, that does it; null if there is
+    none."""
     wait_for: HeldView | None
 
 
@@ -82,48 +83,49 @@ class ExplainBody(Body, Recomputed):
     namespace: str
     name: str
     uid: str
-    #: The node the pod is bound to; null while it is pending.
     bound_to: str | None
-    #: Names of the devices of its node on which a report shows it.
+    """The node the pod is bound to; null while it is pending."""
     devices: list[str]
-    #: How many pods of its group are bound, and where the others would fit; null without a group.
+    """Names of the devices of its node on which a report shows it."""
     group: str | None
-    #: Changes of its request after it was bound, and their effect; null if there are none.
+    """How many pods of its group are bound, and where the others would fit; null without a
+    group."""
     changed: str | None
-    #: Annotations that Headroom wrote on the pod when it bound it.
+    """Changes of its request after it was bound, and their effect; null if there are none."""
     annotations: dict[str, str]
-    #: The bounds on its memory, for each device on which a report shows it.
+    """Annotations that Headroom wrote on the pod when it bound it."""
     caps: list[CapView]
-    #: Devices on which it uses more than it reserved, and whether it is evicted for that.
+    """The bounds on its memory, for each device on which a report shows it."""
     overuse: list[OveruseView]
-    #: Whether its start keeps other pods waiting, and whether it waits when it starts again; null
-    #: if it is not bound or does not start alone.
+    """Devices on which it uses more than it reserved, and whether it is evicted for that."""
     start: str | None
-    #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
-    #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".
+    """Whether its start keeps other pods waiting, and whether it waits when it starts again;
+    null if it is not bound or does not start alone."""
     verdict: str
+    """"bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler
+    of the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable"."""
     message: str
     request: list[AskView]
-    #: Number of eligible nodes that can take the pod, on the newest snapshot. Only nodes of its
-    #: last filter call count, if they are on record.
     fits: int
+    """Number of eligible nodes that can take the pod, on the newest snapshot. Only nodes of its
+    last filter call count, if they are on record."""
     reasons: list[ReasonView]
-    #: Nodes that kube-scheduler does not offer, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
-    #: Number of eligible nodes that kube-scheduler left out of its last filter call.
+    """Nodes that kube-scheduler does not offer, by selector, affinity, taint or cordon."""
     left_out_nodes: int
-    #: Checks of kube-scheduler that this answer does not include, such as volumes.
+    """Number of eligible nodes that kube-scheduler left out of its last filter call."""
     not_checked: list[str]
-    #: Digest of the verdicts on all nodes without memory that is held for other pods, which
-    #: `headroom replay` prints too; null without any.
+    """Checks of kube-scheduler that this answer does not include, such as volumes."""
     verdict_digest: str | None
+    """Digest of the verdicts on all nodes without memory that is held for other pods, which
+    `headroom replay` prints too; null without any."""
     nearest: list[NearestView]
-    #: The sentences of ``advice``.
     suggestions: list[str]
+    """The sentences of ``advice``."""
     advice: list[SuggestionsView]
     attempts: AttemptsView
-    #: The last decision, merged over all replicas; the fields above are recomputed.
     last_decision: DecisionView | None
+    """The last decision, merged over all replicas; the fields above are recomputed."""
     unanswered: list[Unanswered]
 
 

@@ -7,7 +7,6 @@ from threading import Lock
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +21,7 @@ from extender.console.responses import (
     reason_view,
     unchanged,
 )
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest, shared
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
@@ -31,7 +31,7 @@ from extender.state.gpu_pods import unconfirmed_by_model
 from extender.state.overuse import first_of_each_memory
 
 
-class ModelView(BaseModel):
+class ModelView(View):
     """All devices of one model. A pod counts once, also if it could get one of several devices.
 
     Sums in bytes count memory that several devices share once, for the model of the first device.
@@ -41,11 +41,11 @@ class ModelView(BaseModel):
     devices: int
     allocatable_bytes: int
     reservation_bytes: int
-    #: Use by no known pod, and by pods without a reservation.
     unattributed_bytes: int
+    """Use by no known pod, and by pods without a reservation."""
     used_bytes: int
-    #: On devices that take pods; overcommitted devices count as 0.
     headroom_bytes: int
+    """On devices that take pods; overcommitted devices count as 0."""
     replicas_free: int
     unhealthy: int
     cordoned: int
@@ -54,10 +54,10 @@ class ModelView(BaseModel):
 
 class FleetBody(Body):
     nodes: int
-    #: Why nodes take no pods, with the number of nodes; the most frequent first.
     closed: list[ReasonView]
-    #: The largest first.
+    """Why nodes take no pods, with the number of nodes; the most frequent first."""
     models: list[ModelView]
+    """The largest first."""
     overcommitted_bytes: int
     pending_pods: int
 

@@ -54,39 +54,39 @@ After = Annotated[
 
 
 class MapBody(Body):
-    #: Send it as ``after`` to get only the changes.
     version: str
-    #: Whether all nodes are listed. If not, the others are as in the earlier answer.
+    """Send it as ``after`` to get only the changes."""
     complete: bool
-    #: Names of models, of groups and of device choices; columns have positions in these lists.
+    """Whether all nodes are listed. If not, the others are as in the earlier answer."""
     models: list[str]
+    """Names of models, of groups and of device choices; columns have positions in these lists."""
     groups: list[str]
     choices: list[str]
-    #: Sentences why a node takes no pods; the first is empty.
     reasons: list[str]
-    #: One value for each node: its name, its group, its reason, its device choice, and the number
-    #: of its devices.
+    """Sentences why a node takes no pods; the first is empty."""
     node: list[str]
+    """One value for each node: its name, its group, its reason, its device choice, and the
+    number of its devices."""
     group: list[int]
     reason: list[int]
     choice: list[int]
     devices: list[int]
-    #: One value for each device, node after node. gpu is its name, as in the list of nodes.
-    #: Reserved and used are shares of the device's memory, and sm is its SM activity, in percent;
-    #: -1: unknown.
     gpu: list[str]
+    """One value for each device, node after node. gpu is its name, as in the list of nodes.
+    Reserved and used are shares of the device's memory, and sm is its SM activity, in percent;
+    -1: unknown."""
     model: list[int]
     memory_gib: list[float]
     reserved: list[int]
     used: list[int]
     sm: list[int]
-    #: 0: takes pods, 1: unhealthy, 2: cordoned.
     state: list[int]
-    #: 0: none, 1: overuse, 2: unhealthy with pods, 3: full soon, 4: overcommitted.
+    """0: takes pods, 1: unhealthy, 2: cordoned."""
     risk: list[int]
-    #: Names of all nodes whose report is stale, and of all that are cordoned, also if only changes
-    #: are listed.
+    """0: none, 1: overuse, 2: unhealthy with pods, 3: full soon, 4: overcommitted."""
     stale: list[str]
+    """Names of all nodes whose report is stale, and of all that are cordoned, also if only
+    changes are listed."""
     cordoned: list[str]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from extender.console.explain import Namespace, PodName
 from extender.console.history_ranges import PrometheusRanges, Range
 from extender.console.responses import UNKNOWN as NOT_KNOWN
 from extender.console.responses import Body, encoded, unknown_node
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest
 from extender.errors import PrometheusUnreadable
 from extender.observability.history_handover import head_line, node_line
@@ -48,32 +49,32 @@ NDJSON = "application/x-ndjson"
 Parts = Sequence[tuple[Layout, Steps, Values]]
 
 
-class SeriesView(BaseModel):
-    #: reserved, used, sm or pod (its use of the device); for the fleet a field of ``/v1/fleet``.
+class SeriesView(View):
     kind: str
-    #: bytes, ratio or count.
+    """reserved, used, sm or pod (its use of the device); for the fleet a field of ``/v1/fleet``."""
     unit: str
+    """bytes, ratio or count."""
     device: str | None = None
     namespace: str | None = None
     name: str | None = None
     uid: str | None = None
-    #: The request of a pod; null if it has no reservation.
     requested_bytes: int | None = None
-    #: One value for each of ``at_s``; it holds until the next. Null: not measured, or the report
-    #: was stale.
+    """The request of a pod; null if it has no reservation."""
     values: list[float | None]
+    """One value for each of ``at_s``; it holds until the next. Null: not measured, or the report
+    was stale."""
 
 
 class HistoryBody(Body):
-    #: "console": recorded by this console, or taken over from another one; or "prometheus".
     source: str
-    #: Shortest time between two values. Memory is rounded to ``resolution_bytes``.
+    """"console": recorded by this console, or taken over from another one; or "prometheus"."""
     resolution_s: float
+    """Shortest time between two values. Memory is rounded to ``resolution_bytes``."""
     resolution_bytes: int
     from_s: float = Field(description="Unix time of the earliest value that could be on record.")
-    #: Unix times, ascending, at which a value of the series changed; the last is now. Empty before
-    #: the first value.
     at_s: list[float]
+    """Unix times, ascending, at which a value of the series changed; the last is now. Empty
+    before the first value."""
     series: list[SeriesView]
 
 

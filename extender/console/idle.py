@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
 from extender.console.responses import UNKNOWN, Body, InNamespace, encoded, listed
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.idle_pods import (
@@ -23,17 +23,17 @@ from extender.state.idle_pods import (
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 
 
-class IdleSumView(BaseModel):
+class IdleSumView(View):
     """Sums over idle pods, each counted on each of its devices."""
 
     pods: int
     held_bytes: int
-    #: GPUs that are held: 0.5 for half of the memory of one.
     gpus_ratio: float
-    #: Days for which the pods have been idle, each counted as its share of a GPU.
+    """GPUs that are held: 0.5 for half of the memory of one."""
     gpu_days: float
-    #: Cost of these GPU days, in the currency of setting gpu_hour_price; null without it.
+    """Days for which the pods have been idle, each counted as its share of a GPU."""
     cost: float | None
+    """Cost of these GPU days, in the currency of setting gpu_hour_price; null without it."""
 
 
 class IdleTeamView(IdleSumView):
@@ -42,12 +42,12 @@ class IdleTeamView(IdleSumView):
 
 class IdleOwnerView(IdleSumView):
     namespace: str
-    #: Kind and name of the controller; Pod and its own name without one.
     kind: str
+    """Kind and name of the controller; Pod and its own name without one."""
     name: str
 
 
-class IdleView(BaseModel):
+class IdleView(View):
     """A pod on one device."""
 
     namespace: str
@@ -57,8 +57,8 @@ class IdleView(BaseModel):
     device: str
     owner_kind: str | None
     owner_name: str | None
-    #: Null if it is not measured.
     used_bytes: int | None
+    """Null if it is not measured."""
     reservation_bytes: int
     held_bytes: int
     gpu_ratio: float
@@ -69,15 +69,15 @@ class IdleView(BaseModel):
 
 
 class IdleBody(Body):
-    #: The limits of this list.
     after_s: float
+    """The limits of this list."""
     least_held_bytes: int
-    #: Setting gpu_hour_price; null without it.
     gpu_hour_price: float | None
-    #: Devices whose SM activity is not known. Their pods are in no list.
+    """Setting gpu_hour_price; null without it."""
     devices_without_sm_activity: int
-    #: The most GPU days first.
+    """Devices whose SM activity is not known. Their pods are in no list."""
     teams: list[IdleTeamView]
+    """The most GPU days first."""
     owners: list[IdleOwnerView]
     pods: list[IdleView]
 
@@ -86,11 +86,11 @@ class IdlePodBody(Body):
     namespace: str
     name: str
     uid: str
-    #: Whether it is idle on all its devices for at least ``after_s``; null if that is not known.
     idle: bool | None
+    """Whether it is idle on all its devices for at least ``after_s``; null if that is not known."""
     after_s: float
-    #: When it became idle on the last of its devices; null unless it is idle on all.
     idle_since: str | None
+    """When it became idle on the last of its devices; null unless it is idle on all."""
     idle_s: float | None
     held_bytes: int
     devices: list[str]

@@ -8,7 +8,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter, Query
 from numpy.typing import NDArray
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,6 +38,7 @@ from extender.console.responses import (
     unchanged,
     unknown_node,
 )
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, NewestWithHolds
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import certainty
@@ -87,47 +87,47 @@ _PPM = 1_000_000
 _MOST_PPM = 10**15
 
 
-class NodeView(BaseModel):
+class NodeView(View):
     name: str
-    #: Why the node as a whole takes no pods; null if its devices decide.
     reason: str | None
+    """Why the node as a whole takes no pods; null if its devices decide."""
     message: str | None
-    #: Evidence for the message, if it does not include any.
     detail: str | None
-    #: When the agent took the newest sample (RFC 3339), by the node's clock.
+    """Evidence for the message, if it does not include any."""
     observed_at: str | None
+    """When the agent took the newest sample (RFC 3339), by the node's clock."""
     report_age_s: float | None
-    #: Whether the last report of its agent is recent enough.
     fresh: bool
-    #: Whether Headroom has adopted the pods that were on the node before it.
+    """Whether the last report of its agent is recent enough."""
     initialised: bool
-    #: Whether the node is cordoned.
+    """Whether Headroom has adopted the pods that were on the node before it."""
     cordoned: bool
-    #: As printed by kubectl describe; only NoSchedule and NoExecute taints.
+    """Whether the node is cordoned."""
     taints: list[str]
-    #: "not measured" and the source of the capacity, if no agent reports the node.
+    """As printed by kubectl describe; only NoSchedule and NoExecute taints."""
     unmeasured: str | None
-    #: How certain the device of the next pod is: exact, slot-safe, predicted or steered; null if no
-    #: device of the node is known.
+    """"not measured" and the source of the capacity, if no agent reports the node."""
     certainty: str | None
+    """How certain the device of the next pod is: exact, slot-safe, predicted or steered; null if
+    no device of the node is known."""
     devices: list[DeviceView]
-    #: The limits on the memory of pods that a reading proves.
     caps: list[CapView]
-    #: The pods that use more than they reserved.
+    """The limits on the memory of pods that a reading proves."""
     overuse: list[OveruseView]
+    """The pods that use more than they reserved."""
 
 
 class NodesBody(Paged):
     nodes: list[NodeView]
-    #: Total over all nodes.
     overcommitted_bytes: int
+    """Total over all nodes."""
 
 
 class NodeBody(Body):
     node: NodeView
-    #: The obstacle to steering the node, such as a missing permission; null if nothing is known to
-    #: prevent it, and for nodes that are steered or gated.
     steering_obstacle: str | None
+    """The obstacle to steering the node, such as a missing permission; null if nothing is known
+    to prevent it, and for nodes that are steered or gated."""
 
 
 routes = APIRouter()

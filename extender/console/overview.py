@@ -3,13 +3,13 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.broken import BrokenView, broken
 from extender.console.responses import Body, encoded
 from extender.console.risks import RiskView, risks
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest, shared
 from extender.console.waiting import WaitingGroups, WaitingView
 from extender.placement.snapshot import Snapshot
@@ -19,7 +19,7 @@ Limit = Annotated[
 ]
 
 
-class TotalsView(BaseModel):
+class TotalsView(View):
     """Length of each list without its limit; ``waiting_pods`` counts the pods of all groups."""
 
     at_risk: int

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.kube import Pod
@@ -25,6 +24,7 @@ from extender.console.responses import (
     obstacle_view,
     reason_view,
 )
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.explain import Explanation, explain
 from extender.placement.request import Unreadable, VramRequest
@@ -50,46 +50,46 @@ class PendingView(Recomputed):
     namespace: str
     name: str
     uid: str
-    #: When the pod was created; null if that is not known.
     since: str | None
-    #: Empty if the request cannot be read; ``message`` has the reason.
+    """When the pod was created; null if that is not known."""
     request: list[AskView]
-    #: Number of eligible nodes that can take the pod now.
+    """Empty if the request cannot be read; ``message`` has the reason."""
     fits: int
+    """Number of eligible nodes that can take the pod now."""
     reasons: list[ReasonView]
-    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
-    #: One sentence: whether the pod fits, or why not.
+    """Nodes that are not eligible, by selector, affinity, taint or cordon."""
     message: str
-    #: The best node if the pod fits, otherwise the node on which it lacks the least memory; null if
-    #: kube-scheduler would offer no node.
+    """One sentence: whether the pod fits, or why not."""
     nearest: str | None
-    #: Memory that the pod lacks there; null if it fits, or if memory is not the reason.
+    """The best node if the pod fits, otherwise the node on which it lacks the least memory; null
+    if kube-scheduler would offer no node."""
     short_bytes: int | None
-    #: Whether an attempt of kube-scheduler is on record.
+    """Memory that the pod lacks there; null if it fits, or if memory is not the reason."""
     asked: bool
-    #: The request that is recommended from past lives of its workload; null without any.
+    """Whether an attempt of kube-scheduler is on record."""
     recommended: str | None
+    """The request that is recommended from past lives of its workload; null without any."""
 
 
-class SteeringView(BaseModel):
+class SteeringView(View):
     """Pending pods that wait only because the device plugin chooses the device, by simulation."""
 
     sentence: str
     waiting_pods: int
     waiting_bytes: int
-    #: The pods that steering the nodes would place.
     placed_pods: int
+    """The pods that steering the nodes would place."""
     placed_bytes: int
     nodes: list[str]
-    #: The steps to steer the first of the nodes.
     to_do: str
+    """The steps to steer the first of the nodes."""
 
 
 class PendingBody(Paged):
     pods: list[PendingView]
-    #: Null unless ``steering=true`` is requested and steering would place pods.
     steering: SteeringView | None = None
+    """Null unless ``steering=true`` is requested and steering would place pods."""
 
 
 Steering = Annotated[bool, Query(description="Simulate steering too.", examples=["true"])]

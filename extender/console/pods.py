@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.responses import AskedPage, Page, Paged, joined
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest, shared
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
@@ -82,46 +82,47 @@ AskedOrder = Annotated[
 ]
 
 
-class PodView(BaseModel):
+class PodView(View):
     namespace: str
     name: str
     uid: str
-    #: Kind and name of the controller; Pod and its own name without one.
     owner_kind: str
+    """Kind and name of the controller; Pod and its own name without one."""
     owner_name: str
-    #: Null while it is pending.
     node: str | None
-    #: Model of its devices, or of its candidate devices; null while none is known.
+    """Null while it is pending."""
     model: str | None
-    #: Names of the devices on which a report shows it.
+    """Model of its devices, or of its candidate devices; null while none is known."""
     devices: list[str]
-    #: All states that apply, the phase first.
+    """Names of the devices on which a report shows it."""
     states: list[str]
-    #: As it requests it: "1 x nvidia.com/gpu with 8Gi"; "none" if it uses GPUs without a request;
-    #: empty if that cannot be read.
+    """All states that apply, the phase first."""
     request: str
-    #: Sum over its devices; until it has a reservation, the memory counted for it; 0 while pending.
+    """As it requests it: "1 x nvidia.com/gpu with 8Gi"; "none" if it uses GPUs without a
+    request; empty if that cannot be read."""
     reserved_bytes: int
-    #: Null if its use is not measured.
+    """Sum over its devices; until it has a reservation, the memory counted for it; 0 while
+    pending."""
     used_bytes: int | None
-    #: Sum of the peaks of its containers since they started; null if its use is not measured.
+    """Null if its use is not measured."""
     peak_bytes: int | None
-    #: Reserved and not in use.
+    """Sum of the peaks of its containers since they started; null if its use is not measured."""
     unused_bytes: int
-    #: In use beyond the reservations.
+    """Reserved and not in use."""
     overuse_bytes: int
-    #: When the pod was created; null if that is not known.
+    """In use beyond the reservations."""
     created_at: str | None
-    #: Since when it uses no SM of its devices; null if it does, or if that is not known.
+    """When the pod was created; null if that is not known."""
     idle_since: str | None
+    """Since when it uses no SM of its devices; null if it does, or if that is not known."""
 
 
-class PodSumsView(BaseModel):
+class PodSumsView(View):
     """Sums over all matching pods, of all pages."""
 
     waiting_pods: int = 0
-    #: Requested by the waiting pods; a share of a device counts as 0.
     waiting_bytes: int = 0
+    """Requested by the waiting pods; a share of a device counts as 0."""
     reserved_bytes: int = 0
     used_bytes: int = 0
     unused_bytes: int = 0

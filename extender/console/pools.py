@@ -28,21 +28,21 @@ _Pool = tuple[str, str]
 
 
 class PoolView(ModelView):
-    #: The value of the label; empty for nodes without it.
     pool: str
-    #: Nodes with a device of the model.
+    """The value of the label; empty for nodes without it."""
     nodes: int
-    #: Bound pods on devices of the model.
+    """Nodes with a device of the model."""
     pods: int
-    #: Pending pods that may run on a node of the pool with such a device, and what they request. A
-    #: pod counts in each such pool. A share of a device counts as 0 bytes.
+    """Bound pods on devices of the model."""
     waiting_pods: int
+    """Pending pods that may run on a node of the pool with such a device, and what they request.
+    A pod counts in each such pool. A share of a device counts as 0 bytes."""
     waiting_bytes: int
 
 
 class PoolsBody(Body):
-    #: The most allocatable memory first.
     pools: list[PoolView]
+    """The most allocatable memory first."""
 
 
 routes = APIRouter()

@@ -5,13 +5,8 @@ internal errors. ``detail`` names the mistake, its place and an example; ``type`
 one for each status.
 """
 
-import ast
-import inspect
 import json
-import re
-import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.printable import printable_json
+from extender.console.view import View
 
 log = structlog.get_logger()
 #: Headers of every answer: the name of the replica, and its mode (enforce or observe). A 304 has
@@ -55,20 +51,18 @@ _NO_JSON = (
 _MOST_CHARS = 80
 #: Maximum size of a request body. ``/embedded/`` has no limit: agents report whole fleets there.
 MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
-_COMMENT = re.compile(r"^    #: (.*)$")
-_FIELD = re.compile(r"^    (\w+):")
 
 
-class ProblemBody(BaseModel):
+class ProblemBody(View):
     """Why a request failed."""
 
-    #: Kind of problem, for programs. Example: urn:headroom:problem:not-found.
     type: str
-    #: Kind of problem, in words.
+    """Kind of problem, for programs. Example: urn:headroom:problem:not-found."""
     title: str
+    """Kind of problem, in words."""
     status: int
-    #: The mistake, its place, and a correct example.
     detail: str
+    """The mistake, its place, and a correct example."""
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
@@ -213,7 +207,7 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     """Add problem details to all error answers of the OpenAPI document; return the document."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components["ProblemBody"] = ProblemBody.model_json_schema()
-    describe_fields(components)
+    _describe_fields(components)
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
     problem_content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
@@ -227,7 +221,7 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-#: Descriptions of fields that mean the same in all models; a comment in a model takes precedence.
+#: Descriptions of fields that mean the same in all models; a docstring in a model takes precedence.
 _COMMON = {
     "node": "Name of the node.",
     "uid": "UID of the pod.",
@@ -261,64 +255,11 @@ _COMMON = {
 }
 
 
-def describe_fields(schemas: dict[str, Any]) -> None:
-    """Describe fields by the ``#:`` comments of the console's models, or else by ``_COMMON``.
-
-    Fields that have a description keep it.
-    """
-    models = {model.__name__: model for model in _models(BaseModel)}
-    for name, schema in schemas.items():
-        model = models.get(name)
-        if model is None:
-            continue
-        aliases = {key: field.serialization_alias for key, field in model.model_fields.items()}
-        for field, text in _meanings(model).items():
-            described = schema.get("properties", {}).get(aliases.get(field) or field)
-            if described is not None:
-                described.setdefault("description", text)
+def _describe_fields(schemas: dict[str, Any]) -> None:
+    """Describe by ``_COMMON`` the fields without a docstring."""
+    for schema in schemas.values():
         for field, described in schema.get("properties", {}).items():
             # A list or an object of that name is something else.
             of_list = described.get("type") == "array" and field != "unanswered"
             if field in _COMMON and not of_list and "$ref" not in described:
                 described.setdefault("description", _COMMON[field])
-
-
-def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield the models of the console that derive from ``base``, directly or not."""
-    for model in base.__subclasses__():
-        if model.__module__.startswith("extender.console"):
-            yield model
-        yield from _models(model)
-
-
-@cache
-def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return field -> the ``#:`` comment above it, including fields of base classes."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or not base.__module__.startswith("extender.console"):
-            continue
-        lines: list[str] = []
-        for line in _sources(base.__module__).get(base.__name__, ()):
-            if comment := _COMMENT.match(line):
-                lines.append(comment[1])
-                continue
-            if (field := _FIELD.match(line)) and lines:
-                found[field[1]] = " ".join(lines)
-            lines = []
-    return found
-
-
-@cache
-def _sources(module: str) -> dict[str, list[str]]:
-    """Return the name of each class of a module -> its lines.
-
-    ``inspect.getsource`` would parse the module for each class.
-    """
-    text = inspect.getsource(sys.modules[module])
-    lines = text.splitlines()
-    return {
-        each.name: lines[each.lineno - 1 : each.end_lineno]
-        for each in ast.parse(text).body
-        if isinstance(each, ast.ClassDef)
-    }

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from resource import getpagesize
 
-from pydantic import BaseModel
-
 from extender.console.responses import rounded_s
+from extender.console.view import View
 from extender.kube.resources import Health
 from extender.observability.metrics import LAG_EVERY_S
 from extender.version import own_version
@@ -21,44 +20,44 @@ LAGS = round(60 / LAG_EVERY_S)
 _STATM = Path("/proc/self/statm")
 
 
-class SourceView(BaseModel):
+class SourceView(View):
     """A watch of one kind of object at the API server."""
 
     kind: str
-    #: Whether the initial list is complete.
     synced: bool
-    #: Seconds since the API server last sent anything for it, bookmarks included.
+    """Whether the initial list is complete."""
     contact_age_s: float | None
+    """Seconds since the API server last sent anything for it, bookmarks included."""
     reconnects: int
     lists: int
-    #: Number of objects that cannot be parsed now.
     unreadable: int
+    """Number of objects that cannot be parsed now."""
 
 
-class LagView(BaseModel):
+class LagView(View):
     """Delay of the event loop, which adds to the time of every scheduler call."""
 
     p50_s: float
     p99_s: float
     max_s: float
-    #: Length of the measured period.
     window_s: float
+    """Length of the measured period."""
 
 
-class SettingsView(BaseModel):
-    #: enforce or observe. In mode observe, Headroom rejects, prefers and evicts nothing, and
-    #: creates no Events.
+class SettingsView(View):
     mode: str
-    #: The settings file, reloaded whenever it changes; null without one.
+    """enforce or observe. In mode observe, Headroom rejects, prefers and evicts nothing, and
+    creates no Events."""
     file: str | None
-    #: Mistakes in the current file, each with its line; the previous settings stay in use.
+    """The settings file, reloaded whenever it changes; null without one."""
     rejected: list[str]
-    #: Settings that changed in the file and take effect after a restart.
+    """Mistakes in the current file, each with its line; the previous settings stay in use."""
     after_restart: list[str]
-    #: Template of the links to a dashboard: setting grafana_url; null without it.
+    """Settings that changed in the file and take effect after a restart."""
     grafana_url: str | None = None
-    #: Whether the history of more than an hour can be read: setting prometheus_url.
+    """Template of the links to a dashboard: setting grafana_url; null without it."""
     long_history: bool = False
+    """Whether the history of more than an hour can be read: setting prometheus_url."""
 
 
 def enforcing() -> SettingsView:

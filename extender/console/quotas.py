@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, HTTPException
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.annotations import COUNTED_VRAM, MIRROR
 from extender.console.responses import Body, InNamespace, encoded
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest
 from extender.placement.policy import MIB
 from extender.state.cluster_state import ClusterState
@@ -23,22 +23,22 @@ _UNITS: Mapping[str, int] = {
 }
 
 
-class QuotaView(BaseModel):
+class QuotaView(View):
     namespace: str
     name: str
-    #: The resource that the quota limits, such as requests.headroom.gpu/vram-bytes.
     resource: str
+    """The resource that the quota limits, such as requests.headroom.gpu/vram-bytes."""
     hard_bytes: int
-    #: As the API server counts it: all pods that have not ended, whether they are bound or not.
     used_bytes: int
-    #: Memory that the ledger has reserved for the bound pods of the namespace, on the devices that
-    #: they have or could get.
+    """As the API server counts it: all pods that have not ended, whether they are bound or not."""
     reserved_bytes: int
+    """Memory that the ledger has reserved for the bound pods of the namespace, on the devices
+    that they have or could get."""
 
 
 class QuotasBody(Body):
-    #: By namespace and name.
     quotas: list[QuotaView]
+    """By namespace and name."""
 
 
 routes = APIRouter()

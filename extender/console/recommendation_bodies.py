@@ -1,59 +1,59 @@
 """The answer of GET /v1/recommendations."""
 
-from pydantic import BaseModel
-
 from extender.console.responses import Body
+from extender.console.view import View
 
 
-class RecommendationView(BaseModel):
+class RecommendationView(View):
     """A container of an owner on one device model."""
 
     namespace: str
-    #: Name of the VRAMProfile.
     profile: str
+    """Name of the VRAMProfile."""
     owner_kind: str
     owner_name: str
-    #: Whether the owner stands for all objects whose names begin with its name.
     family: bool
+    """Whether the owner stands for all objects whose names begin with its name."""
     container: str
     model: str
-    #: The program's family, such as vLLM; empty if unknown.
     program: str
-    #: Null if there are too few lives.
+    """The program's family, such as vLLM; empty if unknown."""
     request_bytes: int | None
-    #: Why there is no request: no-lives, few-lives, old-lives, unsettled or new-program;
-    #: null if there is one.
+    """Null if there are too few lives."""
     missing: str | None
-    #: One sentence for people.
+    """Why there is no request: no-lives, few-lives, old-lives, unsettled or new-program; null if
+    there is one."""
     message: str
-    #: Complete lives of the program that ran last. A life is one run of a container on one device.
+    """One sentence for people."""
     lives: int
-    #: Seconds from the first of these lives to the last.
+    """Complete lives of the program that ran last. A life is one run of a container on one
+    device."""
     span_s: float
-    #: The quantile of their peaks to which a margin is added; null without a request.
+    """Seconds from the first of these lives to the last."""
     quantile_bytes: int | None
-    #: The highest of their peaks; null without a request.
+    """The quantile of their peaks to which a margin is added; null without a request."""
     highest_bytes: int | None
-    #: Share of the lives, weighted by age, above the request.
+    """The highest of their peaks; null without a request."""
     above_ratio: float
-    #: Lives that ended while there was a recommendation.
+    """Share of the lives, weighted by age, above the request."""
     tested: int
-    #: The tested lives whose peak exceeded the recommendation.
+    """Lives that ended while there was a recommendation."""
     missed: int
-    #: Whether the program allocates once and keeps what it has.
+    """The tested lives whose peak exceeded the recommendation."""
     self_sized: bool
-    #: The program's setting that decides how much it allocates; empty if none is known.
+    """Whether the program allocates once and keeps what it has."""
     setting: str
-    #: Pods that exist now, on this model or pending.
+    """The program's setting that decides how much it allocates; empty if none is known."""
     pods: int
-    #: The most that one of these pods reserves on a device.
+    """Pods that exist now, on this model or pending."""
     current_bytes: int | None
-    #: The memory that these pods would free: negative if they would reserve more. A container gets
-    #: the largest recommendation of all its models.
+    """The most that one of these pods reserves on a device."""
     reclaimable_bytes: int
+    """The memory that these pods would free: negative if they would reserve more. A container
+    gets the largest recommendation of all its models."""
 
 
-class OwnerSum(BaseModel):
+class OwnerSum(View):
     namespace: str
     kind: str
     name: str
@@ -61,43 +61,43 @@ class OwnerSum(BaseModel):
     reclaimable_bytes: int
 
 
-class ReclaimableTeamView(BaseModel):
+class ReclaimableTeamView(View):
     namespace: str
     reclaimable_bytes: int
-    #: Owners whose pods would free memory, those that would free the most first.
     owners: list[OwnerSum]
+    """Owners whose pods would free memory, those that would free the most first."""
 
 
-class AcceptedView(BaseModel):
+class AcceptedView(View):
     """The effect if the pods are created again with the recommended requests, by simulation."""
 
     message: str
-    #: Pods that were simulated.
     pods: int
-    #: Pods that were not simulated, because there are too many.
+    """Pods that were simulated."""
     left_out: int
-    #: Pods that would fit on no node if they were created again.
+    """Pods that were not simulated, because there are too many."""
     unschedulable: int
-    #: Devices without use and without a reservation.
+    """Pods that would fit on no node if they were created again."""
     empty_devices: int
-    #: Empty devices after all pods were placed again with their present requests.
+    """Devices without use and without a reservation."""
     empty_devices_again: int
-    #: Empty devices after all pods were placed again with the recommended requests.
+    """Empty devices after all pods were placed again with their present requests."""
     empty_devices_after: int
+    """Empty devices after all pods were placed again with the recommended requests."""
     headroom_bytes: int
-    #: Headroom with the recommended requests.
     headroom_bytes_after: int
+    """Headroom with the recommended requests."""
     pending: int
-    #: Pending pods that fit now.
     pending_fit: int
-    #: Pending pods that fit with the recommended requests.
+    """Pending pods that fit now."""
     pending_fit_after: int
+    """Pending pods that fit with the recommended requests."""
     not_checked: list[str]
 
 
 class RecommendationsBody(Body):
     recommendations: list[RecommendationView]
-    #: Sums of what recommendations below the present requests would free, by namespace.
     teams: list[ReclaimableTeamView]
-    #: Null unless ``accepted=true`` is requested.
+    """Sums of what recommendations below the present requests would free, by namespace."""
     accepted: AcceptedView | None = None
+    """Null unless ``accepted=true`` is requested."""

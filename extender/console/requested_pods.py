@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import HTTPException
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from contract.annotations import POLICY, VRAM
 from contract.commands import command
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements, Toleration
 from extender.console.pending import not_tried
+from extender.console.view import View
 from extender.console.view_context import Context
 from extender.placement.request import Unreadable, VramRequest
 from extender.state.cluster_state import ClusterState
@@ -20,7 +21,7 @@ from extender.state.cluster_state import ClusterState
 NAMESPACE = "default"
 
 
-class StrictModel(BaseModel):
+class StrictModel(View):
     model_config = ConfigDict(extra="forbid")
 
 

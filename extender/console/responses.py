@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, HTTPException, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from contract.printable import printable_json
 from contract.reasons import Reason
+from extender.console.view import View
 from extender.placement.request import ContainerAsk
 from extender.state.eligible_nodes import Obstacle
 from extender.state.heartbeats import age
@@ -39,7 +40,7 @@ TAGGED: dict[int | str, dict[str, Any]] = {
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
-class Body(BaseModel):
+class Body(View):
     """The fields of every body."""
 
     apiVersion: str = "headroom.gpu/v1"
@@ -47,7 +48,7 @@ class Body(BaseModel):
     snapshot_generation: int
 
 
-class Recomputed(BaseModel):
+class Recomputed(View):
     """A result that this process computed from its newest snapshot.
 
     A decision, in contrast, is what an extender recorded.
@@ -59,32 +60,33 @@ class Recomputed(BaseModel):
 class Paged(Body):
     """A list, or one page of it."""
 
-    #: Number of all matching items.
     matching: int
-    #: Number of matching items after this page.
+    """Number of all matching items."""
     remaining: int
-    #: Value of the query parameter ``continue`` for the next page; null on the last page.
+    """Number of matching items after this page."""
     continue_: str | None = Field(serialization_alias="continue")
+    """Value of the query parameter ``continue`` for the next page; null on the last page."""
 
 
-class AskView(BaseModel):
+class AskView(View):
     container: str
     resource: str
     count: int
-    #: As written: 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an annotation.
     amount: str
-    #: "annotation", "namespace", "recommendation" or "replica".
+    """As written: 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an
+    annotation."""
     source: str
+    """"annotation", "namespace", "recommendation" or "replica"."""
 
 
-class ReasonView(BaseModel):
-    #: A reason of Headroom; or cordoned, taint, selector or affinity for nodes that kube-scheduler
-    #: does not offer.
+class ReasonView(View):
     reason: str
+    """A reason of Headroom; or cordoned, taint, selector or affinity for nodes that
+    kube-scheduler does not offer."""
     message: str
     nodes: int
-    #: Whether evicting pods could resolve it.
     evictable: bool
+    """Whether evicting pods could resolve it."""
 
 
 def ask_view(ask: ContainerAsk) -> AskView:
@@ -125,7 +127,7 @@ def stamp_again(text: str) -> str | None:
         return None
 
 
-class Page(BaseModel):
+class Page(View):
     """The requested part of a list."""
 
     limit: int | None
@@ -167,11 +169,11 @@ def unchanged(tag: str) -> Response:
     return Response(status_code=304, headers=_headers(tag))
 
 
-def encoded(body: BaseModel, tag: str | None = None) -> Response:
+def encoded(body: View, tag: str | None = None) -> Response:
     return Response(as_json(body), media_type=JSON, headers=_headers(tag))
 
 
-def as_json(body: BaseModel) -> str:
+def as_json(body: View) -> str:
     """Return the body as JSON, with escapes for characters that cannot be printed."""
     return printable_json(body.model_dump_json(by_alias=True))
 
@@ -184,16 +186,12 @@ def compressed(body: bytes, accepted: str | None) -> Response:
     return Response(body, media_type=JSON, headers=headers)
 
 
-def listed(
-    body: BaseModel, name: str, views: Iterable[BaseModel], tag: str | None = None
-) -> Response:
+def listed(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
     """Return the body with the views in its empty list ``name``."""
     return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
-def joined(
-    body: BaseModel, name: str, views: Iterable[BaseModel], tag: str | None = None
-) -> Response:
+def joined(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
     """Return the same as ``listed`` in one piece, to share it with other readers."""
     parts = json_parts(body, name, views)
     return Response(b"".join(parts), media_type=JSON, headers=_headers(tag))
@@ -227,7 +225,7 @@ def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(chunk)
 
 
-def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterator[bytes]:
+def json_parts(body: View, name: str, views: Iterable[View]) -> Iterator[bytes]:
     """Yield the JSON of the body with the views in its empty list ``name``."""
     before, _, after = as_json(body).partition(f'"{name}":[]')
     yield f'{before}"{name}":['.encode()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from pydantic import BaseModel
 
 from contract.quantity import gib
+from extender.console.view import View
 from extender.console.view_context import Context
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import NodeTerms, Snapshot
@@ -32,29 +32,29 @@ class Risk(IntEnum):
     OVERCOMMITTED = 4
 
 
-class PodName(BaseModel):
+class PodName(View):
     namespace: str
     name: str
 
 
-class RiskView(BaseModel):
+class RiskView(View):
     """A device at risk. The most urgent comes first."""
 
-    #: overcommitted, growing, unhealthy or overuse.
     kind: str
+    """overcommitted, growing, unhealthy or overuse."""
     node: str
     device: str
-    #: Name of the device, as in the list of nodes.
     gpu: str
+    """Name of the device, as in the list of nodes."""
     model: str
-    #: The risk as a sentence, with numbers.
     message: str
-    #: overcommitted and overuse: by how many bytes.
+    """The risk as a sentence, with numbers."""
     excess_bytes: int | None = None
-    #: growing: seconds until the device is full.
+    """overcommitted and overuse: by how many bytes."""
     full_in_s: float | None = None
-    #: The pods that cause it, or that it endangers; the largest first.
+    """growing: seconds until the device is full."""
     pods: list[PodName]
+    """The pods that cause it, or that it endangers; the largest first."""
 
 
 def risks(context: Context, snap: Snapshot, limit: int) -> tuple[list[RiskView], int]:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.quantity import gib
@@ -16,6 +15,7 @@ from extender.console.devices import Aged, DeviceView, HeldView, device_view, he
 from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
 from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, stamp, unknown_node
+from extender.console.view import View
 from extender.console.view_context import InContext, Newest, Visible
 from extender.placement.explain import Comparison, NodeExplanation, compare
 from extender.placement.explanation_text import explanation_lines
@@ -36,95 +36,96 @@ from extender.state.suggestions import blockers
 MOST_BLOCKERS = 10
 
 
-class CandidateView(BaseModel):
+class CandidateView(View):
     device: DeviceView
     need_bytes: int
     free_bytes: int
     short_bytes: int
 
 
-class HoldView(BaseModel):
+class HoldView(View):
     """A pod that goes first: memory of the node is held for it, and it is not bound yet."""
 
     namespace: str
     name: str
     uid: str
-    #: When the hold ends at the latest; null if that is not known.
     until: str | None
+    """When the hold ends at the latest; null if that is not known."""
 
 
-class NearestView(BaseModel):
+class NearestView(View):
     node: str
     fits: bool
     reason: str | None
     message: str | None
-    #: Evidence for the message, if it does not include any.
     detail: str | None
-    #: "not measured" and the source of the capacity, if no agent reports the node.
+    """Evidence for the message, if it does not include any."""
     unmeasured: str | None
-    #: Memory that the pod lacks on its fullest candidate device; null if memory does not decide.
+    """"not measured" and the source of the capacity, if no agent reports the node."""
     short_bytes: int | None
+    """Memory that the pod lacks on its fullest candidate device; null if memory does not decide."""
     candidates: list[CandidateView]
-    #: 0 to 1, the highest wins: the weighted mean of ``score_terms`` (setting score_weights). Null,
-    #: with no terms, if the pod does not fit.
     score_ratio: float | None
+    """0 to 1, the highest wins: the weighted mean of ``score_terms`` (setting score_weights).
+    Null, with no terms, if the pod does not fit."""
     score_terms: dict[str, float]
-    #: The pods that go before this one on the node and that the caller may get: at most 10.
     holds: list[HoldView]
-    #: Pods that hold the memory or the replicas that the pod lacks: at most 10, the largest first.
+    """The pods that go before this one on the node and that the caller may get: at most 10."""
     blockers: list[HeldView]
-    #: Number of such pods that the caller may not get, and the memory that they hold in total.
+    """Pods that hold the memory or the replicas that the pod lacks: at most 10, the largest
+    first."""
     hidden_blockers: int
+    """Number of such pods that the caller may not get, and the memory that they hold in total."""
     hidden_blockers_bytes: int
-    #: All of this as lines to read.
     lines: list[str]
+    """All of this as lines to read."""
 
 
-class CheckView(BaseModel):
+class CheckView(View):
     reason: str
     message: str
     evictable: bool
 
 
-class TermView(BaseModel):
+class TermView(View):
     name: str
-    #: 0 to 1; higher is better.
     value_ratio: float
-    #: Weight in the settings (score_weights), and its share of the sum of weights.
+    """0 to 1; higher is better."""
     weight: float
+    """Weight in the settings (score_weights), and its share of the sum of weights."""
     part_ratio: float
-    #: value_ratio times part_ratio; the sum over all terms is the score.
     contribution_ratio: float
+    """value_ratio times part_ratio; the sum over all terms is the score."""
 
 
 class LiveScoreView(Recomputed):
     """The answer that filter and prioritize would give now, if offered all eligible nodes."""
 
     node: NearestView
-    #: Whether the node is eligible, by selector, affinity, taints and cordon.
     eligible: bool
-    #: Why no scheduler that calls Headroom tries the pod: scheduling gates or another scheduler;
-    #: null if one does.
+    """Whether the node is eligible, by selector, affinity, taints and cordon."""
     not_tried: str | None
-    #: Checks of kube-scheduler that this answer does not include.
+    """Why no scheduler that calls Headroom tries the pod: scheduling gates or another scheduler;
+    null if one does."""
     not_checked: list[str]
-    #: All failed checks, the reason of filter first; empty if the pod fits.
+    """Checks of kube-scheduler that this answer does not include."""
     failing: list[CheckView]
+    """All failed checks, the reason of filter first; empty if the pod fits."""
     score_ratio: float | None
     terms: list[TermView]
-    #: Number of eligible nodes on which the pod fits.
     fits: int
-    #: 1 plus the number of nodes with a higher score; null if the node is not eligible or the pod
-    #: does not fit.
+    """Number of eligible nodes on which the pod fits."""
     rank: int | None
-    #: Number of other nodes with the same score. Among equal scores, the node with the least free
-    #: memory wins; with policy spread, the node with the most.
+    """1 plus the number of nodes with a higher score; null if the node is not eligible or the
+    pod does not fit."""
     tied: int
-    #: Whether this node is the winner and a scheduler tries the pod.
+    """Number of other nodes with the same score. Among equal scores, the node with the least
+    free memory wins; with policy spread, the node with the most."""
     wins: bool
-    #: The best eligible node. Null, with its score, if the pod fits on none, or if ``node`` is not
-    #: eligible.
+    """Whether this node is the winner and a scheduler tries the pod."""
     winner: str | None
+    """The best eligible node. Null, with its score, if the pod fits on none, or if ``node`` is
+    not eligible."""
     winner_score_ratio: float | None
 
 
@@ -133,11 +134,11 @@ class ScoreBody(Body):
     name: str
     uid: str
     bound_to: str | None
-    #: Whether the pod is bound. It is then scored as if its memory were free again.
     taken_back: bool
+    """Whether the pod is bound. It is then scored as if its memory were free again."""
     live: LiveScoreView
-    #: The last attempt to place the pod, with its best nodes; null if none is on record.
     stored: DecisionView | None
+    """The last attempt to place the pod, with its best nodes; null if none is on record."""
     unanswered: list[Unanswered]
 
 

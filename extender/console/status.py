@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from extender.console.decision_bodies import Unanswered
 from extender.console.decisions import unread_extenders
 from extender.console.process import LagView, SettingsView, SourceView, enforcing
 from extender.console.responses import Body, counted, encoded, rounded_s, stamp
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
@@ -24,18 +25,18 @@ from extender.state.reconcile_queue import Mismatch, mismatches, unreported
 MOST_NAMED = 3
 
 
-class ReportsView(BaseModel):
+class ReportsView(View):
     """Number of nodes by the state of their reports."""
 
     fresh: int
     stale: int
-    #: Nodes with GPUs whose agent never reported.
     missing: int
-    #: Age of the oldest report, by the clock of its node.
+    """Nodes with GPUs whose agent never reported."""
     oldest_age_s: float | None
+    """Age of the oldest report, by the clock of its node."""
 
 
-class CountsView(BaseModel):
+class CountsView(View):
     nodes: int
     gpu_nodes: int
     devices: int
@@ -46,23 +47,23 @@ class CountsView(BaseModel):
     reservations: int
 
 
-class JournalView(BaseModel):
+class JournalView(View):
     """Totals over the journals of all extenders."""
 
     decisions: int
     bytes: int
-    #: Pods of the last filter calls, which binds need; usually 3 KiB each.
     pods_shown: int
+    """Pods of the last filter calls, which binds need; usually 3 KiB each."""
     pods_shown_bytes: int
     oldest_age_s: float | None
-    #: Limits of each journal, from the settings.
     most_decisions: int
+    """Limits of each journal, from the settings."""
     most_bytes: int
     most_shown_bytes: int
     most_age_s: float
 
 
-class PeerView(BaseModel):
+class PeerView(View):
     """Another extender, as in its last state line."""
 
     replica: str
@@ -70,56 +71,56 @@ class PeerView(BaseModel):
     ready: bool
     not_ready_because: str | None
     snapshot_generation: int
-    #: As ``settings.mode``.
     mode: str
-    #: Seconds since its last line.
+    """As ``settings.mode``."""
     contact_age_s: float | None
+    """Seconds since its last line."""
 
 
 class StatusBody(Body):
     replica: str
-    #: Version of Headroom.
     version: str
-    #: Version of Python.
+    """Version of Headroom."""
     python: str
-    #: RFC 3339.
+    """Version of Python."""
     started_at: str
+    """RFC 3339."""
     settings: SettingsView = Field(default_factory=enforcing)
     ready: bool
-    #: Why /readyz answers 503; null if it does not.
     not_ready_because: str | None
-    #: The watches of the API server.
+    """Why /readyz answers 503; null if it does not."""
     sources: list[SourceView]
-    #: Whether received changes are not applied yet.
+    """The watches of the API server."""
     behind: bool
+    """Whether received changes are not applied yet."""
     reports: ReportsView
     counts: CountsView
-    #: Number of pods on which ledger, API server and agents disagree, by kind.
     mismatches: dict[str, int]
-    #: Total over all nodes.
+    """Number of pods on which ledger, API server and agents disagree, by kind."""
     overcommitted_bytes: int
+    """Total over all nodes."""
     journal: JournalView
-    #: Memory of this process.
     memory_bytes: int | None
-    #: How late the event loop runs.
+    """Memory of this process."""
     loop_lag: LagView | None
-    #: The extenders that this process follows.
+    """How late the event loop runs."""
     peers: list[PeerView]
+    """The extenders that this process follows."""
     unanswered: list[Unanswered]
 
 
-class InputView(BaseModel):
-    #: "agents", "api_server" or "extender".
+class InputView(View):
     kind: str
-    #: The address of an extender; null for the others.
+    """"agents", "api_server" or "extender"."""
     place: str | None
-    #: The name of an extender; null until it has been read.
+    """The address of an extender; null for the others."""
     replica: str | None
-    #: Seconds since the last contact. For agents and the API server, the oldest of all agents and
-    #: of all kinds of objects. Null before the first contact.
+    """The name of an extender; null until it has been read."""
     age_s: float | None
-    #: Why the input is out of date; null if it is not.
+    """Seconds since the last contact. For agents and the API server, the oldest of all agents
+    and of all kinds of objects. Null before the first contact."""
     message: str | None
+    """Why the input is out of date; null if it is not."""
 
 
 class InputsBody(Body):

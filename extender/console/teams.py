@@ -7,12 +7,12 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.pods import shared_rows
 from extender.console.responses import Body, InNamespace, joined
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest, shared
 from extender.placement.snapshot import Snapshot
 from extender.placement.updated_nodes import UpdatedNodes
@@ -24,24 +24,24 @@ Limit = Annotated[
 ]
 
 
-class UseOfMemoryView(BaseModel):
+class UseOfMemoryView(View):
     """Sums over pods, and over all devices of each pod."""
 
     pods: int
-    #: Pods that are not bound, and what they request; they are not in the other sums. A share of a
-    #: device counts as 0, because its size is not known yet.
     waiting_pods: int
+    """Pods that are not bound, and what they request; they are not in the other sums. A share of
+    a device counts as 0, because its size is not known yet."""
     waiting_bytes: int
     reserved_bytes: int
     used_bytes: int
-    #: Sum of the peaks of the containers since they started.
     peak_bytes: int
-    #: Reserved and not in use.
+    """Sum of the peaks of the containers since they started."""
     unused_bytes: int
-    #: In use beyond the reservations.
+    """Reserved and not in use."""
     overuse_bytes: int
-    #: Pods whose use is not measured; their reservations are neither in use nor unused.
+    """In use beyond the reservations."""
     unmeasured_pods: int
+    """Pods whose use is not measured; their reservations are neither in use nor unused."""
 
 
 class TeamView(UseOfMemoryView):
@@ -50,18 +50,18 @@ class TeamView(UseOfMemoryView):
 
 class OwnerView(UseOfMemoryView):
     namespace: str
-    #: Kind and name of the controller; Pod and its own name without one.
     kind: str
+    """Kind and name of the controller; Pod and its own name without one."""
     name: str
 
 
 class TeamsBody(Body):
-    #: By namespace, the most unused memory first.
     teams: list[TeamView]
-    #: Number of all owners.
+    """By namespace, the most unused memory first."""
     matching: int
-    #: The most unused memory first.
+    """Number of all owners."""
     owners: list[OwnerView]
+    """The most unused memory first."""
 
 
 #: Key of a sum: the namespace alone, or with kind and name of an owner.

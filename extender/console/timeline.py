@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.quantity import gib
@@ -13,6 +12,7 @@ from extender.console.decisions import Sought, decisions
 from extender.console.explain import Namespace, PodName
 from extender.console.history import SeriesView, pod_series
 from extender.console.responses import UNKNOWN, Body, counted, encoded, stamp, stamp_again
+from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.observability.feed import FeedEvent
 
@@ -28,22 +28,22 @@ KEPT = (
 )
 
 
-class EntryView(BaseModel):
+class EntryView(View):
     at: str
-    #: created; filtered, requeued (tried again after a rejection), preempting; bound, declined or
-    #: failed (a bind); reserved, confirmed (a report shows it on its device), missed (on another
-    #: device), grew, evicting (marked for eviction), staying (no longer marked), removed (its
-    #: reservation).
     kind: str
-    #: One sentence.
+    """created; filtered, requeued (tried again after a rejection), preempting; bound, declined
+    or failed (a bind); reserved, confirmed (a report shows it on its device), missed (on another
+    device), grew, evicting (marked for eviction), staying (no longer marked), removed (its
+    reservation)."""
     message: str
+    """One sentence."""
 
 
 class TimelineBody(Body):
-    #: The oldest first.
     entries: list[EntryView]
-    #: Which entries are kept, and for how long.
+    """The oldest first."""
     kept: str
+    """Which entries are kept, and for how long."""
     unanswered: list[Unanswered]
 
 

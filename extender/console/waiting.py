@@ -9,11 +9,10 @@ is added or leaves.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel
-
 from contract.kube import Pod
 from extender.console.explain import analysed, verdict_from
 from extender.console.responses import counted
+from extender.console.view import View
 from extender.console.view_context import Context
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import Snapshot
@@ -29,25 +28,25 @@ SHARED_TIMES, MOST_SHARED_S = 50, 30.0
 MOST_EXPLAINED = 10
 
 
-class WaitingView(BaseModel):
+class WaitingView(View):
     """Pending pods of one owner with the same request."""
 
     namespace: str
-    #: The pod itself if it has no owner: kind Pod.
     owner_kind: str
+    """The pod itself if it has no owner: kind Pod."""
     owner_name: str
     pods: int
-    #: The pod that waits longest.
     name: str
+    """The pod that waits longest."""
     oldest_s: float | None
-    #: Such as "1 x nvidia.com/gpu with 8Gi".
     request: str
-    #: "fits", "rejected", "gated", "other_scheduler" or "unreadable".
+    """Such as "1 x nvidia.com/gpu with 8Gi"."""
     verdict: str
-    #: The cause, as a sentence.
+    """"fits", "rejected", "gated", "other_scheduler" or "unreadable"."""
     message: str
-    #: A change that helps, tried on a copy of the cluster; null if nothing was found.
+    """The cause, as a sentence."""
     fix: str | None
+    """A change that helps, tried on a copy of the cluster; null if nothing was found."""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,12 @@
 """The request and the answer of POST /v1/whatif."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from contract.annotations import DeviceChoice
 from extender.console.capacity import SpaceView
 from extender.console.requested_pods import PodsAsked, StrictModel
 from extender.console.responses import AskView, Body, ReasonView
+from extender.console.view import View
 
 #: Maximum number of entries of ``pods``.
 MOST_KINDS = 50
@@ -43,32 +44,32 @@ class WhatifAsked(StrictModel):
     add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
 
 
-class WhatifPlacementView(BaseModel):
+class WhatifPlacementView(View):
     pod: str
-    #: The drained node that the pod leaves; null for a pod of the question.
     leaves: str | None
+    """The drained node that the pod leaves; null for a pod of the question."""
     node: str
     score_ratio: float
-    #: Devices that the pod could get; one if that is certain.
     devices: list[str]
-    #: Maximum memory that the pod takes on one of them.
+    """Devices that the pod could get; one if that is certain."""
     most_bytes: int
+    """Maximum memory that the pod takes on one of them."""
 
 
-class WhatifRejectionView(BaseModel):
+class WhatifRejectionView(View):
     """Equal pods that could not be placed, with the reasons."""
 
     pods: list[str]
     leaves: str | None
-    #: Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler, or
-    #: a ResourceQuota that rejects them; null if one does.
     not_tried: str | None
+    """Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler,
+    or a ResourceQuota that rejects them; null if one does."""
     reasons: list[ReasonView]
-    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
+    """Nodes that are not eligible, by selector, affinity, taint or cordon."""
 
 
-class WhatifSpaceView(BaseModel):
+class WhatifSpaceView(View):
     """Free memory for pods of one size, before and after; see /v1/capacity."""
 
     request: AskView
@@ -78,18 +79,19 @@ class WhatifSpaceView(BaseModel):
     fullness_after: str
 
 
-class WhatifTotalsView(BaseModel):
+class WhatifTotalsView(View):
     """Sums over the cluster."""
 
-    #: Pods that are bound or hold GPU memory.
     pods: int
-    #: Memory that these pods reserve: each GPU that a pod gets counts once.
+    """Pods that are bound or hold GPU memory."""
     reserved_bytes: int
-    #: As in /v1/fleet: memory is kept on each GPU that a pod could get, until its GPU is known.
+    """Memory that these pods reserve: each GPU that a pod gets counts once."""
     headroom_bytes: int
+    """As in /v1/fleet: memory is kept on each GPU that a pod could get, until its GPU is known."""
     devices: int
-    #: Devices with a pod or other use. A pod that could get one of several counts on an empty one.
     devices_in_use: int
+    """Devices with a pod or other use. A pod that could get one of several counts on an empty
+    one."""
     devices_empty: int
 
 
@@ -97,15 +99,15 @@ class WhatifBody(Body):
     message: str
     placed: int
     rejected: int
-    #: Totals of the cluster, without the changes and with them.
     before: WhatifTotalsView
+    """Totals of the cluster, without the changes and with them."""
     after: WhatifTotalsView
-    #: In the order in which they were placed.
     placements: list[WhatifPlacementView]
+    """In the order in which they were placed."""
     rejections: list[WhatifRejectionView]
-    #: Names of the nodes that were added.
     added: list[str]
-    #: One for each size of ``pods``; without pods, one for the memory share of a replica.
+    """Names of the nodes that were added."""
     spaces: list[WhatifSpaceView]
-    #: Checks of kube-scheduler and the API server that this answer does not include.
+    """One for each size of ``pods``; without pods, one for the memory share of a replica."""
     not_checked: list[str]
+    """Checks of kube-scheduler and the API server that this answer does not include."""
