@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from enum import Enum
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -88,7 +88,12 @@ GROUPS = {
         "suspect_env_from",
     ),
     "Node scoring": ("policy", "score_weights", "filter_best_only"),
-    "GPU resources and agents": ("resources", "require_report", "agent_namespace"),
+    "GPU resources and agents": (
+        "resources",
+        "largest_devices",
+        "require_report",
+        "agent_namespace",
+    ),
     "Timeouts": (
         "stale_after_s",
         "blind_after_s",
@@ -179,9 +184,8 @@ def _extender() -> Iterator[str]:
 def unit(name: str, field: FieldInfo) -> str:
     """Return the unit of a setting's value, or its type."""
     kind = next((each for each in get_args(field.annotation) if each is not NoneType), None)
-    kind = (
-        field.annotation if kind is None or name in ("resources", "extenders", "consoles") else kind
-    )
+    if kind is None or get_origin(field.annotation) is tuple:
+        kind = field.annotation
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(f"`{each.value}`" for each in kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -206,6 +210,7 @@ def unit(name: str, field: FieldInfo) -> str:
         ("resources", "list of names"),
         ("extenders", "list of addresses"),
         ("consoles", "list of addresses"),
+        ("largest_devices", "list of devices"),
     ):
         if name.endswith(suffix):
             return text

@@ -110,6 +110,24 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
             "false",
             id="a contradiction names both lines",
         ),
+        pytest.param(
+            "largest_devices: [nvidia.com/gpu=80GB]",
+            "FILE:1: largest_devices: 'nvidia.com/gpu=80GB': '80GB' is not a quantity",
+            id="no quantity",
+        ),
+        *(
+            pytest.param(
+                f"largest_devices: [{text}]",
+                f"FILE:1: largest_devices: '{text}' is not valid. Examples: nvidia.com/gpu=80Gi",
+                id=text,
+            )
+            for text in ("a=1Gi/0", "a=1Gi/x", "a=1Gi/", "a=0", "=80Gi", "a=99Ti", "a=1Gi/2000")
+        ),
+        pytest.param(
+            "largest_devices: [a=1Gi, a=2Gi/4]",
+            "FILE:1: largest_devices: a is set twice; remove one of the entries",
+            id="a resource twice",
+        ),
         pytest.param("a: [", "FILE:2: is not YAML", id="no YAML"),
         pytest.param("- a", "FILE: must hold a mapping, as in 'policy: pack'", id="a list"),
     ],

@@ -4,21 +4,25 @@ No node offers the resource, kube-scheduler ignores it (deploy/base/kube-schedul
 kubelet drops resources that its node does not have. The API server counts it atomically for each
 pod at creation, so there is no race between replicas (docs/design/adr/0044).
 
-An amount that depends on the device counts as on the largest device of the cluster. So no pod
-counts less than the memory that is reserved for it. On each device a pod may also use a tolerance
-beyond its reservation, without being evicted. So it counts at least that: otherwise many pods that
-reserve one byte would evade their quota.
+An amount that depends on the device counts as on the largest device: that of setting
+``largest_devices``, which no agent can change, or else the largest that an agent reports. Devices
+above the setting take no pods, so no pod counts less than the memory that is reserved for it. On
+each device a pod may also use a tolerance beyond its reservation, without being evicted. So it
+counts at least that: otherwise many pods that reserve one byte would evade their quota.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from contract.annotations import COUNTED_VRAM, VRAM, Bytes
 from contract.kube import Container, Pod
-from contract.quantity import format_bytes
+from contract.quantity import MAX_DEVICE_BYTES, format_bytes
 from extender.admission.context import AdmissionContext, GpuNode
 from extender.admission.json_patch import Draft, Where
-from extender.placement.amounts import bytes_of, device_arrays
+from extender.placement.amounts import DeviceArrays, bytes_of, device_arrays
 from extender.placement.overuse_eviction import TOLERANCE_BYTES
+from extender.placement.policy import LargestDevice
 from extender.placement.request import ContainerAsk, VramRequest
 from extender.state.pod_requests import amount
 
@@ -32,7 +36,7 @@ def count(
     pod evade its quota.
     """
     for where, requests in requests_of.items():
-        counted_bytes = _counted_bytes(requests, context.nodes)
+        counted_bytes = _counted_bytes(requests, context)
         declared_bytes = declared_amount(draft.container(where), COUNTED_VRAM)
         if counted_bytes and declared_bytes != counted_bytes:
             draft.limit(where, COUNTED_VRAM, format_bytes(counted_bytes))
@@ -55,7 +59,7 @@ def miscounted(pod: Pod, request: VramRequest) -> str:
         declared_bytes = declared_amount(container, COUNTED_VRAM)
         name = f"container {container.name!r:.80}"
         if all(isinstance(ask.amount, Bytes) for ask in requests):
-            counted_bytes = _counted_bytes(requests, ())
+            counted_bytes = _counted_bytes(requests, _NO_NODES)
             if declared_bytes != counted_bytes:
                 counts, asks = (format_bytes(each) for each in (declared_bytes, counted_bytes))
                 return (
@@ -71,7 +75,10 @@ def miscounted(pod: Pod, request: VramRequest) -> str:
     return ""
 
 
-def _counted_bytes(requests: Sequence[ContainerAsk], nodes: Iterable[GpuNode]) -> int:
+_NO_NODES = AdmissionContext()
+
+
+def _counted_bytes(requests: Sequence[ContainerAsk], context: AdmissionContext) -> int:
     """Return the bytes of one container on all its devices; 0 if that depends on the device, and
     none is known."""
     total = 0
@@ -80,19 +87,40 @@ def _counted_bytes(requests: Sequence[ContainerAsk], nodes: Iterable[GpuNode]) -
             case Bytes(count_bytes):
                 largest = count_bytes
             case _:
-                largest = max((_largest(ask, node) for node in nodes), default=0)
+                largest = _by_setting(ask, context.rules.largest_devices) or max(
+                    (_by_reports(ask, node) for node in context.nodes), default=0
+                )
         if not largest:
             return 0
         total += max(largest, TOLERANCE_BYTES) * ask.count
     return total
 
 
-def _largest(ask: ContainerAsk, node: GpuNode) -> int:
-    """Return the most bytes that one replica could take of a device of the node."""
-    devices = node.devices(ask.resource)
+def _by_setting(ask: ContainerAsk, largest: Sequence[LargestDevice]) -> int:
+    """Return the most bytes that one replica could take of the largest device; 0 without one."""
+    devices = [each for each in largest if each.resource == ask.resource]
     if not devices:
         return 0
-    return int(bytes_of(ask.amount, 1, device_arrays(devices, 0)).max())
+    flags = np.ones(len(devices), np.bool_)
+    arrays = DeviceArrays(
+        allocatable_bytes=np.array([each.memory_bytes for each in devices], np.int64),
+        replicas=np.array([each.replicas for each in devices], np.int64),
+        common=flags,
+        sharers=np.ones(len(devices), np.int64),
+        mps=flags,  # where several processes of a pod take the most
+    )
+    return int(bytes_of(ask.amount, 1, arrays).max())
+
+
+def _by_reports(ask: ContainerAsk, node: GpuNode) -> int:
+    """Return the most bytes that one replica could take of a device of the node.
+
+    Devices whose values are not believed take no pods.
+    """
+    devices = node.devices(ask.resource)
+    arrays = device_arrays(devices, 0)
+    sizes = bytes_of(ask.amount, 1, arrays)[arrays.allocatable_bytes < MAX_DEVICE_BYTES]
+    return int(sizes.max(initial=0))
 
 
 def declared_amount(container: Container, resource: str) -> int:

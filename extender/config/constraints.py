@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from contract.errors import BadQuantity
-from contract.quantity import parse_bytes
+from contract.gpunode import MAX_REPLICAS
+from contract.quantity import MAX_DEVICE_BYTES, parse_bytes
 from extender.errors import BadSettings
+from extender.placement.policy import LargestDevice
 from extender.promql import check_matchers
 
 if TYPE_CHECKING:
@@ -29,6 +31,32 @@ def _quantity(value: Any) -> Any:
         except BadQuantity as err:
             raise ValueError(f"{err}. Example: 64Mi") from err
     return value
+
+
+def _largest_devices(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        largest_device(text)
+    names = [text.partition("=")[0] for text in texts]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{repeated[0]} is set twice; remove one of the entries")
+    return texts
+
+
+def largest_device(text: str) -> LargestDevice:
+    """Parse RESOURCE=MEMORY or RESOURCE=MEMORY/REPLICAS. Raises ``ValueError``."""
+    resource, _, device = text.partition("=")
+    memory, slash, replicas = device.partition("/")
+    count = int(replicas) if replicas.isdecimal() and len(replicas) < 5 else 0 if slash else 1
+    try:
+        memory_bytes = parse_bytes(memory)
+    except BadQuantity as err:
+        raise ValueError(f"{text!r:.80}: {err}. Example: nvidia.com/gpu=80Gi") from err
+    if not resource or not 0 < memory_bytes < MAX_DEVICE_BYTES or not 0 < count <= MAX_REPLICAS:
+        raise ValueError(
+            f"{text!r:.80} is not valid. Examples: nvidia.com/gpu=80Gi, or, for devices of 24 GiB "
+            "with at least 4 replicas, nvidia.com/gpu.shared=24Gi/4"
+        )
+    return LargestDevice(resource, memory_bytes, count)
 
 
 def _addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,6 +121,8 @@ Matchers = Annotated[str, AfterValidator(check_matchers)]
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
 #: Host names or IP addresses, each with or without a port.
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
+#: Texts that ``largest_device`` parses.
+LargestDevices = Annotated[tuple[str, ...], AfterValidator(_largest_devices)]
 #: An HTTP URL without query or fragment. It may contain a path prefix and a password.
 Url = Annotated[str, AfterValidator(_url)]
 #: An HTTP URL; its query may contain ``LINK_NAMES`` in braces.

@@ -46,6 +46,7 @@ EXAMPLES = {
     "max_body": "16Mi",
     "gpu_hour_price": "2.50",
     "grafana_url": "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}",
+    "largest_devices": "[nvidia.com/gpu=80Gi]",
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
     "prometheus_url": "https://prometheus.monitoring:9090",

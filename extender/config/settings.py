@@ -17,10 +17,12 @@ from extender.admission.context import WebhookSettings
 from extender.config.constraints import (
     RULES,
     Addresses,
+    LargestDevices,
     LinkTemplate,
     Matchers,
     QuantityBytes,
     Url,
+    largest_device,
 )
 from extender.config.ports import PortSettings
 from extender.config.score_weights import ScoreWeights
@@ -103,6 +105,13 @@ class Settings(PortSettings):
         description="The webhook adds extended resource headroom.gpu/vram-bytes to pods, so that "
         "ResourceQuotas count their memory. No node offers it: kube-scheduler must ignore it, as "
         "in deploy/base/kube-scheduler.yaml.",
+    )
+    largest_devices: LargestDevices = Field(
+        (),
+        description="The largest device of each resource, as RESOURCE=MEMORY, or as "
+        "RESOURCE=MEMORY/REPLICAS if it is shared. Larger devices, and devices with more memory "
+        "for each replica, take no pods. Quotas count a share, and a pod without an amount, as on "
+        "this device. Otherwise they count it as on the largest device that any agent reports.",
     )
     resources: tuple[str, ...] = Field(
         Rules().resources,
@@ -358,6 +367,7 @@ class Settings(PortSettings):
     def rules(self) -> Rules:
         return Rules(
             resources=self.resources,
+            largest_devices=tuple(map(largest_device, self.largest_devices)),
             reject_unannotated=self.reject_unannotated,
             require_report=self.require_report,
             gate_image=self.gate_image,

@@ -42,6 +42,7 @@ from contract.reasons import Reason
 from extender.placement.device_plugin_model import Policy
 from extender.placement.device_reading import UNBELIEVED, Activity, health_issues, reported
 from extender.placement.occupancy import Holder, Occupancy, Starting, Tenancy
+from extender.placement.policy import LargestDevice
 from extender.placement.report_index import memories_of
 
 
@@ -151,16 +152,17 @@ def weigh(
     reserve_bytes: int,
     unattributed_tolerance_bytes: int,
     cordoned: Set[str] = frozenset(),
+    largest: Sequence[LargestDevice] = (),
 ) -> tuple[DeviceTerms, ...]:
     """Compute the terms of every reported device, in the order of the report.
 
     ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
     ``reserve_bytes`` is the node's reserve on each device. Unattributed use up to
     ``unattributed_tolerance_bytes`` does not count. ``cordoned`` are UUIDs of devices or GPUs that
-    take no new pods.
+    take no new pods. Devices above ``largest`` take none either.
     """
     devices, plugin = status.devices, status.plugin
-    issues = health_issues(devices, occupancy.memories, occupancy.doubled, cordoned)
+    issues = health_issues(devices, occupancy.memories, occupancy.doubled, cordoned, largest)
     used_bytes = [known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []

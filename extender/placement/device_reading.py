@@ -17,6 +17,7 @@ from contract.commands import command
 from contract.gpunode import MAX_REPLICAS, SM_SOURCES, Device
 from contract.quantity import MAX_DEVICE_BYTES, gib
 from contract.reasons import Reason
+from extender.placement.policy import LargestDevice
 
 #: Issues with which the reported values of a device are not used.
 UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
@@ -43,12 +44,13 @@ def health_issues(
     memories: Sequence[Sequence[int]],
     doubled: Mapping[str, int],
     cordoned: Set[str] = frozenset(),
+    largest: Sequence[LargestDevice] = (),
 ) -> list[HealthIssue]:
     """Return the health issue of each device, in the order of ``devices``.
 
     ``memories`` has for each device the slots that share its memory: a contradiction or an unknown
     memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``. ``cordoned`` are
-    UUIDs of devices or of their GPUs.
+    UUIDs of devices or of their GPUs. A device above ``largest`` counts as a contradiction.
     """
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}
@@ -60,7 +62,7 @@ def health_issues(
         elif device.memory_bytes <= 0 and not device.healthy:
             # Jetson, DGX Spark: the driver reports no memory. The host's memory is no substitute.
             without_memory[slot] = device.health_reason or "unhealthy"
-        elif why := _contradiction(device):
+        elif why := _contradiction(device) or _too_large(device, largest):
             contradictory[slot] = why
         if not device.healthy:
             unhealthy[device.uuid] = device.health_reason or "unhealthy"
@@ -126,6 +128,24 @@ def _contradiction(device: Device) -> str:
     if replicas.total > (MAX_REPLICAS if device.sharing != "none" else 1):
         return f"{replicas.total} replicas of a device with sharing {device.sharing}"
     return _impossible_mps(device) if device.sharing == "mps" else ""
+
+
+def _too_large(device: Device, largest: Sequence[LargestDevice]) -> str:
+    """Return how the device exceeds the setting ``largest_devices``; empty if it does not."""
+    for each in largest:
+        if each.resource != device.resource:
+            continue
+        replicas = max(1, device.replicas.total)
+        if (
+            device.memory_bytes > each.memory_bytes
+            or device.memory_bytes * each.replicas > each.memory_bytes * replicas
+        ):
+            return (
+                f"memory is {gib(device.memory_bytes, up=True)} (replicas: {replicas}), and "
+                f"setting largest_devices permits {gib(each.memory_bytes)} (replicas: "
+                f"{each.replicas})"
+            )
+    return ""
 
 
 def _out_of_range(name: str, value_bytes: int, most_bytes: int) -> str:

@@ -47,9 +47,21 @@ def _parts(weights: Weights) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class LargestDevice:
+    """The largest device of a resource, by the administrator: larger ones take no pods."""
+
+    resource: str
+    memory_bytes: int
+    #: The fewest replicas of a device; 1 if it is not shared.
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     #: Names of extended resources that Headroom manages. A name that ends in ``*`` is a prefix.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+    #: The largest device of each resource; without an entry, it is what agents report.
+    largest_devices: tuple[LargestDevice, ...] = ()
     #: Whether to reject pods without a VRAM annotation in namespaces without a default.
     reject_unannotated: bool = False
     #: Whether shared GPUs are available only if an agent reports them.

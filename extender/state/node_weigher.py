@@ -230,6 +230,7 @@ class NodeWeigher:
             settings.reserve_bytes,
             UNATTRIBUTED_TOLERANCE_BYTES,
             settings.cordoned,
+            self.rules.largest_devices,
         )
         devices = self._activities.applied(devices)
         by_agent = status is gpunode.status

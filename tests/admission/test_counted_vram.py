@@ -2,12 +2,21 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
 
+from contract.gpunode import Device, GPUNodeStatus
+from contract.quantity import parse_bytes
 from extender.admission.context import AdmissionContext
 from extender.admission.review import answer_mutate, read
+from extender.config.settings import Settings
+from extender.placement.fit import fit
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest
+from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.admission.reviews import (
     all_containers,
     applied,
@@ -19,15 +28,19 @@ from tests.admission.reviews import (
     patch_of,
     review,
 )
-from tests.builders import shared
+from tests.builders import DISTRIBUTED, gpunode, kube_node, shared
+from tests.builders import pod as asking
+from tests.console.asking import WALL_S
+from tests.lying.lies import PLAUSIBLE, lies
+from tests.recording import RecordingState
 
 COUNTED = "headroom.gpu/vram-bytes"
 IN_A_QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
 
 
-def counted(obj: dict[str, Any], *nodes: Any) -> list[str | None]:
+def counted(obj: dict[str, Any], *nodes: Any, rules: Rules | None = None) -> list[str | None]:
     """Count each container as quotas do, after the webhook was called twice."""
-    where = around(*nodes, counts=True)
+    where = replace(around(*nodes, counts=True), rules=rules or Rules())
     stored, _ = mutated(mutated(obj, where)[0], where)
     found = []
     for each in all_containers(stored):
@@ -173,3 +186,63 @@ def decided(obj: dict[str, Any], where: AdmissionContext) -> dict[str, Any]:
     asked = read(json.dumps(review(obj)).encode())
     response: dict[str, Any] = json.loads(answer_mutate(asked, lambda _: where))["response"]
     return response
+
+
+class TestLargestDevices:
+    """Setting ``largest_devices``: what quotas count depends on no report."""
+
+    RULES = Settings(largest_devices=("nvidia.com/gpu=80Gi", "nvidia.com/gpu.shared=24Gi/4")).rules
+
+    @pytest.mark.parametrize(
+        ("vram", "gpus", "expected"),
+        [("25%", 1, "20Gi"), ("25%", 2, "40Gi"), (None, 1, "80Gi"), ("8Gi", 1, "8Gi")],
+    )
+    def test_no_report_changes_what_quotas_count(
+        self, vram: str | None, gpus: int, expected: str
+    ) -> None:
+        obj = manifest(vram, container(gpus=gpus))
+        honest = node("a", devices=[shared(memory_bytes=8 << 30)])
+
+        @given(lies())
+        def unchanged(lie: GPUNodeStatus) -> None:
+            lying = replace(node("b"), status=lie)
+            for nodes in ((), (honest,), (honest, lying)):
+                assert counted(obj, *nodes, rules=self.RULES) == [expected]
+
+        unchanged()
+
+    def test_a_shared_device_counts_by_replica(self) -> None:
+        obj = manifest(None, container(resource="nvidia.com/gpu.shared"))
+        assert counted(obj, rules=self.RULES) == ["6Gi"]
+
+    def test_a_device_that_is_not_believed_does_not_count(self) -> None:
+        twice = [shared("GPU-x", memory_bytes=8 << 30)] * 2
+        honest = node("a", devices=[shared(memory_bytes=8 << 30)])
+        assert counted(manifest("25%"), honest, node("b", devices=twice)) == ["2Gi"]
+
+    @pytest.mark.parametrize("vram", ["25%", "100%", None])
+    def test_no_pod_reserves_more_than_it_counts(self, vram: str | None) -> None:
+        rules = Settings(largest_devices=("nvidia.com/gpu=24Gi/4",)).rules
+        counted_bytes = parse_bytes(counted(manifest(vram), rules=rules)[0] or "")
+
+        @given(PLAUSIBLE)
+        def reserves(device: Device) -> None:
+            state = RecordingState(rules, 90.0, WALL_S)
+            state.apply(
+                [
+                    NodeSeen(kube_node("n")),
+                    GPUNodeSeen(gpunode(device, name="n", plugin=DISTRIBUTED), 0.0),
+                ]
+            )
+            request = state.understand(asking(vram))
+            assert isinstance(request, VramRequest)
+            verdicts = fit(request, state.snapshot(), state.snapshot().rows(["n"]), 0.0)
+            placed.add(bool(verdicts.fits.any()))
+            if verdicts.fits.any():
+                (verdict,) = verdicts.asks
+                needs = verdict.all_need_bytes[verdict.candidates]
+                assert needs.max() <= counted_bytes
+
+        placed: set[bool] = set()
+        reserves()
+        assert placed == {True, False}
