@@ -182,10 +182,7 @@ def capacity(
         fullness=free_space.fullness,
         message=capacity_summary(free_space, total, at_least),
         space=space_view(free_space),
-        classes=[
-            DeviceClassView.model_validate(each, from_attributes=True)
-            for each in device_classes(verdicts)
-        ],
+        classes=[DeviceClassView.of(each) for each in device_classes(verdicts)],
         reasons=_reasons(verdicts),
         ineligible=[obstacle_view(*pair) for pair in eligible.counts()],
         not_checked=[AMOUNTS, "ResourceQuotas"],
@@ -223,4 +220,4 @@ def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeV
 
 
 def space_view(found: Space) -> SpaceView:
-    return SpaceView.model_validate(found, from_attributes=True)
+    return SpaceView.of(found)

@@ -175,18 +175,11 @@ def decision_view(
     ``offered_nodes``: the nodes that the view lists for its filter call; None to list none.
     """
     filtered = record.part(Filtered)
-    return DecisionView(
-        decision_id=record.decision_id,
-        namespace=record.namespace,
-        name=record.name,
-        uid=record.uid,
+    return DecisionView.of(
+        record,
         first_at=stamp(record.first_at_s),
         at=stamp(record.at_s),
-        node=record.node or None,
-        request=[
-            AskView.model_validate(ask, from_attributes=True)
-            for ask in (filtered.asked if filtered else ())
-        ],
+        request=[AskView.of(ask) for ask in (filtered.asked if filtered else ())],
         filter=_filter_view(record, replica, filtered, offered_nodes) if filtered else None,
         prioritize=_prioritize_view(record, replica),
         preempt=_preempt_view(record, replica, sees),
@@ -234,10 +227,7 @@ def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
         offered=part.offered,
         winner=part.winner or None,
         by_filter=part.by_filter,
-        candidates=[
-            ContenderView.model_validate(each, from_attributes=True)
-            for each in (best.best if best else ())
-        ],
+        candidates=[ContenderView.of(each) for each in (best.best if best else ())],
     )
 
 
@@ -247,20 +237,13 @@ def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | Non
         return None
     seen = tuple(each for each in part.victims if sees(each.namespace, each.name))
     hidden = len(part.victims) - len(seen)
-    return PreemptView(
+    return PreemptView.of(
+        part,
         **_phase_fields(record, part, replica),
-        offered=part.offered,
-        kept=part.kept,
-        node=part.node or None,
-        victims=[VictimView.model_validate(each, from_attributes=True) for each in seen],
+        victims=[VictimView.of(each) for each in seen],
         hidden_victims=hidden,
-        others=part.others,
-        pdb_violations=part.pdb_violations,
         choice=part.source or None,
-        alternatives=[LoserView.model_validate(each, from_attributes=True) for each in part.losers],
-        helpless=part.helpless,
-        soon=part.soon,
-        cut_short=part.cut_short,
+        alternatives=[LoserView.of(each) for each in part.losers],
         lines=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
     )
 

@@ -1,13 +1,11 @@
 """One device: its memory accounting, the pods that hold it, its health and its sharing."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path
 from starlette.responses import Response
 
-from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
 from extender.console.risks import RiskView, risk_of
@@ -285,26 +283,15 @@ def device(context: InContext, name: NodeName, uuid: Uuid, snap: NewestWithHolds
             replicas=reported.replicas.total,
             holders=[held_view(held) for held in holders(cluster, name, terms)],
             unattributed_processes=[
-                ProcessView.model_validate(each, from_attributes=True)
-                for each in unattributed
-                if each.device == uuid
+                ProcessView.of(each) for each in unattributed if each.device == uuid
             ]
             if terms.attributed
             else None,
-            limits=[_limit_view(limit) for limit in limits],
+            limits=[
+                LimitView.of(each, used_bytes=each.used_bytes if each.used_bytes >= 0 else None)
+                for each in limits
+            ],
         )
-    )
-
-
-def _limit_view(limit: ContainerLimit) -> LimitView:
-    return LimitView(
-        namespace=limit.namespace,
-        name=limit.name,
-        uid=limit.uid,
-        container=limit.container,
-        used_bytes=limit.used_bytes if limit.used_bytes >= 0 else None,
-        soft_bytes=limit.soft_bytes,
-        hard_bytes=limit.hard_bytes,
     )
 
 
@@ -348,7 +335,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         cordoned=terms.cordoned,
         unhealthy=terms.unhealthy.code if terms.unhealthy else None,
         unhealthy_detail=terms.health_detail or None,
-        holders=[HolderView.model_validate(holder, from_attributes=True) for holder in seen],
+        holders=[HolderView.of(holder) for holder in seen],
         hidden_holders=len(terms.holders) - len(seen),
     )
 
@@ -359,28 +346,11 @@ def _memory_id(terms: DeviceTerms) -> str:
 
 
 def held_view(held: Held) -> HeldView:
-    return HeldView(
-        namespace=held.namespace,
-        name=held.name,
-        uid=held.uid,
-        phase=held.phase,
-        reserved=held.reserved,
-        requested_bytes=held.requested_bytes,
-        measured_bytes=held.measured_bytes,
-        charged_bytes=held.charged_bytes,
+    return HeldView.of(
+        held,
         exceeds_by_bytes=held.charged_bytes - held.requested_bytes if held.reserved else 0,
-        since=held.since or None,
-        priority=held.priority,
-        containers=[
-            UseView(
-                container=use.container,
-                replica=use.replica or None,
-                used_bytes=use.used_bytes,
-                source=use.source,
-            )
-            for use in held.uses
-        ],
-        cap=cap_view(held.cap) if held.cap else None,
+        containers=[UseView.of(use) for use in held.uses],
+        cap=CapView.of(held.cap) if held.cap else None,
     )
 
 
@@ -391,9 +361,8 @@ def overuse_views(
     observes = context.settings().mode == "observe"
     for each in overusing_pods(context.cluster, node, context.monotonic_s(), observes):
         if sees(each.namespace, each.name):
-            decided_at = each.decided_at or None
-            yield OveruseView(**{**asdict(each), "decided_at": decided_at})
+            yield OveruseView.of(each)
 
 
 def cap_view(cap: MemoryCap) -> CapView:
-    return CapView.model_validate(cap, from_attributes=True)
+    return CapView.of(cap)

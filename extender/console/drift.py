@@ -170,18 +170,8 @@ def claim_views(context: Context) -> Iterator[ClaimView]:
         if (gpunode := context.cluster.gpunode(node)) is not None and gpunode.status is not None
     )
     for use in context.claims.uses(reports):
-        yield ClaimView(
-            node=use.node,
-            uuid=use.uuid,
-            pool=use.device.pool,
-            device=use.device.name,
-            namespace=use.namespace,
-            name=use.name,
-            uid=use.uid,
-            claims=list(use.claims),
-            claimed_bytes=use.claimed_bytes,
-            measured_bytes=use.used_bytes,
-            excess_bytes=use.excess_bytes,
+        yield ClaimView.of(
+            use, pool=use.device.pool, device=use.device.name, measured_bytes=use.used_bytes
         )
 
 

@@ -296,15 +296,7 @@ def _last(found: Sequence[DecisionView]) -> DecisionView | None:
 
 
 def _advice_view(one: Suggestion) -> SuggestionsView:
-    return SuggestionsView(
-        kind=one.kind,
-        sentence=one.sentence,
-        node=one.node or None,
-        nodes=one.nodes,
-        lower_to_bytes=one.lower_to_bytes,
-        fix=one.fix or None,
-        wait_for=held_view(one.held) if one.held else None,
-    )
+    return SuggestionsView.of(one, wait_for=held_view(one.held) if one.held else None)
 
 
 def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:

@@ -237,19 +237,9 @@ def _cost(gpu_s: float, price: float | None) -> float | None:
 
 
 def _view(each: IdlePod, price: float | None) -> IdleView:
-    return IdleView(
-        namespace=each.namespace,
-        name=each.name,
-        uid=each.uid,
-        node=each.node,
-        device=each.device,
-        owner_kind=each.owner_kind or None,
-        owner_name=each.owner_name or None,
-        used_bytes=each.used_bytes,
-        reservation_bytes=each.reservation_bytes,
-        held_bytes=each.held_bytes,
+    return IdleView.of(
+        each,
         gpu_ratio=round(each.gpu_ratio, 4),
-        idle_since=each.idle_since,
         idle_s=round(each.idle_s, 1),
         gpu_days=round(each.gpu_s / _DAY_S, 4),
         cost=_cost(each.gpu_s, price),

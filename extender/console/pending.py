@@ -132,15 +132,8 @@ def pending(
 
 
 def _steering_view(gain: Gain) -> SteeringView:
-    return SteeringView(
-        sentence=gain.sentence,
-        waiting_pods=gain.waiting_pods,
-        waiting_bytes=gain.waiting_bytes,
-        placed_pods=gain.placed_pods,
-        placed_bytes=gain.placed_bytes,
-        nodes=[each.node for each in gain.nodes],
-        to_do=gain.nodes[0].to_do,
-    )
+    nodes = [each.node for each in gain.nodes]
+    return SteeringView.of(gain, nodes=nodes, to_do=gain.nodes[0].to_do)
 
 
 def _key(pod: Pod) -> str:

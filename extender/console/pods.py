@@ -288,25 +288,12 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
     known = context.cluster.pod(pod.uid)
     asked = context.cluster.understand(known) if known else None
     asks = asked.containers if isinstance(asked, VramRequest) else ()
-    return PodView(
-        namespace=pod.namespace,
-        name=pod.name,
-        uid=pod.uid,
-        owner_kind=pod.owner_kind,
-        owner_name=pod.owner_name,
-        node=pod.node or None,
-        model=pod.model or None,
-        devices=list(pod.devices),
+    return PodView.of(
+        pod,
         states=[each.value for each in wanted.states_of(pod)],
         request=", ".join(f"{a.count} x {a.resource} with {a.amount_text}" for a in asks)
         or _unmanaged_request(context.cluster, pod.uid),
-        reserved_bytes=pod.reserved_bytes,
-        used_bytes=pod.used_bytes,
         peak_bytes=None if pod.used_bytes is None else pod.peak_bytes,
-        unused_bytes=pod.unused_bytes,
-        overuse_bytes=pod.overuse_bytes,
-        created_at=pod.created_at or None,
-        idle_since=pod.idle_since or None,
     )
 
 

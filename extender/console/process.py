@@ -112,14 +112,7 @@ class ProcessMonitor:
             python=platform.python_version(),
             started_at_s=self._started_at_s,
             sources=[
-                SourceView(
-                    kind=each.kind,
-                    synced=each.synced,
-                    contact_age_s=rounded_s(each.contact_age_s),
-                    reconnects=each.reconnects,
-                    lists=each.lists,
-                    unreadable=each.unreadable,
-                )
+                SourceView.of(each, contact_age_s=rounded_s(each.contact_age_s))
                 for each in self.health()
             ],
             behind=self._behind(),

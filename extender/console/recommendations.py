@@ -250,7 +250,8 @@ def _views(
             is_whole = found.whole_device or request_bytes < found.highest_bytes
             found = replace(found, whole_device=is_whole)
         family = next((f for f in Family if f.value == status.family), Family.UNKNOWN)
-        yield RecommendationView(
+        yield RecommendationView.of(
+            found,
             namespace=metadata.namespace,
             profile=metadata.name,
             owner_kind=owner.kind,
@@ -262,14 +263,8 @@ def _views(
             request_bytes=request_bytes,
             missing=found.missing.value if found.missing else None,
             message=message(found),
-            lives=found.lives,
-            span_s=found.span_s,
             quantile_bytes=found.quantile_bytes or None,
             highest_bytes=found.highest_bytes or None,
-            above_ratio=found.above_ratio,
-            tested=found.tested,
-            missed=found.missed,
-            self_sized=found.self_sized,
             setting=setting(family, found.self_sized),
             pods=0,
             current_bytes=None,

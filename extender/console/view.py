@@ -1,10 +1,32 @@
 """The base of all models of the debug API."""
 
+from functools import cache
+from types import NoneType
+from typing import Any, Self, get_args
+
 from pydantic import BaseModel, ConfigDict
 
 
 class View(BaseModel):
-    """Describes each field by the docstring below it, and can be read from an object's
-    attributes."""
+    """A model whose fields are described by the docstrings below them."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    @classmethod
+    def of(cls, found: object, **more: Any) -> Self:
+        """Return the view of an object: its attributes with the names of fields, and ``more``.
+
+        An empty text becomes null if the field may be null. Fields with a default keep it.
+        """
+        for name, is_nullable in _fields(cls).items():
+            if name not in more:
+                value = getattr(found, name)
+                more[name] = None if is_nullable and value == "" else value
+        return cls.model_validate(more)
+
+
+@cache
+def _fields(view: type[View]) -> dict[str, bool]:
+    """Return the fields of a view that have no default, and whether each may be null."""
+    required = ((name, f) for name, f in view.model_fields.items() if f.is_required())
+    return {name: NoneType in get_args(field.annotation) for name, field in required}
