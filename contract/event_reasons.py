@@ -65,6 +65,12 @@ class EventReason(StrEnum):
         "The pod got a GPU without enough free memory. It is evicted, or waits at its gate if it "
         "cannot be evicted.",
     )
+    EVICTED_WITH_GROUP = (
+        "EvictedWithGroup",
+        "Pod",
+        "The pod was evicted with all bound pods of its group, because the group lacked pods for "
+        "longer than setting `evict_partial_groups_after_s`: [gangs.md](../how-to/gangs.md).",
+    )
     START_TIMED_OUT = (
         "StartTimedOut",
         "Pod",

@@ -84,6 +84,7 @@ GROUPS = {
         "overuse_grace_s",
         "preempt_for_memory",
         "evict_for_memory",
+        "evict_partial_groups_after_s",
         "visible_devices",
         "suspect_env_from",
     ),

@@ -31,6 +31,7 @@ from extender.kube.node_pods import NodePods
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import profile_kind, watched_kinds
+from extender.ledger.kube_groups import KubeGroups
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
@@ -161,6 +162,7 @@ async def _serve_extender(
     ledger = extender.open_ledger(store, store.list_bound)
     evictor = KubernetesEvictor(loop_api)
     extender.enable_evictions(store, ledger, evictor)
+    extender.enable_group_evictions(store, KubeGroups(cluster.api), evictor)
     extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger)
     console = None

@@ -21,6 +21,7 @@ from extender.console.auth import Guard
 from extender.controllers.event_recorder import EventRecorder, Post
 from extender.controllers.eviction import EvictionController, Evictions
 from extender.controllers.overuse import OveruseController
+from extender.controllers.partial_groups import GroupReader, PartialGroupsController
 from extender.controllers.pending_events import PendingEventsController
 from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.controllers.reconcile import ReconcileController
@@ -83,6 +84,8 @@ class Extender(ClusterView):
         self.event_recorder = EventRecorder(post, self.telemetry)
         #: None if this process evicts no pods.
         self.overuse_controller: OveruseController | None = None
+        #: None if there is no API server that has groups.
+        self.partial_groups_controller: PartialGroupsController | None = None
         self.reconciler = ReconcileController(
             self.cluster,
             self.event_recorder,
@@ -112,6 +115,10 @@ class Extender(ClusterView):
                 self.unready,
                 lambda: self.observes,
                 lambda: self.settings.overuse_grace_s,
+            )
+        if self.partial_groups_controller:
+            self.partial_groups_controller.start(
+                self.loops, self.idle, lambda: self.settings.evict_partial_groups_after_s
             )
         StartsController(self.cluster, ledger, self.telemetry, self.event_recorder).start(
             self.loops, self.unready
@@ -208,6 +215,12 @@ class Extender(ClusterView):
         )
         self.reconciler.eviction_controller = EvictionController(
             self.cluster, evictions, self.telemetry, self.event_recorder
+        )
+
+    def enable_group_evictions(self, store: Store, groups: GroupReader, evictor: Evictor) -> None:
+        """Evict the bound pods of groups that lack others from now on, if the settings allow it."""
+        self.partial_groups_controller = PartialGroupsController(
+            self.cluster, store, groups, evictor, self.telemetry, self.event_recorder
         )
 
     def enable_preemption(self, writer: PreemptionWriter) -> None:

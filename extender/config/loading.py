@@ -45,6 +45,7 @@ EXAMPLES = {
     "consoles": "[headroom-debug.headroom-system.svc]",
     "max_body": "16Mi",
     "gpu_hour_price": "2.50",
+    "evict_partial_groups_after_s": "60",
     "grafana_url": "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}",
     "largest_devices": "[nvidia.com/gpu=80Gi]",
     "gate_image": "registry.example/headroom-agent:1.0",

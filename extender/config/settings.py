@@ -49,6 +49,7 @@ RELOADED = (
     "overuse_grace_s",
     "max_startup_timeout_s",
     "preempt_for_memory",
+    "evict_partial_groups_after_s",
     "orphan_after_s",
     "waiting_events_per_s",
 )
@@ -220,6 +221,14 @@ class Settings(PortSettings):
         description="Let kube-scheduler 1.38 or newer preempt pods with lower priority for a pod "
         "that only GPU memory keeps from a node. Leave it false for older versions of "
         "kube-scheduler, which cannot do this.",
+    )
+    evict_partial_groups_after_s: float | None = Field(
+        None,
+        ge=10,
+        le=86_400,
+        description="Evict the bound pods of a group together if fewer pods are bound than its "
+        "PodGroup needs, others wait, and no further pod was bound for this time. Without it, no "
+        "pod is evicted: docs/how-to/gangs.md.",
     )
     orphan_after_s: float = Field(
         60.0,

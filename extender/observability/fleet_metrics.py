@@ -20,7 +20,6 @@ from extender.periodic import Loops
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.group_report import partly_bound
 from extender.state.heartbeats import age
 from extender.state.holdings import Held
 from extender.state.idle_pods import idle_pods
@@ -34,6 +33,7 @@ from extender.state.memory_totals import (
     totals,
     unhealthy,
 )
+from extender.state.partial_groups import partly_bound
 from extender.state.pending_pods import Pending, main_reason, rejections_in_condition
 from extender.state.unmanaged_gpus import unmanaged_gpus
 

@@ -80,20 +80,6 @@ def group_report(
     return GroupReport(group, len(members), len(members) - len(waiting), sizes, len(tried), fits)
 
 
-def partly_bound(cluster: ClusterState) -> set[Group]:
-    """Return the groups of which some pods are bound and others wait."""
-    waiting = {group for each in cluster.unbound() if (group := named_group_of(each)) is not None}
-    if not waiting:
-        return waiting
-    namespaces = {group.namespace for group in waiting}
-    return {
-        group
-        for each in cluster.pods()
-        if each.metadata.namespace in namespaces and each.node and not each.ended
-        if (group := named_group_of(each)) in waiting
-    }
-
-
 def _size(cluster: ClusterState, pod: Pod) -> str:
     request = cluster.understand(pod)
     if not isinstance(request, VramRequest):

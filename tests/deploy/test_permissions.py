@@ -93,6 +93,11 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.ledger.kube_store:KubernetesStore.list_bound": rights("", "pods", "list"),
     "extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create"),
     "extender.ledger.kube_store:KubernetesStore.touch_pod": rights("", "pods", "patch"),
+    "extender.ledger.kube_groups:KubeGroups._read": rights("", "pods", "list"),
+    "extender.ledger.kube_groups:KubeGroups._minimum": (
+        rights("scheduling.k8s.io", "podgroups", "get")
+        | rights("scheduling.x-k8s.io", "podgroups", "get")
+    ),
     "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.resources:watched_kinds": WATCHED,
 }

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Calls(Service):
-    """Counts kube-scheduler's calls, and delays filter."""
+    """Counts kube-scheduler's calls, delays filter, and rejects some binds."""
 
     def __init__(self, url: str) -> None:
         super().__init__({url: Wire()})
@@ -47,6 +47,8 @@ class Calls(Service):
         #: Called before the first bind passes.
         self.before_bind: Callable[[], None] = lambda: None
         self._bind_passes = asyncio.Lock()
+        #: Pods whose bind calls do not reach Headroom.
+        self.rejected: set[str] = set()
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
         verb = request.path.rpartition("/")[2]
@@ -57,16 +59,18 @@ class Calls(Service):
             async with self._bind_passes:
                 await asyncio.to_thread(self.before_bind)
                 self.before_bind = lambda: None
+            if (await request.json())["PodName"] in self.rejected:
+                return web.json_response({"Error": "rejected by the test"})
         return None
 
 
 @contextlib.contextmanager
-def scheduled(cluster: PlayedCluster) -> Iterator[Calls]:
-    """Run Headroom and a kube-scheduler that schedules groups.
+def scheduled(cluster: PlayedCluster, **settings: object) -> Iterator[Calls]:
+    """Run Headroom, with these settings, and a kube-scheduler that schedules groups.
 
     By default it tries a group again after up to 10 s, times the square root of its pods.
     """
-    proxies, calls = Proxies(), Calls(cluster.start_extender())
+    proxies, calls = Proxies(), Calls(cluster.start_extender(settings=settings))
     try:
         proxies.serve(calls)
         kubeconfig = cluster.plane.kubeconfig("scheduler-of-the-tests")
@@ -79,14 +83,26 @@ def scheduled(cluster: PlayedCluster) -> Iterator[Calls]:
         proxies.stop()
 
 
-def create_gang(cluster: PlayedCluster, name: str, sizes: Sequence[str]) -> None:
-    spec = {"schedulingPolicy": {"gang": {"minCount": len(sizes)}}}
+def create_gang(
+    cluster: PlayedCluster, name: str, sizes: Sequence[str], minimum: int | None = None
+) -> None:
+    """Create a group that needs ``minimum`` of its pods, by default all, and the pods."""
+    spec = {"schedulingPolicy": {"gang": {"minCount": minimum or len(sizes)}}}
     cluster.plane.call("POST", GROUPS, {"metadata": {"name": name}, "spec": spec})
     for index, vram in enumerate(sizes):
-        manifest = pod_manifest(vram)
-        manifest["metadata"]["name"] = f"{name}-{index}"
-        manifest["spec"]["schedulingGroup"] = {"podGroupName": name}
-        cluster.plane.call("POST", PODS, manifest)
+        create_member(cluster, name, index, vram)
+
+
+def create_member(cluster: PlayedCluster, group: str, index: int, vram: str) -> None:
+    """Create a pod of the group, as a controller does."""
+    manifest = pod_manifest(vram)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": group, "uid": group}
+    manifest["metadata"] |= {
+        "name": f"{group}-{index}",
+        "ownerReferences": [owner | {"controller": True}],
+    }
+    manifest["spec"]["schedulingGroup"] = {"podGroupName": group}
+    cluster.plane.call("POST", PODS, manifest)
 
 
 def bound(cluster: PlayedCluster, name: str) -> int:

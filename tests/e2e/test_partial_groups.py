@@ -1,0 +1,53 @@
+"""The bound pods of a group that lacks others are evicted together: with a real API server."""
+
+import pytest
+
+from tests.e2e.cluster import EVENTS, PlayedCluster
+from tests.e2e.conftest import ONE_GPU, NewCluster
+from tests.e2e.test_gangs import bound, create_gang, create_member, scheduled
+from tests.kubernetes_version import is_at_least
+
+pytestmark = pytest.mark.skipif(
+    not is_at_least("1.36"), reason="Kubernetes 1.35 has groups of another API"
+)
+#: The least that the setting allows.
+AFTER_S = 10
+
+
+def leaving(cluster: PlayedCluster, name: str) -> list[str]:
+    """Return the pods of the group that are being deleted."""
+    pods = [each["metadata"] for each in cluster.pods()]
+    gone = [each["name"] for each in pods if "deletionTimestamp" in each]
+    return sorted(each for each in gone if each.startswith(f"{name}-"))
+
+
+def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_whole(
+    new_cluster: NewCluster,
+) -> None:
+    """The bind of one pod fails again and again. A group that has its minimum stays."""
+    cluster = new_cluster(3, ONE_GPU)
+    with scheduled(cluster, evict_partial_groups_after_s=AFTER_S) as calls:
+        calls.rejected = {"half-3", "enough-1"}
+        create_gang(cluster, "enough", ["4Gi"] * 2, 1)
+        cluster.until(lambda: bound(cluster, "enough") == 1, "a group has its minimum")
+        create_gang(cluster, "half", ["12Gi"] * 4)
+        cluster.until(lambda: bound(cluster, "half") == 3, "a part of a group is bound")
+        evicted = [f"half-{i}" for i in range(3)]
+        cluster.until(lambda: leaving(cluster, "half") == evicted, "that part is evicted")
+        events = cluster.plane.call("GET", EVENTS)["items"]
+        messages = {
+            each["involvedObject"]["name"]: each["message"]
+            for each in events
+            if each["reason"] == "EvictedWithGroup"
+        }
+        assert sorted(messages) == evicted
+        assert "Only 3 of the 4 pods that group half needs are bound" in messages["half-0"]
+        assert leaving(cluster, "enough") == []
+        # What the pods' kubelets and their controller do next.
+        for name in evicted:
+            cluster.delete_pod(name)
+        cluster.nodes.observe(cluster.pods())
+        calls.rejected.clear()
+        for index in range(4, 7):
+            create_member(cluster, "half", index, "12Gi")
+        cluster.until(lambda: bound(cluster, "half") == 4, "the group is bound whole")
