@@ -7,6 +7,7 @@ In a pod, the kubelet provides address, certificates and token. Only kubeconfigs
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import urllib3
 
 from contract import kubeconfig
+from contract.api_server import LineTooLong, authentication, status_message, whole_lines
 from contract.kubeconfig import ACCOUNT
 
 #: Connections that are kept open. The watch occupies one; samples, gates and steering share the
@@ -64,7 +66,7 @@ def _uses_account() -> bool:
 def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer:
     """Return the API server of the pod's cluster. Raises ``OSError`` if the token is missing."""
 
-    def authentication() -> dict[str, str]:
+    def by_token() -> dict[str, str]:
         # Read for every request, because the kubelet replaces the file before the token expires.
         return {"Authorization": f"Bearer {(account / 'token').read_text().strip()}"}
 
@@ -72,9 +74,9 @@ def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiSe
     pool = urllib3.PoolManager(
         maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")
     )
-    authentication()  # fails now if there is no token
+    by_token()  # fails now if there is no token
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return ApiServer(address, pool, authentication)
+    return ApiServer(address, pool, by_token)
 
 
 def _of_kubeconfig() -> ApiServer:
@@ -88,16 +90,8 @@ def _of_kubeconfig() -> ApiServer:
 
 def of_client(client: Any) -> ApiServer:
     """Return the API server of a ``kubernetes.client.ApiClient``, which renews its own tokens."""
-    from kubernetes.config import ConfigException
-
-    def authentication() -> dict[str, str]:
-        try:
-            settings = client.configuration.auth_settings()
-        except ConfigException as err:
-            raise OSError(str(err)) from err
-        return {each["key"]: each["value"] for each in settings.values()}
-
-    return ApiServer(client.configuration.host, client.rest_client.pool_manager, authentication)
+    configuration, pool = client.configuration, client.rest_client.pool_manager
+    return ApiServer(configuration.host, pool, partial(authentication, configuration))
 
 
 def request(
@@ -130,39 +124,14 @@ def watch_lines(server: ApiServer, path: str, quiet_s: float) -> Iterator[bytes]
         response = _send(server, "GET", path, headers, quiet_s, preload_content=False)
         try:
             if response.status != 200:
-                message = error_message(response.read(_MAX_ERROR_BYTES))
+                message = status_message(response.read(_MAX_ERROR_BYTES))
                 raise NotReached(f"{response.status}: {message}")
-            rest = b""
-            for chunk in response.stream():
-                *whole, rest = (rest + chunk).split(b"\n")
-                if len(rest) > _MAX_LINE_BYTES:
-                    raise NotReached("a line of the watch is too long")
-                yield from whole
+            for lines in whole_lines(response.stream(), _MAX_LINE_BYTES):
+                yield from lines
         finally:
             response.close()
-    except (urllib3.exceptions.HTTPError, OSError) as err:
+    except (urllib3.exceptions.HTTPError, OSError, LineTooLong, EOFError) as err:
         raise NotReached(str(err)) from err
-
-
-def error_message(body: bytes, limit: int = 600) -> str:
-    """Return the message of a Kubernetes Status object, at most ``limit`` characters of it.
-
-    If ``body`` is no such object, its text is returned, cut in the same way.
-    """
-    try:
-        text = _status.decode(body).message
-    except (ValueError, RecursionError):
-        text = body.decode("utf-8", "replace")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-class _Status(msgspec.Struct, frozen=True):
-    """Kubernetes' error object."""
-
-    message: str
-
-
-_status = msgspec.json.Decoder(_Status)
 
 
 def _send(

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import urllib3
 
-from agent.api_server import ApiServer, NotReached, error_message, request
+from agent.api_server import ApiServer, NotReached, request
 from agent.status_builder import rfc3339
 from contract.annotations import OBSERVED_AT
+from contract.api_server import retry_after_s, status_message
 from contract.gpunode import API_VERSION, GROUP, KIND, PLURAL, VERSION, GPUNode, GPUNodeStatus
 from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation, encode_confirmation
@@ -167,7 +168,6 @@ class KubernetesPublisher:
         """Return the body of a successful response. ``what`` names the object in the error."""
         if 200 <= answer.status < 300:
             return answer.data
-        wait = answer.headers.get("Retry-After", "")
         hint = ""
         if answer.status == 403:
             hint = (
@@ -175,8 +175,8 @@ class KubernetesPublisher:
                 " of its pod, and the pod must use the service account of deploy/base/rbac.yaml"
             )
         raise NotDelivered(
-            f"{what} was rejected with {answer.status}: {error_message(answer.data)}{hint}",
-            min(float(wait), _LONGEST_RETRY_AFTER_S) if wait.isdecimal() else 0.0,
+            f"{what} was rejected with {answer.status}: {status_message(answer.data)}{hint}",
+            min(retry_after_s(answer.headers), _LONGEST_RETRY_AFTER_S),
         )
 
 

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.api_server import ApiServer, NotReached, error_message, request
+from agent.api_server import ApiServer, NotReached, request
 from agent.http_connection import Answer
 from agent.rate_limit import RateLimit
+from contract.api_server import status_message
 
 #: Seconds for which an answer of the API server is used.
 ALLOWED_S = 120.0
@@ -166,7 +167,7 @@ class KubeReview:
         body = {"apiVersion": f"{group}/v1", "kind": kind, "spec": spec}
         response = request(self.server, "POST", path, _TIMEOUT_S, body=body)
         if response.status != 201:
-            raise NotReached(f"{kind}: {response.status}: {error_message(response.data)}")
+            raise NotReached(f"{kind}: {response.status}: {status_message(response.data)}")
         try:
             return msgspec.json.decode(response.data, type=answer)
         except (ValueError, RecursionError) as err:

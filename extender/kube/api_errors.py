@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-_MESSAGE_CHARS = 1000
+from contract.api_server import retry_after_s, status_message
 
 
 class ApiError(Exception):
@@ -25,7 +25,7 @@ class ApiStatus(ApiError):
     """
 
     def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(f"{call}: {status} {message[:_MESSAGE_CHARS]}".rstrip())
+        super().__init__(f"{call}: {status} {message}".rstrip())
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
@@ -40,14 +40,11 @@ class Unreadable(ApiError):
 
 
 class StatusBody(msgspec.Struct, frozen=True):
-    """The Status object of Kubernetes, in the body of an answer or in a watch."""
+    """The Status object of Kubernetes in a watch."""
 
     message: str = ""
     reason: str = ""
     code: int = 0
-
-
-_status_decoder = msgspec.json.Decoder(StatusBody)
 
 
 def rejection(
@@ -58,18 +55,7 @@ def rejection(
     The message is the body's, else ``phrase``, the HTTP reason phrase.
     """
     message = status_message(body) or phrase or ""
-    retry_after = headers.get("Retry-After", "")
-    retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
-    return ApiStatus(call, status, message, retry_after_s)
-
-
-def status_message(body: bytes) -> str:
-    """Return the server's message, from a Status object or plain text."""
-    try:
-        status = _status_decoder.decode(body)
-    except (ValueError, RecursionError):
-        return body[:_MESSAGE_CHARS].decode(errors="replace").strip()
-    return f"{status.reason}: {status.message}" if status.reason else status.message
+    return ApiStatus(call, status, message, retry_after_s(headers))
 
 
 def describe(err: BaseException) -> str:

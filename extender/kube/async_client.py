@@ -19,9 +19,10 @@ from kubernetes.client import Configuration
 from kubernetes.client.rest import should_bypass_proxies
 from yarl import URL
 
+from contract.api_server import authentication
 from extender.errors import BadSettings
 from extender.kube.api_errors import NoAnswer, describe, rejection
-from extender.kube.client import JSON, USER_AGENT, authentication
+from extender.kube.client import JSON, USER_AGENT
 from extender.periodic import progressed
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
 import kubernetes.config
@@ -23,6 +23,7 @@ from kubernetes.client import Configuration as Configuration
 from kubernetes.client.exceptions import ApiException
 
 from contract import kubeconfig as kubeconfigs
+from contract.api_server import authentication
 from extender.errors import BadSettings
 from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
@@ -293,24 +294,6 @@ class KubeApi:
 
 def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw]) -> list[T]:
     return [item for raw in raws if (item := take(raw)) is not None]
-
-
-def authentication(configuration: Configuration) -> dict[str, str]:
-    """Return the headers that authenticate this process; empty if it has no token.
-
-    Call it for each request: service account tokens are rotated while the process runs. It may run
-    the exec plugin of a kubeconfig, which can take seconds. Raise ``OSError`` if they cannot be
-    read.
-    """
-    try:
-        settings: Any = configuration.auth_settings()
-    except kubernetes.config.ConfigException as err:
-        raise OSError(str(err)) from err
-    return {
-        setting["key"]: setting["value"]
-        for setting in settings.values()
-        if setting["in"] == "header" and setting["value"]
-    }
 
 
 def authorization(configuration: Configuration) -> str:

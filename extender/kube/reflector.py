@@ -16,12 +16,13 @@ connection is detected within ``watch_s + grace_s``.
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
+from contract.api_server import LineTooLong, whole_lines
 from contract.kube import ObjectMeta
 from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer, StatusBody, Unreadable
 from extender.kube.client import KubeApi, Listing, Stream
@@ -220,29 +221,30 @@ class Reflector:
         with self._lock:
             self._stream = stream
         try:
-            rest, received = b"", False
-            while not self._stopping.is_set() and (chunk := stream.read()):
-                *lines, rest = (rest + chunk).split(b"\n")
+            received = False
+            for lines in whole_lines(self._chunks(stream), MOST_LINE_BYTES):
                 self._contact_s = self._clock()
-                if len(rest) > MOST_LINE_BYTES:
-                    raise Unreadable(
-                        f"WATCH {self._path}: a line is longer than {MOST_LINE_BYTES >> 20} MiB"
-                    )
                 if lines:
                     self._take(lines, self._contact_s)
                     self._backoff.reset()
                     received = True
-            if rest:
-                raise NoAnswer(f"WATCH {self._path}: ended inside a line")
             if not received and self._clock() - begun_s < _SHORT_S:
                 raise NoAnswer(f"WATCH {self._path}: ended at once, without data")
             self._backoff.reset()
+        except LineTooLong as err:
+            raise Unreadable(f"WATCH {self._path}: {err}") from err
+        except EOFError as err:
+            raise NoAnswer(f"WATCH {self._path}: {err}") from err
         finally:
             if self._clock() - begun_s > _LONG_S:
                 self._backoff.reset()
             with self._lock:
                 self._stream = None
             stream.close()
+
+    def _chunks(self, stream: Stream) -> Iterator[bytes]:
+        while not self._stopping.is_set() and (chunk := stream.read()):
+            yield chunk
 
     def _take(self, lines: Iterable[bytes], at_s: float) -> None:
         """Deliver the changes in complete lines of a watch with one call; raise the error that a

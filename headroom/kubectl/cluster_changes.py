@@ -1,12 +1,12 @@
 """Changes of a cluster with the user's own credentials: a Node's annotation, and evictions."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from contract.api_server import status_of
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
 from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 
@@ -14,7 +14,6 @@ from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 _ATTEMPTS = 5
 #: Maximum number of names in a message.
 _MOST_NAMES = 10
-_MAX_MESSAGE = 1000
 _NODE_RULE = "{apiGroups: [''], resources: [nodes], verbs: [get, patch]}"
 _EVICTION_RULES = (
     "{apiGroups: [''], resources: [pods], verbs: [get]} and "
@@ -231,13 +230,8 @@ def nodes_listed(names: Iterable[str]) -> str:
 
 def message_of(err: Any) -> str:
     """Return the message of an ``ApiException``: that of its first cause, or of its status."""
-    try:
-        status = json.loads(err.body)
-        causes = (status.get("details") or {}).get("causes") or [{}]
-        text = causes[0].get("message") or status["message"]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        text = f"{err.status} {err.reason}"
-    return str(text)[:_MAX_MESSAGE]
+    status = status_of(err.body or b"")
+    return status.cause or status.message or f"{err.status} {err.reason}"
 
 
 @contextmanager

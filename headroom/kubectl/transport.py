@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from contract import kubeconfig as kubeconfigs
+from contract.api_server import authentication, status_of
 from contract.commands import command
 from contract.console import AUDIENCE, CSRS, HEADER, PROXIED, audiences
 from headroom.kubectl.debug_api_client import (
@@ -179,9 +180,7 @@ class Proxied:
 
     def _authorization(self) -> dict[str, str]:
         """Return the user's token, if there is one. A plugin can renew it at any time."""
-        settings: Any = self._configuration.auth_settings()
-        values = [each["value"] for each in settings.values() if each["value"]]
-        return {"Authorization": values[0]} if values else {}
+        return authentication(self._configuration)
 
     def _credential(self) -> tuple[bytes, ...]:
         """Return what identifies the cluster and the user."""
@@ -201,10 +200,7 @@ class Proxied:
     def _explained(self, response: Any) -> str:
         """Describe an error of the API server, and what helps."""
         status = response.status
-        try:
-            message = str(json.loads(response.read(_MAX_ERROR_BYTES))["message"])
-        except (ValueError, KeyError, TypeError):
-            message = str(response.reason)
+        message = status_of(response.read(_MAX_ERROR_BYTES)).message or str(response.reason)
         match status:
             case 401:
                 return f"{status} {message}: the API server rejects the kubeconfig's credentials"
