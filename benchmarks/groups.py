@@ -16,8 +16,9 @@ import msgspec
 import structlog
 
 from contract.kube import Pod, SchedulingGroup
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.policy import Rules
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import GIB, gpunode, kube_node, pod, shared
 from tests.scheduler.verbs_on import verbs_on

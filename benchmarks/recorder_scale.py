@@ -24,14 +24,14 @@ from benchmarks.hotpath.machine import machine
 from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse
 from contract.kube import ObjectMeta, OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
-from extender.observability.metrics import RecorderTelemetry
+from contract.watched import GPUNodeSeen, PodGone, PodSeen
 from extender.placement.policy import Rules
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.profile import Profile
 from extender.recommend.profile_status import status_of
+from extender.recorder.metrics import RecorderTelemetry
 from extender.recorder.pod_facts import PodFacts, read_pod
 from extender.recorder.rounds import Observed, Recorder
-from extender.state.changes import GPUNodeSeen, PodGone, PodSeen
 
 MIB, GIB = 1 << 20, 1 << 30
 GPUS = 8

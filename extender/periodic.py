@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -137,6 +137,11 @@ class Loops:
                 else:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(wanted.wait(), every_s - least_s)
+
+
+def stuck_sentence(stuck: Mapping[str, float]) -> str:
+    """Return which loops have made no progress for how many seconds; "" if there are none."""
+    return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 
 
 async def part_by_part(items: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:

@@ -8,10 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from extender.console.app import console_app
 from extender.console.view_context import Context
+from extender.observability.extender_metrics import Telemetry
 from extender.observability.feed import KINDS, Feed
+from extender.observability.journal_stream import StateLine
 from extender.observability.journals import Journals
-from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
+from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from reference.markdown import as_code, code, head, sentence, table
@@ -66,7 +68,8 @@ _Schema = Mapping[str, Any]
 def document() -> dict[str, Any]:
     """Return the OpenAPI document of a console that also serves the journal."""
     cluster = ClusterWriter(Rules(), 90.0, 0.0)
-    journals = Journals("", Journal(), lambda: [])
+    stream = JournalSource("", Journal(), lambda: StateLine("", "", 0.0, 0, "", ""))
+    journals = Journals("", stream.journal, lambda: [])
     context = Context(
         cluster,
         journals,
@@ -77,7 +80,7 @@ def document() -> dict[str, Any]:
         "",
         Feed.over(),
     )
-    return console_app(context, with_journal=True).openapi()
+    return console_app(context, journal_routes(stream)).openapi()
 
 
 def page() -> str:

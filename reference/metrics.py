@@ -11,17 +11,13 @@ from prometheus_client.registry import Collector
 
 from agent.metrics import DEVICE_LABELS, POD_LABELS, AgentCollector, Sample, SampleCollector
 from contract.gpunode import GPUNodeStatus
+from extender.admission.metrics import WebhookTelemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.metrics import (
-    CertificateCollector,
-    ProcessTelemetry,
-    RecorderTelemetry,
-    Telemetry,
-    ViewTelemetry,
-    WebhookTelemetry,
-)
+from extender.observability.metrics import CertificateCollector, ProcessTelemetry, ViewTelemetry
 from extender.observability.taint_metrics import TaintTelemetry
 from extender.placement.policy import Rules
+from extender.recorder.metrics import RecorderTelemetry
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.pending_pods import Pending
 from reference.markdown import ROOT, code, head, sentence, table

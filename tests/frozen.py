@@ -12,7 +12,7 @@ from typer.main import get_command
 
 gc.disable()
 for name in (
-    *("extender.app.cli", "extender.app.embedded", "extender.app.cluster"),
+    *("extender.app.cli", "extender.app.embedded", "extender.app.serve"),
     *("extender.app.webhook", "agent.sampler", "agent.once_report", "agent.http_endpoints"),
     *("agent.gate_service", "agent.status_writer", "agent.kube_publisher", "pynvml"),
     *("agent.steering.preferred_allocation", "anyio._backends._asyncio"),

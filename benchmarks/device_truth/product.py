@@ -32,6 +32,7 @@ from contract.kube import (
     ResourceRequirements,
     Terminated,
 )
+from contract.watched import NodeSeen
 from extender.controllers.eviction import Evictions
 from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
@@ -39,7 +40,7 @@ from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.score import best_for_non_gpu_pod
-from extender.state.changes import Event, NodeSeen, TimePassed
+from extender.state.changes import Event, TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger, now

@@ -25,14 +25,14 @@ from benchmarks.hotpath.bodies import JSON
 from benchmarks.hotpath.fleet import MIB, Fleet
 from benchmarks.hotpath.machine import quiet
 from contract.kube import Node, Pod
-from extender.app.console import Console
+from contract.watched import Relisted
 from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
-from extender.app.serving import serve
+from extender.app.probes import debug_port
+from extender.app.serve import console_beside, serve_beside
 from extender.config.settings import Settings
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.scheduler.extender_v1 import decode_offer
-from extender.state.changes import Relisted
 
 _START_S = 600.0
 
@@ -135,9 +135,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         ("/drive/allocations/{verb}", allocations),
     ):
         verbs.add_route(path, endpoint, methods=["POST"])
-    console = Console(
-        extender, lambda: extender.pending_events_controller.pending, extender.journal
-    )
+    console = console_beside(extender)
     debug = console.app()
 
     def announce(line: str) -> None:
@@ -147,4 +145,5 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
 
     await asyncio.sleep(0)
     ledger = extender.open_ledger(AsyncStore(store))
-    await serve(extender, ledger, verbs, debug, announce, console=console)
+    second = debug_port(extender.settings, debug, None)
+    await serve_beside(extender, ledger, verbs, second, announce, console)

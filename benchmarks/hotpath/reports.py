@@ -9,8 +9,9 @@ import numpy as np
 
 from benchmarks.hotpath.fleet import GIB, MIB, Fleet
 from contract.kube import Node, ObjectMeta, Pod
+from contract.watched import GPUNodeSeen, Relisted
 from extender.placement.policy import Rules
-from extender.state.changes import Event, GPUNodeSeen, Relisted
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 
 _REPORTS = 300

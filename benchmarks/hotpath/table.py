@@ -46,9 +46,10 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import Node, ObjectMeta
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.app.memory_policy import limit_heap
 from extender.ledger.bind_call import BindRequest, Failed, Outcome
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.fit_cache import CachedFit, FitCache
 from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
@@ -57,7 +58,6 @@ from extender.scheduler.filter import Filter
 from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, VerbsApp
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 

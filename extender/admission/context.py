@@ -21,14 +21,11 @@ from contract.annotations import (
     parse_share,
 )
 from contract.errors import BadAnnotation
+from contract.foreign_keys import MIRRORED
 from contract.gpunode import Device, GPUNode, GPUNodeStatus
 from contract.kube import Namespace, Node, NodeSpec, ObjectMeta, Pod
 from contract.vramprofile import ProfileController, VRAMProfile
-from extender.placement.policy import Rules
-from extender.recommend.families import profile_controller
-from extender.recommend.programs import Program
-from extender.state.changes import (
-    Event,
+from contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     NamespaceGone,
@@ -36,37 +33,23 @@ from extender.state.changes import (
     NodeGone,
     NodeSeen,
     Relisted,
+    WatchEvent,
 )
+from extender.admission.settings import WebhookSettings
+from extender.placement.policy import Rules
+from extender.recommend.families import profile_controller
+from extender.recommend.programs import Program
 from extender.state.eligible_nodes import eligible
 
 T = TypeVar("T")
 
 #: Kinds to watch, by their names in ``extender.kube.resources``.
 KINDS = ("nodes", "namespaces", "gpunodes")
-_RULES = Rules()
+_RULES, _SETTINGS = Rules(), WebhookSettings()
 #: The API server's default for ``spec.schedulerName``.
 STOCK_SCHEDULER = "default-scheduler"
-#: Annotation that a kubelet sets on the mirror pod of a static pod.
-STATIC = "kubernetes.io/config.mirror"
 #: Prefix of the taints that Kubernetes sets itself, for conditions of a node and for cordons.
 _KUBERNETES_TAINTS = "node.kubernetes.io/"
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookSettings:
-    """The settings of the webhook."""
-
-    #: Scheduler that calls Headroom; GPU pods that name no scheduler get it.
-    scheduler: str = "headroom"
-    #: Image of the gate; empty if pods get no gate.
-    gate_image: str = ""
-    #: Whether pods request the extended resource of the in-tree mirror.
-    mirror: bool = False
-    #: Whether the mode is observe: Headroom rejects nothing. Pods must not depend on annotations
-    #: that it writes when it places a pod, because a pod that does not fit runs without them.
-    observes: bool = False
-    #: Whether pods request the extended resource that ResourceQuotas count.
-    counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +97,7 @@ class AdmissionContext:
     """The inputs of a decision about a pod."""
 
     rules: Rules = _RULES
-    settings: WebhookSettings = WebhookSettings()
+    settings: WebhookSettings = _SETTINGS
     namespace: NamespaceMetadata = NamespaceMetadata()
     #: All nodes of the cluster.
     nodes: Iterable[GpuNode] = ()
@@ -138,7 +121,7 @@ class AdmissionContext:
 
         Any user can set the annotation, so it counts only from the kubelet of the pod's node.
         """
-        return pod.annotation(STATIC) is not None and pod.node == self.kubelet_node != ""
+        return pod.annotation(MIRRORED) is not None and pod.node == self.kubelet_node != ""
 
     @property
     def is_exempt(self) -> bool:
@@ -243,7 +226,7 @@ class ObjectCache:
         self._statuses: dict[str, GPUNodeStatus | None] = {}
         self._namespaces: dict[str, Namespace] = {}
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             match event:
                 case NodeSeen(node):

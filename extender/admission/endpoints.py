@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from contract.quantity import format_bytes
+from extender.admission.metrics import WebhookTelemetry
 from extender.admission.review import (
     ContextOf,
     MalformedReview,
@@ -22,7 +23,6 @@ from extender.admission.review import (
     read,
 )
 from extender.admission.review import Request as Asked
-from extender.observability.metrics import WebhookTelemetry
 from extender.server.http_limits import JSON, BodyTooLarge, read_whole
 from extender.server.turns import Turns
 

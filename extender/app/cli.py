@@ -107,11 +107,13 @@ def serve(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve kube-scheduler's calls and the debug API from one process."""
-    if embedded is None:
-        _serve_part("both", locals())
-        return
     with _started(locals()) as (settings, origin):
         # Slow to import, and the other commands need only a part of it.
+        if embedded is None:
+            from extender.app.serve import serve_both
+
+            uvloop.run(serve_both(settings, typer.echo, origin=origin))
+            return
         from extender.app.embedded import serve_embedded
         from extender.config.fleet_file import load_fleet
 
@@ -136,7 +138,10 @@ def extender(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve kube-scheduler's calls, and health, metrics and the journal on a second port."""
-    _serve_part("extender", locals())
+    with _started(locals()) as (settings, origin):
+        from extender.app.extender_process import serve_extender
+
+        uvloop.run(serve_extender(settings, typer.echo, origin=origin))
 
 
 @app.command()
@@ -151,7 +156,10 @@ def console(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve the debug API and its page; read-only."""
-    _serve_part("console", locals())
+    with _started(locals()) as (settings, origin):
+        from extender.app.console_process import serve_console
+
+        uvloop.run(serve_console(settings, typer.echo, origin=origin))
 
 
 @app.command()
@@ -196,14 +204,6 @@ def device_taints(
         from extender.app.device_taints import serve_device_taints
 
         uvloop.run(serve_device_taints(settings, typer.echo, origin=origin))
-
-
-def _serve_part(part: str, given: Mapping[str, Any]) -> None:
-    with _started(given) as (settings, origin):
-        # The Kubernetes client is an optional dependency, and slow to import.
-        from extender.app.cluster import Parts, serve_cluster
-
-        uvloop.run(serve_cluster(settings, typer.echo, origin=origin, parts=Parts(part)))
 
 
 @contextlib.contextmanager

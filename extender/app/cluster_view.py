@@ -3,30 +3,18 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from extender.app.memory_policy import collect_garbage
-from extender.config.ports import MetricsAccess
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
-from extender.console.auth import Guard
-from extender.console.history_ranges import PrometheusRanges
-from extender.console.process import ProcessMonitor, SettingsView
-from extender.console.view_context import Context, no_quotas
-from extender.kube.claims import Claims
-from extender.kube.profiles import Profiles
-from extender.observability.feed import Feed
-from extender.observability.history_recorder import HistoryRecorder
-from extender.observability.journal_stream import HoldsLine
-from extender.observability.journals import Journals
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
+from extender.observability.process_monitor import ProcessMonitor
 from extender.periodic import Loops
-from extender.state.changes import Effects, Event, TimePassed
+from extender.state.changes import Effects, TimePassed
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
-from extender.state.history import History
-from extender.state.pod_requests import ResourceQuota
 
 #: Seconds between two changes that only report the time.
 CLOCK_EVERY_S = 5.0
@@ -34,7 +22,7 @@ NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
 
 class ClusterView:
-    """The state of the cluster, for the decisions of the extender and the views of the console."""
+    """The state of the cluster, for decisions and for views."""
 
     def __init__(
         self,
@@ -60,8 +48,6 @@ class ClusterView:
         )
         #: The same state, for readers.
         self.cluster: ClusterState = self._writer
-        #: For the console alone.
-        self.profiles, self.claims = Profiles(), Claims()
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
@@ -70,17 +56,9 @@ class ClusterView:
         #: Set when all listed objects were weighed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
+        telemetry.generation.set_function(lambda: self.cluster.generation)
         telemetry.registry.register(CertificateCollector(settings.served_certificates))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
-
-    def take_for_people(self, events: Sequence[Event]) -> None:
-        """Take events that only views show, from any thread."""
-        self.profiles.apply(events)
-
-    def take_for_all(self, events: Sequence[Event]) -> None:
-        """Take events that decisions and views depend on, from any thread."""
-        self.claims.apply(events)
-        self.enqueue(events)
 
     @property
     def observes(self) -> bool:
@@ -106,67 +84,17 @@ class ClusterView:
         all kinds are listed, processing the objects still takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 
-    def stuck(self) -> str:
-        """Return the loops without progress for long, as a sentence; "" if there are none."""
-        stuck = self.loops.stuck() | self.event_queue.stuck()
-        return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
+    def stuck(self) -> dict[str, float]:
+        """Return each loop without progress for long, and the seconds since its last progress."""
+        return self.loops.stuck() | self.event_queue.stuck()
 
     def note_lag(self, late_s: float) -> None:
         self.telemetry.loop_lag_seconds.observe(late_s)
         self.observed.lag(late_s)
 
-    def context(
-        self,
-        journal: Journals,
-        feed: Feed,
-        guard: Guard | None = None,
-        quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
-        recorder: HistoryRecorder | None = None,
-    ) -> Context:
-        """Return the inputs of all views of this process; ``recorder`` has the history."""
-        return Context(
-            self.cluster,
-            journal,
-            self.telemetry,
-            self.unready,
-            time.monotonic,
-            time.time,
-            self.name,
-            feed,
-            self.observed.now,
-            guard,
-            self._settings_now,
-            self.stuck,
-            quotas,
-            self.settings.scheduler_name,
-            self.holds,
-            lambda: self.settings.gpu_hour_price,
-            profiles=self.profiles,
-            claims=self.claims,
-            history=recorder.history if recorder else History(),
-            ranges=ranges_of(self.settings),
-            growing=lambda: recorder.growing if recorder else {},
-            open_metrics=self.settings.metrics_access is MetricsAccess.OPEN,
-        )
-
-    def holds(self) -> HoldsLine:
-        """Return the holds of this process: none, because it binds no pods."""
-        return HoldsLine()
-
     def _note_begun(self, effects: Effects) -> None:
         if self.cluster.begun:
             self.begun.set()
-
-    def _settings_now(self) -> SettingsView:
-        reloading = self.reloading
-        return SettingsView(
-            mode=self.settings.mode.value,
-            file=str(reloading.file) if reloading.file else None,
-            rejected=list(reloading.rejected),
-            after_restart=list(reloading.after_restart),
-            grafana_url=self.settings.grafana_url,
-            long_history=self.settings.prometheus_url is not None,
-        )
 
     async def report_time(self) -> None:
         """End back-offs and report overuse, which no other change does."""
@@ -175,15 +103,3 @@ class ClusterView:
     async def _collect(self) -> None:
         await self.begun.wait()
         await collect_garbage()
-
-
-def ranges_of(settings: Settings) -> PrometheusRanges | None:
-    """Return the reader of history from Prometheus, None without setting prometheus_url."""
-    if settings.prometheus_url is None:
-        return None
-    return PrometheusRanges(
-        settings.prometheus_url,
-        settings.prometheus_token_file,
-        settings.prometheus_ca,
-        settings.queries,
-    )

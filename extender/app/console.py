@@ -1,38 +1,59 @@
 """The console: debug API, page, events and metrics of the fleet, over a view of the cluster."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+import structlog
+from fastapi import APIRouter, FastAPI
 
+from contract.decision import decision_of
 from contract.kube import Pod
+from contract.watched import WatchEvent
+from extender.app.api_server import ApiServer
 from extender.app.cluster_view import ClusterView
+from extender.config.ports import MetricsAccess
+from extender.config.settings import Settings
 from extender.console.app import console_app
-from extender.console.auth import Guard
-from extender.console.view_context import no_quotas
+from extender.console.history_ranges import PrometheusRanges
+from extender.console.process import SettingsView, process_status
+from extender.console.view_context import Context, no_quotas
+from extender.kube.api_errors import ApiError
+from extender.kube.claims import Claims
+from extender.kube.profiles import Profiles
+from extender.kube.quotas import KubeQuotas
+from extender.kube.resources import profile_kind
 from extender.observability.feed import ChangeFeed, Feed
-from extender.observability.fleet_metrics import FleetCollector
+from extender.observability.fleet_metrics import FleetCollector, Scrapes
 from extender.observability.gpu_user_reader import GpuUserReader
 from extender.observability.history_handover import HistoryHandover
 from extender.observability.history_recorder import HistoryRecorder
 from extender.observability.journal_follower import HoldsUpdater, JournalFollower
 from extender.observability.journals import Journals
-from extender.observability.outcome_recorder import publish_miss
+from extender.periodic import stuck_sentence
+from extender.server.auth import Guard
+from extender.server.client_ca import ClientCa
 from extender.state.changes import Effects
 from extender.state.decision_records import Bounds
 from extender.state.history import History
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
 from extender.state.pod_requests import ResourceQuota
+from extender.state.prediction_tracker import Outcome
+
+log = structlog.get_logger()
 
 #: Limits of the copy of each followed journal, in a process that also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
 
 
 class Console:
-    """Reads ``view``, and the journals of the extenders in the settings. ``own`` is the journal of
-    an extender in this process, which leaves less memory for the others. ``pods_on``: see
-    ``GpuUserReader``; None: there is no API server."""
+    """Reads ``view``, and the journals of the extenders in the settings.
+
+    ``own`` is the journal of an extender in this process, which leaves less memory for the others.
+    ``routes`` are that extender's, which the console's port serves too. ``pods_on``: see
+    ``GpuUserReader``; None: there is no API server.
+    """
 
     def __init__(
         self,
@@ -40,9 +61,13 @@ class Console:
         pending: Callable[[], Pending],
         own: Journal | None = None,
         pods_on: Callable[[str], Sequence[Pod]] | None = None,
+        routes: APIRouter | None = None,
     ) -> None:
         settings = view.settings
         self._view = view
+        self._routes = routes
+        self._scrapes = Scrapes()
+        self._profiles, self._claims = Profiles(), Claims()
         self.following = JournalFollower(
             settings.extenders,
             settings.debug_port,
@@ -69,7 +94,7 @@ class Console:
         view.telemetry.registry.register(
             FleetCollector(
                 view.cluster,
-                lambda: view.telemetry.scraped,
+                lambda: self._scrapes.snapshot,
                 pending,
                 settings.device_series,
                 settings.stale_after_s,
@@ -96,14 +121,117 @@ class Console:
         self.following.stop()
         self.handover.stop()
 
+    def take(self, events: Sequence[WatchEvent]) -> None:
+        """Take events that decisions and views depend on, from any thread."""
+        self._claims.apply(events)
+        self._view.enqueue(events)
+
+    @asynccontextmanager
+    async def followed_through(self, server: ApiServer) -> AsyncIterator[None]:
+        """Follow the watches of the API server while the context lasts. Readers may also
+        authenticate with a client certificate."""
+        kinds = [profile_kind()]
+        async with server.followed_by(self._view, self.take, kinds, self._profiles.apply):
+            if server.guard is not None and server.debug_tls is not None:
+                ClientCa(server.reviews, server.debug_tls.request_client_certificates).start(
+                    self._view.loops
+                )
+            yield
+
+    def app_for(self, server: ApiServer) -> FastAPI:
+        """Return the app of a console in a cluster."""
+        quotas = KubeQuotas(server.reviews)
+
+        def read(namespace: str) -> Sequence[ResourceQuota] | None:
+            try:
+                return quotas.of(namespace)
+            except ApiError as err:
+                log.warning("quotas_not_read", namespace=namespace, error=str(err))
+                return None
+
+        return self.app(server.guard, read)
+
     def app(
         self,
         guard: Guard | None = None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
     ) -> FastAPI:
-        context = self._view.context(self.journals, self.feed, guard, quotas, self._recorder)
-        return console_app(context, with_journal=self._has_extender)
+        """Return the app of the debug API. ``guard`` authorizes readers; None: every client may
+        read."""
+        return console_app(self._context(guard, quotas), self._routes)
+
+    def _context(
+        self,
+        guard: Guard | None,
+        quotas: Callable[[str], Sequence[ResourceQuota] | None],
+    ) -> Context:
+        """Return what the views read."""
+        view, settings = self._view, self._view.settings
+        return Context(
+            view.cluster,
+            self.journals,
+            view.telemetry,
+            view.unready,
+            time.monotonic,
+            time.time,
+            view.name,
+            self.feed,
+            lambda: process_status(view.observed),
+            guard,
+            self._settings_now,
+            lambda: stuck_sentence(view.stuck()),
+            quotas,
+            settings.scheduler_name,
+            lambda: view.settings.gpu_hour_price,
+            profiles=self._profiles,
+            claims=self._claims,
+            history=self._recorder.history,
+            ranges=ranges_of(settings),
+            growing=lambda: self._recorder.growing,
+            scrapes=self._scrapes,
+            open_metrics=settings.metrics_access is MetricsAccess.OPEN,
+        )
+
+    def _settings_now(self) -> SettingsView:
+        settings, reloading = self._view.settings, self._view.reloading
+        return SettingsView(
+            mode=settings.mode.value,
+            file=str(reloading.file) if reloading.file else None,
+            rejected=list(reloading.rejected),
+            after_restart=list(reloading.after_restart),
+            grafana_url=settings.grafana_url,
+            long_history=settings.prometheus_url is not None,
+        )
 
     def _publish_misses(self, effects: Effects) -> None:
         for outcome in effects.outcomes:
             publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))
+
+
+def ranges_of(settings: Settings) -> PrometheusRanges | None:
+    """Return the reader of history from Prometheus, None without setting prometheus_url."""
+    if settings.prometheus_url is None:
+        return None
+    return PrometheusRanges(
+        settings.prometheus_url,
+        settings.prometheus_token_file,
+        settings.prometheus_ca,
+        settings.queries,
+    )
+
+
+def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
+    """Publish a missed prediction of any extender; do nothing for other outcomes."""
+    if outcome.surprise is None:
+        return
+    feed.publish(
+        "prediction_missed",
+        node=outcome.node,
+        device=",".join(outcome.observed),
+        namespace=outcome.reservation.namespace,
+        name=outcome.reservation.name,
+        uid=outcome.uid,
+        decision_id=decision_of(pod) if pod else "",
+        cause=outcome.surprise.value,
+        message=outcome.surprise.sentence,
+    )

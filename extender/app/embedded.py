@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 
 from contract.gpunode import GPUNodeStatus
 from contract.kube import Namespace, Node
-from extender.app.console import Console
+from contract.watched import Relisted
 from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
-from extender.app.serving import serve
+from extender.app.probes import debug_port
+from extender.app.serve import console_beside, serve_beside
 from extender.config.constraints import is_loopback
 from extender.config.fleet_file import Fleet
 from extender.config.reload import ANYWHERE, Origin
@@ -19,7 +20,7 @@ from extender.controllers.sm_history import sm_history
 from extender.errors import BadSettings, StoreNotFound
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.server.tls import ServerTls
-from extender.state.changes import Event, Relisted
+from extender.state.changes import Event
 
 #: Reports change only on request, so no report is ever stale.
 NEVER_STALE_S = 1e12
@@ -58,9 +59,7 @@ async def serve_embedded(
     def delete_pod(namespace: str, name: str) -> str:
         return _missing(lambda: store.delete_pod(namespace, name))
 
-    console = Console(
-        extender, lambda: extender.pending_events_controller.pending, extender.journal
-    )
+    console = console_beside(extender)
     debug = console.app()
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, store)
@@ -68,7 +67,8 @@ async def serve_embedded(
         settings, extender.telemetry, extender.cluster.activities, extender.enqueue
     ):
         debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-        await serve(extender, ledger, verbs, debug, announce, debug_tls, console)
+        second = debug_port(settings, debug, debug_tls)
+        await serve_beside(extender, ledger, verbs, second, announce, console)
 
 
 def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:

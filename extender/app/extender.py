@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from contract.annotations import PREFIX
@@ -14,10 +14,10 @@ from contract.kube import Pod, Quantity
 from contract.reasons import Reason
 from extender.app.cluster_view import ClusterView
 from extender.app.followed_store import FollowedStore
+from extender.app.probes import probes_app
+from extender.config.ports import MetricsAccess
 from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
-from extender.console.app import extender_app
-from extender.console.auth import Guard
 from extender.controllers.event_recorder import EventRecorder, Post
 from extender.controllers.eviction import EvictionController, Evictions
 from extender.controllers.overuse import OveruseController
@@ -30,20 +30,22 @@ from extender.controllers.starts import StartsController
 from extender.ledger.ledger import Ledger
 from extender.ledger.node_capacity import ListBound, NodeCapacity
 from extender.ledger.store import Evictor, Store
-from extender.observability.feed import Feed
-from extender.observability.journal_stream import HoldsLine, holds_line
-from extender.observability.journals import Journals
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
+from extender.observability.journal_stream import HoldsLine, StateLine, holds_line
 from extender.observability.outcome_recorder import record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.filter import PodStore
+from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, VerbsApp
+from extender.server.auth import Guard
+from extender.server.problem_details import use_problem_details
 from extender.state.changes import Effects, GPUNodeWritten
 from extender.state.held_memory import rejection_by_nominees
 from extender.state.journal import Journal
 from extender.state.reconcile_queue import devices_known
+from extender.version import own_version
 
 #: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
 #: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
@@ -67,7 +69,7 @@ class Extender(ClusterView):
         parameters are those of ``ClusterView``."""
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), unlisted, origin)
         self.journal = Journal(settings.journal)
-        self.feed = Feed(time.time, lambda: self.cluster.generation)
+        self.stream = JournalSource(self.name, self.journal, self._state_line, self._holds)
         self.requeue_controller = RequeueController(
             self.cluster,
             self.journal,
@@ -160,8 +162,19 @@ class Extender(ClusterView):
             if outcome.reservation.attempt.startswith(self.name):
                 record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
-    def holds(self) -> HoldsLine:
+    def _holds(self) -> HoldsLine:
         return holds_line(self.cluster, time.monotonic())
+
+    def _state_line(self) -> StateLine:
+        return StateLine(
+            self.name,
+            own_version(),
+            time.time(),
+            self.cluster.generation,
+            self.unready(),
+            self.settings.mode.value,
+            tuple(self.journal.schedulers),
+        )
 
     def open_ledger(self, store: Store, bound: ListBound | None = None) -> Ledger:
         """Return the ledger over the store. ``bound`` lists the pods of a node, to decline binds to
@@ -249,7 +262,18 @@ class Extender(ClusterView):
 
     def app(self, guard: Guard | None = None) -> FastAPI:
         """Return the app of the second port: probes, metrics and the journal."""
-        return extender_app(self.context(Journals(self.name, self.journal), self.feed, guard))
+        metrics_guard = None if self.settings.metrics_access is MetricsAccess.OPEN else guard
+        app = probes_app(
+            "Headroom extender",
+            self.unready,
+            self.stuck,
+            self.telemetry.exposition,
+            metrics_guard,
+        )
+        checked = [Depends(guard.checked)] if guard is not None else []
+        app.include_router(journal_routes(self.stream), dependencies=checked)
+        use_problem_details(app, self.name, lambda: self.settings.mode.value)
+        return app
 
 
 async def gathered(works: Iterable[Awaitable[None]]) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from contract.gpunode import GPUNode, GPUNodeSpec
+from contract.watched import GPUNodeGone
 from extender.errors import StoreNotFound
 from extender.ledger.store import Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.observability.outcome_recorder import ConflictCountingStore
-from extender.state.changes import Event, GPUNodeGone
+from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 
 

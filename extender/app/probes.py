@@ -1,22 +1,25 @@
 """Probes and metrics of processes that serve nothing else on a port."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from fastapi import FastAPI, HTTPException
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp
 
 from extender.config.ports import MetricsAccess
 from extender.config.settings import Settings
-from extender.console.auth import Guard
-from extender.console.reviews import KubeReviews
 from extender.kube.client import KubeApi, load_configuration
+from extender.periodic import stuck_sentence
+from extender.server.auth import Guard
 from extender.server.http_limits import PeerProtocol
 from extender.server.ports import Port
+from extender.server.reviews import KubeReviews
 from extender.server.tls import ServerTls
 
 _bearer = HTTPBearer(auto_error=False)
@@ -40,7 +43,7 @@ def metrics_guard(settings: Settings) -> Iterator[Guard | None]:
 def probes_app(
     title: str,
     not_ready: Callable[[], str],
-    stuck: Callable[[], dict[str, float]],
+    stuck: Callable[[], Mapping[str, float]],
     exposition: Callable[[bool], bytes],
     guard: Guard | None = None,
 ) -> FastAPI:
@@ -51,7 +54,7 @@ def probes_app(
     app = FastAPI(title=title, openapi_url=None)
 
     async def healthz(_: Request) -> Response:
-        late = ", ".join(f"{name} ({s:.0f} s)" for name, s in stuck().items())
+        late = stuck_sentence(stuck())
         return PlainTextResponse(f"{late or 'ok'}\n", 503 if late else 200)
 
     async def readyz(_: Request) -> Response:
@@ -64,7 +67,8 @@ def probes_app(
             if bearer is None:
                 raise HTTPException(401, _NO_TOKEN, {"WWW-Authenticate": "Bearer"})
             await guard.check(request, bearer)
-        return Response(exposition(not not_ready()), media_type=CONTENT_TYPE_LATEST)
+        text = await run_in_threadpool(exposition, not not_ready())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     for path, answer in (("healthz", healthz), ("readyz", readyz), ("metrics", metrics)):
         app.router.add_route(f"/{path}", answer, methods=["GET"])
@@ -75,11 +79,18 @@ def probes_port(
     title: str,
     settings: Settings,
     not_ready: Callable[[], str],
-    stuck: Callable[[], dict[str, float]],
+    stuck: Callable[[], Mapping[str, float]],
     exposition: Callable[[bool], bytes],
     guard: Guard | None,
 ) -> Port:
     """Return the debug port of the settings, which serves only probes and metrics."""
     app = probes_app(title, not_ready, stuck, exposition, guard)
     tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-    return Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)
+    return debug_port(settings, app, tls, "probes")
+
+
+def debug_port(
+    settings: Settings, app: ASGIApp, tls: ServerTls | None, name: str = "debug"
+) -> Port:
+    """Return the debug port of the settings."""
+    return Port(name, settings.debug_at, settings.debug_port, app, PeerProtocol, tls)

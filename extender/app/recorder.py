@@ -16,10 +16,11 @@ from extender.kube.client import KubeApi, load_configuration
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
-from extender.observability.metrics import CertificateCollector, RecorderTelemetry
+from extender.observability.metrics import CertificateCollector
 from extender.periodic import Loops
 from extender.recorder.election import RETRY_S, Election
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
+from extender.recorder.metrics import RecorderTelemetry
 from extender.recorder.past_lives import PastLives
 from extender.recorder.pod_facts import ObservedPod, read_pod
 from extender.recorder.prometheus_history import CHECK_S, MAX_TIMEOUT_S, HistoryReader, Source

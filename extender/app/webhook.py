@@ -8,8 +8,10 @@ from dataclasses import replace
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from contract.watched import WatchEvent
 from extender.admission.context import KINDS, AdmissionContext, ObjectCache
 from extender.admission.endpoints import Webhook, webhook_app
+from extender.admission.metrics import WebhookTelemetry
 from extender.app.probes import metrics_guard, probes_port
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
@@ -20,12 +22,11 @@ from extender.kube.informers import KubernetesSources
 from extender.kube.profiles import Profiles
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import profile_kind, watched_kinds
-from extender.observability.metrics import CertificateCollector, WebhookTelemetry
+from extender.observability.metrics import CertificateCollector
 from extender.periodic import STUCK_AFTER_S, Loops
 from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, serve_beside, serve_ports
 from extender.server.tls import ServerTls
-from extender.state.changes import Event
 
 #: Seconds between two heartbeats of the event loop.
 _BEAT_S = 1.0
@@ -46,7 +47,7 @@ class Decider:
         context = self.cache.context(self._rules, self._settings, namespace)
         return replace(context, profile=self.profiles.of, now_s=time.time())
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[WatchEvent]) -> None:
         """Take the events of the watches."""
         self.cache.apply(events)
         self.profiles.apply(events)

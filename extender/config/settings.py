@@ -13,7 +13,7 @@ from contract.annotations import (
     OnOveruse,
     ScoringPolicy,
 )
-from extender.admission.context import WebhookSettings
+from extender.admission.settings import WebhookSettings
 from extender.config.constraints import (
     RULES,
     Addresses,

@@ -7,7 +7,6 @@ loop may make one. To add a group of views, add a module with ``routes``, and li
 
 from collections.abc import Sequence
 from functools import cache
-from types import ModuleType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Security
@@ -31,7 +30,6 @@ from extender.console import (
     fleet_map,
     history,
     idle,
-    journal,
     nodes,
     overview,
     page_files,
@@ -47,8 +45,9 @@ from extender.console import (
     timeline,
     whatif,
 )
-from extender.console.problem_details import use_problem_details
+from extender.console.openapi import describe_answers
 from extender.console.view_context import Context, InContext, Newest
+from extender.server.problem_details import use_problem_details
 
 _VIEWS = (
     *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
@@ -108,24 +107,16 @@ def readyz(context: InContext) -> Response:
 @_metrics.get("/metrics", response_class=PlainTextResponse)
 def metrics(context: InContext, snap: Newest) -> Response:
     """Return the metrics in the format of Prometheus."""
-    text = context.telemetry.exposition(snap, not context.unready())
+    with context.scrapes.of(snap):
+        text = context.telemetry.exposition(not context.unready())
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
+def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
     """Return the ASGI application of the console, which describes itself in /openapi.json.
 
-    ``with_journal``: serve the journal too, because an extender runs in the same process.
+    ``more`` are routes of an extender in the same process, which the guard checks too.
     """
-    return _app(context, *_VIEWS, *((journal,) if with_journal else ()))
-
-
-def extender_app(context: Context) -> FastAPI:
-    """Return the ASGI application of the extender's second port: probes, metrics, journal."""
-    return _app(context, journal)
-
-
-def _app(context: Context, *views: ModuleType) -> FastAPI:
     app = FastAPI(
         title="Headroom debug API",
         description="Explains where pods are placed and why, from the data that decided.",
@@ -138,13 +129,17 @@ def _app(context: Context, *views: ModuleType) -> FastAPI:
     )
     app.state.context = context
     app.state.kept = {}
-    app.router.routes += _routes(context.guard is not None, context.open_metrics, *views)
+    guarded = context.guard is not None
+    app.router.routes += _routes(guarded, context.open_metrics)
+    if more is not None:
+        app.include_router(more, **(_CHECKED if guarded else {}))
     use_problem_details(app, context.replica, lambda: context.settings().mode)
+    describe_answers(app)
     return app
 
 
 @cache
-def _routes(guarded: bool, open_metrics: bool, *views: ModuleType) -> Sequence[BaseRoute]:
+def _routes(guarded: bool, open_metrics: bool) -> Sequence[BaseRoute]:
     """Return the routes of probes and views, which all applications of a process share.
 
     The guard checks all routes but those of probes and the page, which hold no data of the cluster.
@@ -152,12 +147,10 @@ def _routes(guarded: bool, open_metrics: bool, *views: ModuleType) -> Sequence[B
     FastAPI prepares the routes at the first request, which takes 0.1 s.
     """
     router = APIRouter()
-    checked: dict[str, Any] = (
-        {"dependencies": [Depends(_check)], "responses": _REJECTIONS} if guarded else {}
-    )
+    checked = _CHECKED if guarded else {}
     router.include_router(_probes)
     router.include_router(_metrics, **({} if open_metrics else checked))
-    for module in views:
+    for module in _VIEWS:
         router.include_router(module.routes, **({} if module is page_files else checked))
     return router.routes
 
@@ -170,3 +163,7 @@ async def _check(context: InContext, request: Request, bearer: _Bearer, session:
     """Raise ``HTTPException`` if the caller may not read the view. Runs before every view."""
     assert context.guard is not None
     await context.guard.check(request, bearer, session)
+
+
+#: How routes are included that only authorized callers may read.
+_CHECKED: dict[str, Any] = {"dependencies": [Depends(_check)], "responses": _REJECTIONS}

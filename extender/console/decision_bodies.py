@@ -6,10 +6,10 @@ from typing import Any, Literal
 import msgspec
 from pydantic import ConfigDict, Field
 
-from extender.console.auth import Sees, everything
 from extender.console.responses import AskView, Body, ReasonView, reason_view, stamp
 from extender.console.view import View
 from extender.placement.snapshot import REASONS
+from extender.server.auth import Sees, everything
 from extender.state.decision_records import (
     BindTried,
     Candidates,

@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Path, Query
 from starlette.responses import Response
 
-from extender.console.auth import Sees
 from extender.console.decision_bodies import (
     DecisionBody,
     DecisionsBody,
@@ -21,6 +20,7 @@ from extender.console.decision_bodies import (
 )
 from extender.console.responses import UNKNOWN, AskedPage, InNamespace, encoded, listed, stamp
 from extender.console.view_context import Context, InContext, Newest, Visible
+from extender.server.auth import Sees
 from extender.state.decision_records import Record
 from extender.state.journal import Journal
 

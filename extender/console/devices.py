@@ -6,7 +6,6 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Path
 from starlette.responses import Response
 
-from extender.console.auth import Sees, everything
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
 from extender.console.risks import RiskView, risk_of
 from extender.console.view import View
@@ -15,6 +14,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import reach
+from extender.server.auth import Sees, everything
 from extender.state.device_occupants import Held, holders
 from extender.state.heartbeats import age
 from extender.state.memory_caps import MemoryCap

@@ -2,13 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, HTTPException, Query
-from starlette.datastructures import State
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Send
+from starlette.responses import Response
 
 from contract.printable import printable_json
 from extender.console.decisions import AskedSince, moment_s
@@ -16,15 +13,13 @@ from extender.console.responses import Body, listed, stamp
 from extender.console.view import View
 from extender.console.view_context import InContext, Newest
 from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
+from extender.server.streams import TimedStream
 
 #: Seconds between comments on an idle stream, so that no proxy closes it.
 HEARTBEAT_S = 15.0
 #: Seconds between two checks for a new snapshot. For each, the stream gets an event ``snapshot``,
 #: which lists leave out: measured use can change without any other event.
 SNAPSHOT_S = 0.5
-#: Seconds after which a client that reads nothing is disconnected.
-SEND_S = 5.0
-
 Follow = Annotated[
     bool,
     Query(
@@ -63,50 +58,6 @@ class EventView(View):
 class EventsBody(Body):
     events: list[EventView]
     """The oldest first."""
-
-
-def counted(state: State, name: str, most: int, message: str) -> Callable[[], None]:
-    """Count one more stream in the application's state, and return what to call when it ends.
-
-    Raise status 503 with the message if ``most`` streams of this name are open.
-    """
-    streams = getattr(state, name, 0)
-    if streams >= most:
-        raise HTTPException(503, f"{most} {message}")
-    setattr(state, name, streams + 1)
-
-    def closed() -> None:
-        setattr(state, name, getattr(state, name) - 1)
-
-    return closed
-
-
-class TimedStream(StreamingResponse):
-    """A stream that ends if the client reads nothing for ``SEND_S`` seconds.
-
-    Calls ``on_end`` when it has ended, for any reason.
-    """
-
-    def __init__(
-        self,
-        pieces: AsyncGenerator[bytes],
-        on_end: Callable[[], None],
-        media_type: str = "text/event-stream",
-    ) -> None:
-        headers = {"Cache-Control": "no-store"}
-        super().__init__(pieces, media_type=media_type, headers=headers)
-        self._pieces, self._on_end = pieces, on_end
-
-    async def stream_response(self, send: Send) -> None:
-        async def send_timed(message: Message) -> None:
-            await asyncio.wait_for(send(message), SEND_S)
-
-        try:
-            with suppress(TimeoutError):
-                await super().stream_response(send_timed)
-        finally:
-            self._on_end()
-            await self._pieces.aclose()
 
 
 routes = APIRouter()

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from contract.annotations import PREFIX
 from contract.kube import Pod
 from extender.console.attempts import AttemptsView, attempts_of
-from extender.console.auth import Sees
 from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import (
@@ -44,6 +43,7 @@ from extender.placement.explain import Explanation, explain, verdict_digest
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.server.auth import Sees
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
 from extender.state.group_report import group_report

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from extender.console.decisions import moment_s
 from extender.console.devices import NodeName, Uuid
-from extender.console.events import TimedStream, counted
 from extender.console.explain import Namespace, PodName
 from extender.console.history_ranges import PrometheusRanges, Range
 from extender.console.responses import UNKNOWN as NOT_KNOWN
@@ -23,6 +22,7 @@ from extender.errors import PrometheusUnreadable
 from extender.observability.history_handover import head_line, node_line
 from extender.placement.snapshot import Snapshot
 from extender.promql import RangeQuery
+from extender.server.streams import TimedStream, counted
 from extender.state.history import (
     DEVICE_COLUMNS,
     KEPT_S,

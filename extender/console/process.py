@@ -1,23 +1,13 @@
 """The state of the process itself: its memory, event loop, watches and settings."""
 
 import platform
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from resource import getpagesize
 
 from extender.console.responses import rounded_s
 from extender.console.view import View
-from extender.kube.resources import Health
 from extender.observability.metrics import LAG_EVERY_S
+from extender.observability.process_monitor import ProcessMonitor, memory_bytes
 from extender.version import own_version
-
-#: Number of loop lag samples in one minute.
-LAGS = round(60 / LAG_EVERY_S)
-
-_STATM = Path("/proc/self/statm")
 
 
 class SourceView(View):
@@ -87,38 +77,27 @@ def unknown_process() -> ProcessStatus:
     return ProcessStatus("unknown", "unknown", 0.0, [], False, None, None)
 
 
-class ProcessMonitor:
-    """Measures the state of this process.
-
-    ``health`` returns the state of each watch; ``behind`` returns whether received changes are not
-    applied yet.
-    """
-
-    def __init__(self, behind: Callable[[], bool]) -> None:
-        self.health: Callable[[], Iterable[Health]] = tuple
-        self._behind = behind
-        self._lags: deque[float] = deque(maxlen=LAGS)
-        self._started_at_s = time.time()
-        self._version = own_version()
-
-    def lag(self, late_s: float) -> None:
-        """Record one sample of the delay of the event loop."""
-        self._lags.append(late_s)
-
-    def now(self) -> ProcessStatus:
-        """Return the current state. Safe to call from any thread."""
-        return ProcessStatus(
-            version=self._version,
-            python=platform.python_version(),
-            started_at_s=self._started_at_s,
-            sources=[
-                SourceView.of(each, contact_age_s=rounded_s(each.contact_age_s))
-                for each in self.health()
-            ],
-            behind=self._behind(),
-            loop_lag=_lag(sorted(self._lags)),
-            memory_bytes=_memory_bytes(),
-        )
+def process_status(monitor: ProcessMonitor) -> ProcessStatus:
+    """Return the present state of this process. May be called from any thread."""
+    return ProcessStatus(
+        version=own_version(),
+        python=platform.python_version(),
+        started_at_s=monitor.started_at_s,
+        sources=[
+            SourceView(
+                kind=each.kind,
+                synced=each.synced,
+                contact_age_s=rounded_s(each.contact_age_s),
+                reconnects=each.reconnects,
+                lists=each.lists,
+                unreadable=each.unreadable,
+            )
+            for each in monitor.health()
+        ],
+        behind=monitor.behind(),
+        loop_lag=_lag(monitor.lags_s()),
+        memory_bytes=memory_bytes(),
+    )
 
 
 def _lag(ascending_s: list[float]) -> LagView | None:
@@ -132,11 +111,3 @@ def _lag(ascending_s: list[float]) -> LagView | None:
         max_s=round(ascending_s[last], 6),
         window_s=round(len(ascending_s) * LAG_EVERY_S, 3),
     )
-
-
-def _memory_bytes() -> int | None:
-    """Return the resident memory of the process, None if the system does not report it."""
-    try:
-        return int(_STATM.read_text(encoding="ascii").split()[1]) * getpagesize()
-    except (OSError, ValueError, IndexError):
-        return None

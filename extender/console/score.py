@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from contract.quantity import gib
-from extender.console.auth import Sees, everything
 from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import Aged, DeviceView, HeldView, device_view, held_view
@@ -19,6 +18,7 @@ from extender.console.view import View
 from extender.console.view_context import InContext, Newest, Visible
 from extender.placement.explain import Comparison, NodeExplanation, compare
 from extender.placement.explanation_text import explanation_lines
+from extender.server.auth import Sees, everything
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import (
     AMOUNTS,

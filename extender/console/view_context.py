@@ -10,7 +10,6 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from contract.kube import Pod
-from extender.console.auth import Guard, Sees, everything, visible_to
 from extender.console.history_ranges import PrometheusRanges
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from extender.console.responses import stamp
@@ -18,11 +17,12 @@ from extender.console.shared_answers import SharedAnswers
 from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
-from extender.observability.journal_stream import HoldsLine
+from extender.observability.fleet_metrics import Scrapes
 from extender.observability.journals import Journals
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
+from extender.server.auth import Guard, Sees, everything, visible_to
 from extender.state.cluster_state import ClusterState
 from extender.state.growth import Growing
 from extender.state.held_memory import seen_by
@@ -63,8 +63,6 @@ class Context:
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: Setting scheduler_name: the scheduler that calls Headroom.
     scheduler: str = "headroom"
-    #: Returns the holds for the journal.
-    holds: Callable[[], HoldsLine] = HoldsLine
     #: Returns setting gpu_hour_price; None if it is not set.
     gpu_hour_price: Callable[[], float | None] = lambda: None
     #: The peaks of past lives, for recommendations.
@@ -79,6 +77,7 @@ class Context:
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
     #: Answers that show the same to each reader.
     answers: SharedAnswers = field(default_factory=SharedAnswers)
+    scrapes: Scrapes = field(default_factory=Scrapes)
     #: Whether every client may read the metrics (setting metrics_access).
     open_metrics: bool = False
 

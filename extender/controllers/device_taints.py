@@ -16,19 +16,19 @@ from contract.dra import DeviceTaintRule
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.keys import RULE_NODE
 from contract.kube import Lease
-from extender.kube.api_errors import ApiError, ApiStatus
-from extender.kube.claims import Claims
-from extender.kube.taint_rules import NOT_SERVED, TaintRules
-from extender.observability.taint_metrics import TaintTelemetry
-from extender.periodic import progressed
-from extender.state.changes import (
-    Event,
+from contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatGone,
     HeartbeatSeen,
     Relisted,
+    WatchEvent,
 )
+from extender.kube.api_errors import ApiError, ApiStatus
+from extender.kube.claims import Claims
+from extender.kube.taint_rules import NOT_SERVED, TaintRules
+from extender.observability.taint_metrics import TaintTelemetry
+from extender.periodic import progressed
 from extender.state.claimed_devices import LINGERS_S, DraDevice
 from extender.state.taint_decisions import TaintDecisions
 
@@ -51,7 +51,7 @@ class Reports:
         self._seen_at_s: dict[str, float] = {}
         self._changed: set[str] = set()
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[WatchEvent]) -> None:
         """Take the events of watches, from any thread."""
         changed = self._claims.apply(events)
         with self._lock:
@@ -77,7 +77,7 @@ class Reports:
         with self._lock:
             return self._seen_at_s.get(node, -float("inf"))
 
-    def _take(self, event: Event) -> set[str]:
+    def _take(self, event: WatchEvent) -> set[str]:
         match event:
             case GPUNodeSeen(gpunode=gpunode, at_s=at_s):
                 return self._see(gpunode, at_s)

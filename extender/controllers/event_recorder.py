@@ -21,7 +21,7 @@ from contract.keys import DECISION
 from contract.printable import printable
 from extender.bounded import Bounded
 from extender.kube.api_errors import ApiError, ApiStatus
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.state.notices import Notice
 
 if TYPE_CHECKING:  # the Kubernetes client is an optional dependency

@@ -30,7 +30,7 @@ from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.ledger import Ledger
 from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Evictor, Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.overfull_devices import Misplaced
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import pod_notice

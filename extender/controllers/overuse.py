@@ -32,7 +32,7 @@ from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.ledger import Ledger
 from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Evictor, Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.periodic import Loops
 from extender.placement.overuse_eviction import OveruseEvictions, Overusing, changes
 from extender.state.cluster_state import ClusterState

@@ -27,7 +27,7 @@ from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.evicting import Result, Victim, evict
 from extender.errors import StoreError
 from extender.ledger.store import Evictor, Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
 from extender.state.nominations import priority

@@ -13,20 +13,14 @@ from dataclasses import asdict
 import structlog
 
 from contract.kube import Node
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen
 from extender.config.settings import Mode, Settings
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.eviction import EvictionController
 from extender.errors import StoreError
 from extender.ledger.ledger import Ledger
 from extender.periodic import Loops, part_by_part
-from extender.state.changes import (
-    DepartureMarked,
-    Effects,
-    Event,
-    GPUNodeGone,
-    GPUNodeSeen,
-    NodeSeen,
-)
+from extender.state.changes import DepartureMarked, Effects, Event
 from extender.state.cluster_state import ClusterState
 from extender.state.node_settings import AgentSettings
 from extender.state.notices import notices

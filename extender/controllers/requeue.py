@@ -11,12 +11,13 @@ from collections.abc import Callable
 import structlog
 
 from contract.kube import Pod
+from contract.watched import PodSeen, Relisted
 from extender.config.settings import Mode, Settings
 from extender.errors import StoreError
 from extender.ledger.ledger import Ledger
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.periodic import Loops
-from extender.state.changes import Effects, Event, PodSeen, Relisted
+from extender.state.changes import Effects, Event
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from extender.state.requeue_hints import RequeueHints, rejected_by_us

@@ -18,7 +18,7 @@ from contract.kube import Pod
 from extender.controllers.event_recorder import EventRecorder
 from extender.errors import StoreError
 from extender.ledger.ledger import Ledger
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.periodic import Loops
 from extender.placement.start_phase import StartEnd, stuck_reason
 from extender.state.cluster_state import ClusterState

@@ -11,6 +11,7 @@ import yaml
 from contract.dra import ResourceClaim
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
 from contract.vramprofile import VRAMProfile
+from contract.watched import Relisted
 from extender.config.settings import Settings
 from extender.doctor.component_pods import ComponentPod
 from extender.doctor.environment import SELECTORS, Environment
@@ -25,7 +26,6 @@ from extender.kube.resources import (
     profile_kind,
     watched_kinds,
 )
-from extender.state.changes import Relisted
 
 PAGE = 500
 

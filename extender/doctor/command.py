@@ -17,10 +17,10 @@ from contract.printable import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from contract.kube import Node
+    from contract.watched import WatchEvent
     from extender.config.settings import Settings
     from extender.doctor.findings import Finding
     from extender.doctor.recent_requests import RecentRequests
-    from extender.state.changes import Event
 
 
 class Output(Enum):
@@ -126,7 +126,7 @@ def doctor(
 
 def _events(
     settings: "Settings", fleet: Path | None, kubeconfig: str | None, context: str | None
-) -> "Sequence[Event]":
+) -> "Sequence[WatchEvent]":
     """Return the objects of the cluster, or of the fleet file."""
     if fleet:
         return _fleet_events(fleet)
@@ -135,11 +135,11 @@ def _events(
     return list_cluster(settings, kubeconfig, context)
 
 
-def _fleet_events(file: Path) -> "Sequence[Event]":
+def _fleet_events(file: Path) -> "Sequence[WatchEvent]":
     """Return the events that add the nodes and namespaces of a fleet file; it has no pods."""
     from contract.kube import Namespace, Node
+    from contract.watched import GPUNodeSeen, Relisted
     from extender.config.fleet_file import load_fleet
-    from extender.state.changes import GPUNodeSeen, Relisted
 
     fleet, now_s = load_fleet(file), time.monotonic()
     return [

@@ -17,6 +17,7 @@ from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, 
 from contract.kube import Pod
 from contract.reasons import Reason
 from contract.vramprofile import VRAMProfile
+from contract.watched import Relisted, WatchEvent
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.pod_rules import (
@@ -32,7 +33,6 @@ from extender.doctor.resource_rules import examine_resources
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.doctor.waiting_pods import WaitingPods
 from extender.placement.snapshot_builder import reach
-from extender.state.changes import Event, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.heartbeats import age
@@ -41,7 +41,7 @@ from extender.version import own_version
 
 def examine_nodes(
     settings: Settings,
-    events: Sequence[Event],
+    events: Sequence[WatchEvent],
     recent: RecentRequests = NO_RECENT,
     profiles: Sequence[VRAMProfile] = (),
 ) -> list[Finding]:
@@ -56,13 +56,13 @@ def examine_nodes(
 
 
 def advised_plugin_config(
-    settings: Settings, events: Sequence[Event], recent: RecentRequests = NO_RECENT
+    settings: Settings, events: Sequence[WatchEvent], recent: RecentRequests = NO_RECENT
 ) -> str:
     """Return ``plugin_config`` for the nodes of the cluster that ``events`` describe."""
     return plugin_config(_facts(state_of(settings, events), time.monotonic(), "", recent))
 
 
-def state_of(settings: Settings, events: Sequence[Event]) -> ClusterState:
+def state_of(settings: Settings, events: Sequence[WatchEvent]) -> ClusterState:
     """Return the state of the cluster that ``events`` describe."""
     state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)

@@ -8,12 +8,12 @@ from contract.commands import command
 from contract.kube import Pod
 from contract.quantity import gib
 from contract.vramprofile import VRAMProfile
+from contract.watched import Relisted
 from extender.doctor.findings import Finding, Weight
 from extender.kube.profiles import Profiles
 from extender.placement.request import VramRequest
 from extender.recommend.families import profile_controller
 from extender.recommend.profile_status import newest_requests
-from extender.state.changes import Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
 from extender.state.idle_pods import owner_of

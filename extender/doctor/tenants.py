@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from contract.kube import Pod
+from contract.watched import Relisted
 from extender.config.loading import load_settings
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, Weight
@@ -20,7 +21,6 @@ from extender.errors import NotSynced
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import KubeApi, load_configuration
 from extender.placement.request import asks_for_gpu
-from extender.state.changes import Relisted
 
 #: Policies that must deny, and what is possible without them.
 POLICIES = {

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from contract.gpunode import GPUNodeStatus
-from extender.state.changes import Event
+from contract.watched import WatchEvent
 from extender.state.claimed_devices import ClaimedDevices, ClaimedUse, DraDevice
 
 
@@ -19,7 +19,7 @@ class Claims:
         #: Changes so far, for ETags.
         self.version = 0
 
-    def apply(self, events: Sequence[Event]) -> set[str]:
+    def apply(self, events: Sequence[WatchEvent]) -> set[str]:
         """Take the events of watches; return the nodes whose devices or claims changed."""
         with self._lock:
             changed = self._devices.apply(events, self._now_s())

@@ -2,11 +2,11 @@
 
 import msgspec
 
+from contract.kept_fields import kept_pod
 from contract.kube import Pod
 from extender.errors import StoreError
 from extender.kube.api_errors import ApiError
 from extender.kube.client import KubeApi
-from extender.state.kept_fields import kept_pod
 
 _PAGE_SIZE = 500
 _decode = msgspec.json.Decoder(Pod).decode

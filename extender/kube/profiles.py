@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from contract.vramprofile import ProfileController, VRAMProfile
-from extender.state.changes import Event, ProfileGone, ProfileSeen, Relisted
+from contract.watched import ProfileGone, ProfileSeen, Relisted, WatchEvent
 
 #: Namespace and name.
 Key = tuple[str, str]
@@ -19,7 +19,7 @@ class Profiles:
         #: (namespace, controller) -> the profiles of pods with such a controller.
         self._found_by: dict[tuple[str, ProfileController], set[Key]] = {}
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[WatchEvent]) -> None:
         """Take the events of the watch; other events are ignored."""
         with self._lock:
             for event in events:

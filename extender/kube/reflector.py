@@ -24,14 +24,14 @@ import structlog
 
 from contract.api_server import LineTooLong, whole_lines
 from contract.kube import ObjectMeta
+from contract.watched import Relisted, WatchEvent
 from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer, StatusBody, Unreadable
 from extender.kube.client import KubeApi, Listing, Stream
 from extender.kube.resources import Health, Kind, KubeObject, decode_identity
-from extender.state.changes import Event, Relisted
 
 log = structlog.get_logger(__name__)
 
-Deliver = Callable[[Sequence[Event]], None]
+Deliver = Callable[[Sequence[WatchEvent]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Reflector:
     def _take(self, lines: Iterable[bytes], at_s: float) -> None:
         """Deliver the changes in complete lines of a watch with one call; raise the error that a
         line contains, after the changes before it are delivered."""
-        events: list[Event] = []
+        events: list[WatchEvent] = []
         failure: ApiError | None = None
         version = self._version
         for line in filter(None, lines):

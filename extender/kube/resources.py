@@ -10,6 +10,7 @@ from contract.dra import DRIVER, Allocation, DeviceClass, ResourceClaim
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode
 from contract.gpunode_json import decode_reservations
+from contract.kept_fields import kept_namespace, kept_node, kept_pod, unannotated
 from contract.kube import (
     Lease,
     Namespace,
@@ -21,15 +22,13 @@ from contract.kube import (
 )
 from contract.pod_limits import sized
 from contract.vramprofile import PROFILE_PLURAL, VRAMProfile, decode_profile
-from extender.kube.interning import GPUNodeReader, Nodes, Pods
-from extender.state.changes import (
+from contract.watched import (
     BudgetGone,
     BudgetSeen,
     ClaimGone,
     ClaimSeen,
     ClassGone,
     ClassSeen,
-    Event,
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatGone,
@@ -45,8 +44,9 @@ from extender.state.changes import (
     ProfileSeen,
     SliceGone,
     SliceSeen,
+    WatchEvent,
 )
-from extender.state.kept_fields import kept_namespace, kept_node, kept_pod, unannotated
+from extender.kube.interning import GPUNodeReader, Nodes, Pods
 
 T = TypeVar("T")
 KubeObject = Listed
@@ -69,8 +69,8 @@ class Kind:
     path: str
     type: type[Listed]
     decode: Callable[[msgspec.Raw], KubeObject]
-    seen: Callable[[Any, float], Event]
-    gone: Callable[[ObjectMeta], Event]
+    seen: Callable[[Any, float], WatchEvent]
+    gone: Callable[[ObjectMeta], WatchEvent]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
     concerns: Callable[[Any], bool] = lambda obj: True
     #: Other paths, tried in this order if ``path`` is not served. A kind with other paths is

@@ -15,9 +15,10 @@ import msgspec
 from contract.annotations import TOUCHED
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import Pod, PodSpec
+from contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import StoreConflict, StoreNotFound
 from extender.ledger.store import Binding, Store
-from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
+from extender.state.changes import Event
 
 T = TypeVar("T")
 

@@ -7,6 +7,8 @@ node names. Pods and nodes have them only if something is wrong with them.
 """
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -82,6 +84,28 @@ _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
         lambda d: d.headroom_bytes,
     ),
 )
+
+
+class Scrapes:
+    """The snapshot of the scrape in progress, of which there is one at a time.
+
+    The reference to the snapshot is dropped at the end, because the next snapshot has to be copied
+    while it is held.
+    """
+
+    def __init__(self) -> None:
+        #: None between scrapes.
+        self.snapshot: Snapshot | None = None
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def of(self, snap: Snapshot) -> Iterator[None]:
+        with self._lock:
+            self.snapshot = snap
+            try:
+                yield
+            finally:
+                self.snapshot = None
 
 
 class FleetCollector(Collector):

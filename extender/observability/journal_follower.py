@@ -42,7 +42,7 @@ RESOLVE_S = 5.0
 #: Seconds before a broken stream is opened again.
 RECONNECT_S = 1.0
 #: Seconds without a line after which a stream counts as broken. An extender sends a line at least
-#: every ``extender.console.journal.STATE_S`` seconds.
+#: every ``extender.scheduler.journal_endpoint.STATE_S`` seconds.
 SILENT_S = 15.0
 #: Limit of one line: a decision contains a pod, of which an API server accepts up to 1.5 MiB.
 MAX_LINE_BYTES = 8 << 20

@@ -17,8 +17,7 @@ from extender.errors import StoreConflict
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed
 from extender.ledger.bind_call import Outcome as BindOutcome
 from extender.ledger.store import Binding, Store
-from extender.observability.feed import Feed
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.prediction_outcome import Result
 from extender.placement.snapshot import CODE_OF
 from extender.state.decision_records import BindTried
@@ -68,23 +67,6 @@ def record_bind(
         outcome=outcome_name,
         reason=reason.code if reason else None,
         took_ms=round(1000 * took_s, 3),
-    )
-
-
-def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
-    """Publish a missed prediction of any extender; do nothing for other outcomes."""
-    if outcome.surprise is None:
-        return
-    feed.publish(
-        "prediction_missed",
-        node=outcome.node,
-        device=",".join(outcome.observed),
-        namespace=outcome.reservation.namespace,
-        name=outcome.reservation.name,
-        uid=outcome.uid,
-        decision_id=decision_of(pod) if pod else "",
-        cause=outcome.surprise.value,
-        message=outcome.surprise.sentence,
     )
 
 

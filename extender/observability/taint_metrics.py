@@ -1,8 +1,7 @@
 """Metrics of the controller of device taints."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from contract.printable import printable_lines
 from extender.observability.metrics import ProcessTelemetry
 
 OUTCOMES = ("created", "deleted", "failed")
@@ -12,10 +11,7 @@ class TaintTelemetry(ProcessTelemetry):
     loops = ("election", "taint")
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.ready = Gauge(
-            "headroom_device_taints_ready", "1 while /readyz answers 200.", registry=registry
-        )
+        super().__init__(registry, "headroom_device_taints_ready")
         self.leads = Gauge(
             "headroom_device_taints_leads",
             "1 while this controller holds the Lease and writes DeviceTaintRules.",
@@ -39,8 +35,3 @@ class TaintTelemetry(ProcessTelemetry):
         )
         for outcome in OUTCOMES:
             self.writes.labels(outcome)
-
-    def exposition(self, ready: bool) -> bytes:
-        """Return the body of /metrics."""
-        self.ready.set(ready)
-        return printable_lines(generate_latest(self.registry).decode()).encode()

@@ -16,10 +16,10 @@ a device that its pod does not hold, its memory counts there.
 from collections.abc import Iterable
 from enum import Enum
 
+from contract.foreign_keys import VISIBLE_DEVICES
 from contract.kube import Container
 from extender.placement.policy import Rules, VisibleDevices
 
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 #: Values of the variable with which a container sees no device.
 NO_DEVICES = ("", "none", "void")
 

@@ -17,6 +17,17 @@ import msgspec
 
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
+from contract.watched import (
+    GPUNodeGone,
+    GPUNodeSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+    WatchEvent,
+    changes_of,
+)
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi, load_configuration
 from extender.kube.reflector import Reflector
@@ -25,17 +36,6 @@ from extender.placement.request import asks_for_gpu
 from extender.plan.observed import RULES
 from extender.plan.recording import EXAMPLE, Recording, read_recording
 from extender.plan.wording import plural
-from extender.state.changes import (
-    Event,
-    GPUNodeGone,
-    GPUNodeSeen,
-    NodeGone,
-    NodeSeen,
-    PodGone,
-    PodSeen,
-    Relisted,
-    changes_of,
-)
 
 #: Seconds between two writes of the recording; after a slow write, this multiple of its duration.
 _EVERY_S, _DURATIONS = 60.0, 50
@@ -51,7 +51,7 @@ class Recorder:
         self._nodes: dict[str, Node] = {}
         self._reports: dict[str, GPUNode] = {}
 
-    def deliver(self, events: Sequence[Event]) -> None:
+    def deliver(self, events: Sequence[WatchEvent]) -> None:
         with self._lock:
             now_s = self._clock()
             for event in events:
@@ -80,7 +80,7 @@ class Recorder:
         with self._lock:
             return msgspec.json.encode(self._recording)
 
-    def _apply(self, event: Event | None, now_s: float) -> None:
+    def _apply(self, event: WatchEvent | None, now_s: float) -> None:
         match event:
             case PodSeen(pod=pod):
                 self._recording.pod_seen(pod, now_s)

@@ -19,9 +19,9 @@ from contract.gpunode import (
     Source,
 )
 from contract.kube import Node, NodeStatus, ObjectMeta
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.policy import Rules
 from extender.plan.workload import Machine
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.simulation import Simulation

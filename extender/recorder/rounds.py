@@ -11,23 +11,16 @@ import structlog
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import OwnerReference
 from contract.vramprofile import ProfileOwner, VRAMProfile
+from contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted, WatchEvent
 from extender.bounded import Bounded
 from extender.kube.api_errors import ApiError, ApiStatus
-from extender.observability.metrics import RecorderTelemetry
 from extender.periodic import progressed
 from extender.recorder.book import Owned, ProfileBook, ProfileKey
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.life_tracker import LifeTracker, TrackedLife
+from extender.recorder.metrics import RecorderTelemetry
 from extender.recorder.past_lives import PastLives
 from extender.recorder.pod_facts import ObservedPod, PodFacts
-from extender.state.changes import (
-    Event,
-    GPUNodeGone,
-    GPUNodeSeen,
-    PodGone,
-    PodSeen,
-    Relisted,
-)
 
 log = structlog.get_logger()
 
@@ -49,7 +42,7 @@ class Observed:
         self._pods: dict[str, PodFacts] = {}
         self._gone: Bounded[str, PodFacts] = Bounded(MAX_GONE)
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[WatchEvent]) -> None:
         """Apply the events of watches."""
         with self._lock:
             for event in events:
@@ -62,7 +55,7 @@ class Observed:
             self._gone.clear()
             return dict(self._reports), dict(self._pods), gone
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         match event:
             case PodSeen(pod=ObservedPod() as pod):
                 if pod.facts is not None:

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.kept_fields import kept_pod
 from contract.kube import Pod
 from contract.pod_limits import MAX_POD_BYTES, sized
 from contract.printable import printable
-from extender.state.kept_fields import kept_pod
 from extender.state.victim_search import Offer
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.fit import Codes
 from extender.placement.fit_cache import FitCache
 from extender.placement.request import VramRequest

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.quantity import format_bytes
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.scheduler import extender_v1
 from extender.scheduler.bind import Bind, Binder
 from extender.scheduler.filter import Filter, PodStore

@@ -17,15 +17,8 @@ from contract.errors import BadQuantity
 from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES, Device, GPUNodeStatus
 from contract.kube import ResourceSlice
 from contract.quantity import parse_bytes
+from contract.watched import ClaimGone, ClaimSeen, Relisted, SliceGone, SliceSeen, WatchEvent
 from extender.bounded import Bounded
-from extender.state.changes import (
-    ClaimGone,
-    ClaimSeen,
-    Event,
-    Relisted,
-    SliceGone,
-    SliceSeen,
-)
 
 #: Seconds for which a claim still accounts for use after it was deallocated: the report that shows
 #: the end of its processes can arrive later.
@@ -89,7 +82,7 @@ class ClaimedDevices:
         #: Device -> holdings that have ended, and when, in seconds of the monotonic clock.
         self._lingering: Bounded[DraDevice, list[tuple[float, Holding]]] = Bounded(MAX_LINGERING)
 
-    def apply(self, events: Iterable[Event], now_s: float) -> set[str]:
+    def apply(self, events: Iterable[WatchEvent], now_s: float) -> set[str]:
         """Take the events of watches; return the nodes whose devices or claims changed."""
         changed: set[str] = set()
         for event in events:

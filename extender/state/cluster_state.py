@@ -20,6 +20,7 @@ from contract.heartbeat import Confirmation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.pod_limits import has_room_for
 from contract.reasons import Reason
+from contract.watched import ObjectKey
 from extender.placement.demand_pricing import DemandTracker
 from extender.placement.fit import fit
 from extender.placement.overfull_devices import Misplaced, misplaced
@@ -28,7 +29,6 @@ from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
-from extender.state.changes import ObjectKey
 from extender.state.deleted_pods import DeletedPods
 from extender.state.eviction_candidates import BackOffs, idle_on
 from extender.state.foreign_allocators import ForeignAllocators, of_pod

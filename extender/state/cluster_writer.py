@@ -14,6 +14,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contract.gpunode import GPUNode
 from contract.heartbeat import confirmation_of
 from contract.kube import Lease, Pod, PodDisruptionBudget
+from contract.watched import (
+    BudgetGone,
+    BudgetSeen,
+    DraEvent,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceGone,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+    changes_of,
+)
 from extender.placement.overfull_devices import overfull
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
@@ -23,27 +40,12 @@ from extender.state.changes import (
     ActivitySeen,
     BindBegun,
     BindEnded,
-    BudgetGone,
-    BudgetSeen,
     DepartureMarked,
-    DraEvent,
     Effects,
     Event,
-    GPUNodeGone,
-    GPUNodeSeen,
     GPUNodeWritten,
-    HeartbeatGone,
-    HeartbeatSeen,
     HoldsSeen,
-    NamespaceGone,
-    NamespaceSeen,
-    NodeGone,
-    NodeSeen,
-    PodGone,
-    PodSeen,
-    Relisted,
     TimePassed,
-    changes_of,
 )
 from extender.state.cluster_state import ClusterState
 from extender.state.headroom_gains import grew

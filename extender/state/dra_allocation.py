@@ -20,9 +20,7 @@ from contract.dra import (
 from contract.errors import BadQuantity
 from contract.kube import Pod, ResourceSlice
 from contract.quantity import parse_bytes
-from extender.placement.policy import Rules
-from extender.placement.request import replicas_requested
-from extender.state.changes import (
+from contract.watched import (
     ClaimGone,
     ClaimSeen,
     ClassGone,
@@ -31,6 +29,8 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
+from extender.placement.policy import Rules
+from extender.placement.request import replicas_requested
 
 #: Namespace and name of a claim.
 ClaimKey = tuple[str, str]

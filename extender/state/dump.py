@@ -17,6 +17,7 @@ from contract.annotations import DEFAULT_VRAM, NO_SCHEDULER, SCHEDULER
 from contract.dra import DRIVER, DeviceClass, DeviceClassSpec
 from contract.gate import is_whole
 from contract.gpunode import GPUNode, Reservation
+from contract.kept_fields import kept_node, kept_pod
 from contract.kube import (
     Container,
     EnvVar,
@@ -31,26 +32,17 @@ from contract.kube import (
     SliceDevice,
 )
 from contract.reasons import Reason
+from contract.watched import ClassSeen, GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen, SliceSeen
 from extender.errors import BadSettings
 from extender.placement.demand_pricing import Market
 from extender.placement.device_reading import HISTORY, Activity
 from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.visible_devices import NO_DEVICES
-from extender.state.changes import (
-    ActivitySeen,
-    ClassSeen,
-    Event,
-    GPUNodeSeen,
-    NamespaceSeen,
-    NodeSeen,
-    PodSeen,
-    SliceSeen,
-)
+from extender.state.changes import ActivitySeen, Event
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision
-from extender.state.kept_fields import kept_node, kept_pod
 from extender.state.sm_activity import key_of
 
 C = TypeVar("C", bound=Container)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
 
 from contract.annotations import MIRROR
+from contract.foreign_keys import MIRRORED
 from contract.kube import Pod
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.victims import NOT_STARTED_S, Evictable
@@ -17,8 +18,6 @@ from extender.state.heartbeats import age
 from extender.state.nominations import priority
 from extender.state.pod_requests import NOTHING, Demands, amount, demands, total
 
-#: Annotation on the API server's copy (mirror pod) of a static pod.
-MIRRORED = "kubernetes.io/config.mirror"
 #: Priority of system-cluster-critical; user-defined priorities are lower.
 CRITICAL = 2_000_000_000
 #: A terminating pod is overdue if it still exists this long after its grace period.

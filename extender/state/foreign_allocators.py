@@ -21,9 +21,19 @@ DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the no
 
 from collections.abc import Iterable, Iterator
 
+from contract.foreign_keys import (
+    GPUSHARE_DEVICE,
+    HAMI_ALLOCATED,
+    HAMI_ALLOCATES,
+    HAMI_HANDSHAKE,
+    HAMI_NODE,
+    HAMI_REGISTER,
+    KAI_RESERVES,
+    is_kai_device,
+)
 from contract.kube import Node, Pod
 from contract.reasons import Reason
-from extender.state.changes import DraEvent, SliceGone, SliceSeen
+from contract.watched import DraEvent, SliceGone, SliceSeen
 from extender.state.dra_allocation import DraAllocation, node_of
 from extender.state.tracker import LastSeen, Tracker
 
@@ -38,9 +48,6 @@ MANAGERS = (
     Reason.GPUSHARE_MANAGES,
 )
 
-_HAMI_HANDSHAKE = "hami.io/node-handshake"
-_HAMI_REGISTER = "hami.io/node-nvidia-register"
-_HAMI_NODE = "hami.io/vgpu-node"
 _HAMI_LEFT = "Deleted"
 _HAMI_RESOURCES = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
 _GPUSHARE_RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
@@ -48,13 +55,11 @@ _KAI_GROUP = "runai-gpu-group"
 
 #: Annotation of a pod -> the allocator that writes it when it binds the pod.
 _MARKS = {
-    "run.ai/reserve_for_gpu_index": Reason.KAI_MANAGES,
-    "hami.io/vgpu-devices-allocated": Reason.HAMI_MANAGES,
-    "hami.io/vgpu-devices-to-allocate": Reason.HAMI_MANAGES,
-    "ALIYUN_COM_GPU_MEM_IDX": Reason.GPUSHARE_MANAGES,
+    KAI_RESERVES: Reason.KAI_MANAGES,
+    HAMI_ALLOCATED: Reason.HAMI_MANAGES,
+    HAMI_ALLOCATES: Reason.HAMI_MANAGES,
+    GPUSHARE_DEVICE: Reason.GPUSHARE_MANAGES,
 }
-#: Annotations of a node that HAMi's agent writes.
-NODE_MARKS = (_HAMI_HANDSHAKE, _HAMI_REGISTER)
 _RESOURCES = {
     **dict.fromkeys(_HAMI_RESOURCES, Reason.HAMI_MANAGES),
     **dict.fromkeys(_GPUSHARE_RESOURCES, Reason.GPUSHARE_MANAGES),
@@ -65,9 +70,9 @@ def of_node(node: Node) -> set[Reason]:
     """Return the allocators with a trace on the Node object."""
     found: set[Reason] = set()
     annotations = node.metadata.annotations or {}
-    handshake = annotations.get(_HAMI_HANDSHAKE)
+    handshake = annotations.get(HAMI_HANDSHAKE)
     if handshake is None:
-        hami = bool(annotations.get(_HAMI_REGISTER))
+        hami = bool(annotations.get(HAMI_REGISTER))
     else:
         hami = _HAMI_LEFT not in handshake
     if hami:
@@ -85,25 +90,16 @@ def of_pod(pod: Pod) -> set[Reason]:
     found = {Reason.KAI_MANAGES for key in pod.metadata.labels or () if _is_group(key)}
     annotations = pod.metadata.annotations or {}
     for key in annotations:
-        if key.startswith("hami.io/") and annotations.get(_HAMI_NODE, pod.node) != pod.node:
+        if key.startswith("hami.io/") and annotations.get(HAMI_NODE, pod.node) != pod.node:
             continue  # copied from a pod that HAMi placed elsewhere
         if key in _MARKS:
             found.add(_MARKS[key])
-        elif _is_kai_device(key):
+        elif is_kai_device(key):
             found.add(Reason.KAI_MANAGES)
     for resource, quantity in _quantities(pod):
         if resource in _RESOURCES and _is_nonzero(quantity):
             found.add(_RESOURCES[resource])
     return found
-
-
-def is_mark(key: str) -> bool:
-    """Whether ``of_pod`` reads the annotation of that key."""
-    return key in _MARKS or key == _HAMI_NODE or _is_kai_device(key)
-
-
-def _is_kai_device(key: str) -> bool:
-    return key.startswith("nvidia.com/container.") and key.endswith(".gpus.devices")
 
 
 def _is_group(label: str) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from contract.gpunode import MAX_REPLICAS, SM_SOURCES, GPUNode, GPUNodeSpec, Reservation, SmActivity
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.device_accounting import without
 from extender.placement.fit import Codes, Verdicts, fit
 from extender.placement.fit_cache import NEVER_STALE_S
@@ -27,7 +28,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import CODE_OF, NodeTerms
 from extender.placement.snapshot_builder import build
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen
+from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import believed

@@ -26,6 +26,7 @@ from contract.annotations import (
     parse_cordon,
 )
 from contract.errors import BadAnnotation
+from contract.foreign_keys import VISIBLE_DEVICES
 from contract.gate import GATE, is_whole, repository
 from contract.gpunode import Charge, Device, GPUNode, GPUNodeStatus, PodUse, Reservation
 from contract.kube import (
@@ -45,7 +46,6 @@ from contract.kube import (
     ResourceRequirements,
 )
 from extender.placement.policy import Rules
-from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.dump import Decided, NodeFacts, Settled, SmHistory
 
 C = TypeVar("C", bound=Container)

@@ -11,8 +11,9 @@ import msgspec
 from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Source
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.admission.context import AdmissionContext, GpuNode, NamespaceMetadata, WebhookSettings
+from extender.admission.context import AdmissionContext, GpuNode, NamespaceMetadata
 from extender.admission.mutation import Mutated, mutate
+from extender.admission.settings import WebhookSettings
 from tests.builders import GPU, shared
 
 GATE_IMAGE = "registry.example/headroom-agent:1"

@@ -14,6 +14,7 @@ from contract.kube import Node, ObjectMeta
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from contract.vramprofile import ProfileController, VRAMProfile
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.admission.context import AdmissionContext, GpuNode
 from extender.admission.review import answer_mutate, answer_validate, read
 from extender.admission.validation import validate_pod
@@ -22,7 +23,6 @@ from extender.recommend.lives import Ending, Life
 from extender.recommend.pod_programs import programs_of
 from extender.recommend.profile import Profile
 from extender.recommend.profile_status import status_of
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.admission.reviews import (
     applied,
     around,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from contract.kube import Namespace, ObjectMeta
+from contract.watched import NamespaceSeen, ProfileSeen
 from extender.admission.review import answer_mutate, read
 from extender.app.webhook import Decider
 from extender.config.settings import Settings
-from extender.state.changes import NamespaceSeen, ProfileSeen
 from tests.admission.reviews import patch_of, review
 from tests.admission.test_automatic import owned
 from tests.console.test_recommendations import profile

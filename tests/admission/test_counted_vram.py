@@ -10,13 +10,13 @@ from hypothesis import given
 
 from contract.gpunode import Device, GPUNodeStatus
 from contract.quantity import parse_bytes
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.admission.context import AdmissionContext
 from extender.admission.review import answer_mutate, read
 from extender.config.settings import Settings
 from extender.placement.fit import fit
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.admission.reviews import (
     all_containers,
     applied,

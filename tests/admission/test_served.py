@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from extender.admission.endpoints import Webhook, webhook_app
+from extender.admission.metrics import WebhookTelemetry
 from extender.admission.review import ContextOf
 from extender.config.loading import load_settings
 from extender.errors import BadSettings
-from extender.observability.metrics import WebhookTelemetry
 from tests.admission.reviews import around as nothing_around
 from tests.admission.reviews import manifest, patch_of, review
 from tests.admission.server import WebhookServer, start_webhook

@@ -15,9 +15,9 @@ from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import PreferredAllocation
 from contract.annotations import RESERVE, DeviceChoice
 from contract.gpunode import Device, GPUNode, Plugin, Source
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import (
     GIB,

@@ -12,9 +12,10 @@ import msgspec
 
 from contract.annotations import ON_OVERUSE, STARTUP
 from contract.kube import PodCondition, PodStatus, Present
+from contract.watched import NodeSeen
 from extender.app import cluster_view
-from extender.app.console import Console
 from extender.app.extender import Extender
+from extender.app.serve import console_beside
 from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers.extended_resource import ExtendedResourceController
@@ -23,7 +24,6 @@ from extender.controllers.starts import StartsController
 from extender.kube.client import KubeApi
 from extender.ledger.memory_store import AsyncStore
 from extender.observability.metrics import sample_lag
-from extender.state.changes import NodeSeen
 from tests.app.life_world import NODES, Store, Told, World, rejected
 from tests.builders import GIB, container, kube_node, pod
 from tests.waiting import until_then
@@ -50,9 +50,7 @@ async def _live(file: Path) -> Told:
         lambda operation, when: world.fault(operation, when) if world else None,
         extender.enqueue,
     )
-    console = Console(
-        extender, lambda: extender.pending_events_controller.pending, extender.journal
-    )
+    console = console_beside(extender)
     world = World(extender, store, file, console)
     ledger = extender.open_ledger(AsyncStore(store))
     extender.enable_evictions(AsyncStore(store), ledger, world)
@@ -255,6 +253,6 @@ async def steps(world: World) -> None:
     await world.schedule("last")
     await until_then(lambda: world.mirrored == {*NODES}, "both nodes show their memory")
     await until_then(lambda: not extender.event_queue.is_behind, "all changes are applied")
-    assert extender.stuck() == "", extender.stuck()
+    assert extender.stuck() == {}, extender.stuck()
     ended = [task.get_name() for task in extender.loops._tasks if task.done()]
     assert not ended, f"these loops have ended: {ended}"

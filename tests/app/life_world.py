@@ -16,6 +16,7 @@ from contract.gpunode import GPUNode, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
+from contract.watched import HeartbeatSeen, PodGone
 from extender import periodic
 from extender.app import cluster_view
 from extender.app.console import Console
@@ -35,7 +36,6 @@ from extender.ledger.memory_store import EmbeddedStore
 from extender.observability import feed
 from extender.state import event_queue, eviction_candidates, nominations
 from extender.state import overuse as overuse_state
-from extender.state.changes import HeartbeatSeen, PodGone
 from extender.state.notices import Notice
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, pod, shared, use
 from tests.waiting import until_then

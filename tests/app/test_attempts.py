@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 from contract.annotations import VRAM
 from contract.decision import decision_of
 from contract.kube import Pod
+from contract.watched import NodeSeen
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.state.changes import Event, NodeSeen
+from extender.state.changes import Event
 from extender.state.decision_records import BindTried, Filtered, Ranked
 from tests.builders import DISTRIBUTED, gpunode, kube_node, pod, shared
 from tests.serving import binding, offer

@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry
 
 from contract.gpunode import EVICTED, GPUNode
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.app import cluster_view
 from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.config.settings import Settings
 from extender.observability.metrics import ViewTelemetry
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending

@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
+from contract.watched import GPUNodeSeen, NodeSeen, Relisted
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.observability.metrics import sample_lag
-from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
+from extender.state.changes import BindBegun, BindEnded, Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared

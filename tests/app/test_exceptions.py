@@ -10,6 +10,7 @@ import pytest
 
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta
+from contract.watched import GPUNodeSeen, NodeSeen, PodGone
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.reconcile import ReconcileController
@@ -17,7 +18,7 @@ from extender.controllers.requeue import RequeueController
 from extender.ledger.ledger import Ledger
 from extender.periodic import Loops, progressed
 from extender.state import event_queue
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.deleted_pods import DeletedPods
 from extender.state.eviction_candidates import BackOffs
@@ -99,7 +100,7 @@ def test_all_changes_of_the_cluster_arrive(
         )
         await asyncio.wait_for(extender.event_queue.idle(), PATIENCE_S)
         assert failures(extender, "event_queue") == 1
-        assert extender.stuck() == ""
+        assert extender.stuck() == {}
 
     asyncio.run(play())
 

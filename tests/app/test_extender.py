@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from extender.app import extender
 from extender.app.extender import Extender
 from extender.config.settings import Mode, Settings
@@ -21,7 +22,6 @@ from extender.controllers import reconcile
 from extender.errors import StoreRejected
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.serving import offer
 from tests.serving import pod as sent

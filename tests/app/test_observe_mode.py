@@ -7,11 +7,11 @@ import pytest
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.app.extender import Extender
 from extender.config.settings import Mode, Settings
 from extender.controllers.eviction import EvictionController
 from extender.ledger.ledger import Ledger
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.notices import Notice
 from tests.builders import gpunode, kube_node, pod, reservation, shared
 from tests.state.test_requeue_hints import rejected

@@ -11,10 +11,11 @@ from structlog.testing import capture_logs
 from extender.app.extender import Extender
 from extender.app.readiness import unready
 from extender.config.settings import Settings
-from extender.console.process import ProcessMonitor
+from extender.console.process import process_status
 from extender.kube.reflector import DEFAULT_PACE
 from extender.kube.resources import Health
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.observability.process_monitor import ProcessMonitor
 from tests.serving import binding, offer, pod
 
 BLIND = "Headroom has had no contact with the API server for too long to decide"
@@ -88,11 +89,11 @@ def test_the_health_of_watches_is_reported() -> None:
     observed.health = lambda: [listed, unheard]
     for late_s in (0.001, 0.2, 0.003):
         observed.lag(late_s)
-    now = observed.now()
+    now = process_status(observed)
     pods, nodes = now.sources
     assert (pods.kind, pods.synced, pods.contact_age_s) == ("pods", True, 1.235)
     assert (pods.reconnects, pods.lists, pods.unreadable) == (2, 3, 4)
     assert (nodes.synced, nodes.contact_age_s, now.behind) == (False, None, True)
     assert now.loop_lag is not None
     assert (now.loop_lag.p50_s, now.loop_lag.max_s) == (0.003, 0.2)
-    assert ProcessMonitor(behind=bool).now().loop_lag is None
+    assert process_status(ProcessMonitor(behind=bool)).loop_lag is None

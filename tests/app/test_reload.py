@@ -13,7 +13,7 @@ from extender.config import reload
 from extender.config.loading import check_settings
 from extender.config.reload import Origin, SettingsReloader
 from extender.config.settings import RELOADED, Settings
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from tests.kubectl.test_commands import run
 from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving

@@ -9,15 +9,17 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.console.app import console_app
-from extender.console.auth import Guard
 from extender.console.shared_answers import SharedAnswers
 from extender.console.view_context import Context, no_quotas
+from extender.observability.extender_metrics import Telemetry
 from extender.observability.feed import Feed
+from extender.observability.journal_stream import HoldsLine, StateLine, holds_line
 from extender.observability.journals import Followed, Journals
-from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.scheduler.journal_endpoint import JournalSource, journal_routes
+from extender.server.auth import Guard
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from extender.state.pod_requests import ResourceQuota
@@ -47,6 +49,7 @@ class Asked:
     answers: SharedAnswers = field(default_factory=lambda: SharedAnswers(0.0))
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     context: Context = field(init=False)
+    stream: JournalSource = field(init=False)
     app: FastAPI = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +68,18 @@ class Asked:
             scheduler="default-scheduler",
             answers=self.answers,
         )
-        self.app = console_app(self.context, with_journal=True)
+        # A stream ends after its first lines, because ``answer`` reads all of it.
+        self.stream = JournalSource(
+            replica, self.journal, self._state_line, self._holds_line, ended=True
+        )
+        self.app = console_app(self.context, journal_routes(self.stream))
+
+    def _state_line(self) -> StateLine:
+        at_s, generation = WALL_S + self.now_s, self.cluster.generation
+        return StateLine(self.context.replica, "unknown", at_s, generation, "", "enforce")
+
+    def _holds_line(self) -> HoldsLine:
+        return holds_line(self.cluster, self.now_s)
 
     def add_node(self, name: str) -> None:
         """With two shared GPUs, reported now."""

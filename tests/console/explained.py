@@ -4,12 +4,8 @@ import msgspec
 
 from contract.gpunode import Reservation
 from contract.kube import OwnerReference, Pod
-from extender.state.changes import (
-    Event,
-    GPUNodeSeen,
-    NodeSeen,
-    PodSeen,
-)
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import Event
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_devices import since

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod, PodStatus
+from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.observability.journal_follower import HoldsUpdater
 from extender.observability.journal_stream import (
     Copy,
@@ -21,15 +22,7 @@ from extender.observability.journal_stream import (
 from extender.observability.journals import Followed
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.state.changes import (
-    BindBegun,
-    BindEnded,
-    Event,
-    GPUNodeSeen,
-    NodeSeen,
-    PodGone,
-    PodSeen,
-)
+from extender.state.changes import BindBegun, BindEnded, Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from tests.builders import NOW_S, gpunode, kube_node, shared

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from contract.annotations import DEVICE_CHOICE
 from contract.device_choice import STEERING_NOT_PERMITTED, STEERING_UNKNOWN
 from contract.gpunode import Plugin
-from extender.state.changes import GPUNodeSeen, NodeSeen
+from contract.watched import GPUNodeSeen, NodeSeen
 from tests.builders import GIB, gpunode, kube_node, mig, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from contract.kube import NodeSpec
-from extender.state.changes import GPUNodeSeen, NodeSeen
+from contract.watched import GPUNodeSeen, NodeSeen
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import Asked
 

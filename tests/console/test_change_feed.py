@@ -8,18 +8,11 @@ import pytest
 from contract.annotations import CORDON
 from contract.gpunode import ADOPTED, EVICTED, OveruseEviction, Reservation
 from contract.kube import Pod
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.journals import Journals
 from extender.placement.policy import Rules
-from extender.state.changes import (
-    GPUNodeGone,
-    GPUNodeSeen,
-    HoldsSeen,
-    NodeGone,
-    NodeSeen,
-    PodGone,
-    PodSeen,
-)
+from extender.state.changes import HoldsSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
 from extender.state.holds import HeldFor, Why

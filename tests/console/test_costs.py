@@ -7,21 +7,21 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from contract.gpunode import Replicas
-from extender.console.auth import GetPod, ReadPath
+from contract.watched import PodGone
 from extender.console.costs import _read, _view
 from extender.console.history_ranges import Found, PrometheusRanges, Range
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.history_handover import HistoryHandover, head_line
 from extender.observability.history_recorder import HistoryRecorder
-from extender.state.changes import PodGone
+from extender.server.auth import GetPod, ReadPath
 from extender.state.history import History
 from extender.state.holdings import OTHERS, Holdings, Minute, limited, summed
 from extender.state.pending_pods import Pending
 from tests.builders import GIB, device, mig, shared
 from tests.console.asking import STALE_AFTER_S, Asked
-from tests.console.test_auth import World
 from tests.console.test_idle import AN_HOUR, SM, TWO_DAYS, add, fleet, row
 from tests.promtool import complaints
+from tests.server.test_auth import World
 
 ROUND_S = 10.0
 

@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from contract.kube import ObjectMeta, Pod
+from contract.watched import NodeSeen, PodSeen
 from extender.console.app import console_app
 from extender.console.responses import chunked, json_parts
 from extender.console.view_context import Context
+from extender.observability.extender_metrics import Telemetry
 from extender.observability.journals import Journals
-from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
-from extender.state.changes import NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from tests.builders import kube_node

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from contract.watched import PodSeen
 from extender.console import defrag
-from extender.state.changes import PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.pod_requests import ResourceQuota
 from tests.builders import GIB, NOW_S

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract.gpunode import ContainerLimit, Device, Replicas, Reservation, UnattributedProcess
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.console.asking import Asked
 

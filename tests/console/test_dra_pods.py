@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract.kube import Pod
-from extender.state.changes import GPUNodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, PodSeen
 from extender.state.memory_totals import totals
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, pod, shared, use
 from tests.console.asking import Asked

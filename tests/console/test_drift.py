@@ -19,11 +19,11 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import ObjectMeta
+from contract.watched import ClaimSeen, GPUNodeSeen, SliceSeen
 from extender.console.drift import claim_views, drift_views
 from extender.console.view_context import Context
 from extender.kube.claims import Claims
 from extender.placement.policy import Rules
-from extender.state.changes import ClaimSeen, GPUNodeSeen, SliceSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import DISTRIBUTED, gpunode, reservation, shared, use
 from tests.serving import Server, binding, offer, pod, serving

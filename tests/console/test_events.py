@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from extender.console import events
 from extender.observability.feed import Feed, TooManyFollowers
+from extender.server import streams
 from tests.console.asking import Asked
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import PATIENCE_S
@@ -78,7 +78,7 @@ def test_one_client_too_many_is_rejected_with_an_alternative() -> None:
 
 
 def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "SEND_S", 0.01)
+    monkeypatch.setattr(streams, "SEND_S", 0.01)
 
     async def play() -> None:
         feed = open_feed()

@@ -9,9 +9,7 @@ import pytest
 from contract.decision import decision_id
 from contract.kube import Node, Pod
 from contract.reasons import Reason
-from extender.state.changes import (
-    NodeSeen,
-)
+from contract.watched import NodeSeen
 from extender.state.journal import Decision, NodeSets
 from tests.builders import GIB, pod
 from tests.console.asking import WALL_S, Asked

@@ -5,9 +5,9 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod, SchedulingGroup
+from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.observability.fleet_metrics import FleetCollector
 from extender.placement.request import VramRequest
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.pending_pods import Pending
 from headroom.kubectl.why import why
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared

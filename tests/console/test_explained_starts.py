@@ -14,7 +14,7 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GATE_IMAGE, GIB, gpunode, kube_node, pod, reservation, shared
 from tests.console.asking import Asked
 

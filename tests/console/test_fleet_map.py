@@ -6,7 +6,7 @@ import msgspec
 
 from contract.gpunode import SmActivity
 from contract.kube import NodeSpec
-from extender.state.changes import GPUNodeSeen, NodeGone, NodeSeen
+from contract.watched import GPUNodeSeen, NodeGone, NodeSeen
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod, PodStatus
+from contract.watched import GPUNodeSeen, PodGone, PodSeen
 from extender.placement.request import VramRequest
-from extender.state.changes import Event, GPUNodeSeen, PodGone, PodSeen
+from extender.state.changes import Event
 from extender.state.pod_groups import POD_GROUP
 from tests.builders import GIB, pod
 from tests.console.asking import Asked

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from contract.gpunode import SmActivity
-from extender.console.auth import GetPod
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodSeen
 from extender.console.responses import stamp
 from extender.observability import history_handover
 from extender.observability.history_handover import HistoryHandover, NotTaken, head_line, node_line
 from extender.observability.history_recorder import HistoryRecorder
-from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodSeen
+from extender.server.auth import GetPod
 from extender.state.history import History
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
-from tests.console.test_auth import World
+from tests.server.test_auth import World
 from tests.waiting import until
 
 #: Between two rounds of the recorder.

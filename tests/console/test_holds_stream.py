@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
@@ -32,13 +33,7 @@ from extender.observability.journal_stream import (
 from extender.observability.journals import Followed
 from extender.observability.metrics import ViewTelemetry
 from extender.state import holds
-from extender.state.changes import (
-    BindBegun,
-    GPUNodeSeen,
-    HoldsSeen,
-    NodeSeen,
-    PodSeen,
-)
+from extender.state.changes import BindBegun, HoldsSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.holds import HeldFor, Why
 from extender.state.journal import Journal
@@ -209,7 +204,7 @@ def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
         return tuple(message)
 
     def binds(extender: Extender) -> list[tuple[str, str]]:
-        return [(each.uid, each.node) for each in extender.holds().holds]
+        return [(each.uid, each.node) for each in extender.stream.holds().holds]
 
     nothing: list[tuple[str, str]] = []
     there = [("uid-p", "n0")]

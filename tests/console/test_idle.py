@@ -8,14 +8,14 @@ from prometheus_client import CollectorRegistry
 
 from contract.gpunode import Device, Replicas, SmActivity
 from contract.kube import OwnerReference, Pod
-from extender.console.auth import GetPod, ReadPath
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.observability.fleet_metrics import FleetCollector
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.server.auth import GetPod, ReadPath
 from extender.state.idle_pods import idle_pods
 from extender.state.pending_pods import Pending
 from tests.builders import GIB, device, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
-from tests.console.test_auth import World
+from tests.server.test_auth import World
 
 #: Two days, and an hour, before the reports.
 TWO_DAYS, AN_HOUR = "2026-11-19T00:00:00Z", "2026-11-20T23:00:00Z"

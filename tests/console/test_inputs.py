@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.console.process import SourceView
 from extender.console.status import inputs as inputs_of
 from extender.observability.journal_stream import StateLine
 from extender.observability.journals import Followed
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.journal import Decision, Journal
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked

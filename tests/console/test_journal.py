@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from contract.decision import decision_of
+from contract.kept_fields import kept_pod
 from contract.kube import Pod
 from extender.state import journal as journal_module
 from extender.state.decision_records import (
@@ -27,7 +28,6 @@ from extender.state.decision_records import (
     Records,
 )
 from extender.state.journal import Decision, Journal, pod_bytes
-from extender.state.kept_fields import kept_pod
 from tests.builders import NOW_S, pod
 from tests.fuzz.world import NODES, World
 from tests.serving import binding, offer

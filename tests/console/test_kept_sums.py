@@ -10,12 +10,7 @@ from contract.annotations import OBSERVED_AT
 from contract.gpunode import GPUNode, Reservation
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta
-from extender.console.fleet import ModelSums
-from extender.console.teams import TeamSums
-from extender.observability.history_recorder import HistoryRecorder
-from extender.placement.updated_nodes import UpdatedNodes
-from extender.state.changes import (
-    Event,
+from contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatSeen,
@@ -24,6 +19,11 @@ from extender.state.changes import (
     PodGone,
     PodSeen,
 )
+from extender.console.fleet import ModelSums
+from extender.console.teams import TeamSums
+from extender.observability.history_recorder import HistoryRecorder
+from extender.placement.updated_nodes import UpdatedNodes
+from extender.state.changes import Event
 from extender.state.gpu_pods import GpuPods
 from extender.state.history import History
 from tests.builders import GIB, gpunode, kube_node, reservation, shared, use

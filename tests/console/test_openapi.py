@@ -7,7 +7,6 @@ import pytest
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck
 
-from extender.console import journal
 from extender.console.app import _VIEWS, _metrics, _probes
 from tests.examples import examples
 from tests.fuzz.world import World
@@ -17,7 +16,7 @@ _app = _world.console
 #: Not from the description itself, because each worker would make it: 1 s of CPU.
 OPERATIONS = [
     (method.lower(), route.path)
-    for group in (_probes, _metrics, *(module.routes for module in _VIEWS), journal.routes)
+    for group in (_probes, _metrics, *(module.routes for module in _VIEWS), _world.journal_routes)
     for route in group.routes
     if isinstance(route, APIRoute) and route.include_in_schema
     for method in sorted(route.methods)

@@ -3,11 +3,12 @@
 import numpy as np
 
 from contract.kube import Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.console.explain import unnamed
 from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import Event
 from extender.state.eligible_nodes import eligible_nodes, feasible
 from extender.state.suggestions import Suggestion, blockers, suggest
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use

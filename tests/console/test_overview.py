@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from contract.gpunode import Device
 from contract.kube import OwnerReference, Pod, SchedulingGate
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.console.process import SettingsView
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.growth import Growing
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked

@@ -7,7 +7,7 @@ import pytest
 
 from contract.gpunode import PodUse
 from contract.kube import Node
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_teams import owned

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from contract.kube import Pod, PodStatus
-from extender.state.changes import Event, PodSeen
+from contract.watched import PodSeen
+from extender.state.changes import Event
 from tests.builders import pod
 from tests.console.explained import asked, explained, kinds, node, owned
 

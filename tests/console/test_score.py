@@ -8,7 +8,7 @@ import pytest
 from contract.decision import decision_id
 from contract.kube import SchedulingGate
 from contract.reasons import Reason
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Candidate, Candidates, Ranked
 from extender.state.journal import Decision
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use

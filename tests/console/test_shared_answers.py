@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.app import _VIEWS
-from extender.console.auth import GetPod, ReadPath
 from extender.console.shared_answers import MOST_ANSWERS, MOST_BYTES, SharedAnswers
+from extender.server.auth import GetPod, ReadPath
 from tests.console.asking import Asked
-from tests.console.test_auth import World
 from tests.console.test_visible_pods import OWN, VIEWS, world
 from tests.controlplane import ROOT
+from tests.server.test_auth import World
 
 SHARED_S = 0.25
 

@@ -25,19 +25,10 @@ from contract.kube import (
     SliceDevice,
 )
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen, SliceSeen
 from extender.app.cli import app
 from extender.placement.device_reading import Activity
-from extender.state.changes import (
-    ActivitySeen,
-    BindBegun,
-    Event,
-    GPUNodeSeen,
-    NamespaceSeen,
-    NodeSeen,
-    PodSeen,
-    SliceSeen,
-    TimePassed,
-)
+from extender.state.changes import ActivitySeen, BindBegun, Event, TimePassed
 from extender.state.journal import Decision
 from tests.builders import (
     DISTRIBUTED,

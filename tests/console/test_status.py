@@ -7,9 +7,9 @@ import pytest
 
 from contract.gpunode import GPUNode
 from contract.kube import NodeStatus, Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.observability.journal_stream import StateLine
 from extender.observability.journals import Followed
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Filtered
 from extender.state.journal import Decision, Journal
 from extender.state.reconcile_queue import mismatches

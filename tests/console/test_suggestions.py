@@ -11,13 +11,8 @@ from contract.device_choice import STEERING_NOT_PERMITTED
 from contract.gpunode import Reservation, SmActivity
 from contract.kube import Node, NodeStatus, ObjectMeta, PodStatus
 from contract.reasons import Reason
-from extender.state.changes import (
-    DepartureMarked,
-    GPUNodeSeen,
-    NodeSeen,
-    PodGone,
-    PodSeen,
-)
+from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.changes import DepartureMarked
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.pod_requests import QuotaStatus, ResourceQuota
 from extender.state.reconcile_queue import Orphan, Unmarked, orphans

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from contract.kube import OwnerReference, Pod
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, PodSeen
 from extender.console.history import SeriesView
 from extender.console.responses import stamp
 from extender.console.timeline import growth
 from extender.observability.feed import Feed
 from extender.placement.snapshot import CODE_OF
-from extender.state.changes import GPUNodeSeen, PodSeen
 from extender.state.decision_records import BindTried, Filtered
 from tests.builders import GIB, gpunode, pod, reservation, shared
 from tests.console.asking import WALL_S, Asked

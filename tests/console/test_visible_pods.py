@@ -7,13 +7,14 @@ import pytest
 
 from contract.gpunode import Reservation
 from contract.kube import Pod
-from extender.console.auth import GetPod, Permission, ReadPath, ReviewFailed
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.console.shared_answers import SharedAnswers
+from extender.server.auth import GetPod, Permission, ReadPath, ReviewFailed
 from extender.server.client_certificates import User
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import Event
 from extender.state.decision_records import Preempted, Victim
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
-from tests.console.test_auth import World
+from tests.server.test_auth import World
 
 MOST_NAMESPACES = 32
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contract.gpunode import Device
 from contract.kube import NodeSpec, ObjectMeta, Taint
-from extender.state.changes import NodeSeen
+from contract.watched import NodeSeen
 from extender.state.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
 from tests.builders import DISTRIBUTED, GIB, GPU, NOW_S, gpunode, kube_node, shared
 from tests.console.asking import Asked

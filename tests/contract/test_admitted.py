@@ -22,12 +22,12 @@ from contract.gpunode import GPUNodeStatus
 from contract.gpunode_json import decode_gpunode
 from contract.kube import ObjectMeta
 from contract.vramprofile import ProfileOwner, decode_profile
+from contract.watched import GPUNodeSeen, PodSeen, ProfileSeen
 from extender.kube.profiles import Profiles
 from extender.recommend.profile_status import newest_requests
 from extender.recorder.book import Owned, ProfileBook
 from extender.recorder.life_tracker import LifeTracker
 from extender.recorder.pod_facts import ObservedPod
-from extender.state.changes import GPUNodeSeen, PodSeen, ProfileSeen
 from tests.admission.reviews import around, manifest, mutated
 from tests.console.asking import answer
 from tests.contract.admitted import Schema, drawn

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNodeSpec
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.store import Binding, Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.observability.outcome_recorder import ConflictCountingStore
 from tests.blocking import now
 from tests.builders import gpunode, pod

@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, ObjectMeta
+from contract.watched import ClaimSeen, GPUNodeGone, GPUNodeSeen, HeartbeatSeen, SliceSeen
 from extender.controllers.device_taints import DeviceTaintsController, Reports
 from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.claims import Claims
 from extender.kube.client import KubeApi, Listing
 from extender.kube.taint_rules import NOT_SERVED, TaintRules
 from extender.observability.taint_metrics import TaintTelemetry
-from extender.state.changes import ClaimSeen, GPUNodeGone, GPUNodeSeen, HeartbeatSeen, SliceSeen
 from tests.monitoring.documented import documented
 from tests.promtool import complaints
 from tests.state.test_claimed_devices import claim, piece, report

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from extender.controllers.event_recorder import EventRecorder, KubeEvents, event_name
 from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.client import KubeApi
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.state.notices import Notice, pod_subject
 from tests.builders import pod
 

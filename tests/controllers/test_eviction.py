@@ -26,7 +26,7 @@ from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.eviction import EvictionController, Evictions
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError
 from extender.ledger.memory_store import AsyncStore
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.overfull_devices import Misplaced
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import Notice

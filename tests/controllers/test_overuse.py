@@ -15,14 +15,14 @@ from structlog.testing import capture_logs
 from contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, Pod
+from contract.watched import HeartbeatSeen, NodeSeen
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.overuse import OveruseController
 from extender.errors import StoreConflict, StoreError, StoreRejected, StoreTimeout
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import HeartbeatSeen, NodeSeen
 from extender.state.notices import Notice
 from tests.builders import GIB, kube_node, pod, reservation, shared, status, use
 from tests.recording import RecordingState

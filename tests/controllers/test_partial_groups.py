@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from contract.kube import OwnerReference, Pod, SchedulingGate, SchedulingGroup
+from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.partial_groups import PartialGroupsController
 from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
 from extender.ledger.store import Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice
 from extender.state.partial_groups import Members

@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod
 from contract.reasons import Reason
+from contract.watched import PodGone, PodSeen
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.pending_events import PendingEventsController
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.notices import Notice

@@ -11,15 +11,15 @@ from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
+from contract.watched import BudgetSeen, GPUNodeSeen, PodSeen
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.notices import Notice

@@ -14,6 +14,7 @@ from contract.annotations import STARTUP, STARTUP_TIMEOUT
 from contract.gpunode import ADOPTED, GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus, Present
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.starts import StartsController
 from extender.errors import StoreConflict, StoreTimeout
@@ -21,9 +22,8 @@ from extender.ledger.bind_call import BindRequest as Ask
 from extender.ledger.bind_call import Bound, Declined, Outcome
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.notices import Notice
 from tests.builders import GIB, container, kube_node, shared, status, use
 from tests.builders import pod as plain_pod

@@ -61,8 +61,8 @@ CSRS = rights("certificates.k8s.io", "certificatesigningrequests", "get")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
 #: The calls of parts that authorize readers of their metrics (extender/app/probes.py).
 REVIEWS: dict[str, set[Right]] = {
-    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+    "extender.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
 }
 
 #: Module and function -> what it asks the API server for, of the role of that name.
@@ -74,9 +74,9 @@ EXTENDER: dict[str, set[Right]] = {
         "", "events", "create", "patch"
     ),
     # An extender has no users: only its metrics and its journal are behind the same check.
-    "extender.console.reviews:KubeReviews.creator": set(),
-    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+    "extender.server.reviews:KubeReviews.creator": set(),
+    "extender.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.ledger.kube_store:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
@@ -105,9 +105,9 @@ CONSOLE: dict[str, set[Right]] = {
     "extender.kube.resources:_dra": set(),  # of its callers
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "extender.kube.node_pods:NodePods.on": rights("", "pods", "list"),
-    "extender.console.reviews:KubeReviews.creator": CSRS,
-    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+    "extender.server.reviews:KubeReviews.creator": CSRS,
+    "extender.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.kube.resources:watched_kinds": WATCHED,
     "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
     "extender.server.client_ca:client_ca": rights("", "configmaps", "get", where="kube-system"),

@@ -8,9 +8,9 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Source
 from contract.kube import Node, NodeStatus, ObjectMeta
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.doctor.findings import Finding, Weight
 from extender.doctor.node_rules import examine, source_findings
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.controlplane import ROOT
 from tests.state.states import state_of

@@ -9,11 +9,11 @@ import pytest
 from contract.annotations import CORDON, DEVICE_CHOICE, RESERVE
 from contract.gpunode import GPUNode, Plugin, Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.doctor.findings import Finding, Weight, line
 from extender.doctor.node_rules import examine
 from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.sharing_rules import rounded
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import (
     GIB,
     GPU,

@@ -3,13 +3,13 @@
 import msgspec
 
 from contract.kube import Pod
+from contract.watched import NodeSeen, PodSeen
 from extender.config.settings import Settings
 from extender.console.responses import stamp
 from extender.doctor.component_pods import ComponentPod
 from extender.doctor.environment import Environment, examine_environment
 from extender.doctor.findings import line
 from extender.doctor.recommendation_rule import examine_recommendations
-from extender.state.changes import NodeSeen, PodSeen
 from tests.builders import kube_node
 from tests.console.asking import WALL_S, Asked
 from tests.console.test_recommendations import add_pod, profile

@@ -9,10 +9,10 @@ import yaml
 
 from contract.gpunode import GPUNode, Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod, SchedulingGate
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight
 from extender.doctor.node_rules import advised_plugin_config
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
 from tests.doctor.test_node_rules import SOUND, asking, findings, sliced
 

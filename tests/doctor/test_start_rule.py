@@ -3,9 +3,9 @@
 import msgspec
 
 from contract.kube import Container, Pod, Present
+from contract.watched import PodSeen
 from extender.doctor.findings import line
 from extender.doctor.node_rules import examine
-from extender.state.changes import PodSeen
 from tests.builders import NOW_S, container, pod
 from tests.state.states import state_of
 

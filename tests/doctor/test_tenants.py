@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from contract.kube import Namespace, Pod
+from contract.watched import Relisted
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight
 from extender.doctor.tenant_rights import Rights
 from extender.doctor.tenants import QUOTA, Tenancy, examine_tenants, list_tenancy
-from extender.state.changes import Relisted
 from tests.builders import container, namespace, pod
 from tests.controlplane import ControlPlane
 from tests.deploy.rendered import DEPLOY, NAMESPACE, objects, overlay

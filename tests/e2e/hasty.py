@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from extender.app.cluster import serve_cluster
+from extender.app.serve import serve_both
 from extender.config.loading import load_settings
 from extender.config.settings import Settings
 from extender.kube.reflector import Pace
@@ -27,4 +27,4 @@ def settings_of(options: list[str]) -> Settings:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_cluster(settings_of(sys.argv[2:]), print, PACE))
+    asyncio.run(serve_both(settings_of(sys.argv[2:]), print, PACE))

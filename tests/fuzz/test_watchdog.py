@@ -11,7 +11,8 @@ import structlog
 
 from contract.gpunode import GPUNodeSpec
 from contract.gpunode_json import decode_gpunode
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen
+from contract.watched import GPUNodeSeen, NodeSeen
+from extender.state.changes import Event
 from extender.state.gpu_pods import GpuPods
 from tests.builders import GIB, kube_node, reservation
 from tests.fuzz import watch, watchdog

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
+from contract.watched import NamespaceSeen, NodeSeen
 from extender.config.settings import Settings
 from extender.console.app import console_app
 from extender.console.shared_answers import SharedAnswers
@@ -21,10 +22,12 @@ from extender.console.view_context import Context
 from extender.kube.claims import Claims
 from extender.kube.profiles import Profiles
 from extender.ledger.memory_store import EmbeddedStore
+from extender.observability.extender_metrics import Telemetry
+from extender.observability.journal_stream import StateLine
 from extender.observability.journals import Journals
-from extender.observability.metrics import Telemetry
+from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.server import VerbsApp
-from extender.state.changes import Event, NamespaceSeen, NodeSeen
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
@@ -105,7 +108,10 @@ class World:
             claims=self.claims,
             answers=SharedAnswers(0.0),
         )
-        self.console = console_app(context, with_journal=True)
+        state = StateLine("one", "", EPOCH_S, 0, "", "enforce")
+        stream = JournalSource("one", self.journal, lambda: state, ended=True)
+        self.journal_routes = journal_routes(stream)
+        self.console = console_app(context, self.journal_routes)
         self.deliver([NamespaceSeen(make.namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
         for each in sound_nodes():
             assert each.status is not None

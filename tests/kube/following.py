@@ -6,13 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from contract.watched import Relisted
 from extender.kube.client import KubeApi
 from extender.kube.reflector import Pace, Reflector
 from extender.kube.resources import watched_kinds
-from extender.state.changes import (
-    Event,
-    Relisted,
-)
+from extender.state.changes import Event
 from tests.kube.recorder import Recorder
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 

@@ -8,12 +8,8 @@ from structlog.testing import capture_logs
 
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Pod
+from contract.watched import GPUNodeSeen, NodeSeen, Relisted
 from extender.kube.reflector import Pace
-from extender.state.changes import (
-    GPUNodeSeen,
-    NodeSeen,
-    Relisted,
-)
 from tests.kube.following import (
     HANG,
     IMPATIENT,

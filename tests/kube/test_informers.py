@@ -12,15 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from contract.kube import Pod
-from extender.kube.api_errors import ApiStatus, NoAnswer
-from extender.kube.client import KubeApi, Query, Stream
-from extender.kube.informers import KubernetesSources
-from extender.kube.reflector import Pace, Reflector
-from extender.kube.resources import watched_kinds
-from extender.state.changes import (
+from contract.watched import (
     BudgetGone,
     BudgetSeen,
-    Event,
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatGone,
@@ -34,6 +28,12 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
+from extender.kube.api_errors import ApiStatus, NoAnswer
+from extender.kube.client import KubeApi, Query, Stream
+from extender.kube.informers import KubernetesSources
+from extender.kube.reflector import Pace, Reflector
+from extender.kube.resources import watched_kinds
+from extender.state.changes import Event
 from extender.state.foreign_allocators import node_of
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.kube.recorder import Recorder

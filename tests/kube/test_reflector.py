@@ -7,11 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from contract.kube import Node
-from extender.kube.resources import watched_kinds
-from extender.state.changes import (
+from contract.watched import (
     ClaimGone,
     ClassGone,
-    Event,
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatSeen,
@@ -23,6 +21,8 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
+from extender.kube.resources import watched_kinds
+from extender.state.changes import Event
 from tests.kube.following import (
     HANG,
     KINDS,

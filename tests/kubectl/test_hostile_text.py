@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from contract.gpunode import OveruseEviction
 from contract.kube import OwnerReference, Pod
 from contract.vramprofile import ProfileOwner
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen, ProfileSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen, ProfileSeen
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_recommendations import profile

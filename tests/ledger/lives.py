@@ -15,21 +15,14 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, HeartbeatSeen, NodeGone, NodeSeen, PodGone
 from extender.ledger.bind_call import BindRequest, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.fit import fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.state.changes import (
-    DepartureMarked,
-    Event,
-    GPUNodeSeen,
-    HeartbeatSeen,
-    NodeGone,
-    NodeSeen,
-    PodGone,
-)
+from extender.state.changes import DepartureMarked, Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import (
     Orphan,

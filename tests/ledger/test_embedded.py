@@ -10,9 +10,10 @@ import pytest
 from contract.annotations import RETRY, TOUCHED
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import ObjectMeta, Pod, PodSpec
+from contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
+from extender.state.changes import Event
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, reserving, run_together
 from tests.waiting import PATIENCE_S
 

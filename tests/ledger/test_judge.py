@@ -5,9 +5,9 @@ import pytest
 from contract.gpunode import GPUNodeSpec
 from contract.kube import Node, ObjectMeta, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.model.cluster import gpunode, pod
 from tests.model.world import changed

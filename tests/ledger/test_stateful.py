@@ -26,11 +26,12 @@ from contract.kube import (
     PodStatus,
     ResourceRequirements,
 )
+from contract.watched import NodeSeen
 from extender.errors import OutcomeUnknown
 from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.policy import Rules
-from extender.state.changes import Event, NodeSeen
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans, uninitialised
 from tests.blocking import Ledger

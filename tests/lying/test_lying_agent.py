@@ -20,6 +20,7 @@ from contract.gpunode import ADOPTED, STARTING, GPUNode, GPUNodeStatus, Reservat
 from contract.gpunode_json import decode_gpunode
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta
+from contract.watched import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.history_recorder import sample
 from extender.placement.fit import fit
@@ -30,7 +31,6 @@ from extender.placement.snapshot import NodeTerms
 from extender.recommend.programs import Family, Program
 from extender.recorder.life_tracker import LifeTracker
 from extender.recorder.pod_facts import PodFacts
-from extender.state.changes import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
 from extender.state.node_whatif import rejection_beside
 from extender.state.overuse_decisions import latest_sample, overuse_evictions_on, overusing_pods
 from extender.state.pending_pods import Pending

@@ -28,12 +28,12 @@ from contract.kube import (
     ResourceRequirements,
 )
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.ledger import bind, initialise, reservations
 from extender.ledger import ledger as real_ledger
 from extender.ledger.memory_store import SyncStore
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.blocking import Ledger
 from tests.builders import shared

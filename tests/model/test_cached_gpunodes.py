@@ -17,14 +17,15 @@ from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import ObjectMeta
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen
 from extender.app.followed_store import FollowedStore
 from extender.errors import StoreError
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, GPUNodeWritten, NodeSeen
+from extender.state.changes import Event, GPUNodeWritten
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import uninitialised
 from tests.builders import kube_node, pod, reservation, shared, status

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from extender.observability.metrics import WebhookTelemetry
+from extender.admission.metrics import WebhookTelemetry
 from tests.debian import Unavailable
 from tests.history.server import Prometheus, prometheus
 from tests.monitoring.conftest import World

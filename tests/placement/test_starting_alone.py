@@ -7,6 +7,7 @@ import pytest
 
 from contract.annotations import STARTUP, STARTUP_TIMEOUT
 from contract.gpunode import RUNNING, STARTING, Plugin, PodUse, Reservation
+from contract.kept_fields import kept_pod
 from contract.kube import (
     Container,
     ContainerState,
@@ -26,7 +27,6 @@ from extender.placement.request import Unreadable, understand
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from extender.placement.start_phase import Start, StartEnd
-from extender.state.kept_fields import kept_pod
 from tests.builders import (
     DISTRIBUTED,
     GIB,

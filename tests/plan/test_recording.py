@@ -9,6 +9,7 @@ import pytest
 
 from contract.gpunode import GPUNode, SmActivity
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod, ResourceRequirements
+from contract.watched import GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen, Relisted
 from extender.errors import BadSettings
 from extender.plan import recording as module
 from extender.plan.cluster_recorder import Recorder, kinds
@@ -18,14 +19,6 @@ from extender.plan.recording import (
     history_of,
     history_of_snapshot,
     read_recording,
-)
-from extender.state.changes import (
-    GPUNodeSeen,
-    NodeGone,
-    NodeSeen,
-    PodGone,
-    PodSeen,
-    Relisted,
 )
 from extender.state.dump import FORMAT, inputs_of
 from tests.builders import GIB, GPU, container, device, gpunode, kube_node, pod, use

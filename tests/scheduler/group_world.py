@@ -19,11 +19,12 @@ from msgspec.structs import replace
 
 from contract.gpunode import GPUNode
 from contract.kube import Affinity, Pod, SchedulingGroup
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.policy import Rules
 from extender.scheduler.server import Verbs
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from tests.blocking import Faraway
 from tests.builders import GIB, container, device, gpunode, kube_node, pod, shared

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from contract.kube import Pod
+from contract.watched import PodSeen
 from extender.ledger.bind_call import BindRequest, Bound, Outcome
 from extender.placement.policy import Rules
-from extender.state.changes import PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import DISTRIBUTED, NOW_S
 from tests.scheduler.verbs_on import verbs_on

@@ -7,8 +7,8 @@ import msgspec
 
 from contract.annotations import POLICY
 from contract.kube import Pod
+from contract.watched import GPUNodeSeen
 from extender.scheduler.server import Verbs
-from extender.state.changes import GPUNodeSeen
 from tests.builders import DISTRIBUTED, GPU, NOW_S, gpunode, pod, shared
 from tests.recording import RecordingState
 from tests.scheduler.verbs_on import verbs_on

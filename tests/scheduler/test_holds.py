@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import Pod, SchedulingGroup, WorkloadReference
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.fit import fit
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS
 from extender.state import held_memory, node_whatif
-from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
+from extender.state.changes import BindBegun, BindEnded
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.held_memory import HeldMemory
 from extender.state.pod_groups import Group, GroupKind

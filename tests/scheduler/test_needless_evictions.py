@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from contract.annotations import MIRROR
 from contract.gpunode import Plugin
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal

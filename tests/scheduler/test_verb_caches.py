@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared

@@ -7,7 +7,7 @@ from math import inf
 from prometheus_client import CollectorRegistry
 
 from extender.ledger.bind_call import BindRequest, Bound, Outcome
-from extender.observability.metrics import Telemetry
+from extender.observability.extender_metrics import Telemetry
 from extender.scheduler.bind import Binder
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs

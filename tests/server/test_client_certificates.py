@@ -7,7 +7,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.console.auth import Guard, Permission, ReadPath
+from extender.server.auth import Guard, Permission, ReadPath
 from extender.server.client_certificates import PEER, Certificate, Peer, User, user_of
 
 NODES = ReadPath("get", "/v1/nodes")

@@ -31,12 +31,13 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
+from contract.watched import NodeSeen
 from extender.controllers.eviction import Evictions
 from extender.errors import StoreConflict
 from extender.ledger.bind_call import BindRequest
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.policy import Rules
-from extender.state.changes import NodeSeen, TimePassed
+from extender.state.changes import TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import unreserved_pods
 from tests.blocking import ledger_over, now

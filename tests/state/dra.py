@@ -16,7 +16,7 @@ from contract.kube import (
     PodStatus,
     ResourceSlice,
 )
-from extender.state.changes import ClaimSeen, ClassSeen, NodeSeen, SliceSeen
+from contract.watched import ClaimSeen, ClassSeen, NodeSeen, SliceSeen
 from tests.builders import GPU
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/gpu.nvidia.com"

@@ -9,7 +9,8 @@ import msgspec
 from contract.annotations import MIRROR
 from contract.gpunode import Plugin
 from contract.kube import NodeStatus, Pod, PodStatus, ResourceRequirements
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import Event
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -14,11 +14,11 @@ from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNode, Plugin
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.explain import explain
 from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, VisibleDevices, Weights
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import (
     GATE_IMAGE,

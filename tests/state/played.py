@@ -13,7 +13,8 @@ from contract.annotations import OBSERVED_AT
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, Pod
-from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodSeen
+from contract.watched import GPUNodeSeen, HeartbeatSeen, PodSeen
+from extender.state.changes import Event
 from tests.builders import pod
 
 T = TypeVar("T")

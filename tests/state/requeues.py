@@ -7,8 +7,8 @@ import msgspec
 from contract.gpunode import SmActivity
 from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.requeue_hints import RequeueHints

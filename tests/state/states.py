@@ -10,16 +10,11 @@ from contract.gpunode import GPUNode
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen
 from extender.placement.fit import fit
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.state.changes import (
-    Event,
-    GPUNodeSeen,
-    NamespaceSeen,
-    NodeSeen,
-    PodSeen,
-)
+from extender.state.changes import Event
 from tests.builders import (
     GATE_IMAGE,
     GIB,

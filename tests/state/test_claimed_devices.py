@@ -9,7 +9,7 @@ import pytest
 from contract.dra import ResourceClaim
 from contract.gpunode import GPUNodeStatus
 from contract.kube import ResourceSlice
-from extender.state.changes import ClaimGone, ClaimSeen, Relisted, SliceGone, SliceSeen
+from contract.watched import ClaimGone, ClaimSeen, Relisted, SliceGone, SliceSeen
 from extender.state.claimed_devices import ClaimedDevices, DraDevice
 
 LINGERS_S = 15.0

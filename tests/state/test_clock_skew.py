@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from agent.status_writer import StatusWriter
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
+from contract.watched import NodeSeen
 from extender.placement.fit import fit
 from extender.placement.policy import Rules
-from extender.state.changes import NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import kube_node, request, shared
 from tests.state.played import Api

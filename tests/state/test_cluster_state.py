@@ -9,15 +9,9 @@ from contract.annotations import RESERVE
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen, Relisted
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
-from extender.state.changes import (
-    GPUNodeGone,
-    NodeGone,
-    PodGone,
-    PodSeen,
-    Relisted,
-)
 from extender.state.node_whatif import rejection_beside
 from tests.builders import (
     DISTRIBUTED,

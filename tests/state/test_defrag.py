@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from contract.annotations import CORDON, ON_OVERUSE
+from contract.kept_fields import kept_pod
 from contract.kube import (
     DisruptionBudgetSpec,
     DisruptionBudgetStatus,
@@ -20,10 +21,10 @@ from contract.kube import (
     Taint,
     Volume,
 )
-from extender.state.changes import BudgetSeen, Event, NodeSeen, PodSeen
+from contract.watched import BudgetSeen, NodeSeen, PodSeen
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.defrag import Advice, Effort, for_node, for_pod
-from extender.state.kept_fields import kept_pod
 from extender.state.movable_pods import Movers, Stays
 from tests.builders import DISTRIBUTED, GIB, GPU, NOW_S
 from tests.state.digest import digest

@@ -19,14 +19,10 @@ from structlog.testing import capture_logs
 from agent.status_writer import StatusWriter
 from contract.gpunode import GPUNodeStatus, Source
 from contract.kube import Pod
+from contract.watched import PodGone, PodSeen, Relisted
 from extender.ledger.memory_store import SyncStore
 from extender.placement.policy import Rules
-from extender.state.changes import (
-    DepartureMarked,
-    PodGone,
-    PodSeen,
-    Relisted,
-)
+from extender.state.changes import DepartureMarked
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger

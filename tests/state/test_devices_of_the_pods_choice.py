@@ -7,9 +7,10 @@ import pytest
 
 from contract.gpunode import Charge, GPUNode, Plugin, PodUse, Reservation
 from contract.kube import Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.policy import Rules, VisibleDevices
 from extender.placement.prediction_outcome import Basis, Result, Since, Surprise, compare
-from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import BindBegun
 from tests.builders import (
     GIB,
     GPU,

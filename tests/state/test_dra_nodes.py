@@ -14,11 +14,7 @@ from contract.kube import (
     Pod,
 )
 from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.state.changes import (
+from contract.watched import (
     ClaimGone,
     ClassGone,
     GPUNodeSeen,
@@ -27,6 +23,10 @@ from extender.state.changes import (
     Relisted,
     SliceGone,
 )
+from extender.placement.fit import fit
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest
 from extender.state.reconcile_queue import Mismatch, mismatches, unreserved_pods
 from tests.builders import (
     DISTRIBUTED,

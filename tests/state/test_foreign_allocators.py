@@ -19,8 +19,7 @@ from contract.kube import (
     SliceDevice,
 )
 from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.state.changes import (
+from contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     NodeGone,
@@ -31,6 +30,7 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
+from extender.placement.fit import fit
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod

@@ -9,13 +9,13 @@ import pytest
 
 from contract.gpunode import PodUse
 from contract.kube import OwnerReference, Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen, Relisted
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight, line
 from extender.doctor.node_rules import examine_nodes
 from extender.doctor.pod_rules import examine_users
 from extender.errors import StoreError
 from extender.observability.gpu_user_reader import AGAIN_AFTER_S, MOST_TRIES, GpuUserReader
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen, Relisted
 from extender.state.gpu_users import unreserved_users
 from extender.state.holdings import of_node
 from tests.builders import GIB, container, gpunode, kube_node, pod, reservation, shared, use

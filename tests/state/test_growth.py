@@ -7,10 +7,7 @@ import pytest
 
 from contract.gpunode import Charge, Reservation
 from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec, SliceDevice
-from extender.state import prediction_tracker
-from extender.state.changes import (
-    BindBegun,
-    BindEnded,
+from contract.watched import (
     ClaimGone,
     ClassGone,
     GPUNodeGone,
@@ -23,6 +20,8 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
+from extender.state import prediction_tracker
+from extender.state.changes import BindBegun, BindEnded
 from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.recording import RecordingState
 from tests.state.dra import claim, class_of

@@ -8,11 +8,12 @@ import pytest
 from contract.gpunode import GPUNode
 from contract.kube import Node, ObjectMeta
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.explain import explain
 from extender.placement.fit import Verdicts, fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules, Weights
-from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import BindBegun
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import GB, believed, why_not_believed
 from extender.state.reconcile_queue import devices_known, uninitialised

@@ -10,10 +10,10 @@ from contract.annotations import CORDON
 from contract.gpunode import Device
 from contract.kube import Node, NodeStatus
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.memory_totals import (
     CapacityChange,

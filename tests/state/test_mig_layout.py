@@ -6,10 +6,10 @@ import pytest
 
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import mig_obstacle
 from tests.builders import GPU, NOW_S, gpunode, mig, pod

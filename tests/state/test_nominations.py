@@ -6,8 +6,8 @@ import pytest
 from contract.annotations import PREEMPTING
 from contract.kube import Pod
 from contract.preemption import Attempt, encode_attempt
+from contract.watched import PodGone, PodSeen
 from extender.placement.policy import Rules
-from extender.state.changes import PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.nominations import Nominations, yields
 from extender.state.tracker import LastSeen

@@ -8,10 +8,10 @@ import pytest
 
 from contract.annotations import PLACEMENT
 from contract.gpunode import GPUNode, UnattributedProcess
+from contract.watched import PodGone
 from extender.controllers.event_recorder import event_name
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.policy import Rules
-from extender.state.changes import PodGone
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice, notices
 from extender.state.overuse import Overuses

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, GPUNodeStatus, Source
 from contract.kube import ObjectMeta
+from contract.watched import GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
 from extender.placement.snapshot import Columns
 from extender.placement.snapshot_builder import build
-from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
+from extender.state.changes import Event
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
 from tests.examples import examples
 from tests.recording import RecordingState

@@ -6,8 +6,9 @@ import pytest
 from contract.annotations import PLACEMENT
 from contract.gpunode import Device, GPUNode
 from contract.kube import Pod
+from contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen
 from extender.placement.policy import Rules
-from extender.state.changes import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
+from extender.state.changes import BindBegun
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice, notices
 from extender.state.overuse import Overcommit

@@ -18,9 +18,10 @@ from contract.kube import (
     Terminated,
 )
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.policy import Rules
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen, TimePassed
+from extender.state.changes import Event, TimePassed
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
 from contract.kube import OwnerReference, Pod
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.placement.overuse_eviction import OveruseEvictions
 from extender.placement.policy import Rules
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.overuse_decisions import (
     OverusingPod,
     overuse_evictions_on,

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from contract.kube import LabelSelector, Node, NodeSelectorRequirement, Pod, PodStatus
+from contract.watched import PodGone, PodSeen, Relisted
 from extender.placement.policy import Rules
-from extender.state.changes import PodGone, PodSeen, Relisted
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.pod_selectors import Neighbours, prefers, prefers_no_schedule, selects
 

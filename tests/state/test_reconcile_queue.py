@@ -21,10 +21,7 @@ from contract.kube import (
     Present,
     Taint,
 )
-from extender.placement.policy import Rules
-from extender.state.changes import (
-    DepartureMarked,
-    Event,
+from contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatSeen,
@@ -34,6 +31,8 @@ from extender.state.changes import (
     Relisted,
     SliceSeen,
 )
+from extender.placement.policy import Rules
+from extender.state.changes import DepartureMarked, Event
 from extender.state.deleted_pods import DeletedPods
 from extender.state.node_settings import AgentSettings
 from extender.state.reconcile_queue import (

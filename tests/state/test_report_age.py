@@ -5,11 +5,7 @@ import pytest
 from contract.annotations import OBSERVED_AT
 from contract.kube import Lease, ObjectMeta
 from contract.reasons import Reason
-from extender.state.changes import (
-    GPUNodeGone,
-    HeartbeatGone,
-    HeartbeatSeen,
-)
+from contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
 from tests.builders import (
     NOW_S,
     device,

@@ -5,8 +5,8 @@ import pytest
 
 from contract.annotations import PLACEMENT, VRAM
 from contract.kube import Pod
+from contract.watched import GPUNodeGone, PodGone, PodSeen
 from extender.placement.placement_record import Placement
-from extender.state.changes import GPUNodeGone, PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import notices, pod_subject
 from extender.state.request_drift import edit

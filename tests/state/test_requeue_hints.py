@@ -4,7 +4,7 @@ import msgspec
 
 from contract.annotations import DEFAULT_VRAM, MAX_SM
 from contract.kube import Namespace, ObjectMeta, Pod
-from extender.state.changes import NamespaceSeen, NodeSeen, PodGone, PodSeen
+from contract.watched import NamespaceSeen, NodeSeen, PodGone, PodSeen
 from extender.state.requeue_hints import rejected_by_us
 from tests.builders import kube_node, pod
 from tests.state.requeues import CLAIM_S, MAX_BACK_OFF_S, SAID, World, rejected, saying

@@ -16,10 +16,10 @@ from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from contract.gpunode import Plugin
 from contract.kube import NodeSpec, OwnerReference, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
-from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.eligible_nodes import Eligible, Obstacle
 from extender.state.node_whatif import count_pods, pod_counts

@@ -6,12 +6,13 @@ import pytest
 from contract.dcgm import Key
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone
 from extender.placement.device_reading import Activity
 from extender.placement.explain import explain
 from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
-from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
+from extender.state.changes import ActivitySeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.sm_activity import key_of
 from tests.builders import (

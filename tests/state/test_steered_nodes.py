@@ -2,8 +2,9 @@
 
 from contract.gpunode import Device, GPUNode, Plugin, Reservation
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen
 from extender.placement.placement_record import Placement
-from extender.state.changes import BindBegun, GPUNodeSeen
+from extender.state.changes import BindBegun
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared, use
 from tests.state.states import reason, seen, state_of
 

@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
+from contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
 from extender.state import cluster_state, heartbeats, node_weigher, object_cache
-from extender.state.changes import (
-    Event,
-    GPUNodeGone,
-    HeartbeatGone,
-    HeartbeatSeen,
-)
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.states import lease, seen, state_of

@@ -3,12 +3,8 @@
 from contract.annotations import DEFAULT_VRAM
 from contract.gpunode import GPUNode
 from contract.kube import Namespace, Node, Pod
+from contract.watched import NamespaceGone, NamespaceSeen, PodGone
 from extender.placement.policy import Rules
-from extender.state.changes import (
-    NamespaceGone,
-    NamespaceSeen,
-    PodGone,
-)
 from tests.builders import (
     GIB,
     container,

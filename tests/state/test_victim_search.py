@@ -17,7 +17,8 @@ from contract.kube import (
     PodDisruptionBudget,
     Present,
 )
-from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
+from contract.watched import BudgetGone, BudgetSeen, PodSeen, Relisted
+from extender.state.changes import Event
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.preemption_report import answered
 from extender.state.victim_search import Offer, Preemption, preemption

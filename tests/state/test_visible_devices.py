@@ -8,12 +8,12 @@ import pytest
 from contract.gpunode import Plugin
 from contract.kube import EnvFromSource, EnvVar, EnvVarSource, FieldRef, Pod
 from contract.reasons import Reason
+from contract.watched import GPUNodeSeen, NodeSeen
 from extender.placement.fit import fit
 from extender.placement.fit_cache import FitCache
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.placement.snapshot import CODE_OF
-from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
 from tests.state.states import state_of

@@ -6,13 +6,8 @@ from contract.annotations import DEFAULT_VRAM
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod
 from contract.reasons import Reason
-from extender.state.changes import (
-    BindBegun,
-    GPUNodeSeen,
-    HeartbeatSeen,
-    NamespaceSeen,
-    Relisted,
-)
+from contract.watched import GPUNodeSeen, HeartbeatSeen, NamespaceSeen, Relisted
+from extender.state.changes import BindBegun
 from tests.builders import (
     GIB,
     NOW_S,

@@ -9,16 +9,9 @@ from msgspec.structs import replace
 from contract.annotations import DEVICE_CHOICE, VRAM
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Container, Pod
+from contract.watched import GPUNodeSeen, NodeGone, PodGone, PodSeen
 from extender.placement.placement_record import Placement
-from extender.state.changes import (
-    BindBegun,
-    BindEnded,
-    Event,
-    GPUNodeSeen,
-    NodeGone,
-    PodGone,
-    PodSeen,
-)
+from extender.state.changes import BindBegun, BindEnded, Event
 from tests.builders import (
     DISTRIBUTED,
     GIB,

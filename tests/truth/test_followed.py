@@ -9,11 +9,12 @@ from structlog.testing import capture_logs
 
 from contract.gpunode import GPUNode, Plugin, Reservation
 from contract.kube import Node, Pod
+from contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.placement.policy import Rules
 from extender.placement.prediction_outcome import Result, Surprise
-from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
+from extender.state.changes import Event
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -15,6 +15,7 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, S
 from contract.gpunode import Plugin as PluginReport
 from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
 from contract.kube import Pod as KubePod
+from contract.watched import NodeSeen, PodSeen
 from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.fit import fit
@@ -22,7 +23,6 @@ from extender.placement.policy import Rules, Weights
 from extender.placement.prediction_outcome import Result
 from extender.placement.request import VramRequest
 from extender.placement.score import rank
-from extender.state.changes import NodeSeen, PodSeen
 from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import ledger_over

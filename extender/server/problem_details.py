@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,7 +23,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.printable import printable_json
-from extender.console.view import View
 
 log = structlog.get_logger()
 #: Headers of every answer: the name of the replica, and its mode (enforce or observe). A 304 has
@@ -53,8 +52,10 @@ _MOST_CHARS = 80
 MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
 
 
-class ProblemBody(View):
+class ProblemBody(BaseModel):
     """Why a request failed."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     type: str
     """Kind of problem, for programs. Example: urn:headroom:problem:not-found."""
@@ -76,7 +77,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 
 
 def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
-    """Make the application return all errors as problem details, and describe them in OpenAPI.
+    """Make the application return all errors as problem details.
 
     Also limits request bodies, and adds the name of the replica and its mode to every answer.
     """
@@ -101,14 +102,6 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
     app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_middleware(_Edge, replica=replica, mode=mode)
-    without_problems = app.openapi
-
-    def with_problems() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _with_problems(without_problems())
-        return app.openapi_schema
-
-    app.openapi = with_problems  # type: ignore[method-assign]
 
 
 class _Edge:
@@ -201,65 +194,3 @@ def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:
     yield dependant
     for each in dependant.dependencies:
         yield from _with_dependencies(each)
-
-
-def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
-    """Add problem details to all error answers of the OpenAPI document; return the document."""
-    components = schema.setdefault("components", {}).setdefault("schemas", {})
-    components["ProblemBody"] = ProblemBody.model_json_schema()
-    _describe_fields(components)
-    for unused in ("HTTPValidationError", "ValidationError"):
-        components.pop(unused, None)
-    problem_content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
-    for path in schema["paths"].values():
-        for operation in path.values():
-            answers = operation["responses"]
-            answers.setdefault("500", {"description": "Internal error; the log has the details"})
-            for status, answer in answers.items():
-                if int(status) >= 400 and "text/plain" not in answer.get("content", {}):
-                    answer["content"] = problem_content
-    return schema
-
-
-#: Descriptions of fields that mean the same in all models; a docstring in a model takes precedence.
-_COMMON = {
-    "node": "Name of the node.",
-    "uid": "UID of the pod.",
-    "owner_kind": "Kind of the pods' owner, such as Deployment.",
-    "owner_name": "Name of the pods' owner.",
-    "container": "Name of the container.",
-    "priority": "Priority of the pod.",
-    "device": "UUID of the device.",
-    "uuid": "UUID of the device.",
-    "model": "Product name of the device.",
-    "resource": "Extended resource of the device, such as nvidia.com/gpu.",
-    "replica": "Name of the replica.",
-    "decision_id": "Id of the decision: UID.RESOURCEVERSION of the pod.",
-    "at": "Time (RFC 3339).",
-    "took_ms": "Duration of the call.",
-    "message": "A sentence for people.",
-    "sentence": "A sentence for people.",
-    "unanswered": "Extenders that send nothing at present; their newest decisions are missing.",
-    "used_bytes": "Measured use.",
-    "allocatable_bytes": "Memory that can be reserved: without the driver's part and the reserve.",
-    "reservation_bytes": "Charged to pods whose device is known: the larger of request and use.",
-    "unconfirmed_bytes": "Worst-case charge of pods that no report shows yet.",
-    "unattributed_bytes": "Used by no known pod, above the tolerance.",
-    "headroom_bytes": "Memory that more pods can reserve.",
-    "replicas_free": "Replicas that no pod holds.",
-    "waiting_pods": "Pods that wait for a GPU.",
-    "waiting_bytes": "GPU memory that the waiting pods request.",
-    "report_age_s": "Age of the node's newest report or heartbeat.",
-    "idle_since": "When the pod last used an SM (RFC 3339).",
-    "idle_s": "Time without use of an SM.",
-}
-
-
-def _describe_fields(schemas: dict[str, Any]) -> None:
-    """Describe by ``_COMMON`` the fields without a docstring."""
-    for schema in schemas.values():
-        for field, described in schema.get("properties", {}).items():
-            # A list or an object of that name is something else.
-            of_list = described.get("type") == "array" and field != "unanswered"
-            if field in _COMMON and not of_list and "$ref" not in described:
-                described.setdefault("description", _COMMON[field])

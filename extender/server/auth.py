@@ -24,14 +24,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
-from fastapi import HTTPException
-from fastapi.security import HTTPAuthorizationCredentials
+from fastapi import HTTPException, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from contract.console import AUDIENCE
+from contract.console import AUDIENCE, HEADER
 from extender.bounded import Bounded
 from extender.server.client_certificates import PEER, Peer, User
 
@@ -56,6 +56,8 @@ _NO_CA = (
 #: Parses a boolean query parameter as the views do.
 _is_true = TypeAdapter(bool).validate_python
 V = TypeVar("V")
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+_Session = Annotated[str | None, Security(APIKeyHeader(name=HEADER, auto_error=False))]
 
 
 def everything(namespace: str, name: str) -> bool:
@@ -168,6 +170,10 @@ class Guard:
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="reviews")
         self._users = _Answers[User | None](pool, monotonic_s, limits)
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
+
+    async def checked(self, request: Request, bearer: _Bearer, session: _Session) -> None:
+        """The dependency of routes that only authorized callers may read."""
+        await self.check(request, bearer, session)
 
     async def check(
         self,

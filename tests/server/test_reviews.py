@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from contract.console import AUDIENCE, csr_name
-from extender.console.auth import GetPod, ReadPath, ReviewFailed
-from extender.console.reviews import KubeReviews
 from extender.kube.client import KubeApi
+from extender.server.auth import GetPod, ReadPath, ReviewFailed
 from extender.server.client_certificates import User
+from extender.server.reviews import KubeReviews
 from tests.scripted import Answer, ScriptedServer, scripted_server
 
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})

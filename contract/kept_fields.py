@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from contract.annotations import EXTENDER_ANNOTATIONS, PREFIX, STARTUP, USER_ANNOTATIONS
+from contract.foreign_keys import MIRRORED, NODE_MARKS, VISIBLE_DEVICES, is_mark
 from contract.gate import is_whole
 from contract.kube import (
     COLLECTED,
@@ -24,9 +25,6 @@ from contract.kube import (
     Volume,
 )
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
-from extender.placement.visible_devices import VISIBLE_DEVICES
-from extender.state.evictable_pods import MIRRORED
-from extender.state.foreign_allocators import NODE_MARKS, is_mark
 
 #: Characters kept of another allocator's annotation: a node name at most.
 MAX_MARK_CHARS = 256

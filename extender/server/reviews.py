@@ -9,9 +9,9 @@ import msgspec
 from kubernetes import client
 
 from contract.console import AUDIENCE, CSRS, LIFETIME_S, SIGNER, audiences, csr_name
-from extender.console.auth import GetPod, Permission, ReviewFailed
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import KubeApi
+from extender.server.auth import GetPod, Permission, ReviewFailed
 from extender.server.client_certificates import User
 
 
@@ -49,7 +49,7 @@ _decode = msgspec.json.Decoder(_Csr).decode
 
 
 class KubeReviews:
-    """Implements ``extender.console.auth.Reviews`` with the API server."""
+    """Implements ``extender.server.auth.Reviews`` with the API server."""
 
     def __init__(self, api: KubeApi, wall_s: Callable[[], float] = time.time) -> None:
         self._api = api

@@ -10,7 +10,8 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.console.auth import (
+from extender.console.shared_answers import SharedAnswers
+from extender.server.auth import (
     ALL_PODS,
     DEFAULT_LIMITS,
     GetPod,
@@ -21,7 +22,6 @@ from extender.console.auth import (
     ReviewFailed,
     sufficient_permissions,
 )
-from extender.console.shared_answers import SharedAnswers
 from extender.server.client_certificates import User
 from tests.console.asking import Asked
 from tests.serving import serving

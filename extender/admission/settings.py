@@ -1,0 +1,20 @@
+"""The settings of the webhook, as its decisions read them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """The settings of the webhook."""
+
+    #: Scheduler that calls Headroom; GPU pods that name no scheduler get it.
+    scheduler: str = "headroom"
+    #: Image of the gate; empty if pods get no gate.
+    gate_image: str = ""
+    #: Whether pods request the extended resource of the in-tree mirror.
+    mirror: bool = False
+    #: Whether the mode is observe: Headroom rejects nothing. Pods must not depend on annotations
+    #: that it writes when it places a pod, because a pod that does not fit runs without them.
+    observes: bool = False
+    #: Whether pods request the extended resource that ResourceQuotas count.
+    counts: bool = False
