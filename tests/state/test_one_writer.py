@@ -34,6 +34,7 @@ READS = {
     },
     "least_priority": {"get"},
     "starting": {"nodes"},
+    "unfinished_binds": {"nodes_of"},
     "usual": set[str](),
 }
 #: These build a state of their own, or are the writer.
