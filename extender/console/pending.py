@@ -37,13 +37,27 @@ from extender.state.eligible_nodes import (
     eligible_nodes,
     feasible,
 )
+from extender.state.group_report import MOST_PLACED, group_report
 from extender.state.held_memory import verdicts_on
 from extender.state.journal import scheduler_of
+from extender.state.pod_groups import Group, named_group_of
 from extender.state.steering_whatif import Gain, steering_gain
 from extender.state.suggestions import but_not_checked
 
 #: Default page size; every pod is checked against all nodes.
 PODS = 50
+
+
+class PendingGroupView(View):
+    """The group of a pending pod, whose pods are bound together."""
+
+    name: str
+    waiting: int
+    """Number of its pods that wait."""
+    requests: str
+    """The requests of these pods, such as "5 x 12Gi"."""
+    message: str
+    """What is bound, what waits, and where it would fit."""
 
 
 class PendingView(Recomputed):
@@ -70,6 +84,7 @@ class PendingView(Recomputed):
     """Whether an attempt of kube-scheduler is on record."""
     recommended: str | None
     """The request that is recommended from past lives of its workload; null without any."""
+    group: PendingGroupView | None
 
 
 class SteeringView(View):
@@ -127,8 +142,35 @@ def pending(
         body.steering = _steering_view(gain)
     # By ``eligibility_key``: pods of one Deployment have the same eligible nodes.
     eligible: dict[bytes, Eligible] = {}
-    views = (_view(waiting[key], context, snap, eligible) for key in shown)
+    groups = _Groups(context, snap)
+    views = (_view(waiting[key], context, snap, eligible, groups) for key in shown)
     return listed(body, "pods", views)
+
+
+class _Groups:
+    """The groups of one answer, each described once. A node is sought for the first pods only, as
+    for one group."""
+
+    def __init__(self, context: Context, snap: Snapshot) -> None:
+        self._context = context
+        self._snap = snap
+        self._found: dict[Group, PendingGroupView] = {}
+        self._most_placed = MOST_PLACED
+
+    def view(self, pod: Pod) -> PendingGroupView | None:
+        group, context = named_group_of(pod), self._context
+        if group is None or group in self._found:
+            return self._found[group] if group else None
+        seen, now_s = context.seen_by(pod, self._snap), context.monotonic_s()
+        report = group_report(context.cluster, pod, seen, now_s, self._most_placed)
+        if report is None:
+            return None
+        self._most_placed -= report.tried
+        waiting = sum(report.waiting.values())
+        self._found[group] = found = PendingGroupView(
+            name=group.name, waiting=waiting, requests=report.requests, message=report.sentence
+        )
+        return found
 
 
 def _steering_view(gain: Gain) -> SteeringView:
@@ -141,7 +183,11 @@ def _key(pod: Pod) -> str:
 
 
 def _view(
-    pod: Pod, context: Context, snap: Snapshot, eligible: dict[bytes, Eligible]
+    pod: Pod,
+    context: Context,
+    snap: Snapshot,
+    eligible: dict[bytes, Eligible],
+    groups: _Groups,
 ) -> PendingView:
     """Return the view of one pod; adds its eligible nodes to the cache ``eligible``."""
     cluster, metadata = context.cluster, pod.metadata
@@ -160,6 +206,7 @@ def _view(
         short_bytes=None,
         asked=decision is not None,
         recommended=None,
+        group=groups.view(pod),
     )
     if not isinstance(request, VramRequest):
         view.message = request.message

@@ -1,9 +1,10 @@
 """Groups the pending pods by owner, request and cause, with one fix for each group.
 
 Pods of one owner have the same request and the same eligible nodes, so one of them is explained for
-all. Pods with scheduling gates, or with another scheduler, are a group of their own. Explaining
-takes tens of milliseconds with 5,000 nodes, so the answer is shared for some seconds, until a pod
-is added or leaves.
+all. Pods that are bound together are listed as their group, whatever they request. Pods with
+scheduling gates, or with another scheduler, are a group of their own. Explaining takes tens of
+milliseconds with 5,000 nodes, so the answer is shared for some seconds, until a pod is added or
+leaves.
 """
 
 from collections.abc import Iterable
@@ -16,8 +17,10 @@ from extender.console.view import View
 from extender.console.view_context import Context
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import Snapshot
+from extender.state.group_report import group_report
 from extender.state.heartbeats import age
 from extender.state.idle_pods import owner_of
+from extender.state.pod_groups import named_group_of
 
 #: Minimum seconds for which explanations are used while the pods stay the same.
 SHARED_S = 5.0
@@ -29,18 +32,18 @@ MOST_EXPLAINED = 10
 
 
 class WaitingView(View):
-    """Pending pods of one owner with the same request."""
+    """Pending pods of one owner with the same request, or of one group."""
 
     namespace: str
     owner_kind: str
-    """The pod itself if it has no owner: kind Pod."""
+    """The pod itself if it has no owner: kind Pod. PodGroup for pods that are bound together."""
     owner_name: str
     pods: int
     name: str
     """The pod that waits longest."""
     oldest_s: float | None
     request: str
-    """Such as "1 x nvidia.com/gpu with 8Gi"."""
+    """Such as "1 x nvidia.com/gpu with 8Gi"; empty if the pods of a group differ."""
     verdict: str
     """"fits", "rejected", "gated", "other_scheduler" or "unreadable"."""
     message: str
@@ -76,16 +79,23 @@ def _grouped(pods: Iterable[Pod], context: Context) -> list[list[Pod]]:
     """Return the pods of each group, the oldest first."""
     found: dict[tuple[str, ...], list[Pod]] = {}
     for pod in pods:
-        kind, name = owner_of(pod)
-        owner = (kind, name) if name else ("Pod", pod.metadata.name)
         cause = pod.spec.scheduler_name or "", "gated" if pod.spec.scheduling_gates else ""
-        asked = _asked(context.cluster.understand(pod))
-        key = pod.metadata.namespace, *owner, asked, *cause
+        group = named_group_of(pod)
+        asked = group.kind if group else _asked(context.cluster.understand(pod))
+        key = pod.metadata.namespace, *_owner(pod), asked, *cause
         found.setdefault(key, []).append(pod)
     return [
         sorted(each, key=lambda pod: pod.metadata.creation_timestamp or "")
         for each in found.values()
     ]
+
+
+def _owner(pod: Pod) -> tuple[str, str]:
+    """Return kind and name of the owner in the answer."""
+    if (group := named_group_of(pod)) is not None:
+        return "PodGroup", group.name
+    kind, name = owner_of(pod)
+    return (kind, name) if name else ("Pod", pod.metadata.name)
 
 
 def _asked(request: VramRequest | Unreadable) -> str:
@@ -103,8 +113,9 @@ def _oldest(pods: list[Pod]) -> tuple[str, str, str]:
 
 def _view(pods: list[Pod], context: Context, snap: Snapshot) -> WaitingView:
     pod = pods[0]
-    metadata, (kind, owner) = pod.metadata, owner_of(pod)
+    metadata, (kind, owner) = pod.metadata, _owner(pod)
     request = context.cluster.understand(pod)
+    requests = {_asked(context.cluster.understand(each)) for each in pods}
     decision = context.journal.of_uid(metadata.uid)
     offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
     found = None
@@ -114,15 +125,19 @@ def _view(pods: list[Pod], context: Context, snap: Snapshot) -> WaitingView:
     if found and verdict == "rejected" and found.explanation.reasons:
         reason, nodes = found.explanation.reasons[0]
         message = f"{message}; {counted(nodes, 'node')}: {reason.sentence}"
+    seen, now_s = context.seen_by(pod, snap), context.monotonic_s()
+    report = group_report(context.cluster, pod, seen, now_s)
+    if report is not None and verdict in ("fits", "rejected"):
+        verdict, message = "fits" if report.all_fit else "rejected", report.sentence
     oldest_s = age(metadata.creation_timestamp or "", context.wall_s())
     return WaitingView(
         namespace=metadata.namespace,
-        owner_kind=kind if owner else "Pod",
-        owner_name=owner or metadata.name,
+        owner_kind=kind,
+        owner_name=owner,
         pods=len(pods),
         name=metadata.name,
         oldest_s=None if oldest_s is None else round(oldest_s, 1),
-        request=_asked(request),
+        request=requests.pop() if len(requests) == 1 else "",
         verdict=verdict,
         message=message,
         fix=found.suggestions[0].sentence if found and found.suggestions else None,

@@ -36,27 +36,39 @@ class GroupReport:
         name, whole = self.group.name, f"{self.bound} of {self.pods} pods of group"
         if not self.waiting:
             return f"{whole} {name} are bound"
-        kinds = ", ".join(f"{count} x {size}" for size, count in sorted(self.waiting.items()))
-        return f"{whole} {name} are bound, waiting for {kinds}; {self._where()}"
+        return f"{whole} {name} are bound, waiting for {self.requests}{self._where()}"
+
+    @property
+    def requests(self) -> str:
+        """The requests of the waiting pods, such as "5 x 12Gi"."""
+        return ", ".join(f"{count} x {size}" for size, count in sorted(self.waiting.items()))
+
+    @property
+    def all_fit(self) -> bool:
+        """Whether a node was found for each waiting pod."""
+        return sum(self.fits.values()) == self.tried == sum(self.waiting.values())
 
     def _where(self) -> str:
         placed = sum(self.fits.values())
+        if not self.tried:
+            return ""
         if not placed:
-            return "none of these fits now"
+            return "; none of these fits now"
         names = sorted(self.fits, key=lambda name: (-self.fits[name], name))
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         on = f"on {', '.join(names[:MOST_NAMED])}{more}"
-        if placed == self.tried == sum(self.waiting.values()):
-            return f"all would fit {on}"
-        return f"{placed} of the first {self.tried} would fit {on}"
+        if self.all_fit:
+            return f"; all would fit {on}"
+        return f"; {placed} of the first {self.tried} would fit {on}"
 
 
 def group_report(
-    cluster: ClusterState, pod: Pod, snap: Snapshot, now_s: float
+    cluster: ClusterState, pod: Pod, snap: Snapshot, now_s: float, most_placed: int = MOST_PLACED
 ) -> GroupReport | None:
     """Return the report of the pod's group; None if it has none.
 
-    ``snap``: the snapshot as filter sees it for the pod.
+    ``snap``: the snapshot as filter sees it for the pod. A node is sought for at most
+    ``most_placed`` pods.
     """
     if (group := named_group_of(pod)) is None:
         return None
@@ -68,7 +80,7 @@ def group_report(
     ]
     waiting = sorted((each for each in members if not each.node), key=_age)
     simulation, fits = Simulation(cluster, snap, now_s), Counter[str]()
-    tried = list(islice(waiting, MOST_PLACED))
+    tried = list(islice(waiting, most_placed))
     for each in tried:
         request = cluster.understand(each)
         if not isinstance(request, VramRequest) or not request.asks:

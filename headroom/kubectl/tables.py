@@ -1,6 +1,6 @@
 """Formats lists of the debug API as tables, except `top`: pure functions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -60,33 +60,38 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
 
 
 def pending(body: Body, wide: bool = False) -> Table:
-    """Return a row for each pending pod, with what it lacks on the nearest node.
+    """Return a row for each pending pod, with what it lacks on the nearest node, and one row for
+    all pods of a group.
 
     ``wide`` adds the resource, the number of nodes that fit, and the time of creation.
     """
     columns = ["NAMESPACE", "POD", "AGE", "REQUEST", "SHORT", "NEAREST"]
     columns += ["RESOURCE", "FITS", "SINCE"] if wide else []
     table = Table((*columns, STATE))
+    shown = set[tuple[str, str]]()
     for pod in body["pods"]:
-        asks = pod["request"]
-        amounts = [
-            f"{ask['count']} x {amount}" if ask["count"] > 1 else amount
-            for ask in asks
-            for amount in [for_people(ask["amount"])]
-        ]
+        asks, group = pod["request"], pod.get("group")
+        name, requests, message = pod["name"], _requests(asks), pod["message"]
+        short, nearest, fits = _sum_of_known([pod["short_bytes"]]), pod["nearest"], str(pod["fits"])
+        if group is not None:
+            if (key := (pod["namespace"], group["name"])) in shown:
+                continue
+            shown.add(key)
+            name = f"{group['name']} ({counted(group['waiting'], 'pod')})"
+            requests, message = group["requests"], group["message"]
+            short, nearest, fits = "-", None, "-"
         resources = ", ".join(dict.fromkeys(ask["resource"] for ask in asks)) or "-"
         table.add(
-            *(
-                pod["namespace"],
-                pod["name"],
-                _age_of(pod["since"], body),
-                ", ".join(amounts) or "-",
-            ),
-            *(_sum_of_known([pod["short_bytes"]]), pod["nearest"] or "-"),
-            *((resources, str(pod["fits"]), pod["since"] or "-") if wide else ()),
-            pod["message"],
+            *(pod["namespace"], name, _age_of(pod["since"], body), requests, short, nearest or "-"),
+            *((resources, fits, pod["since"] or "-") if wide else ()),
+            message,
         )
     return table
+
+
+def _requests(asks: Sequence[Body]) -> str:
+    amounts = ((ask["count"], for_people(ask["amount"])) for ask in asks)
+    return ", ".join(f"{n} x {amount}" if n > 1 else amount for n, amount in amounts) or "-"
 
 
 def decisions(body: Body, wide: bool = False) -> Table:

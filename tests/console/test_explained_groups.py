@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from contract.kube import Pod, SchedulingGroup
+from contract.kube import Pod, SchedulingGate, SchedulingGroup
 from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.observability.fleet_metrics import FleetCollector
 from extender.placement.request import VramRequest
@@ -54,6 +54,68 @@ def test_a_group_that_is_bound_in_part_says_what_it_waits_for_and_where_that_fit
     )
     fleet.cluster.apply([PodGone(f"p{i}") for i in range(3, 6)])
     assert explained(fleet, "p0") == "3 of 3 pods of group train are bound"
+
+
+def test_the_overview_lists_a_group_as_one_thing(fleet: Asked) -> None:
+    """Its pods may differ, and belong to no controller."""
+    fleet.cluster.apply([PodSeen(member("q1", "80Gi", group="other"))])
+    listed = {each["owner_name"]: each for each in fleet.get("/v1/overview").json()["waiting"]}
+    assert listed.keys() == {"train", "other", "alone"}
+    train, other = listed["train"], listed["other"]
+    assert (train["owner_kind"], train["pods"], train["name"]) == ("PodGroup", 5, "p3")
+    assert train["request"] == "1 x nvidia.com/gpu with 12Gi"
+    assert train["verdict"] == "rejected"
+    assert train["message"] == explained(fleet, "p3")
+    assert (other["pods"], other["request"], other["verdict"]) == (2, "", "rejected")
+    fleet.cluster.apply([PodGone(f"p{i}") for i in range(6, 8)])
+    fleet.cluster.apply([PodGone("q1")])
+    fleet.now_s += 60
+    listed = {each["owner_name"]: each for each in fleet.get("/v1/overview").json()["waiting"]}
+    assert {name: listed[name]["verdict"] for name in ("train", "other")} == {
+        "train": "fits",
+        "other": "fits",
+    }
+    gated = member("q2", group="other")
+    gates = [SchedulingGate("later")]
+    fleet.cluster.apply([PodSeen(replace(gated, spec=replace(gated.spec, scheduling_gates=gates)))])
+    fleet.now_s += 60
+    waiting = fleet.get("/v1/overview").json()["waiting"]
+    verdicts = sorted(each["verdict"] for each in waiting if each["owner_name"] == "other")
+    assert verdicts == ["gated", "rejected"]  # not all of it fits
+
+
+def test_the_list_of_pending_pods_has_the_group_of_each_pod(fleet: Asked) -> None:
+    pods = {each["name"]: each for each in fleet.get("/v1/pending").json()["pods"]}
+    part = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi"
+    assert pods["alone"]["group"] is None
+    assert (
+        pods["p3"]["group"]
+        == pods["p7"]["group"]
+        == {
+            "name": "train",
+            "waiting": 5,
+            "requests": "5 x 12Gi",
+            "message": f"{part}; 3 of the first 5 would fit on c, b",
+        }
+    )
+    assert [each["name"] for each in pods.values() if each["group"]] == [
+        *(f"p{i}" for i in range(3, 8)),
+        "q0",
+    ]
+
+
+def test_a_long_list_seeks_nodes_for_the_first_pods_only(
+    fleet: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.console.pending.MOST_PLACED", 2)
+    pods = {each["name"]: each for each in fleet.get("/v1/pending").json()["pods"]}
+    assert pods["p3"]["group"]["message"] == (
+        "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; "
+        "2 of the first 2 would fit on b, c"
+    )
+    assert pods["q0"]["group"]["message"] == (
+        "0 of 1 pods of group other are bound, waiting for 1 x 4Gi"
+    )
 
 
 def test_sizes_are_counted_one_by_one(fleet: Asked) -> None:

@@ -213,7 +213,7 @@ def test_a_snapshot_without_names_has_none(server: Server) -> None:
     redacted = run(server.debug, "snapshot", "--redact").stdout
     assert json.loads(whole)["head"]["redacted"] is False
     assert json.loads(redacted)["head"]["redacted"] is True
-    for name in ("team-a", "large", "shared-0000"):
+    for name in ("team-a", '"large"', "shared-0000"):
         assert name in whole
         assert name not in redacted
 

@@ -113,6 +113,20 @@ def test_pending_shows_the_age_like_kubectl() -> None:
     assert column(wide, "SINCE") == ["2026-11-22T03:00:00Z", "-"]
 
 
+def test_pending_shows_a_group_in_one_row() -> None:
+    group = {"name": "train", "waiting": 5, "requests": "5 x 12Gi", "message": "3 of 8 are bound"}
+    pods = [WAITS, *(WAITS | {"name": f"train-{i}", "group": group} for i in range(3, 8))]
+    others = [WAITS | {"namespace": "team-b", "group": group | {"waiting": 1}}]
+    body = {"generatedAt": "2026-11-22T05:30:00.5+00:00", "pods": pods + others}
+    assert tables.pending(body).rows[1:] == [
+        ("team-a", "train (5 pods)", "2h", "5 x 12Gi", "-", "-", "3 of 8 are bound"),
+        ("team-b", "train (1 pod)", "2h", "5 x 12Gi", "-", "-", "3 of 8 are bound"),
+    ]
+    wide = tables.pending(body, wide=True)
+    assert column(wide, "FITS") == ["0", "-", "-"]
+    assert column(wide, "RESOURCE") == ["nvidia.com/gpu"] * 3
+
+
 PLACED = {
     **{"pod": "default/asked-0-0", "leaves": None, "node": "n", "score_ratio": 0.5},
     **{"devices": ["GPU-a"], "most_bytes": GIB},

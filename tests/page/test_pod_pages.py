@@ -243,6 +243,23 @@ def test_what_if_compares_the_cluster_before_and_after_all_kinds_of_change(
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_a_group_is_one_row_of_the_pending_page(readings: Looked) -> None:
+    message = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; none of these fits now"
+    group = {"name": "train", "waiting": 5, "requests": "5 x 12Gi", "message": message}
+
+    def with_group(route: Route) -> None:
+        body = route.fetch().json()
+        members = [body["pods"][0] | {"name": f"train-{i}", "group": group} for i in range(3, 8)]
+        route.fulfill(json=body | {"pods": body["pods"] + members})
+
+    readings.page.route("**/v1/pending?*", with_group)
+    rows = readings.open("/pending").get_by_role("table", name="Pending pods").get_by_role("row")
+    expect(rows).to_have_count(3)  # with the head
+    expect(rows.last).to_contain_text("team-a/train-3")
+    expect(rows.last).to_contain_text("5 pods of group train")
+    expect(rows.last).to_contain_text(message)
+
+
 def test_the_pending_page_shows_what_steering_would_place(readings: Looked) -> None:
     sentence = "1 pending pod with 16.0 GiB waits; steering 1 node would place it"
     to_do = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"

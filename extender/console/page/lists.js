@@ -23,7 +23,12 @@ export function pending(view) {
     first.disabled = !after;
     next.disabled = !body.remaining;
     next.dataset.after = body.continue ?? "";
-    swap(rows, ...(body.pods.length ? [table("Pending pods", ["Pod", "Request", "Recommended", "Pending for", "Reason", "Nearest node"], body.pods.map(pod => [
+    const seen = new Set(), isNew = key => !seen.has(key) && seen.add(key);
+    const shown = body.pods.filter(pod => !pod.group || isNew(`${pod.namespace}/${pod.group.name}`));
+    swap(rows, ...(shown.length ? [table("Pending pods", ["Pod", "Request", "Recommended", "Pending for", "Reason", "Nearest node"], shown.map(pod => pod.group ? [
+      [podLink(pod.namespace, pod.name), el("div", {class: "quiet"}, `${many(pod.group.waiting, "pod")} of group ${pod.group.name}`)],
+      pod.group.requests, "-", pod.since ? since(pod.since) : "-", pod.group.message, "-",
+    ] : [
       [podLink(pod.namespace, pod.name)],
       pod.request.map(asks).join(", ") || "-",
       pod.recommended ?? "-",
