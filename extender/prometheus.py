@@ -187,14 +187,28 @@ def series(result: object) -> list[Series]:
         raise PrometheusUnreadable(BAD_FORMAT) from err
 
 
-def read_moment(connection: Connection, promql: str, params: dict[str, str]) -> list[Series]:
-    """Return the series of a query of one moment; raise ``PrometheusUnreadable``."""
+def read_moment(
+    connection: Connection, promql: str, at_s: float, timeout_s: float
+) -> list[tuple[dict[str, str], float]]:
+    """Return labels and value of each series at a Unix time; raise ``PrometheusUnreadable``.
+
+    Prometheus itself ends the query after ``timeout_s``.
+    """
+    params = {"time": f"{at_s:.3f}", "timeout": f"{timeout_s:g}s"}
     try:
-        return series(connection.client.custom_query(promql, params=params))
+        found = series(connection.client.custom_query(promql, params=params))
+        return [(each.metric, _number(each.value[1])) for each in found]
     except ValueError as err:
         raise PrometheusUnreadable(BAD_FORMAT) from err
     except (PrometheusApiClientException, requests.RequestException, HTTPError) as err:
         raise PrometheusUnreadable(f"{type(err).__name__}: {err}"[:_MAX_QUOTED]) from err
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as err:
+        raise PrometheusUnreadable(f"{text[:40]!r} is not a number") from err
 
 
 def read_range(

@@ -56,22 +56,13 @@ def _reason(err: Exception) -> str:
 
 def _samples(url: str, asked: Asked) -> list[Sample]:
     """Return the samples of one query, which is repeated if it fails early."""
-    params = {"time": f"{asked.at_s:.3f}", "timeout": f"{_TIMEOUT_S:g}s"}
     began_s, pauses_s = time.monotonic(), list(_PAUSES_S)
     while True:
         try:
             with connected(url, _TIMEOUT_S, most_bytes=_MOST_BYTES) as connection:
-                found = read_moment(connection, asked.promql, params)
-            break
+                found = read_moment(connection, *asked, _TIMEOUT_S)
+            return [Sample(*each) for each in found]
         except PrometheusUnreadable:
             if not pauses_s or time.monotonic() - began_s > _EARLY_S:
                 raise
             time.sleep(pauses_s.pop(0))
-    return [Sample(each.metric, _number(each.value[1])) for each in found]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as err:
-        raise PrometheusUnreadable(f"{text[:40]!r} is not a number") from err

@@ -44,13 +44,11 @@ Query = Callable[[Source, Asked], list[Sample]]
 def query(source: Source, asked: Asked) -> list[Sample]:
     """Return the samples of one query; raise ``PrometheusUnreadable``."""
     # The client of Prometheus is an optional dependency.
-    from extender.prometheus import connected, series
+    from extender.prometheus import connected, read_moment
 
-    params = {"time": f"{asked.at_s:.3f}", "timeout": f"{source.timeout_s:g}s"}
     within_s = source.timeout_s + _EXTRA_S
     with connected(source.url, within_s, source.token_file, source.ca) as connection:
-        found = series(connection.client.custom_query(asked.promql, params=params))
-    return [Sample(each.metric, float(each.value[1])) for each in found]
+        return [Sample(*each) for each in read_moment(connection, *asked, source.timeout_s)]
 
 
 @dataclass(slots=True)

@@ -1,13 +1,15 @@
 """Answers of Prometheus that are no measurements, or that come only at another attempt."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from extender.errors import BadSettings, PrometheusUnreadable
 from extender.plan import prometheus_source
 from extender.plan.prometheus_source import read_prometheus
-from extender.prometheus import Series
+from extender.prometheus import Connection
 from extender.promql import EVERY_CLUSTER as QUERIES
 from tests.plan.test_metrics_history import OLD, answers
 
@@ -27,15 +29,19 @@ class Prometheus:
         #: Errors of the next queries.
         self.errors: list[str] = []
 
-    def __call__(self, connection: object, promql: str, params: object) -> list[Series]:
+    def custom_query(self, promql: str, params: object) -> list[dict[str, Any]]:
         if self.errors:
             raise PrometheusUnreadable(self.errors.pop())
         if (name := self.names.get(promql)) is None:
             return []  # about impossible values
         return [
-            Series({**each.labels}, (1.0, self.values.get(name, str(each.value))))
+            {"metric": each.labels, "value": [1.0, self.values.get(name, str(each.value))]}
             for each in self.found[name]
         ]
+
+    @contextmanager
+    def connected(self, *args: object, **options: object) -> Iterator[Connection]:
+        yield Connection(self, {})
 
 
 @BAD
@@ -45,7 +51,7 @@ class Prometheus:
 def test_values_that_are_no_measurements_are_left_out(
     monkeypatch: pytest.MonkeyPatch, name: str, bad: str
 ) -> None:
-    monkeypatch.setattr(prometheus_source, "read_moment", Prometheus({name: bad}))
+    monkeypatch.setattr(prometheus_source, "connected", Prometheus({name: bad}).connected)
     if name in ("gpus", "node", "fb_total", "devices"):
         with pytest.raises(BadSettings, match="Prometheus has no "):
             read_prometheus(URL, 1, {}, 90_000.0)
@@ -56,7 +62,7 @@ def test_values_that_are_no_measurements_are_left_out(
 
 
 def test_a_value_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_source, "read_moment", Prometheus({"gpus": "abc"}))
+    monkeypatch.setattr(prometheus_source, "connected", Prometheus({"gpus": "abc"}).connected)
     monkeypatch.setattr(prometheus_source, "_PAUSES_S", ())
     with pytest.raises(BadSettings, match=f"--prometheus {URL}: 'abc' is not a number. To check"):
         read_prometheus(URL, 1, {}, 90_000.0)
@@ -64,7 +70,7 @@ def test_a_value_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_query_that_fails_early_is_repeated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Prometheus({})
-    monkeypatch.setattr(prometheus_source, "read_moment", busy)
+    monkeypatch.setattr(prometheus_source, "connected", busy.connected)
     monkeypatch.setattr(prometheus_source, "_PAUSES_S", (0.0, 0.0))
     busy.errors = ["it answers 503"] * 2
     assert len(read_prometheus(URL, 1, {}, 90_000.0).lives) == 1
