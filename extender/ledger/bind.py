@@ -264,8 +264,7 @@ class Binder:
             pending.step = state
             return
         # 2. Fit it on the object that the write will be conditional on.
-        known = request.placement if state is request.pod and gpunode is request.gpunode else None
-        pending.pod, placement, despite = state, known or self._judge(state, gpunode), None
+        pending.pod, placement, despite = state, self._judge(state, gpunode), None
         if isinstance(placement, Reason):
             if not fresh:
                 pending.step = _Retry()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.placement.placement_record import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,6 @@ class BindRequest:
     pod: Pod | None
     #: The GPUNode as the watch delivered it; None if the watch has not delivered it.
     gpunode: GPUNode | None
-    #: The placement of ``pod`` on ``gpunode``; None if it was not computed yet.
-    placement: Placement | None = None
     #: When kube-scheduler's call times out, on the monotonic clock in seconds. After that its
     #: assumptions about the node (CPU, ports, volumes) no longer hold.
     until_s: float = math.inf

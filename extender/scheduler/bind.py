@@ -4,12 +4,10 @@ from typing import Protocol
 
 import structlog
 
-from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.observability.outcome_recorder import record_bind
-from extender.placement.placement_record import Placement
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.state.changes import BindBegun, BindEnded
@@ -49,14 +47,13 @@ class Bind:
             args.node,
             pod,
             gpunode,
-            self._cached_placement(pod, gpunode, began_s),
             until_s=began_s + deadline_s,
             may_bind=lambda: groups.may_bind(args.pod_uid, began_s + deadline_s / 2),
         )
         outcome: Outcome = Declined(Reason.GROUP_DECLINED)
         if may_try:
             if pod is not None:
-                state.replica.deliver([BindBegun(pod, ask.node, ask.placement)])
+                state.replica.deliver([BindBegun(pod, ask.node)])
             try:
                 outcome = await self._ledger.bind(ask)
             finally:
@@ -89,18 +86,3 @@ class Bind:
         filtered = decision.pod
         same = watched and watched.metadata.resource_version == filtered.metadata.resource_version
         return watched if same else filtered
-
-    def _cached_placement(
-        self, pod: Pod | None, gpunode: GPUNode | None, now_s: float
-    ) -> Placement | None:
-        """Return the placement that the ledger would compute, from cached results.
-
-        None if the cached results are not sufficient, for example if nominated pods hold memory on
-        the node.
-        """
-        cluster = self._state.cluster
-        if pod is None or gpunode is None:
-            return None
-        if gpunode.name in cluster.holds.nominees_before(pod, now_s):
-            return None
-        return cluster.judge_as_weighed(pod, gpunode, now_s)

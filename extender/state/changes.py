@@ -12,7 +12,6 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.watched import WatchEvent
 from extender.placement.device_reading import Activity
-from extender.placement.placement_record import Placement
 from extender.state.holds import HeldFor
 from extender.state.prediction_tracker import Outcome
 
@@ -66,8 +65,6 @@ class BindBegun:
 
     pod: Pod
     node: str
-    #: The placement that will be written; None if it is not computed yet.
-    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 A node is *weighed* when its terms are computed. A change marks its node dirty, and dirty nodes are
 weighed again. Snapshots show all nodes as they were weighed last.
 
-One thread owns a ``ClusterState``; only this thread calls ``snapshot``, ``settled``,
-``judge_as_weighed`` and ``likely_reservation``. Any thread may call the other methods, because the
-values they read are replaced, never changed in place. All returned objects are immutable, so other
-threads may keep and read them.
+One thread owns a ``ClusterState``; only this thread calls ``snapshot``, ``settled`` and
+``likely_reservation``. Any thread may call the other methods, because the values they read are
+replaced, never changed in place. All returned objects are immutable, so other threads may keep and
+read them.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -312,53 +312,22 @@ class ClusterState:
         # The API server rejects every later update of a pod whose annotations are too large.
         return placement if has_room_for(pod, placement.annotations) else Reason.POD_TOO_LARGE
 
-    def judge_as_weighed(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | None:
-        """Like ``judge``, but reuse the terms of the last weighing, which is half the work.
-
-        Return None if the pod does not fit, or if the last weighing counted more than this version
-        of the GPUNode.
-        """
-        name, uid = gpunode.name, pod.metadata.uid
-        reserved, request = gpunode.spec.reservations.keys(), self.understand(pod)
-        if (
-            gpunode is not self.gpunode(name)
-            or uid in reserved
-            or uid in self._objects.uids_on.get(name, ())
-            or not self.holds.binding_to(name).keys() <= reserved
-            or isinstance(request, Unreadable)
-            or not request.asks
-        ):
-            return None
-        snap = self._snapshot_of(name)
-        if snap is None:
-            return None
-        verdicts = fit(request, snap, np.array([0]), now_s)
-        if verdicts.reason(0):
-            return None
-        placement = place(request, snap, verdicts, 0)
-        return placement if has_room_for(pod, placement.annotations) else None
-
     def likely_reservation(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
         """Return the reservation that a bind is likely to write; None if the pod does not fit."""
         request, name = self.understand(pod), gpunode.name
         if isinstance(request, Unreadable):
             return None
-        snap = self._snapshot_of(name)
-        if snap is None:
+        weighed = self._table.snapshot()
+        row = None if name in self._queue else weighed.row_of.get(name)
+        if row is None:
             snap = build([self.terms_of(name, gpunode, assumed=self.holds.binding_to(name))])
+        else:
+            snap = weighed.part(np.array([row]))
         verdicts = fit(request, snap, np.array([0]), NEVER_S)
         if verdicts.reason(0) is not None or not request.asks or verdicts.by_dra[0]:
             return None
         likely = Placement(charges(request, snap, verdicts, 0), {}, request.start_timeout_s)
         return likely.reservation(pod.metadata.namespace, pod.metadata.name)
-
-    def _snapshot_of(self, name: str) -> Snapshot | None:
-        """Return a snapshot of this node as it was weighed last; None if the node is dirty."""
-        if name in self._queue:
-            return None
-        snap = self._table.snapshot()
-        row = snap.row_of.get(name)
-        return None if row is None else snap.part(np.array([row]))
 
     @property
     def crowded(self) -> list[str]:

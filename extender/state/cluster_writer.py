@@ -32,7 +32,6 @@ from contract.watched import (
     changes_of,
 )
 from extender.placement.overfull_devices import overfull
-from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.placement.request import asks_for_gpu
 from extender.placement.snapshot import NodeTerms
@@ -203,8 +202,8 @@ class ClusterWriter(ClusterState):
                 self.activities.replace(history)
                 for name in names:
                     self._move_activity(name)
-            case BindBegun(pod, name, placement):
-                self._assume(pod, name, placement)
+            case BindBegun(pod, name):
+                self._assume(pod, name)
             case BindEnded(uid, name):
                 self.holds.end(uid, name)
                 if uid not in self._objects.reserved(name):
@@ -338,16 +337,13 @@ class ClusterWriter(ClusterState):
         self._table.put_measured(after)
         self._table.updated(after.name)
 
-    def _assume(self, pod: Pod, name: str, placement: Placement | None) -> None:
-        gpunode, metadata = self._objects.gpunodes.get(name), pod.metadata
+    def _assume(self, pod: Pod, name: str) -> None:
+        gpunode = self._objects.gpunodes.get(name)
         if gpunode is None:
             return
-        if placement is None:
-            reservation = self.likely_reservation(pod, gpunode) or self.adopt(pod, gpunode)
-        else:
-            reservation = placement.reservation(metadata.namespace, metadata.name)
+        reservation = self.likely_reservation(pod, gpunode) or self.adopt(pod, gpunode)
         if reservation is not None:
-            self.holds.begin(metadata.uid, name, reservation)
+            self.holds.begin(pod.metadata.uid, name, reservation)
             self._queue.add(name)
 
     # Weighing.

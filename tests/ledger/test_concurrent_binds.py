@@ -2,44 +2,20 @@
 
 import asyncio
 import itertools
-from dataclasses import replace
 from typing import cast
 
 import pytest
 
-from contract.annotations import PLACEMENT
-from contract.gpunode import Charge, GPUNode, GPUNodeSpec
+from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.ledger import ledger as ledger_module
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
-from extender.placement.placement_record import Placement
 from tests.blocking import Faraway
-from tests.ledger.stage import DEVICES, RESOURCE, WALL_S, Stage, adopt, judge, pending_binds, pod
+from tests.ledger.stage import WALL_S, Stage, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
-
-
-@pytest.mark.parametrize("stale", [None, "node", "pod"])
-def test_a_cached_decision_is_used_only_for_the_same_object(stale: str | None) -> None:
-    stage = Stage()
-    ask = stage.ask(stage.pod())
-    if stale == "node":
-        stage.store.report([("n", DEVICES)])
-    elif stale == "pod":  # it has changed, and is read, because it has a reservation
-        stage.store.touch_pod(stage.pod(), "again")
-        charged = adopt(stage.pod(), stage.node())
-        assert charged is not None
-        spec = GPUNodeSpec(initialised=True, reservations={"uid-p": charged})
-        stage.store.write_spec(stage.node(), spec)
-        ask = replace(ask, gpunode=stage.node())
-    charge = Charge(resource=RESOURCE, count=1, candidates={"GPU-0": 9})
-    found = Placement((charge,), {PLACEMENT: "found"})
-    assert stage.bind(replace(ask, placement=found)) == Bound()
-    (written,) = stage.node().spec.reservations["uid-p"].charges
-    assert written.candidates == {"GPU-0": 6 if stale else 9}
-    assert (stage.pod().annotation(PLACEMENT) == "found") == (stale is None)
 
 
 def test_many_concurrent_binds_of_one_node_all_succeed() -> None:

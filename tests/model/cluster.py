@@ -122,14 +122,10 @@ def binds(
 
     shown = held.pods[metadata.name] if held else None
     known = held.gpunodes[node] if held else None
-    # As who is asked has found already, and binds with if nothing has happened since.
-    found = fitted(shown, known) if shown and known else None
-    foreseen = found if isinstance(found, Placement) else None
 
     def work(store: SyncStore) -> object:
-        ask = bind.BindRequest(
-            metadata.namespace, metadata.name, metadata.uid, node, shown, known, foreseen
-        )
+        names = metadata.namespace, metadata.name, metadata.uid
+        ask = bind.BindRequest(*names, node, shown, known)
         return ledger(store, name, code).bind(ask)
 
     return work

@@ -300,7 +300,7 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     second = pod("4Gi", uid="second", annotations=annotations)
     assert asked(state, second) is Reason.OTHER_STARTING
     assert asked(state, pod("4Gi", uid="third")) is None
-    state.apply([BindBegun(first, "n", None)])
+    state.apply([BindBegun(first, "n")])
     assert state.holds.binding_to("n")["first"].phase == "starting"
     state.holds.forget("first")
     assert asked(state, second) is None  # the snapshot has it

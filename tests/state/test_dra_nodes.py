@@ -84,7 +84,6 @@ def test_a_pod_without_an_amount_fits_and_needs_no_reservation(
     held = state.gpunode("n")
     assert held is not None
     assert state.judge(whole, held, NOW_S) == Placement((), {})
-    assert state.judge_as_weighed(whole, held, NOW_S) == Placement((), {})
     assert state.likely_reservation(whole, held) is None
     assert state.adopt(whole, held) is None
 

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from contract.annotations import DEVICE_CHOICE, VRAM
 from contract.gpunode import GPUNode, Reservation
-from contract.kube import Container, Pod
-from contract.watched import GPUNodeSeen, NodeGone, PodGone, PodSeen
+from contract.watched import GPUNodeSeen, PodGone, PodSeen
 from extender.placement.placement_record import Placement
-from extender.state.changes import BindBegun, BindEnded, Event
+from extender.state.changes import BindBegun, BindEnded
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -79,10 +78,8 @@ class TestBindsOnTheirWay:
             metadata=replace(node.metadata, resource_version="2"),
             spec=replace(node.spec, reservations={"other": made}, reserved="8Gi"),
         )
-        foreseen = state.judge_as_weighed(asked, node, NOW_S)
-        assert foreseen == (placed if isinstance(placed, Placement) else None)
         anyway = state_of(*seen(about, node), BindBegun(asked, "n")).snapshot().nodes
-        state.apply([BindBegun(asked, "n", foreseen)])
+        state.apply([BindBegun(asked, "n")])
         assert state.settle().nodes == anyway
         generation = state.settle().generation
         state.apply([GPUNodeSeen(written, NOW_S), BindEnded("other", "n")])
@@ -90,42 +87,6 @@ class TestBindsOnTheirWay:
         assert (state.settle().generation == generation) == isinstance(placed, Placement)
         from_start = state_of(*seen(about, written)).snapshot()
         assert state.settle().nodes == from_start.nodes
-
-    @pytest.mark.parametrize(
-        ("events", "asked"),
-        [
-            pytest.param([BindBegun(pod("1Gi", uid="b"), "n")], pod("2Gi"), id="another bind"),
-            pytest.param([], pod("2Gi", uid="old"), id="it has a reservation"),
-            pytest.param([PodSeen(pod("2Gi", node="n"))], pod("2Gi"), id="it sits there"),
-            pytest.param([], pod("30Gi"), id="it does not fit"),
-            pytest.param([], pod("much"), id="it cannot be read"),
-            pytest.param([], pod(None, Container("c")), id="it asks for no GPU"),
-            pytest.param([NodeGone("n")], pod("2Gi"), id="the node is gone"),
-        ],
-    )
-    def test_the_last_weighing_is_not_used_for_another_version(
-        self, events: list[Event], asked: Pod
-    ) -> None:
-        held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
-        state = state_of(*seen(kube_node(), held))
-        assert state.judge_as_weighed(pod("2Gi"), held, NOW_S) is not None
-        assert state.judge_as_weighed(pod("2Gi"), held, NOW_S + 1e6) is None
-        state.apply(events)
-        assert state.judge_as_weighed(asked, held, NOW_S) is None
-
-    def test_what_waits_to_be_weighed_is_not_judged_by_how_it_was(self) -> None:
-        held = gpunode(shared("A"))
-        state = state_of(*seen(kube_node(), held))
-        for _ in state.steps([GPUNodeSeen(reserving(held, other=20), NOW_S)]):
-            pass
-        newer = state.gpunode("n")
-        assert newer is not None
-        for known in (held, newer):
-            assert state.judge_as_weighed(pod("8Gi"), known, NOW_S) is None
-        state.weigh_next()
-        assert state.judge_as_weighed(pod("2Gi"), held, NOW_S) is None
-        assert state.judge_as_weighed(pod("8Gi"), newer, NOW_S) is None
-        assert state.judge_as_weighed(pod("2Gi"), newer, NOW_S) is not None
 
     @pytest.mark.parametrize(
         "change",

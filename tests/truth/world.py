@@ -91,8 +91,7 @@ class World:
         node = node or self.best(pod)
         if node is not None:
             held = self.state.gpunode(node)
-            placement = held and self.state.judge_as_weighed(pod, held, self.now_s)
-            ask = BindRequest("default", uid, uid, node, pod, held, placement)
+            ask = BindRequest("default", uid, uid, node, pod, held)
             if self.ledger.bind(ask) == Bound():
                 return node
         self.store.delete_pod("default", uid)
