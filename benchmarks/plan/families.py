@@ -246,6 +246,51 @@ def customers(cluster: Cluster) -> Iterator[Drawn]:
                 yield f"customer-{customer}", began_s, ended_s, int(mib * lots.uniform(0.9, 1)), 1
 
 
+def commits(cluster: Cluster) -> Iterator[Drawn]:
+    """Tests of commits: each starts several short pods, some are repeated; all tests at night."""
+    lots = cluster.lots
+    for repository in range(int(lots.integers(3, 7))):
+        pods, minutes, mib = int(lots.integers(2, 9)), lots.uniform(8, 45), cluster.mib(0.05, 0.4)
+        # By day, the pods of a repository keep about an eighth of the GPUs busy.
+        a_day = cluster.size / 8 * 8 * 60 / (pods * minutes)
+        nightly, pace = max(1, round(cluster.size / 5 * lots.uniform(0.4, 1.2))), 1.0
+        for day in range(cluster.days):
+            pace = 1 + 0.6 * (pace - 1) + lots.normal(0, 0.15)
+            wanted = a_day * max(0.2, pace) * (0.1 if day % 7 >= 5 else 1.0)
+            for _ in range(lots.poisson(wanted)):
+                at_s = day * DAY_S + min(23.0, max(6.0, lots.normal(14, 2.5))) * HOUR_S
+                for attempt in range(int(min(3, lots.geometric(0.8)))):
+                    for _ in range(pods):
+                        began_s = at_s + attempt * minutes * 75 + lots.exponential(60)
+                        ended_s = began_s + minutes * 60 * lots.uniform(0.7, 1.4) + 60
+                        yield f"tests-{repository}", began_s, ended_s, mib, 1
+            for _ in range(nightly):
+                began_s = day * DAY_S + (1 + repository / 2) * HOUR_S + lots.exponential(300)
+                ended_s = began_s + lots.uniform(1, 3) * HOUR_S
+                yield f"all-tests-{repository}", began_s, ended_s, mib, 1
+
+
+def restarts(cluster: Cluster) -> Iterator[Drawn]:
+    """Trainings of several whole nodes for days, which restart after failures, beside notebooks."""
+    lots = cluster.lots
+    for team in range(max(2, int(cluster.size / 20))):
+        at_s = -lots.uniform(0, 6) * DAY_S
+        while at_s < cluster.days * DAY_S:
+            pods = int(lots.choice([1, 2, 2, 4])) if cluster.size > 20 else 1
+            gpus = int(lots.choice([2, GPUS_OF_NODE, GPUS_OF_NODE]))
+            ends_s, mib = at_s + lots.gamma(3.0, 1.3) * DAY_S, cluster.mib(0.5, 0.95)
+            while at_s < ends_s:
+                failed_s = min(ends_s, at_s + lots.exponential(1.5 * DAY_S))
+                if failed_s > 0:
+                    for _ in range(pods):
+                        yield f"training-{team}", max(0.0, at_s), failed_s, mib, gpus
+                at_s = failed_s + lots.uniform(0.05, 1) * HOUR_S
+            at_s += lots.exponential(0.6) * DAY_S
+    for at_s in cluster.arrivals(cluster.size, 0.2, office=True):
+        ended_s = at_s + lots.gamma(2.0, 1.2) * HOUR_S + 120
+        yield f"notebook-{int(lots.integers(0, 6))}", at_s, ended_s, cluster.mib(0.04, 0.3), 1
+
+
 def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
     """Services that always run, with a few restarts."""
     lots = cluster.lots
@@ -276,6 +321,8 @@ JUDGED: dict[str, Family] = {
     "courses": courses,
     "arrays": arrays,
     "customers": customers,
+    "commits": commits,
+    "restarts": restarts,
 }
 
 

@@ -1,8 +1,12 @@
-"""Finds how much the days of a history differ, and how far another such history may be from it.
+"""Finds how far the need of another such history may be from that of a given one.
 
-The next week may be without its largest day, or have a larger one. So the width of a range follows
-from the *swing*: how far the largest day is above the median day, of a workload or of all pods. If
-it is large, the load follows something that one history does not show, such as a date, and no range
+*Short* pods begin and end in the history. Many of them often have one cause, such as the traffic or
+the data of a day, so their number in the next history follows from how much days differ. Long pods
+differ by chance, which matters more the fewer they are and the more GPUs each has. Pods that run
+all the time do not differ.
+
+The *swing* is how far the largest day is above the median day, of a workload or of all pods. If it
+is large, the load follows something that one history does not show, such as a date, and no range
 can be had. A *campaign* is a workload that hardly runs on most days, and then with several pods at
 once. The next one may be several times larger than the last.
 """
@@ -21,12 +25,21 @@ from extender.plan.workload import DAY_S, History
 
 #: Shorter histories, and those with fewer new pods, have no ranges.
 LEAST_DAYS, LEAST_PODS = 7, 40
-#: The swing above which there are no ranges, as a part of the largest demand. In longer histories,
+#: The swing above which there are no ranges, as a part of the largest demand. In long histories,
 #: what independent pods would differ by chance is added, as a square; one week does not
 #: show whether a load rises or differs by chance.
-MOST_SWING, CHANCE_DAYS = 0.3, 14
-#: Differences from week to week, as a logarithm. Its square is added to that of the swing.
-SEASON = 0.22
+MOST_SWING, LONG_DAYS = 0.35, 14
+#: The reach of short pods in a long history, as a part of that in a week: it shows more days.
+LONG_REACH = 0.7
+#: Least reach; its square is added to that of the others.
+LEAST_REACH = 0.05
+#: Reach if all GPU time is that of short pods: a part that is always added, and standard deviations
+#: of the largest days.
+SHORT_REACH, DAYS_REACH = 0.15, 1.5
+#: Part of the days that count as the largest, because weekends differ from working days.
+_WORKING = 5 / 7
+#: Standard deviations by which the number of GPUs in use can differ by chance.
+CHANCE_REACH = 1.65
 #: On the median day, a campaign has at most this part of its largest demand.
 _RARE = 0.25
 #: Pods that a campaign has at once, at least.
@@ -71,10 +84,10 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
     demand = daily(taken)
     largest = float(demand[-1].max())
     if largest <= 0:
-        return Variation(Reach(SEASON, SEASON))
+        return Variation(Reach(LEAST_REACH, LEAST_REACH))
     top, median = demand.max(axis=1), _median(demand)
     swing, limit = (top - median) / largest, np.full(len(top), MOST_SWING)
-    if history.days >= CHANCE_DAYS:
+    if history.days >= LONG_DAYS:
         deviation = np.sqrt(daily(taken**2).max(axis=1)) / largest
         limit = np.hypot(limit, _chance(history.days) * deviation)
     if np.any(swing > limit):
@@ -86,11 +99,34 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
             f"{100 * median[most] / largest:.0f} % on its median day. Another period may need far "
             "less, or several times more."
         )
-    half = math.hypot(float(swing.max()), SEASON)
+    half = _reach(created_s, ended_s, taken, demand[-1])
     at_once = daily(np.ones(len(codes))).max(axis=1)
     campaign = (median <= _RARE * top) & (at_once >= _CAMPAIGN_PODS)
     grown = _CAMPAIGN_GROWTH * float(top[campaign].max(initial=0.0)) / largest
     return Variation(Reach(half, math.hypot(half, math.log1p(grown))))
+
+
+def _reach(
+    created_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    taken: NDArray[np.float64],
+    by_day: NDArray[np.float64],
+) -> float:
+    """Return the reach of a need. ``by_day``: the largest demand of each day."""
+    # Days count from the first creation, which may be late on the first day.
+    end_s = min(float(ended_s.max()), float(created_s.min()) + len(by_day) * DAY_S)
+    begins, ends = created_s > 0, ended_s < end_s
+    gpu_s = taken * (np.minimum(ended_s, end_s) - created_s)
+    short = float(gpu_s[begins & ends].sum() / gpu_s.sum())
+    largest = np.sort(by_day)[-round(_WORKING * len(by_day)) :]
+    differ = float(largest.std(ddof=1) / largest.mean())
+    # Independent pods: their number at a time has a Poisson distribution.
+    variance = float((taken * gpu_s)[begins | ends].sum()) / end_s
+    chance = math.sqrt(variance) / float(by_day.max())
+    of_short = (SHORT_REACH + DAYS_REACH * differ) * short
+    if len(by_day) >= LONG_DAYS:
+        of_short *= LONG_REACH
+    return math.hypot(LEAST_REACH, of_short, CHANCE_REACH * chance)
 
 
 def _chance(days: int) -> float:

@@ -8,7 +8,6 @@ from contract.annotations import MAX_SM
 from extender.plan.intervals import GROWTH, LEAST_FIGURES
 from extender.plan.mig import PROFILES, USABLE, profile_of
 from extender.plan.next_steps import advice
-from extender.plan.rhythm import SEASON
 from extender.plan.savings import saved_month_cost, saved_ratio
 from extender.plan.scenarios import NO_WAIT_S
 from extender.plan.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
@@ -224,9 +223,8 @@ def _need_assumption(study: Study) -> Iterator[str]:
         yield (
             "Ranges of GPUs, nodes, costs and savings should contain those of another such period "
             f"of {plural(study.history.days, 'day')} with probability 90 %. They follow from "
-            "how far the largest day is above the median day, from campaigns, "
-            f"{100 * SEASON:.0f} % for differences from week to week, and {100 * GROWTH:.0f} % of "
-            "growth."
+            "how much days differ, as far as pods begin and end in the history, from the chance of "
+            f"independent pods, from campaigns, and from {100 * GROWTH:.0f} % of growth."
         )
 
 

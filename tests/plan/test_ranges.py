@@ -17,7 +17,15 @@ from extender.plan.intervals import (
     wider,
 )
 from extender.plan.resampling import quiet_days, resampled
-from extender.plan.rhythm import SEASON, Variation, variation
+from extender.plan.rhythm import (
+    CHANCE_REACH,
+    DAYS_REACH,
+    LEAST_REACH,
+    LONG_REACH,
+    SHORT_REACH,
+    Variation,
+    variation,
+)
 from extender.plan.workload import DAY_S, History, Life, Machine, Vram
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
@@ -150,21 +158,77 @@ def test_a_history_that_is_too_small_for_a_range_says_so() -> None:
     assert short.missing.endswith("the history has 5 days and 100 such pods.")
     few = variation_of_weeks(weeks("web", [3] * 8))
     assert few.missing.endswith("the history has 8 days and 24 such pods.")
-    assert variation_of_weeks(weeks("web", [6] * 8)) == Variation(Reach(SEASON, SEASON))
+    assert variation_of_weeks(weeks("web", [6] * 8)).reach is not None
 
 
-def test_the_reach_follows_from_how_far_the_largest_day_is_above_the_median_day() -> None:
-    found = variation_of_weeks(weeks("web", [20, 16, 16, 15, 18, 4, 3]))
-    half = math.hypot(4 / 20, SEASON)
-    assert found == Variation(Reach(pytest.approx(half), pytest.approx(half)))
+def running(name: str, pods: int, first: float, last: float) -> list[Life]:
+    """Return pods that run from one time to another, in days."""
+    run_s = (last - first) * DAY_S
+    return [Life(f"{name}{n}", name, first * DAY_S, run_s, 1, None) for n in range(pods)]
+
+
+def half_of(short: float, chance: float, differ: float = 0.0) -> object:
+    common = (SHORT_REACH + DAYS_REACH * differ) * short
+    return pytest.approx(math.hypot(LEAST_REACH, common, CHANCE_REACH * chance))
+
+
+def test_the_reach_follows_from_pods_that_begin_or_end_in_the_history() -> None:
+    # 60 GPUs are in use all the time, and one by 40 short pods in turn, for 7.2 of 8 days.
+    stay = running("web", 60, 0, 8)
+    short = [life for n in range(40) for life in running("job", 1, n / 5 + 0.01, n / 5 + 0.19)]
+    half = half_of(7.2 / 487.2, math.sqrt(7.2 / 8) / 61)
+    assert variation_of_weeks(stay, short) == Variation(Reach(half, half))
+    # Pods that begin before the history or end after it differ by chance.
+    long = running("old", 10, 0, 3.9) + running("new", 10, 4, 8)
+    half = half_of(7.2 / 566.2, math.sqrt(86.2 / 8) / 71)
+    assert variation_of_weeks(stay, short, long) == Variation(Reach(half, half))
+
+
+def test_the_reach_of_short_pods_follows_from_how_much_the_largest_days_differ() -> None:
+    # Each pod takes 1/6 of a day. The two least days of a week do not count.
+    pods = [20, 16, 16, 15, 18, 4, 3]
+    chance = math.sqrt(sum(pods) / 6 / (6 + 13 / 24)) / 20  # the last pods end at 13:00
+    differ = statistics.stdev(pods[:5]) / statistics.mean(pods[:5])
+    half = half_of(1 - 3 / sum(pods), chance, differ)
+    assert variation_of_weeks(weeks("web", pods)) == Variation(Reach(half, half))
+
+
+def test_two_weeks_have_a_narrower_range_than_one() -> None:
+    chance = math.sqrt(14 * 7 / 6 / (13 + 13 / 24)) / 7
+    half = half_of(LONG_REACH * 13 / 14, chance)
+    assert variation_of_weeks(weeks("web", [7] * 14)) == Variation(Reach(half, half))
+
+
+def test_pods_after_the_last_whole_day_count() -> None:
+    # The history covers eight days from 9:00 of the first one, and its last pods run on the ninth.
+    half = half_of(8 / 8.6, math.sqrt(8.6 / 8.3) / 6)
+    found = variation_of_weeks(weeks("web", [6] * 8), running("last", 6, 8.2, 8.3))
+    assert found == Variation(Reach(half, half))
+
+
+def test_a_history_with_a_few_large_pods_has_a_wider_range_than_with_many_small_ones() -> None:
+    def reach(pods: int, gpus: int) -> Reach:
+        stay, jobs = running("web", 40, 0, 8), weeks("job", [6] * 8)
+        long = running("old", pods, 0, 5) + running("new", pods, 3, 8)
+        lives = sorted((*stay, *jobs, *long), key=lambda life: life.created_s)
+        given = History((Machine("a", "L4", 4, 1 << 34),), tuple(lives), ())
+        taken = [float(gpus if life.workload in ("old", "new") else 1) for life in lives]
+        found = variation(given, taken).reach
+        assert found
+        return found
+
+    assert reach(4, 4).up > 1.3 * reach(16, 1).up
+
+
+def test_the_swing_is_how_far_the_largest_day_is_above_the_median_day() -> None:
+    assert variation_of_weeks(weeks("web", [20, 16, 16, 13, 18, 4, 3])).reach is not None
+    assert variation_of_weeks(weeks("web", [20, 12, 12, 12, 18, 4, 3])).reach is None
     # One workload differs more than all together.
-    found = variation_of_weeks(weeks("a", [10, 6, 6, 6, 6, 6, 6]), weeks("b", [10] * 7))
-    half = math.hypot(4 / 20, SEASON)
-    assert found == Variation(Reach(pytest.approx(half), pytest.approx(half)))
+    one = weeks("a", [18, 6, 6, 6, 6, 6, 6]), weeks("b", [2, 14, 14, 14, 14, 14, 14])
+    assert "a used up to 90 %" in variation_of_weeks(*one).missing
     # All together differ more than each of them.
-    each = weeks("a", [12, 10, 10, 10, 10, 10, 10]), weeks("b", [12, 10, 10, 10, 10, 10, 10])
-    half = math.hypot(4 / 24, SEASON)
-    assert variation_of_weeks(*each) == Variation(Reach(pytest.approx(half), pytest.approx(half)))
+    each = [weeks(name, [10, 6, 6, 6, 6, 6, 6]) for name in "abc"]
+    assert "the whole cluster used up to 100 %" in variation_of_weeks(*each).missing
 
 
 def test_a_history_whose_days_differ_too_much_has_no_range() -> None:
@@ -196,8 +260,8 @@ def test_a_history_that_a_campaign_dominates_has_no_range_and_a_small_one_raises
         in found.missing
     )
     small = variation_of_weeks(steady, weeks("sweep", [0, 0, 5, 0, 0, 0, 0, 0])).reach
-    half = math.hypot(5 / 25, SEASON)
-    assert small == Reach(pytest.approx(half), pytest.approx(math.hypot(half, math.log(1.6))))
+    assert small
+    assert small.up == pytest.approx(math.hypot(small.down, math.log(1.6)))
     # Four pods are no campaign, and a workload that runs on most days is none.
     for by_day in ([0, 0, 4, 0, 0, 0, 0, 0], [5, 2, 2, 2, 2, 2, 2, 2]):
         found = variation_of_weeks(steady, weeks("sweep", by_day))
@@ -207,7 +271,7 @@ def test_a_history_that_a_campaign_dominates_has_no_range_and_a_small_one_raises
 
 def test_a_day_of_a_pod_that_runs_for_several_counts_on_each() -> None:
     long = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0], hours=24 * 6)
-    assert variation_of_weeks(long, weeks("web", [6] * 8)) == Variation(Reach(SEASON, SEASON))
+    assert variation_of_weeks(long, weeks("web", [6] * 8)).reach is not None
     once = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0])
     assert "train used" in variation_of_weeks(once, weeks("web", [6] * 8)).missing
 
@@ -215,4 +279,4 @@ def test_a_day_of_a_pod_that_runs_for_several_counts_on_each() -> None:
 def test_a_history_whose_pods_take_no_gpu_in_a_configuration_has_a_range() -> None:
     lives = tuple(weeks("web", [6] * 8))
     given = History((Machine("a", "L4", 1, 1 << 34),), lives, ())
-    assert variation(given, [0.0] * len(lives)) == Variation(Reach(SEASON, SEASON))
+    assert variation(given, [0.0] * len(lives)) == Variation(Reach(LEAST_REACH, LEAST_REACH))
