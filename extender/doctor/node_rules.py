@@ -274,8 +274,7 @@ _FAILURES = {
         "(HEADROOM_DCGM_URL)",
     ),
 }
-#: Why a source lacks data -> the fix, if it differs from the usual fix for the source. The first
-#: one counts.
+#: Why a source lacks data -> the fix, if another than the usual one applies. The first one counts.
 _FIXES: Mapping[SourceCode, str] = {
     "no_host_pid": _HOST_PID,
     "gpu_not_listed": (

@@ -80,7 +80,7 @@ def test_docstrings_of_fields_are_descriptions_in_the_openapi_document() -> None
     assert message("FilterView", "replica") == "The replica that served it."
     assert message("NodesBody", "continue").startswith("Value of the query parameter")
     assert message("HeldView", "phase").startswith("waiting (reserved")
-    # A comment that several models share, but not for a list of that name, and none.
+    # A description that several models share, but not for a list of that name, and none.
     assert message("FilterView", "took_ms") == "Duration of the call."
     assert message("MapBody", "model") == "None"
     assert message("DeviceView", "replicas_allocated") == "None"
