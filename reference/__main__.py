@@ -1,4 +1,4 @@
-"""Writes all generated pages of docs/reference."""
+"""Writes all generated pages of docs/reference, and the list of shipped policies."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,6 +10,7 @@ from reference import (
     helm_values,
     kubernetes_versions,
     metrics,
+    policies,
     reasons,
     settings,
 )
@@ -34,6 +35,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 def main() -> None:
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
+    policies.PATH.write_text(policies.text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 docs/operate/security.md describes the profile that these rules check.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 import yaml
 
+from contract.gpunode import Device, GPUNode
 from contract.kube import Pod
 from contract.watched import Relisted
 from extender.config.loading import load_settings
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, Weight
+from extender.doctor.shipped_policies import rewritten
+from extender.doctor.tenant_quotas import examine_largest, examine_quotas
 from extender.doctor.tenant_rights import Object, Rights, examine_rights
 from extender.errors import NotSynced
 from extender.kube.api_errors import ApiError, ApiStatus
@@ -51,8 +54,8 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "overuse_opt_out": (False, "authors exempt their pods from eviction"),
     "metrics_access": ("authorized", "any pod reads the names and the use of all tenants' pods"),
 }
-#: The name by which quotas count GPU memory.
-QUOTA = "requests.headroom.gpu/vram-bytes"
+#: Prefixes of namespaces that belong to the cluster, not to a tenant.
+_OF_CLUSTER = ("kube-", "openshift-")
 _WEBHOOK, _PODS = "headroom", "pods.headroom.gpu"
 _OPT_OUT = "headroom.gpu/scheduler"
 _ENFORCE = "pod-security.kubernetes.io/enforce"
@@ -79,6 +82,10 @@ class Tenancy:
     namespaces: Mapping[str, Mapping[str, str]]
     #: Settings that differ from their defaults, by name.
     settings: Mapping[str, object]
+    #: All other namespaces, without those of the cluster and Headroom's.
+    others: Collection[str] = ()
+    #: The devices that agents report.
+    devices: Sequence[Device] = ()
 
 
 def examine_tenants(tenancy: Tenancy, namespace: str = "headroom-system") -> list[Finding]:
@@ -87,16 +94,18 @@ def examine_tenants(tenancy: Tenancy, namespace: str = "headroom-system") -> lis
     ``namespace`` is Headroom's own.
     """
     return [
-        *_policies(tenancy),
+        *_policies(tenancy, namespace),
         *_webhook(tenancy),
         *_settings(tenancy),
         *_network(tenancy),
+        *examine_quotas(tenancy.quotas, tenancy.namespaces, tenancy.others, tenancy.devices),
+        *examine_largest(tenancy.devices, tenancy.settings.get("largest_devices")),
         *_namespaces(tenancy),
         *examine_rights(tenancy.rights, namespace),
     ]
 
 
-def _policies(tenancy: Tenancy) -> Iterator[Finding]:
+def _policies(tenancy: Tenancy, namespace: str) -> Iterator[Finding]:
     policies = {each["metadata"]["name"]: each["spec"] for each in tenancy.policies}
     bound: dict[str, list[Object]] = {}
     for each in tenancy.bindings:
@@ -106,14 +115,21 @@ def _policies(tenancy: Tenancy) -> Iterator[Finding]:
             yield Finding(
                 Weight.WARNING, (), f"ValidatingAdmissionPolicy {name} {why}: {harm}", _PROFILE
             )
+    for name, spec in sorted(policies.items()):
+        if parts := rewritten(name, spec, namespace):
+            yield Finding(
+                Weight.WARNING,
+                (),
+                f"ValidatingAdmissionPolicy {name} differs from that of this release of Headroom, "
+                f"in {', '.join(parts)}: it may admit what it should reject",
+                "install the release again, with the same version as this command",
+            )
 
 
 def _idle(policy: Object | None, bindings: Sequence[Object]) -> str:
     """Return why a policy does not deny everywhere; empty if it does."""
     if policy is None:
         return "does not exist"
-    if policy.get("failurePolicy", "Fail") != "Fail":
-        return "is ignored if it fails"
     denying = [each for each in bindings if "Deny" in (each.get("validationActions") or ())]
     if not denying:
         return "does not deny" if bindings else "has no binding"
@@ -200,21 +216,6 @@ def _admits_all(spec: Object) -> bool:
 
 
 def _namespaces(tenancy: Tenancy) -> Iterator[Finding]:
-    limited = {
-        each["metadata"]["namespace"]
-        for each in tenancy.quotas
-        # A scope selects the pods that it counts.
-        if QUOTA in (each["spec"].get("hard") or {})
-        and not each["spec"].get("scopes")
-        and not each["spec"].get("scopeSelector")
-    }
-    if unlimited := sorted(set(tenancy.namespaces) - limited):
-        yield Finding(
-            Weight.WARNING,
-            tuple(unlimited),
-            "pods request GPUs, and no ResourceQuota without a scope limits their GPU memory",
-            f"kubectl create quota gpu-memory -n NAMESPACE --hard={QUOTA}=40Gi",
-        )
     exempt = sorted(
         name for name, labels in tenancy.namespaces.items() if labels.get(_OPT_OUT) == "none"
     )
@@ -278,6 +279,18 @@ def list_tenancy(
                 rights,
                 {name: namespaces.get(name, {}) for name in using},
                 _read_settings(api, own, settings),
+                [
+                    name
+                    for name in namespaces.keys() - using - {own}
+                    if not name.startswith(_OF_CLUSTER)
+                ],
+                [
+                    device
+                    for kind in listed
+                    for each in kind.objects
+                    if isinstance(each, GPUNode) and each.status
+                    for device in each.status.devices
+                ],
             )
     except ApiError as err:
         raise NotSynced(

@@ -1,7 +1,10 @@
 """Findings of ``headroom doctor --multi-tenant``."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +14,14 @@ from contract.kube import Namespace, Pod
 from contract.watched import Relisted
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight
+from extender.doctor.shipped_policies import rewritten
+from extender.doctor.tenant_quotas import BUDGETS, QUOTA
 from extender.doctor.tenant_rights import Rights
-from extender.doctor.tenants import QUOTA, Tenancy, examine_tenants, list_tenancy
-from tests.builders import container, namespace, pod
-from tests.controlplane import ControlPlane
-from tests.deploy.rendered import DEPLOY, NAMESPACE, objects, overlay
+from extender.doctor.tenants import POLICIES, Tenancy, examine_tenants, list_tenancy
+from extender.placement.device_reading import health_issues
+from tests.builders import container, namespace, pod, shared
+from tests.controlplane import ApiRefused, ControlPlane
+from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, objects, overlay, template
 
 LEVEL = "pod-security.kubernetes.io/enforce"
 API_SERVER = {"from": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
@@ -35,7 +41,8 @@ def installed(platform: str) -> Tenancy:
     for each in policies:
         for rule in each["spec"].get("ingress", ()):
             rule.setdefault("from", API_SERVER["from"])
-    quota = {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": {QUOTA: "40Gi"}}}
+    hard = {QUOTA: "40Gi", BUDGETS: "0"}
+    quota = {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": hard}}
     configuration = found["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"]
     return Tenancy(
         of("ValidatingAdmissionPolicy"),
@@ -47,7 +54,9 @@ def installed(platform: str) -> Tenancy:
             of("Role"), of("RoleBinding"), of("ClusterRole"), [*of("ClusterRoleBinding"), ADMINS]
         ),
         {"team": {LEVEL: "restricted"}},
-        yaml.safe_load(configuration),
+        yaml.safe_load(configuration) | {"largest_devices": ["nvidia.com/gpu=80Gi"]},
+        [],
+        [shared(memory_bytes=80 << 30, free=1)],
     )
 
 
@@ -99,6 +108,13 @@ def policy(name: str, **of: Any) -> Callable[[Tenancy], None]:
     return lambda tenancy: named(tenancy.policies, name)["spec"].update(of)
 
 
+def expression(name: str, part: str, text: str) -> Callable[[Tenancy], None]:
+    def change(tenancy: Tenancy) -> None:
+        named(tenancy.policies, name)["spec"][part][0]["expression"] = text
+
+    return change
+
+
 def narrow(tenancy: Tenancy) -> None:
     spec = named(tenancy.bindings, "headroom-other-schedulers")["spec"]
     spec["matchResources"] = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
@@ -147,7 +163,10 @@ PRIORITY = {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}
 CHANGES: dict[str, tuple[Callable[[Tenancy], None], str]] = {
     "a policy is gone": (without("policies", "headroom-priority"), "priority does not exist"),
     "its binding is gone": (without("bindings", "headroom-gates"), "headroom-gates has no binding"),
-    "it is ignored": (policy("headroom-priority", failurePolicy="Ignore"), "ignored if it fails"),
+    "it is ignored": (
+        policy("headroom-priority", failurePolicy="Ignore"),
+        "in failurePolicy",
+    ),
     "it applies to few": (narrow, "denies only what its binding selects"),
     "the webhook is gone": (without("webhooks", "headroom"), "does not exist: GPU pods"),
     "the webhook is ignored": (hooks(failurePolicy="Ignore"), "has failurePolicy Ignore"),
@@ -171,9 +190,43 @@ CHANGES: dict[str, tuple[Callable[[Tenancy], None], str]] = {
         network("headroom-console", ingress=[{"ports": [{"port": 8889}]}]),
         "headroom-console in Headroom's namespace admit any pod",
     ),
-    "no quota": (without("quotas", "q"), "no ResourceQuota without a scope"),
-    "another quota": (quota(hard={"pods": "4"}), "no ResourceQuota without a scope"),
-    "a quota of some pods": (quota(scopeSelector={"matchExpressions": [PRIORITY]}), "a scope"),
+    "another quota": (
+        quota(hard={"pods": "4", BUDGETS: "0"}),
+        "no ResourceQuota without a scope",
+    ),
+    "a huge quota": (
+        quota(hard={QUOTA: "80Gi", BUDGETS: "0"}),
+        "the quota of GPU memory limits nothing: all GPUs together have 80.0 GiB",
+    ),
+    "a quota beyond any memory": (
+        quota(hard={QUOTA: "100E", BUDGETS: "0"}),
+        "the quota of GPU memory limits nothing",
+    ),
+    "disruption budgets": (quota(hard={QUOTA: "40Gi"}), "may create disruption budgets"),
+    "one more disruption budget": (
+        quota(hard={QUOTA: "40Gi", BUDGETS: "1"}),
+        "may create disruption budgets",
+    ),
+    "no largest device": (
+        setting("largest_devices", []),
+        "setting largest_devices lacks resources",
+    ),
+    "a largest device of another resource": (
+        setting("largest_devices", ["nvidia.com/gpu.shared=80Gi"]),
+        "setting largest_devices lacks resources",
+    ),
+    "an expression of a policy": (
+        expression("headroom-gates", "validations", "true"),
+        "headroom-gates differs from that of this release of Headroom, in validations",
+    ),
+    "a condition of a policy": (
+        expression("headroom-gpunode-spec", "matchConditions", "false"),
+        "headroom-gpunode-spec differs from that of this release of Headroom, in matchConditions",
+    ),
+    "the objects of a policy": (
+        policy("headroom-priority", matchConstraints={}),
+        "headroom-priority differs from that of this release of Headroom, in matchConstraints",
+    ),
     "no Pod Security": (labels(**{LEVEL: "privileged"}), "does not enforce Pod Security"),
     "exempt": (labels(**{"headroom.gpu/scheduler": "none"}), "exempts the namespace"),
     "a Role": (rights("roles", ROLE), "Role users in Headroom's namespace gives pods/portforward"),
@@ -207,6 +260,64 @@ def test_each_change_of_the_profile_is_a_warning(name: str) -> None:
     assert expected in finding.found
 
 
+@pytest.mark.parametrize("scope", [{}, {"scopeSelector": {"matchExpressions": [PRIORITY]}}])
+def test_without_a_quota_of_all_pods_nothing_is_limited(scope: dict[str, Any]) -> None:
+    tenancy = installed("multi-tenant")
+    if scope:
+        quota(**scope)(tenancy)
+    else:
+        without("quotas", "q")(tenancy)
+    memory, budgets = examine_tenants(tenancy)
+    assert "no ResourceQuota without a scope limits their GPU memory" in memory.found
+    assert "may create disruption budgets" in budgets.found
+
+
+def test_namespaces_without_gpus_are_advice() -> None:
+    tenancy = replace(installed("multi-tenant"), others=["web", "team-b"])
+    (finding,) = examine_tenants(tenancy)
+    assert (finding.weight, finding.nodes) == (Weight.ADVICE, ("team-b", "web"))
+
+
+def test_a_budget_that_exists_may_stay_if_no_other_can_be_created() -> None:
+    tenancy = installed("multi-tenant")
+    quota(hard={QUOTA: "40Gi", BUDGETS: "3"})(tenancy)
+    tenancy.quotas[0]["status"] = {"used": {BUDGETS: "3"}}  # type: ignore[index]
+    assert examine_tenants(tenancy) == []
+
+
+def test_suggested_devices_permit_all_that_are_reported() -> None:
+    devices = [
+        shared("a", memory_bytes=81_559 << 20, free=8),
+        shared("b", memory_bytes=(24 << 30) - 5, free=4),
+        shared("c", memory_bytes=10 << 30, free=1, resource="nvidia.com/mig-1g.10gb"),
+    ]
+    tenancy = replace(installed("multi-tenant"), devices=devices)
+    setting("largest_devices", [])(tenancy)
+    (finding,) = examine_tenants(tenancy)
+    suggested = finding.do.rpartition(": ")[2].split(", ")
+    assert suggested == ["nvidia.com/gpu=80Gi/8", "nvidia.com/mig-1g.10gb=10Gi"]
+    largest = Settings(largest_devices=tuple(suggested)).rules.largest_devices
+    issues = health_issues(devices, [(), (), ()], {}, largest=largest)
+    assert issues == [(None, "")] * 3
+
+
+def changed(policies: Any, own: str = NAMESPACE) -> list[str]:
+    names = [each["metadata"]["name"] for each in policies]
+    return [each for each in names if rewritten(each, named(policies, each)["spec"], own)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PLATFORMS, "elsewhere"])
+def test_all_installations_have_the_shipped_policies(name: str, tmp_path: Path) -> None:
+    if name == "elsewhere":
+        found, own = objects(template(tmp_path, {}, "multi-tenant", "gpus")), "gpus"
+    else:
+        found, own = objects(overlay(DEPLOY / "overlays" / name)), NAMESPACE
+    policies = [each for key, each in found.items() if key[0] == "ValidatingAdmissionPolicy"]
+    assert len(policies) >= len(POLICIES)
+    assert changed(policies, own) == []
+
+
 @pytest.fixture
 def team(plane: ControlPlane) -> Iterator[str]:
     metadata = {"name": "team", "labels": {LEVEL: "baseline"}}
@@ -215,7 +326,22 @@ def team(plane: ControlPlane) -> Iterator[str]:
     plane.call("DELETE", "/api/v1/namespaces/team")
 
 
-def test_the_objects_come_from_the_api_server(plane: ControlPlane, team: str) -> None:
+@pytest.fixture
+def policies(plane: ControlPlane) -> Iterator[None]:
+    """The policies without bindings, so that they have no effect."""
+    path, made = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", []
+    for each in installed("multi-tenant").policies:
+        with suppress(ApiRefused):  # another test has installed it
+            plane.call("POST", path, each)
+            made.append(each["metadata"]["name"])
+    yield
+    for name in made:
+        plane.call("DELETE", f"{path}/{name}")
+
+
+def test_the_objects_come_from_the_api_server(
+    plane: ControlPlane, team: str, policies: None
+) -> None:
     """Only namespaces with pods that request GPUs count; the doctor's own list has no labels."""
     pods = pod(namespace=team), pod(None, container(gpus=0), namespace="web")
     spaces = namespace(team), namespace("web")
@@ -223,4 +349,7 @@ def test_the_objects_come_from_the_api_server(plane: ControlPlane, team: str) ->
     found = list_tenancy(Settings(count_vram=True), listed, str(plane.kubeconfig()))
     assert {name: found[LEVEL] for name, found in found.namespaces.items()} == {team: "baseline"}
     assert found.settings == {"count_vram": True}
+    assert "default" in found.others
+    assert {"web", "kube-system", NAMESPACE}.isdisjoint(found.others)
+    assert changed(found.policies) == []
     assert named(found.rights.cluster_roles, "edit")

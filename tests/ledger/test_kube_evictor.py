@@ -14,7 +14,7 @@ from extender.kube.client import KubeApi
 from extender.ledger.kube_store import KubernetesEvictor
 from extender.state.notices import Notice, Subject, pod_notice, pod_subject
 from tests.blocking import Blocking, Loop
-from tests.controlplane import ApiRefused, ControlPlane
+from tests.controlplane import ROOT, ApiRefused, ControlPlane
 
 NAMESPACE = "hands-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -108,6 +108,26 @@ def test_a_running_pod_is_evicted_only_if_its_budget_allows_it(
     with pytest.raises(OutcomeUnknown, match="429"):
         evictor.evict(pod)
     assert not leaves(plane, pod)
+
+
+def test_a_quota_keeps_authors_from_exempting_their_pods(
+    plane: ControlPlane, evictor: Blocking
+) -> None:
+    """The quota of the documentation, for an author with all rights in the namespace."""
+    name, hard = "no-budgets", "count/poddisruptionbudgets.policy"
+    assert f"{name} -n NAMESPACE --hard={hard}=0" in (ROOT / "docs/how-to/overuse.md").read_text()
+    pod = bound(plane, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
+    plane.call("POST", quotas, {"metadata": {"name": name}, "spec": {"hard": {hard: "0"}}})
+    # As the controller of quotas writes it, which does not run here.
+    status = {"status": {"hard": {hard: "0"}, "used": {hard: "0"}}}
+    plane.call("PATCH", f"{quotas}/{name}/status", status, MERGE)
+    with pytest.raises(ApiRefused, match=f"403.*exceeded quota: {name}"):
+        budget(plane, pod)
+    evictor.evict(pod)
+    assert leaves(plane, pod)
+    plane.call("DELETE", f"{quotas}/{name}")
+    budget(plane, bound(plane, phase="Running"))
 
 
 def test_a_changed_pod_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:

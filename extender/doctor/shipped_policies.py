@@ -1,0 +1,68 @@
+"""Compares the admission policies of a cluster with those that Headroom ships.
+
+``policies.json`` has what decides in each policy of deploy/; ``make docs`` writes it.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Spec = Mapping[str, Any]
+FILE = "policies.json"
+#: Headroom's namespace in deploy/. The chart replaces it wherever it occurs, as ``rewritten`` does.
+NAMESPACE = "headroom-system"
+
+
+def decisive(spec: Spec) -> dict[str, Any]:
+    """Return the parts of a policy's spec that decide, without what the API server adds."""
+    constraints = spec.get("matchConstraints") or {}
+    return {
+        "failurePolicy": spec.get("failurePolicy", "Fail"),
+        "paramKind": spec.get("paramKind"),
+        "matchConstraints": {
+            "matchPolicy": constraints.get("matchPolicy", "Equivalent"),
+            "namespaceSelector": constraints.get("namespaceSelector") or {},
+            "objectSelector": constraints.get("objectSelector") or {},
+            "resourceRules": _rules(constraints.get("resourceRules")),
+            "excludeResourceRules": _rules(constraints.get("excludeResourceRules")),
+        },
+        "matchConditions": _expressions(spec.get("matchConditions")),
+        "variables": _expressions(spec.get("variables")),
+        "validations": [_on_one_line(each) for each in spec.get("validations") or ()],
+    }
+
+
+def _rules(rules: Any) -> list[dict[str, Any]]:
+    named = ("apiGroups", "apiVersions", "resources", "operations", "resourceNames")
+    return [
+        {"scope": each.get("scope", "*")} | {name: sorted(each.get(name) or ()) for name in named}
+        for each in rules or ()
+    ]
+
+
+def _expressions(named: Any) -> dict[str, str]:
+    return {each["name"]: _on_one_line(each) for each in named or ()}
+
+
+def _on_one_line(each: Mapping[str, Any]) -> str:
+    """Return an expression without line breaks, which kustomize and Helm change."""
+    return " ".join(str(each["expression"]).split())
+
+
+def rewritten(name: str, spec: Spec, namespace: str) -> list[str]:
+    """Return the parts in which a policy differs from the shipped one; empty for other policies.
+
+    ``namespace`` is Headroom's own.
+    """
+    shipped = _shipped(namespace).get(name)
+    found = decisive(spec)
+    return [] if shipped is None else [part for part in found if found[part] != shipped[part]]
+
+
+@cache
+def _shipped(namespace: str) -> dict[str, dict[str, Any]]:
+    text = files(__package__).joinpath(FILE).read_text(encoding="utf-8")
+    policies: dict[str, dict[str, Any]] = json.loads(text.replace(NAMESPACE, namespace))
+    return policies
