@@ -70,7 +70,8 @@ class GroupBinds:
         attempt = self._attempts.get(uid)
         group = group_of(pod) if pod is not None else None
         if attempt is None and group is not None:
-            attempt = _Attempt(group, self._cluster.holds.members(group, now_s) | {uid}, now_s)
+            members = self._cluster.holds.members(group, now_s) | {uid}
+            attempt = _Attempt(group, set(filter(self._is_free, members)), now_s)
             for member in attempt.expected:
                 self._attempts[member] = attempt
         self._cluster.holds.call_bind(uid, now_s)
@@ -83,6 +84,11 @@ class GroupBinds:
         attempt.unreserved.add(uid)
         attempt.called_s = now_s
         return True
+
+    def _is_free(self, uid: str) -> bool:
+        """Return whether no bind waits for the bind of the pod."""
+        attempt = self._attempts.get(uid)
+        return attempt is None or attempt.verdict is not None
 
     async def may_bind(self, uid: str, until_s: float) -> bool:
         """The pod's memory is reserved: wait for its group, at most until ``until_s``.

@@ -1,8 +1,9 @@
 """Until when memory is held for the pods of a group.
 
-kube-scheduler calls filter for each pod of a group in one cycle, and binds the pods only after that
-(the Coscheduling plugin: after the last pod has a node). So the memory that was chosen for the
-first pod is held until the last one is bound, and the holds of a group end together:
+kube-scheduler calls filter for each pod of a group in one cycle, and binds the pods only after
+that. With the Coscheduling plugin or in Kubernetes 1.35, it tries other pods in between, and binds
+the group after its last pod has a node. So the memory that was chosen for the first pod is held
+until the last one is bound, and the holds of a group end together:
 
 * ``FOLLOWS_WITHIN_S`` after the last call for a pod of the group. The length of the cycle does not
   matter, because each call begins that time again.
@@ -12,10 +13,11 @@ first pod is held until the last one is bound, and the holds of a group end toge
   kube-scheduler itself, which tries no other pod during the cycle: one of its own filters may have
   rejected a pod. If the cycle has succeeded, binds follow at once.
 * At once if the scheduler begins again with the group: filter is asked a second time about a pod
-  that has a node, or in a group of kube-scheduler itself about any pod.
+  that has a node, or in a group of kube-scheduler itself about any pod. Nodes that were chosen
+  since then are kept.
 
 After ``FOLLOWS_WITHIN_S`` the pods that have a node can still be bound, because the Coscheduling
-plugin lets them wait for minutes. Nothing is held for them then.
+plugin and kube-scheduler 1.35 let them wait for minutes. Nothing is held for them then.
 """
 
 import math
@@ -43,6 +45,8 @@ class _Cycle:
     rejected: bool = False
     #: Whether the scheduler has tried another pod since the last call.
     is_over: bool = False
+    #: Number of attempts to schedule the group before this one.
+    attempt: int = 0
     #: Uids of the pods that filter was asked about.
     asked: set[str] = field(default_factory=set)
 
@@ -60,25 +64,26 @@ class GroupCycles:
         #: The group of the last pod that filter was asked about.
         self._asked: Group | None = None
 
-    def ask(self, group: Group | None, uid: str, has_node: bool, now_s: float) -> bool:
-        """Filter is asked about a pod of the group; None: of no group. ``has_node``: filter has
-        named a node for the pod in this cycle.
+    def ask(self, group: Group | None, uid: str, chosen_in: int | None, now_s: float) -> int | None:
+        """Filter is asked about a pod of the group; None: of no group. ``chosen_in``: the attempt
+        in which filter has named a node for the pod; None if it has not.
 
-        Return whether that begins a new cycle of the group.
+        Return the last attempt that is over if that begins a new one, else None.
         """
         if self._asked is not None and self._asked != group:
             self._try_another(self._asked)
         self._asked = group
         if group is None:
-            return False
-        known = self._cycles.get(group)
-        is_again = group.kind is GroupKind.KUBERNETES and known is not None and uid in known.asked
-        is_new = known is None or has_node or is_again
-        cycle = _Cycle(now_s) if known is None or is_new else known
+            return None
+        over, cycle = chosen_in, self._cycles.get(group) or _Cycle(now_s)
+        if over is None and group.kind is GroupKind.KUBERNETES and uid in cycle.asked:
+            over = cycle.attempt
+        if over is not None:
+            cycle = _Cycle(now_s, attempt=cycle.attempt + 1)
         cycle.last_s, cycle.is_over = now_s, False
         cycle.asked.add(uid)
         self._cycles[group] = cycle
-        return is_new
+        return over
 
     def _try_another(self, last: Group) -> None:
         """The scheduler tries a pod that is not of the last group."""
@@ -86,13 +91,20 @@ class GroupCycles:
         if cycle is not None and last.kind is GroupKind.KUBERNETES:
             cycle.is_over = True
 
-    def choose(self, group: Group, now_s: float) -> None:
-        """A node was chosen for a pod of the group."""
-        self._move(group, now_s)
+    def choose(self, group: Group, now_s: float) -> int:
+        """A node was chosen for a pod of the group. Return the number of the attempt."""
+        return self._move(group, now_s).attempt
 
     def reject(self, group: Group, now_s: float) -> None:
-        """Filter has rejected a pod of the group."""
-        self._move(group, now_s).rejected = True
+        """Filter has rejected a pod of the group.
+
+        The Coscheduling plugin then gives up the group, and may begin the next attempt with pods
+        that had no node in this one.
+        """
+        cycle = self._move(group, now_s)
+        cycle.rejected = True
+        if group.kind is not GroupKind.KUBERNETES:
+            cycle.attempt += 1
 
     def bind(self, group: Group, now_s: float) -> None:
         """Bind is called for a pod of the group, so the others follow."""

@@ -90,6 +90,8 @@ class _Assumed:
     #: When the hold ends; for a pod of a group ``group_cycles`` decides that.
     until_s: float
     group: Group | None
+    #: The attempt to schedule the group in which the node was chosen.
+    attempt: int = 0
     #: The pod may still be bound, but nothing is held for it any more.
     lapsed: bool = False
 
@@ -130,13 +132,14 @@ class Holds(Tracker):
         If the pod had a node, kube-scheduler has begun again with its whole group.
         """
         uid, group = pod.metadata.uid, group_of(pod)
-        has_node = self._assumed.pop(uid, None) is not None
+        held = self._assumed.pop(uid, None)
         if group is not None and self._cycles.has_lapsed(group, now_s):
             for member, each in list(self._assumed.items()):
                 if each.group == group:
                     self._assumed[member] = replace(each, lapsed=True)
-        if self._cycles.ask(group, uid, has_node, now_s) and group is not None:
-            self.end_group(group)
+        over = self._cycles.ask(group, uid, held.attempt if held else None, now_s)
+        if group is not None and over is not None:
+            self.end_group(group, over)
 
     def assume(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
         """Hold memory for a pod that kube-scheduler is about to bind to the node.
@@ -152,9 +155,8 @@ class Holds(Tracker):
             if self._follows_until_s(each) < now_s or uid == request.uid:
                 self._assumed.pop(uid, None)
         until_s, group = now_s + BIND_FOLLOWS_WITHIN_S, group_of(pod)
-        if group is not None:
-            self._cycles.choose(group, now_s)
-        self._assumed[request.uid] = _Assumed(pod, kind, node, until_s, group)
+        attempt = self._cycles.choose(group, now_s) if group is not None else 0
+        self._assumed[request.uid] = _Assumed(pod, kind, node, until_s, group, attempt)
 
     def reject(self, pod: Pod, now_s: float) -> None:
         """Filter has rejected the pod: kube-scheduler may give up its group."""
@@ -172,10 +174,13 @@ class Holds(Tracker):
         """No longer assume a bind of the pod."""
         self._assumed.pop(uid, None)
 
-    def end_group(self, group: Group) -> None:
-        """No longer hold memory for the pods of the group, except for those that preempt others."""
+    def end_group(self, group: Group, attempt: float = math.inf) -> None:
+        """No longer hold memory for the pods of the group, except for those that preempt others.
+
+        Memory that was chosen after that attempt stays held.
+        """
         for uid, each in list(self._assumed.items()):
-            if each.group == group:
+            if each.group == group and each.attempt <= attempt:
                 self.forget(uid)
                 self._nominations.give_up(uid)
 

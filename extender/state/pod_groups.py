@@ -15,6 +15,7 @@ class GroupKind(StrEnum):
     """The component whose group it is."""
 
     KUBERNETES = "kubernetes"
+    KUBERNETES_1_35 = "kubernetes-1.35"
     COSCHEDULING = "coscheduling"
     KUEUE = "kueue"
 
@@ -31,14 +32,15 @@ def group_of(pod: Pod) -> Group | None:
     """Return the pod's group, whose pods are bound together; None if it has none.
 
     The group of kube-scheduler's own Workload API comes first: ``spec.schedulingGroup``, and in
-    Kubernetes 1.35 ``spec.workloadRef``.
+    Kubernetes 1.35 ``spec.workloadRef``. Like the Coscheduling plugin, kube-scheduler 1.35 tries
+    the pods of a group one by one, and lets them wait until the last one has a node.
     """
     spec, namespace = pod.spec, pod.metadata.namespace
     if spec.scheduling_group is not None and (name := spec.scheduling_group.pod_group_name):
         return Group(GroupKind.KUBERNETES, namespace, name)
     if (ref := spec.workload_ref) is not None:
         parts = ref.name, ref.pod_group, ref.pod_group_replica_key
-        return Group(GroupKind.KUBERNETES, namespace, "/".join(filter(None, parts)))
+        return Group(GroupKind.KUBERNETES_1_35, namespace, "/".join(filter(None, parts)))
     if name := (pod.metadata.labels or {}).get(POD_GROUP):
         return Group(GroupKind.COSCHEDULING, namespace, name)
     return None

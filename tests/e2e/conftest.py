@@ -8,21 +8,27 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
-from tests.kubernetes_version import SCHEDULERS, is_at_least
+from tests.kubernetes_version import SCHEDULERS, UNDER_TEST, is_at_least
 from tests.processes import starts_processes
 
 BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 ONE_GPU = Shape()
 
-#: The API of groups, PodGroup, is beta in Kubernetes 1.37 and alpha in 1.36. It is off by default.
-GROUP_API = "v1beta1" if is_at_least("1.37") else "v1alpha2"
+#: The API of groups is off by default: beta in Kubernetes 1.37, and alpha before.
+GROUP_API = "v1beta1" if is_at_least("1.37") else "v1alpha2" if is_at_least("1.36") else "v1alpha1"
+#: From 1.37 on, one gate stands for all.
+GROUP_GATES = ("GenericWorkload=true",)
+if not is_at_least("1.37"):
+    GROUP_GATES = (*GROUP_GATES, "GangScheduling=true")
+#: Kubernetes 1.36 lets a group have a priority only with this gate, which 1.35 does not have.
+PRIORITY_GATES = () if UNDER_TEST != "1.36" else ("WorkloadAwarePreemption=true",)
 GROUP_FLAGS = (
     (
-        "--feature-gates=GenericWorkload=true",
+        f"--feature-gates={','.join((*GROUP_GATES, *PRIORITY_GATES))}",
         f"--runtime-config=scheduling.k8s.io/{GROUP_API}=true",
     )
-    if is_at_least("1.36")
+    if is_at_least("1.35")
     else ()
 )
 

@@ -330,7 +330,9 @@ def _start(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
     ready = {"type": "Ready", "status": "True"}
     status = {"phase": "Running", "conditions": [*pod["status"].get("conditions", ()), ready]}
     path = f"{PODS}/{pod['metadata']['name']}/status"
-    cluster.plane.call("PATCH", path, {"status": status}, MERGE)
+    # A pod that has ended meanwhile does not run again.
+    version = {"resourceVersion": pod["metadata"]["resourceVersion"]}
+    cluster.plane.call("PATCH", path, {"metadata": version, "status": status}, MERGE)
 
 
 def finish(cluster: PlayedCluster, job: str) -> None:

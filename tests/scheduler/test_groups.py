@@ -119,6 +119,41 @@ def test_the_coscheduling_plugin_may_let_pods_wait_longer_than_their_memory_is_h
         here.check()
 
 
+def test_the_coscheduling_plugin_may_begin_again_with_another_pod(world: NewWorld) -> None:
+    """The pod that had no node in the last attempt comes first."""
+    here, gang = world(halves(2)), Gang("g", [12] * 4, 4, label=True)
+    here.create_gang(gang)
+    here.create("single", 12)
+    (only,) = here.extenders
+    assert here.run(here.schedule("single", only))
+    assert here.run(here.cycle(gang, only)) == {}
+    here.delete("single")
+    chosen = {}
+    for name in ("g-3", "g-0", "g-1", "g-2"):
+        node = here.run(here.choose(name, only))
+        assert node is not None
+        chosen[name] = node
+    assert here.run(here.bind_all(chosen, only)) == 4
+    here.check()
+
+
+def test_a_pod_whose_node_another_extender_chose_does_not_divide_its_group(
+    world: NewWorld,
+) -> None:
+    """Its bind is called between the others. One of these has lost its memory, so none is bound."""
+    here, gang = world(halves(3), 2), Gang("g", [12] * 4, 4)
+    here.create_gang(gang)
+    first, second = here.extenders
+    chosen = {name: here.run(here.choose(name, first)) or "" for name in gang.pods[:3]}
+    here.create("rival", 24)
+    assert here.run(here.bind("rival", chosen["g-2"], second))
+    (chosen["g-3"],) = here.shapes.keys() - set(chosen.values())
+    binds = {name: chosen[name] for name in ("g-0", "g-3", "g-1", "g-2")}
+    here.run(here.bind_all(binds, first))
+    assert here.bound().keys() == {"rival", "g-3"}
+    here.check()
+
+
 def test_a_group_is_bound_even_if_its_owner_prefers_a_node(world: NewWorld) -> None:
     """kube-scheduler chooses that node, although memory is held on another one. So the first
     attempt fails."""

@@ -23,7 +23,7 @@ from extender.state import held_memory, node_whatif
 from extender.state.changes import BindBegun, BindEnded
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.held_memory import HeldMemory
-from extender.state.pod_groups import Group, GroupKind
+from extender.state.pod_groups import Group, GroupKind, group_of
 from tests.builders import (
     GIB,
     NOW_S,
@@ -289,6 +289,21 @@ def test_a_group_that_is_tried_again_frees_what_was_held_for_all_of_its_pods() -
     assert calls.state.holds.members(Group(GroupKind.KUBERNETES, "default", "g"), NOW_S + 1) == {
         "first"
     }
+
+
+@pytest.mark.parametrize("make", [member, replica])
+def test_pods_that_have_a_node_wait_while_another_pod_of_the_group_is_tried_again(
+    make: Callable[..., Pod],
+) -> None:
+    """The Coscheduling plugin and kube-scheduler 1.35 bind all of them once that pod has a node."""
+    calls = Calls()
+    for uid in ("first", "second"):
+        assert calls.filter(make("8Gi", uid), NOW_S) is None
+    for now_s in (NOW_S + 1, NOW_S + 2):
+        assert calls.filter(make("24Gi", "third"), now_s) is FULL
+    group = group_of(make("8Gi", "first"))
+    assert group is not None
+    assert calls.state.holds.members(group, NOW_S + 2) == {"first", "second"}
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
