@@ -10,14 +10,10 @@ takes the history over, as a console does that starts beside another one.
 import json
 import random
 import resource
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from extender.observability.history_handover import head_line, node_line, read_node
 from extender.state.history import KEPT_S, RESOLUTION_S, History, Layout, PodOn
 
 NODES, GPUS, PODS = 5_000, 8, 20
@@ -28,8 +24,6 @@ CASES = {
     "noisy": (1.0, 1.0, 30),
 }
 MIB = 1 << 20
-#: The argument with which this benchmark starts itself to take a history over.
-TAKE = "take"
 
 
 def resident_bytes() -> int:
@@ -82,45 +76,9 @@ def main(case: str) -> None:
         "us_per_row": round(1e6 * took_s / rows, 1),
         "read_of_a_node_ms": round(1e3 * read_s, 2),
         "rows_of_the_node": sum(len(steps) for _, steps, _ in parts),
-        **handed_over(history),
     }
     print(json.dumps(found))  # noqa: T201
 
 
-def handed_over(history: History) -> dict[str, Any]:
-    """Return what it takes to send the history, and what the process takes that receives it."""
-    with tempfile.NamedTemporaryFile() as file:
-        at_s = time.process_time()
-        file.write(head_line("one", history))
-        for node in history.nodes():
-            file.write(node_line(node, history.blocks(node)))
-        sent_s = time.process_time() - at_s
-        file.flush()
-        command = [sys.executable, "-m", "benchmarks.history", TAKE, file.name]
-        taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        sent_mib = round(file.tell() / MIB, 1)
-    assert taken.pop("own_bytes") <= history.size_bytes
-    return {"sent_mib": sent_mib, "sent_cpu_s": round(sent_s, 2), **taken}
-
-
-def take(path: str) -> None:
-    """Take the lines of a history over, and print what that took."""
-    history, began_bytes, at_s = History(), resident_bytes(), time.process_time()
-    with Path(path).open("rb") as lines:
-        next(lines)  # the head
-        for line in lines:
-            history.adopt(*read_node(line))
-    taken = {
-        "taken_resident_mib": round((resident_bytes() - began_bytes) / MIB, 1),
-        "taken_cpu_s": round(time.process_time() - at_s, 2),
-        "taken_nodes": len(history.nodes()),
-        "own_bytes": history.size_bytes,
-    }
-    print(json.dumps(taken))  # noqa: T201
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == [TAKE]:
-        take(sys.argv[2])
-    else:
-        main(sys.argv[1] if len(sys.argv) > 1 else "usual")
+    main(sys.argv[1] if len(sys.argv) > 1 else "usual")

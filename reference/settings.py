@@ -141,7 +141,6 @@ GROUPS = {
         "journal_bytes",
         "journal_age_s",
         "extenders",
-        "consoles",
     ),
     "SM activity history ([sm-activity.md](../how-to/sm-activity.md))": (
         "prometheus_url",
@@ -210,7 +209,6 @@ def unit(name: str, field: FieldInfo) -> str:
         ("_image", "image"),
         ("resources", "list of names"),
         ("extenders", "list of addresses"),
-        ("consoles", "list of addresses"),
         ("largest_devices", "list of devices"),
     ):
         if name.endswith(suffix):

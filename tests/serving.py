@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,22 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
+def serving(
+    fleet_yaml: str, *options: str, program: Sequence[str] = ("extender",)
+) -> Iterator[Server]:
     """Serve the fleet on free loopback ports; the process ends with the context.
 
-    Raises ``TimeoutError`` if it does not end within ``PATIENCE_S`` of SIGTERM.
+    ``program``: the module that runs the command, and arguments that precede it. Raises
+    ``TimeoutError`` if it does not end within ``PATIENCE_S`` of SIGTERM.
     """
     with tempfile.TemporaryDirectory() as folder:
         fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
         fleet.write_text(fleet_yaml, encoding="utf-8")
-        arguments = ["serve", "--embedded", str(fleet)]
+        module, *before = program
+        arguments = [*before, "serve", "--embedded", str(fleet)]
         arguments += ["--verbs-port", "0", "--debug-port", "0", *options]
         ours, theirs = pipe()
-        process = Forked("extender", arguments, log, os.environ, theirs)
+        process = Forked(module, arguments, log, os.environ, theirs)
         theirs.close()
         try:
             with os.fdopen(os.dup(ours.fileno())) as stdout:

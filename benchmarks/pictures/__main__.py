@@ -25,7 +25,6 @@ from benchmarks.pictures.fleet import (
     PicturedFleet,
     ask,
     fleet_yaml,
-    replaced_console,
 )
 from extender.state.history import RESOLUTION_S
 from tests.debian import chromium
@@ -87,7 +86,7 @@ def main(
             _view(browser, server, POD, "light", NARROW, path, (0, 0), header=False)
             why = terminal.command(server.debug, "why", f"ml/{WAITING}")
             _terminal(browser, why, folder / "why.png")
-        with _served(browser, Path(scratch)) as (server, filling):
+        with _served(browser) as (server, filling):
             for name, (view, height, header) in PICTURES.items():
                 size, path = {"width": DOCS_WIDTH, "height": height}, folder / f"{name}.png"
                 _view(browser, server, view, "light", size, path, filling, header=header)
@@ -105,28 +104,26 @@ def main(
 
 
 @contextmanager
-def _served(browser: Browser, scratch: Path) -> Iterator[tuple[Server, tuple[float, float]]]:
+def _served(browser: Browser) -> Iterator[tuple[Server, tuple[float, float]]]:
     """Serve the fleet, with pods that wait and a GPU that is full soon.
 
     Yields also the Unix times at which its filling began and ended.
     """
     fleet = PicturedFleet()
     fleet.fill()
-    with replaced_console(fleet.history()) as replaced:
-        config = scratch / "config.yaml"
-        config.write_text(f"consoles: ['{replaced}']\n", encoding="utf-8")
-        # The first value of the server has the time of the step in which it starts.
-        began_s = time.time() - RESOLUTION_S
-        with serving(fleet_yaml(), "--config", str(config)) as server:
-            fleet.bind(server)
-            filling = began_s, time.time() + RESOLUTION_S
-            l4 = [name for name in fleet.pods if "l4" in name]
-            for name in ("pretrain-b7xq2", "pretrain-k2m8d", "pretrain-z5w9t"):
-                ask(server, "research", name, "90Gi", list(fleet.pods))
-            ask(server, "vision", "segmenter-6b7f-q8d4c", "30Gi", l4)
-            with fleet.reporting(server):
-                _wait_for_the_risk(browser, server)
-                yield server, filling
+    seeded = "benchmarks.pictures.seeded", str(fleet.now_step)
+    # The first value of the server has the time of the step in which it starts.
+    began_s = time.time() - RESOLUTION_S
+    with serving(fleet_yaml(), program=seeded) as server:
+        fleet.bind(server)
+        filling = began_s, time.time() + RESOLUTION_S
+        l4 = [name for name in fleet.pods if "l4" in name]
+        for name in ("pretrain-b7xq2", "pretrain-k2m8d", "pretrain-z5w9t"):
+            ask(server, "research", name, "90Gi", list(fleet.pods))
+        ask(server, "vision", "segmenter-6b7f-q8d4c", "30Gi", l4)
+        with fleet.reporting(server):
+            _wait_for_the_risk(browser, server)
+            yield server, filling
 
 
 @contextmanager

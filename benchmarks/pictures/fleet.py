@@ -1,7 +1,7 @@
 """A fleet for pictures of the page: 216 GPUs, 330 pods that Headroom places, an hour of history.
 
-The history is that of a console that was replaced: the server takes it over, as any console takes
-over the history of another one when it starts. In it, one pod grows until its GPU is full soon.
+``benchmarks.pictures.seeded`` starts the server with this history. In it, one pod grows until its
+GPU is full soon.
 """
 
 import math
@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
 
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, SmActivity
-from extender.observability.history_handover import head_line, node_line
 from extender.state.history import (
     KEPT_S,
     RESOLUTION_S,
@@ -300,31 +298,3 @@ def ask(
         },
     }
     assert server.post("/filter", {"Pod": pod, "NodeNames": nodes}).status == 200
-
-
-@contextmanager
-def replaced_console(history: History) -> Iterator[str]:
-    """Serve the history as a console does that is replaced. Yields its address."""
-    lines = [head_line("replaced", history)]
-    lines += [node_line(name, history.blocks(name)) for name in history.nodes()]
-    payload = b"".join(lines)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-ndjson")
-            self.send_header("Content-Length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log no requests."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()

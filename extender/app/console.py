@@ -26,7 +26,6 @@ from extender.kube.resources import profile_kind
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector, Scrapes
 from extender.observability.gpu_user_reader import GpuUserReader
-from extender.observability.history_handover import HistoryHandover
 from extender.observability.history_recorder import HistoryRecorder
 from extender.observability.journal_follower import HoldsUpdater, JournalFollower
 from extender.observability.journals import Journals
@@ -83,13 +82,6 @@ class Console:
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
         self._recorder = HistoryRecorder(view.cluster, History(), time.time)
         self._users = GpuUserReader(view.cluster, pods_on) if pods_on is not None else None
-        self.handover = HistoryHandover(
-            [(place, settings.debug_port) for place in settings.consoles],
-            view.name,
-            self._recorder.history,
-            view.loop.call_soon_threadsafe,
-            settings.peer_ca,
-        )
         view.event_queue.reactions.append(self._publish_misses)
         view.telemetry.registry.register(
             FleetCollector(
@@ -104,7 +96,6 @@ class Console:
 
     def start(self) -> None:
         self.following.start()
-        self.handover.start()
         if not self._has_extender:  # an extender has its own holds
             HoldsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
         self.changes.start(self._view.loops, self._view.begun)
@@ -113,13 +104,12 @@ class Console:
             self._users.start(self._view.loops, self._view.begun)
 
     def authorize(self, authorization: Callable[[], str]) -> None:
-        """Show this header to extenders and to other consoles. ``authorization`` returns it."""
-        self.following.authorization = self.handover.authorization = authorization
+        """Show this header to extenders. ``authorization`` returns it."""
+        self.following.authorization = authorization
 
     def stop(self) -> None:
-        """Stop reading from extenders and from other consoles."""
+        """Stop reading from extenders."""
         self.following.stop()
-        self.handover.stop()
 
     def take(self, events: Sequence[WatchEvent]) -> None:
         """Take events that decisions and views depend on, from any thread."""

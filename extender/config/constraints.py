@@ -226,13 +226,12 @@ def _tls_is_complete(settings: "Settings") -> None:
 
 
 def _peers_need_a_ca(settings: "Settings") -> None:
-    named = [name for name in ("extenders", "consoles") if getattr(settings, name)]
-    if named and settings.debug_tls_cert is not None and settings.peer_ca is None:
+    if settings.extenders and settings.debug_tls_cert is not None and settings.peer_ca is None:
         raise Contradiction(
-            f"{' and '.join(named)} and debug_tls_cert are set, so a console connects over TLS, "
+            "extenders and debug_tls_cert are set, so a console connects over TLS, "
             "but peer_ca, the CA that it trusts, is not set. "
             "Example: peer_ca: /etc/headroom/tls/ca.crt",
-            named[0],
+            "extenders",
         )
 
 

@@ -42,7 +42,6 @@ EXAMPLES = {
     "tls_key": "/etc/headroom/tls/tls.key",
     "tls_client_ca": "/etc/headroom/client/ca.crt",
     "extenders": "[headroom-journal.headroom-system.svc]",
-    "consoles": "[headroom-debug.headroom-system.svc]",
     "max_body": "16Mi",
     "gpu_hour_price": "2.50",
     "evict_partial_groups_after_s": "60",

@@ -71,7 +71,7 @@ class PortSettings(BaseModel):
     peer_ca: Path | None = Field(
         None,
         description="PEM file with CA certificates. If it is set, a console connects over TLS to "
-        "the processes named in extenders and consoles. Their certificates must be from one of "
+        "the processes named in extenders. Their certificates must be from one of "
         "these CAs, and valid for the name in the setting.",
     )
     tls_cert: Path | None = Field(

@@ -290,12 +290,6 @@ class Settings(PortSettings):
         "each with a port unless it is debug_port. The name of a headless Service stands for all "
         "its addresses. A process does not follow itself.",
     )
-    consoles: Addresses = Field(
-        (),
-        description="Consoles whose history of the last hour a console takes over when it starts: "
-        "host names or IP addresses, each with a port unless it is debug_port. The name of their "
-        "Service is enough: it leads to a console that is ready, which the new one is not yet.",
-    )
     grafana_url: LinkTemplate | None = Field(
         None,
         description="URL of a dashboard of yours, to which the page links from nodes, GPUs "

@@ -1,13 +1,12 @@
-"""The last hour of a device, a pod and the fleet, and the stream that another console reads."""
+"""The last hour of a device, a pod and the fleet, and longer ranges from Prometheus."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import Response
 
 from extender.console.decisions import moment_s
@@ -19,10 +18,8 @@ from extender.console.responses import Body, encoded, unknown_node
 from extender.console.view import View
 from extender.console.view_context import Context, InContext, Newest
 from extender.errors import PrometheusUnreadable
-from extender.observability.history_handover import head_line, node_line
 from extender.placement.snapshot import Snapshot
 from extender.promql import RangeQuery
-from extender.server.streams import TimedStream, counted
 from extender.state.history import (
     DEVICE_COLUMNS,
     KEPT_S,
@@ -39,12 +36,6 @@ from extender.state.history import (
     Totals,
     Values,
 )
-
-#: Maximum number of consoles that read the history at the same time.
-MAX_STREAMS = 2
-#: Attribute of ``app.state`` with the number of open streams.
-_STREAMS = "history_streams"
-NDJSON = "application/x-ndjson"
 
 Parts = Sequence[tuple[Layout, Steps, Values]]
 
@@ -67,7 +58,7 @@ class SeriesView(View):
 
 class HistoryBody(Body):
     source: str
-    """"console": recorded by this console, or taken over from another one; or "prometheus"."""
+    """"console": recorded by this console; or "prometheus"."""
     resolution_s: float
     """Shortest time between two values. Memory is rounded to ``resolution_bytes``."""
     resolution_bytes: int
@@ -191,26 +182,6 @@ def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float]
             uuids = dict.fromkeys(each.device or "" for each in series)
             return at_s, [*series, *(_column(parts, uuid, "sm", SM) for uuid in uuids)]
     return [], []
-
-
-@routes.get(
-    "/v1/history/stream",
-    responses={
-        200: {"content": {NDJSON: {"schema": {"type": "string"}}}},
-        503: {"description": "Too many consoles read the history"},
-    },
-)
-async def stream(context: InContext, request: Request) -> Response:
-    """Send the whole history to another console that starts, as lines of JSON."""
-    closed = counted(request.app.state, _STREAMS, MAX_STREAMS, "consoles read the history already")
-
-    async def lines() -> AsyncGenerator[bytes]:
-        history = context.history
-        yield head_line(context.replica, history)
-        for name in history.nodes():
-            yield node_line(name, history.blocks(name))
-
-    return TimedStream(lines(), closed, NDJSON)
 
 
 def _range(context: Context, since: str | None) -> Range | None:

@@ -12,7 +12,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -110,13 +110,6 @@ def pack(layout: Layout, steps: Sequence[int], rows: bytes | bytearray) -> Block
     return Block(layout, steps[0], steps[-1], packed)
 
 
-def _before(block: Block, step: int) -> Block:
-    """Return the block without the rows at ``step`` and later; at least one row is earlier."""
-    steps, values = block.rows()
-    count = int(np.searchsorted(steps, step))
-    return pack(block.layout, steps[:count].tolist(), values[:count].astype("<u2").tobytes())
-
-
 def _holding(steps: Steps, values: Values, step: int) -> tuple[Steps, Values]:
     """Return the rows from the one that holds at ``step``."""
     begin = max(0, int(np.searchsorted(steps, step, "right")) - 1)
@@ -154,10 +147,6 @@ class _NodeRows:
         if self.steps:
             self.blocks.append(pack(self.layout, self.steps, self.rows))
             self.steps, self.rows = array("I"), bytearray()
-
-    def all_blocks(self) -> list[Block]:
-        opened = [pack(self.layout, self.steps, self.rows)] if self.steps else []
-        return [*self.blocks, *opened]
 
     def since(self, step: int) -> Iterator[tuple[Layout, Steps, Values]]:
         """Yield layout, steps and values of the rows that hold at ``step`` or later."""
@@ -240,11 +229,6 @@ class History:
     def totals(self) -> list[Totals]:
         return list(self._totals)
 
-    def blocks(self, node: str) -> list[Block]:
-        """Return the blocks of a node, the oldest first; none if it has no rows."""
-        rows = self._nodes.get(node)
-        return rows.all_blocks() if rows else []
-
     def since(self, node: str, step: int) -> list[tuple[Layout, Steps, Values]]:
         """Return layout, steps and values of the node's rows that hold at ``step`` or later, a part
         for each block. A row before ``step`` is the first of a part if it still holds then."""
@@ -274,25 +258,6 @@ class History:
         """Return the newest layout of a node; None if it has no rows."""
         rows = self._nodes.get(node)
         return rows.layout if rows else None
-
-    def adopt(self, node: str, blocks: Iterable[Block]) -> None:
-        """Take over the blocks that another process recorded before the first row of the node."""
-        rows = self._nodes.setdefault(node, _NodeRows())
-        begins = [*(each.first_step for each in rows.blocks), *rows.steps[:1]]
-        for block in sorted(blocks, key=lambda each: -each.first_step):
-            if not begins or block.last_step < begins[0]:
-                rows.blocks.appendleft(block)
-            elif block.first_step < begins[0]:
-                rows.blocks.appendleft(_before(block, begins[0]))
-            else:
-                continue
-            begins.insert(0, block.first_step)
-
-    def adopt_totals(self, totals: Iterable[Totals]) -> None:
-        first = self._totals[0].step if self._totals else 1 << 62
-        for each in sorted(totals, key=lambda each: -each.step):
-            if each.step < first and len(self._totals) < (self._totals.maxlen or 0):
-                self._totals.appendleft(each)
 
     def forget(self, step: int) -> None:
         """Drop rows that are older than ``KEPT_S`` at ``step``, and more if memory is short."""

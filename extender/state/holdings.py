@@ -180,13 +180,6 @@ class HeldMinutes:
             summed([last.held, {name: Holdings().plus(each, gap_s) for name, each in held.items()}])
         )
 
-    def adopt(self, minutes: Sequence[Minute]) -> None:
-        """Take over the minutes that another process recorded before the first one."""
-        first = self._minutes[0].minute if self._minutes else 1 << 62
-        for each in sorted(minutes, key=lambda each: -each.minute):
-            if each.minute < first and len(self._minutes) < KEPT_MINUTES:
-                self._minutes.appendleft(each)
-
     def since(self, wall_s: float) -> list[Minute]:
         """Return the minutes from the one that contains this time, the oldest first."""
         return [each for each in self._minutes if each.minute >= int(wall_s // 60)]

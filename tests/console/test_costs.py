@@ -11,11 +11,9 @@ from contract.watched import PodGone
 from extender.console.costs import _read, _view
 from extender.console.history_ranges import Found, PrometheusRanges, Range
 from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.history_handover import HistoryHandover, head_line
 from extender.observability.history_recorder import HistoryRecorder
 from extender.server.auth import GetPod, ReadPath
-from extender.state.history import History
-from extender.state.holdings import OTHERS, Holdings, Minute, limited, summed
+from extender.state.holdings import OTHERS, Holdings, limited, summed
 from extender.state.pending_pods import Pending
 from tests.builders import GIB, device, mig, shared
 from tests.console.asking import STALE_AFTER_S, Asked
@@ -153,9 +151,9 @@ def test_one_namespace_can_be_asked_for(team: Asked) -> None:
 
 
 def test_the_most_idle_namespace_comes_first(team: Asked) -> None:
-    minute = int(team.context.wall_s() // 60)
     of = {"busy": Holdings(9.0), "idle": Holdings(0.0, 2.0), "small": Holdings(1.0, 1.0)}
-    team.context.history.held.adopt([Minute(minute, 60.0, of)])
+    for now_s in (0.0, 10.0):
+        team.context.history.held.add(of, team.context.wall_s(), now_s)
     names = [each["namespace"] for each in costs(team)["namespaces"]]
     assert names == ["idle", "small", "busy"]
 
@@ -229,32 +227,7 @@ def test_pods_whose_names_are_not_known_have_no_empty_namespace(team: Asked) -> 
     assert {of.format("unknown", 2.0), of.format("others", 101.0)} <= lines
 
 
-def test_a_console_that_starts_takes_over_the_minutes(team: Asked) -> None:
-    recorded(team, 12)
-    before = team.context.history
-    line = head_line("other", before)
-    after = History()
-    handover = HistoryHandover([], "own", after, lambda adopt: adopt())
-    assert handover._take_lines([line]) == "other"
-    assert after.held.since(0.0) == before.held.since(0.0)
-    assert sum(each.covered_s for each in after.held.since(0.0)) == 120.0
-
-
-def test_minutes_that_both_recorded_count_once() -> None:
-    history = History()
-    history.held.add({"ml": Holdings(1.0)}, 120.0, 0.0)
-    history.held.add({"ml": Holdings(1.0)}, 130.0, 10.0)
-    history.held.adopt([Minute(2, 60.0, {}), Minute(1, 60.0, {})])
-    found = [(each.minute, each.covered_s) for each in history.held.since(0.0)]
-    assert found == [(1, 60.0), (2, 10.0)]
-
-
 def test_costs_of_rounded_shares_are_not_lost() -> None:
     """Costs are computed from seconds, not from rounded hours."""
     view = _view(Holdings(idle_gpus=0.1), price=1_000_000.0)
     assert (view.idle_gpu_hours, view.idle_cost) == (0.0, 27.78)
-
-
-def test_a_minute_keeps_its_sums_in_json() -> None:
-    minute = Minute(1, 60.0, {"ml": Holdings(1.0, 2.0)})
-    assert msgspec.json.decode(msgspec.json.encode(minute), type=Minute) == minute

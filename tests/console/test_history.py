@@ -1,8 +1,5 @@
 """/v1/history: the last hour of devices, pods and the fleet, and how it is handed over."""
 
-import http.server
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,15 +8,11 @@ import pytest
 from contract.gpunode import SmActivity
 from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodSeen
 from extender.console.responses import stamp
-from extender.observability import history_handover
-from extender.observability.history_handover import HistoryHandover, NotTaken, head_line, node_line
 from extender.observability.history_recorder import HistoryRecorder
 from extender.server.auth import GetPod
-from extender.state.history import History
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 from tests.server.test_auth import World
-from tests.waiting import until
 
 #: Between two rounds of the recorder.
 ROUND_S = 10.0
@@ -180,104 +173,10 @@ def test_a_model_that_was_loaded_does_not_grow() -> None:
     assert asked.recorder.growing == {}
 
 
-def handed_over(source: History, name: str = "other") -> bytes:
-    lines = [node_line(node, source.blocks(node)) for node in source.nodes()]
-    return head_line(name, source) + b"".join(lines)
-
-
-def test_another_console_takes_the_history_over_when_it_starts() -> None:
-    asked, own = Recorded(), History()
-    asked.report(6.0, 5.0)
-    asked.report(9.0, 8.0)
-    answer = asked.get("/v1/history/stream")
-    assert answer.status_code == 200
-    assert answer.content == handed_over(asked.context.history, asked.context.replica)
-    took: list[str] = []
-
-    class Read(HistoryHandover):
-        def _read(self, address: tuple[str, int]) -> str:
-            took.append(self._take_lines(answer.content.splitlines(keepends=True)))
-            return took[0]
-
-    def at_once(action: Callable[[], None]) -> None:
-        action()
-
-    handover = Read([("127.0.0.1", 1)], "own", own, at_once)
-    handover.start()
-    until(lambda: took == [asked.context.replica], "the history is taken over")
-    for node in own.nodes():
-        assert own.blocks(node) == asked.context.history.blocks(node)
-    assert own.totals() == asked.context.history.totals()
-
-
-def test_it_is_read_with_the_own_token_and_asked_for_again_until_it_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(history_handover, "RETRY_S", 0.05)
-    asked, own = Recorded(), History()
-    asked.report(6.0, 5.0)
-    body = handed_over(asked.context.history)
-    tokens: list[str | None] = []
-
-    class Console(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            tokens.append(self.headers["Authorization"])
-            self.send_response(403 if len(tokens) == 1 else 200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Console) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
-        serving.start()
-        place = "127.0.0.1", server.server_port
-        handover = HistoryHandover([place], "own", own, lambda action: action())
-        handover.authorization = lambda: "Bearer ours"
-        handover.start()
-        try:
-            until(lambda: own.nodes() == ["n"], "the history is taken over")
-        finally:
-            handover.stop()
-            server.shutdown()
-            serving.join()
-    assert tokens == ["Bearer ours"] * 2
-    assert own.blocks("n") == asked.context.history.blocks("n")
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        ([], "it sent nothing"),
-        ([b"no json\n"], "its history cannot be read"),
-        ([b'{"replica":"x"'], "is too long, or was cut off"),
-        (
-            [b'{"replica":"x","format":2,"resolution_s":10,"unit_bytes":8388608,"totals":[]}\n'],
-            "it is of another version",
-        ),
-        (
-            [head_line("x", History()), b'{"node":"n","layouts":[],"blocks":[[0,1,1,""]]}\n'],
-            "a line",
-        ),
-    ],
-)
-def test_a_history_that_cannot_be_read_is_not_taken_over(lines: list[bytes], reason: str) -> None:
-    handover = HistoryHandover([], "own", History(), lambda action: action())
-    with pytest.raises(NotTaken, match=reason):
-        handover._take_lines(lines)
-
-
-def test_a_console_does_not_take_over_its_own_history() -> None:
-    history = History()
-    handover = HistoryHandover([], "own", history, lambda action: action())
-    assert handover._take_lines([head_line("own", History()), b"not read\n"]) == ""
-
-
 def test_a_caller_that_may_get_a_pod_may_read_its_history_and_no_other() -> None:
     world = World()
     world.reviews.rights["owner"] = {GetPod("ml", "a")}
     answer = world.get("/v1/history/pods/ml/a", "owner")
     assert (answer.status_code, "no history of pod ml/a" in answer.text) == (404, True)
-    for path in ("pods/ml/b", "stream", "fleet", "nodes/n/devices/GPU-n-0"):
+    for path in ("pods/ml/b", "fleet", "nodes/n/devices/GPU-n-0"):
         assert world.get(f"/v1/history/{path}", "owner").status_code == 403

@@ -237,7 +237,6 @@ OTHERS = {
     "extender.scheduler.server:",  # the header Allow of an answer
     "extender.scheduler.server:VerbsApp.__call__",
     "extender.app.probes:probes_app",
-    "extender.observability.history_handover:HistoryHandover._read",  # another console
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor
     "extender.doctor.tenants:list_tenancy",  # the same

@@ -14,7 +14,6 @@ from extender.state.history import (
     History,
     Layout,
     PodOn,
-    Totals,
     pack,
 )
 
@@ -68,7 +67,7 @@ def test_a_pod_that_comes_or_leaves_begins_a_new_block() -> None:
     history.add("n", 1, NONE, [0, 0, 0])
     history.add("n", 2, ONE, [9, 7, 0, 7])
     history.add("n", 3, NONE, [0, 0, 0])
-    assert [(each.layout.pods, each.first_step) for each in history.blocks("n")] == [
+    assert [(layout.pods, steps[0]) for layout, steps, _ in history.since("n", 0)] == [
         ((), 1),
         ((POD,), 2),
         ((), 3),
@@ -85,7 +84,7 @@ def test_rows_are_kept_for_an_hour_and_the_value_that_holds_then() -> None:
     assert history.first_step == first == 640
     (begin, _), *_, (end, _) = read(history, step=first)
     assert (begin, end) == (640, 999)
-    assert len(history.blocks("n")) == 7  # six full ones, and the one in which the hour begins
+    assert len(history.since("n", 0)) == 7  # six full ones, and the one in which the hour begins
     assert read(history, "still", first) == [(1, [0, 42, 0])]
 
 
@@ -110,18 +109,3 @@ def test_a_node_that_is_gone_is_forgotten_after_an_hour() -> None:
     assert history.nodes() == ["n"]
     history.forget(400)
     assert history.nodes() == []
-
-
-def test_the_history_of_another_console_comes_before_the_own_rows() -> None:
-    other, own = History(), History()
-    for step in range(1, 150):
-        other.add("n", step, NONE, [0, step, 0])
-        other.add_totals(Totals(step, 1, 2, 3, 4, 5, 6, step))
-    own.add("n", 145, NONE, [0, 145, 0])
-    own.add_totals(Totals(145, 1, 2, 3, 4, 5, 6, 145))
-    own.adopt("n", other.blocks("n"))
-    own.adopt("m", other.blocks("n"))
-    own.adopt_totals(other.totals())
-    assert [step for step, _ in read(own)] == list(range(1, 146))
-    assert [step for step, _ in read(own, "m")] == list(range(1, 150))
-    assert [each.step for each in own.totals()] == list(range(1, 146))
