@@ -339,9 +339,7 @@ def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
             return plugin.topology_manager_policy != ""
         case "plugin":
             is_known = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
-            return is_known or (
-                "gke_plugin" in source.codes and "labels" in plugin.source.split(",")
-            )
+            return is_known or ("gke_plugin" in source.codes and "labels" in plugin.source)
         case "labels":
             return "plugin" in plugin.source.split(",")
         case "gpm" | "nvml-process":  # not every GPU and driver supports these
