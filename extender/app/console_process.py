@@ -14,8 +14,8 @@ from extender.config.settings import Settings
 from extender.kube.client import authorization
 from extender.kube.node_pods import NodePods
 from extender.kube.reflector import DEFAULT_PACE, Pace
-from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
+from extender.observability.pending_counter import PendingPods
 from extender.server.ports import serve_ports
 
 

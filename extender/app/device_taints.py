@@ -14,6 +14,7 @@ from extender.config.settings import Mode, Settings
 from extender.controllers.device_taints import EVERY_S, LEAST_S, DeviceTaintsController, Reports
 from extender.kube.claims import Claims
 from extender.kube.client import KubeApi, load_configuration
+from extender.kube.election import RETRY_S, Election
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
@@ -21,7 +22,6 @@ from extender.kube.taint_rules import TaintRules
 from extender.observability.metrics import CertificateCollector
 from extender.observability.taint_metrics import TaintTelemetry
 from extender.periodic import Loops
-from extender.recorder.election import RETRY_S, Election
 from extender.server.ports import serve_ports
 
 LEASE_NAME = "headroom-device-taints"

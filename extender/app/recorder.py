@@ -13,12 +13,12 @@ from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
 from extender.kube.client import KubeApi, load_configuration
+from extender.kube.election import RETRY_S, Election
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
 from extender.observability.metrics import CertificateCollector
 from extender.periodic import Loops
-from extender.recorder.election import RETRY_S, Election
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.metrics import RecorderTelemetry
 from extender.recorder.past_lives import PastLives

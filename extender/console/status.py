@@ -19,7 +19,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
 from extender.state.memory_totals import cordoned, unhealthy
-from extender.state.reconcile_queue import Mismatch, mismatches, unreported
+from extender.state.mismatches import Mismatch, mismatches, unreported
 
 #: Maximum number of nodes named in a message.
 MOST_NAMED = 3

@@ -15,7 +15,7 @@ import structlog
 
 from contract.kube import Pod
 from extender.controllers.event_recorder import EventRecorder
-from extender.observability.fleet_metrics import EVERY_S, PendingPods
+from extender.observability.pending_counter import EVERY_S, PendingPods
 from extender.periodic import Loops
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState

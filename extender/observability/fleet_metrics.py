@@ -1,31 +1,26 @@
 """Metrics of the fleet and of pending pods.
 
-Each scrape computes the fleet's metrics from one snapshot; a loop counts the pending pods.
+Each scrape computes them from one snapshot; ``pending_counter`` counts the pending pods.
 
 The number of series is bounded. Devices have series of their own up to a maximum, in the order of
 node names. Pods and nodes have them only if something is wrong with them.
 """
 
-import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.periodic import Loops
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
 from extender.state.holdings import Held
 from extender.state.idle_pods import idle_pods
-from extender.state.journal import Decision
 from extender.state.memory_totals import (
     Totals,
     cordoned,
@@ -36,15 +31,11 @@ from extender.state.memory_totals import (
     unhealthy,
 )
 from extender.state.partial_groups import partly_bound
-from extender.state.pending_pods import Pending, main_reason, rejections_in_condition
+from extender.state.pending_pods import Pending
 from extender.state.unmanaged_gpus import unmanaged_gpus
 
 #: Maximum series of pods, and of nodes, per problem; the worst are reported.
 MOST_OFFENDERS = 100
-#: Seconds between two counts of the pending pods.
-EVERY_S = 1.0
-#: Pods that are counted before the event loop serves other tasks.
-PODS_AT_ONCE = 128
 
 #: Namespace and name of a pod that is not known. Prometheus would replace an empty label by the
 #: label of the console's own pod.
@@ -327,49 +318,3 @@ def _fleet(fleet: Totals) -> Iterator[Metric]:
     for kind in _DRIFT:
         drift.add_metric([kind], getattr(fleet, kind))
     yield drift
-
-
-class PendingPods:
-    """Counts pending pods; ``decision`` returns the last filter call about the pod with a uid."""
-
-    def __init__(
-        self, cluster: ClusterState, decision: Callable[[str], Decision | None] = lambda uid: None
-    ) -> None:
-        self._cluster = cluster
-        self.decision = decision
-        #: Uid -> the pod, and the reasons parsed from its condition: a cache for unchanged pods.
-        self._conditions: dict[str, tuple[Pod, dict[Reason, int]]] = {}
-        #: The result of the last round; replaced, never changed in place.
-        self.pending = Pending()
-
-    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
-        loops.start("waiting", self.once, EVERY_S, unready=unready)
-
-    async def once(self) -> list[tuple[Pod, Decision]]:
-        """Count the pending pods; return those with a decision that rejected them."""
-        unbound = self._cluster.unbound()
-        uids = {pod.metadata.uid for pod in unbound}
-        self._conditions = {uid: c for uid, c in self._conditions.items() if uid in uids}
-        pending = Pending()
-        rejected: list[tuple[Pod, Decision]] = []
-        for number, pod in enumerate(unbound):
-            if number % PODS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # kube-scheduler's calls are served meanwhile
-            decision = self.decision(pod.metadata.uid)
-            if decision is None:
-                rejecting: Mapping[Reason, int] = self._condition_of(pod)
-            elif decision.fits:
-                continue  # it is being bound
-            else:
-                rejecting = decision.rejected
-                rejected.append((pod, decision))
-            pending.add(main_reason(rejecting), pod.metadata.creation_timestamp or "")
-        self.pending = pending
-        return rejected
-
-    def _condition_of(self, pod: Pod) -> dict[Reason, int]:
-        uid = pod.metadata.uid
-        known = self._conditions.get(uid)
-        if known is None or known[0] is not pod:
-            known = self._conditions[uid] = pod, rejections_in_condition(pod)
-        return known[1]

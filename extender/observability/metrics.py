@@ -137,11 +137,12 @@ class CertificateCollector(Collector):
         for port, path in self._served.items():
             try:
                 # The package that reads certificates is an optional dependency.
-                from extender.certs.pki import NotAPair, ends_at
+                from cryptography import x509
             except ImportError:
                 break
             try:
-                family.add_metric([port], ends_at(path.read_bytes()).timestamp())
-            except (OSError, NotAPair):
+                end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+                family.add_metric([port], end.timestamp())
+            except (OSError, ValueError):
                 continue
         yield family

@@ -12,7 +12,7 @@ from extender.observability.journal_stream import StateLine
 from extender.observability.journals import Followed
 from extender.state.decision_records import Filtered
 from extender.state.journal import Decision, Journal
-from extender.state.reconcile_queue import mismatches
+from extender.state.mismatches import mismatches
 from tests.builders import gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 from tests.serving import serving

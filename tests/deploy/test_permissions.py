@@ -135,12 +135,12 @@ RECORDER: dict[str, set[Right]] = {
     "extender.recorder.kube_profiles:ProfileStore.read": rights(*PROFILES, "get"),
     "extender.recorder.kube_profiles:ProfileStore.delete": rights(*PROFILES, "delete"),
     "extender.recorder.kube_profiles:ProfileStore._folder": set(),  # of its callers
-    "extender.recorder.election:Election.__init__": set(),
-    "extender.recorder.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
-    "extender.recorder.election:Election.attempt": (
+    "extender.kube.election:Election.__init__": set(),
+    "extender.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "extender.kube.election:Election.attempt": (
         rights(*LEASES, "create", "update", where=NAMESPACE)
     ),
-    "extender.recorder.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+    "extender.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
@@ -161,12 +161,12 @@ DEVICE_TAINTS: dict[str, set[Right]] = {
     "extender.kube.taint_rules:TaintRules._owned_by": rights(
         WEBHOOKS, "validatingadmissionpolicies", "get"
     ),
-    "extender.recorder.election:Election.__init__": set(),
-    "extender.recorder.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
-    "extender.recorder.election:Election.attempt": (
+    "extender.kube.election:Election.__init__": set(),
+    "extender.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "extender.kube.election:Election.attempt": (
         rights(*LEASES, "create", "update", where=NAMESPACE)
     ),
-    "extender.recorder.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+    "extender.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),

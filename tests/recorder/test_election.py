@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extender.kube.api_errors import ApiStatus, NoAnswer
-from extender.recorder.election import LEASE_S, Election
+from extender.kube.election import LEASE_S, Election
 
 
 class LeaseServer:

@@ -27,7 +27,8 @@ from extender.placement.fit import fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.state.reconcile_queue import Mismatch, mismatches, unreserved_pods
+from extender.state.mismatches import Mismatch, mismatches
+from extender.state.reconcile_queue import unreserved_pods
 from tests.builders import (
     DISTRIBUTED,
     GIB,
