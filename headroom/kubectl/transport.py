@@ -187,7 +187,7 @@ class Proxied:
         cert = self._configuration.cert_file
         return (
             self._configuration.host.encode(),
-            self._authorization().get("Authorization", "").encode(),
+            *(value.encode() for value in self._authorization().values()),
             Path(cert).read_bytes() if cert else b"",
         )
 
