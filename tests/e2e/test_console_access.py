@@ -53,20 +53,25 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ProxyingPlane]:
 @pytest.fixture(scope="module")
 @starts_processes
 def cluster(plane: ProxyingPlane) -> Iterator[PlayedCluster]:
-    """A cluster in which the members of a group may connect and may read everything."""
+    cluster = watched_by(GROUP, plane)
+    yield cluster
+    cluster.close()
+
+
+def watched_by(group: str, plane: ProxyingPlane) -> PlayedCluster:
+    """Start a cluster in which the members of a group may connect and may read everything."""
     cluster = PlayedCluster(plane, 1, Shape())
     cluster.create()
-    let_connect(plane, GROUP, f"--group={GROUP}")
-    view = "create", "clusterrolebinding", f"{GROUP}-view", "--clusterrole=headroom-viewer"
-    plane.kubectl(*view, f"--group={GROUP}")
+    let_connect(plane, "watchers", f"--group={group}")
+    view = "create", "clusterrolebinding", "watchers-view", "--clusterrole=headroom-viewer"
+    plane.kubectl(*view, f"--group={group}")
     served = Authority(plane.folder, "served-by").sign("extender")
     settings = {"debug_tls_cert": str(served.cert), "debug_tls_key": str(served.key)}
     cluster.start_extender(guarded=True, settings=settings)
     cluster.settle()
     port = int(cluster.debug_url().rpartition(":")[2])
     plane.publish(SYSTEM_NAMESPACE, "headroom-debug", "debug-tls", port)
-    yield cluster
-    cluster.close()
+    return cluster
 
 
 def let_connect(plane: ControlPlane, binding: str, subject: str) -> None:
