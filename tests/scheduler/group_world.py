@@ -283,6 +283,8 @@ class World:
     async def cycle(self, gang: Gang, by: Extender, pause_s: float = 0.0) -> dict[str, str]:
         """Choose nodes for all pods of the group; empty if the group has to wait."""
         waiting = [name for name in gang.pods if name not in self.bound()]
+        if gang.label:  # the plugin tries pods in the order in which they were queued again
+            self.chance.shuffle(waiting)
         scheduled, chosen = len(gang.pods) - len(waiting), dict[str, str]()
         for left, name in zip(range(len(waiting), 0, -1), waiting, strict=True):
             if scheduled + left < gang.minimum:

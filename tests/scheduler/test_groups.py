@@ -13,6 +13,8 @@ from tests.scheduler.group_world import Extender, Gang, Shape, World
 
 #: Longer than the holds of a rejected group last.
 AFTER_S = 0.3
+#: Longer than those of a group of the Coscheduling plugin last if kube-scheduler itself rejects it.
+AFTER_PLUGIN_S = 5.1
 
 NewWorld = Callable[..., World]
 
@@ -326,6 +328,7 @@ GANGS = st.tuples(
     st.lists(st.sampled_from([4, 8, 12, 20, 36]), min_size=1, max_size=6),
     st.integers(1, 6),
     st.sampled_from([1, 1, 1, 2]),
+    st.booleans(),
 )
 
 
@@ -338,7 +341,7 @@ GANGS = st.tuples(
 )
 def test_each_group_has_its_minimum_or_nothing_and_delays_single_pods_by_its_cycle_only(
     shapes: list[Shape],
-    drawn: list[tuple[list[int], int, int]],
+    drawn: list[tuple[list[int], int, int, bool]],
     extenders: int,
     chance: random.Random,
 ) -> None:
@@ -346,9 +349,10 @@ def test_each_group_has_its_minimum_or_nothing_and_delays_single_pods_by_its_cyc
     come and go in between."""
     here = World(shapes, extenders, chance.randrange(1 << 30))
     gangs = [
-        Gang(f"g{i}", sizes, min(minimum, len(sizes)), gpus)
-        for i, (sizes, minimum, gpus) in enumerate(drawn)
+        Gang(f"g{i}", sizes, min(minimum, len(sizes)), gpus, label=label)
+        for i, (sizes, minimum, gpus, label) in enumerate(drawn)
     ]
+    any_of_plugin = any(gang.label for gang in gangs)
     for gang in gangs:
         here.create_gang(gang)
     try:
@@ -357,7 +361,7 @@ def test_each_group_has_its_minimum_or_nothing_and_delays_single_pods_by_its_cyc
             here.check()
             for gang in gangs:
                 assert here.members(gang) == 0 or here.members(gang) >= gang.minimum
-            here.run(asyncio.sleep(AFTER_S))
+            here.run(asyncio.sleep(AFTER_PLUGIN_S if any_of_plugin else AFTER_S))
             single_pod_fits(here, f"probe-{turn}", chance)
             if chance.random() < 0.3 and (bound := here.bound()):
                 here.delete(chance.choice([n for n in bound if n.startswith("s")] or [*bound]))
