@@ -129,3 +129,34 @@ def test_no_service_takes_the_connections_of_gates(site: Site, owner: str) -> No
     rejected(reply, "headroom-gate-port", "port 9410 of a Service with externalIPs could take")
     documented(reply)
     assert create(9411, **external).status == create(9410).status == 201
+
+
+def test_no_user_of_one_namespace_writes_addresses_of_load_balancers(
+    site: Site, owner: str
+) -> None:
+    """kube-proxy takes the connections to these addresses, as those to externalIPs."""
+    spec = {"type": "LoadBalancer", "ports": [{"port": 9410}]}
+    site.create(SERVICES, {"metadata": {"name": "balanced"}, "spec": spec})
+    status = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
+
+    def write(body: dict[str, Any], token: str) -> Reply:
+        return site.send("PATCH", f"{SERVICES}/balanced/status", body, token)
+
+    reply = write(status, owner)
+    rejected(reply, "headroom-gate-port", "only controllers of load balancers write addresses")
+    documented(reply)
+    conditions = {"status": {"conditions": []}, "metadata": {"labels": {"a": "b"}}}
+    assert write(conditions, owner).status == 200
+    # A controller may write the status of Services in all namespaces.
+    assert write(status, "admin-of-the-tests").status == 200
+    assert write({"metadata": {"labels": {"a": "c"}}}, owner).status == 200
+    cleared = {"status": {"loadBalancer": None}}
+    rejected(write(cleared, owner), "headroom-gate-port", "only controllers of load balancers")
+
+
+def test_no_tenant_adds_an_endpoint_to_headroom_s_services(site: Site, owner: str) -> None:
+    metadata = {"name": "x", "labels": {"kubernetes.io/service-name": "headroom-webhook"}}
+    of_discovery = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
+    for path in (of_discovery, f"/api/v1/namespaces/{SYSTEM}/endpoints"):
+        reply = site.send("POST", f"{path}?dryRun=All", {"metadata": metadata}, owner)
+        assert (reply.status, "cannot create resource" in reply.message) == (403, True)
