@@ -8,7 +8,7 @@ that was slow or disconnected misses only intermediate states.
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -125,6 +125,8 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     bind: BindTried | None = None
     #: None if this filter call was sent before, or is no longer kept.
     shown: Shown | None = None
+    #: Whether the extender has dropped the pod's last filter call.
+    dropped: bool = False
 
 
 class HoldsLine(msgspec.Struct, frozen=True, tag_field="type", tag="holds"):
@@ -147,6 +149,18 @@ def encode(line: Line) -> bytes:
     return _encode(line) + b"\n"
 
 
+class _Sent(NamedTuple):
+    """The filter call of a pod that was sent last."""
+
+    decision_id: str
+    #: Time of the filter call.
+    at_s: float
+    size_bytes: int
+    #: At the last line about the pod: the number of lines, and the memory of their pods, before it.
+    lines: int = 0
+    pod_bytes: int = 0
+
+
 class Cursor:
     """The position of one reader in the journal.
 
@@ -164,8 +178,10 @@ class Cursor:
         self._holds_sent: HoldsLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1
-        #: Id of a decision whose filter call was sent -> the time of that call.
-        self._shown: Bounded[str, float] = Bounded(MAX_SHOWN)
+        #: Uid of a pod -> the filter call that was sent last.
+        self._shown: Bounded[str, _Sent] = Bounded(MAX_SHOWN)
+        #: Number of lines of decisions so far, and the memory of their pods.
+        self._lines = self._pod_bytes = 0
 
     def lines(self) -> Iterator[Line]:
         """Yield all new lines, the oldest first. Changes in the meantime are yielded by the next
@@ -180,12 +196,14 @@ class Cursor:
             yield holds
 
     def _lines_of(self, record: Record) -> Iterator[Line]:
-        shown, decision = None, self._journal.of_uid(record.uid)
+        shown, (decision, size_bytes) = None, self._journal.kept(record.uid)
+        sent = self._shown.get(record.uid)
         if (
             decision is not None
             and decision.decision_id == record.decision_id
-            and self._shown.get(record.decision_id) != decision.at_s
+            and not self._is_kept(decision, sent)
         ):
+            sent = _Sent(decision.decision_id, decision.at_s, size_bytes)
             offered, named = decision.offered_nodes, None
             if offered is not None and offered.nodes.row_of is not None:
                 number = self._number_of(offered.nodes)
@@ -196,7 +214,10 @@ class Cursor:
                     yield NodesLine(number, tuple(offered.nodes.row_of))
                 named = Offered(number, offered.bits)
             shown = _shown(decision, named)
-            self._shown[record.decision_id] = decision.at_s
+        if sent is not None:
+            self._shown[record.uid] = sent._replace(lines=self._lines, pod_bytes=self._pod_bytes)
+            self._pod_bytes += sent.size_bytes
+        self._lines += 1
         yield DecisionLine(
             record.decision_id,
             record.namespace,
@@ -212,6 +233,21 @@ class Cursor:
             record.part(Preempted),
             record.part(BindTried),
             shown,
+            decision is None,
+        )
+
+    def _is_kept(self, decision: Decision, sent: _Sent | None) -> bool:
+        """Return whether the reader certainly has this filter call.
+
+        It has dropped the call if lines of many other pods have come since, even if the journal
+        itself has kept the call: calls in between are sent together, so that only the last one
+        counts for the order in which the reader drops them.
+        """
+        return (
+            sent is not None
+            and (sent.decision_id, sent.at_s) == (decision.decision_id, decision.at_s)
+            and self._lines - sent.lines < self._journal.records.bounds.decisions
+            and self._pod_bytes - sent.pod_bytes <= self._journal.max_shown_bytes
         )
 
     def _number_of(self, nodes: NodeSet) -> int | None:
@@ -272,7 +308,7 @@ class Copy:
                 record.put(part, times)
         shown = line.shown
         decision = None if shown is None else self._decision(line.decision_id, shown)
-        self.journal.adopt(record, decision)
+        self.journal.adopt(record, decision, line.dropped)
         self.version = line.version
 
     def _decision(self, decision_id: str, shown: Shown) -> Decision:

@@ -115,14 +115,14 @@ class Journal:
     """The last filter call of each pod, limited in number and bytes, and the records.
 
     Beyond the limits, the filter call of the pod that was asked about longest ago, by any verb, is
-    dropped first. A copy of the journal receives records in the order of their last change, and so
-    drops the same.
+    dropped first. A copy of the journal receives records in the order of their last change, and
+    ends with the same.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS, max_shown_bytes: int | None = None) -> None:
         """``max_shown_bytes``: memory limit for pods; None: ``MAX_SHOWN_BYTES``."""
         self.records = Records(bounds)
-        self._max_shown_bytes = MAX_SHOWN_BYTES if max_shown_bytes is None else max_shown_bytes
+        self.max_shown_bytes = MAX_SHOWN_BYTES if max_shown_bytes is None else max_shown_bytes
         #: Pod uid -> decision and its estimated memory in bytes, the latest last.
         self._by_uid: OrderedDict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
@@ -159,7 +159,7 @@ class Journal:
         self._uid_of[metadata.namespace, metadata.name] = metadata.uid
         self.shown_bytes += size_bytes
         max_pods = self.records.bounds.decisions
-        while len(self._by_uid) > max_pods or self.shown_bytes > self._max_shown_bytes:
+        while len(self._by_uid) > max_pods or self.shown_bytes > self.max_shown_bytes:
             self._forget(next(iter(self._by_uid)))
 
     def asked_by(self, schedulers: Iterable[str]) -> None:
@@ -185,10 +185,15 @@ class Journal:
         if isinstance(part, Preempted) and part.node:
             self._preempted[metadata.uid] = record_id, part
 
-    def adopt(self, record: Record, decision: Decision | None) -> None:
-        """Keep a record of another journal, in place of the one with the same id. ``decision``: the
-        pod's last filter call, if it is new."""
+    def adopt(self, record: Record, decision: Decision | None, dropped: bool = False) -> None:
+        """Keep a record of another journal, in place of the one with the same id.
+
+        ``decision``: the pod's last filter call, if it is new. ``dropped``: whether the other
+        journal has dropped it.
+        """
         self.records.adopt(record)
+        if dropped:
+            self._forget(record.uid)
         if decision is not None:
             self.keep(decision)
         self._asked_about(record.uid)
@@ -217,8 +222,12 @@ class Journal:
         return len(self._by_uid)
 
     def of_uid(self, uid: str) -> Decision | None:
-        decision, _ = self._by_uid.get(uid, (None, 0))
-        return decision
+        return self.kept(uid)[0]
+
+    def kept(self, uid: str) -> tuple[Decision | None, int]:
+        """Return the pod's last filter call and its estimated memory in bytes; None and 0 if there
+        is none."""
+        return self._by_uid.get(uid, (None, 0))
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
         return self.of_uid(self._uid_of.get((namespace, name), ""))

@@ -197,11 +197,24 @@ def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
     assert kept.offered_nodes is None
 
 
+@pytest.mark.parametrize("max_shown_bytes", [None, 5000])  # a pod takes 2021
 @settings(max_examples=examples(250), deadline=None)
+@example(
+    [
+        *((2, "filter"), (2, "rank"), (3, "filter"), (3, "read"), (0, "filter"), (2, "rank")),
+        (0, "filter"),
+    ]
+)
 @example(
     [
         *((0, "filter"), (2, "filter"), (4, "filter"), (0, "rank"), (0, "read")),
         *((1, "filter"), (2, "rank"), (3, "filter")),
+    ]
+)
+@example(
+    [
+        *((1, "filter"), (3, "filter"), (0, "filter"), (0, "read"), (1, "rank")),
+        *((2, "filter"), (4, "filter"), (1, "rank")),
     ]
 )
 @given(
@@ -211,11 +224,11 @@ def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
     )
 )
 def test_whenever_it_is_read_the_copy_ends_as_the_journal_is(
-    steps: list[tuple[int, str]],
+    max_shown_bytes: int | None, steps: list[tuple[int, str]]
 ) -> None:
     bounds = Bounds(decisions=4)
-    journal, sets = Journal(bounds), NodeSets()
-    copy, cursor = Copy(Journal(bounds)), Cursor(journal)
+    journal, sets = Journal(bounds, max_shown_bytes), NodeSets()
+    copy, cursor = Copy(Journal(bounds, max_shown_bytes)), Cursor(journal)
     for number, (which, step) in enumerate(steps):
         about, at_s = pod("8Gi", uid=f"uid-{which}"), AT_S + number
         match step:
