@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.admission.site import manifests
-from tests.controlplane import ApiRefused, scheduler_configuration
+from tests.controlplane import SCHEDULER_NAME, ApiRefused, scheduler_configuration
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import GROUP_API, GROUP_GATES, ONE_GPU, NewCluster
 from tests.kubernetes_version import is_at_least
@@ -47,8 +47,10 @@ class Calls(Service):
     def __init__(self, url: str) -> None:
         super().__init__({url: Wire()})
         self.count: Counter[str] = Counter()
-        #: Called before the first bind passes.
+        #: Called before the next bind passes, if that many binds have passed already.
         self.before_bind: Callable[[], None] = lambda: None
+        self.after_binds = 0
+        self._passed = 0
         self._bind_passes = asyncio.Lock()
         #: Pods whose bind calls do not reach Headroom.
         self.rejected: set[str] = set()
@@ -60,34 +62,52 @@ class Calls(Service):
             await asyncio.sleep(PAUSE_S)
         if verb == "bind":
             async with self._bind_passes:
-                await asyncio.to_thread(self.before_bind)
-                self.before_bind = lambda: None
+                if self._passed >= self.after_binds:
+                    await asyncio.to_thread(self.before_bind)
+                    self.before_bind = lambda: None
+                self._passed += 1
             if (await request.json())["PodName"] in self.rejected:
+                self.count["rejected bind"] += 1
                 return web.json_response({"Error": "rejected by the test"})
         return None
 
 
 @contextlib.contextmanager
 def scheduled(cluster: PlayedCluster, **settings: object) -> Iterator[Calls]:
-    """Run Headroom, with these settings, and a kube-scheduler that schedules groups.
+    """Run Headroom, with these settings, and a kube-scheduler that schedules groups."""
+    with scheduled_by(cluster, SCHEDULER_NAME, cluster.start_extender(settings=settings)) as calls:
+        cluster.settle()
+        yield calls
+
+
+@contextlib.contextmanager
+def scheduled_by(cluster: PlayedCluster, name: str, url: str) -> Iterator[Calls]:
+    """Run a kube-scheduler of this name for the extender at this address.
 
     By default it tries a group again after up to 10 s, times the square root of its pods.
     """
-    proxies, calls = Proxies(), Calls(cluster.start_extender(settings=settings))
+    proxies, calls = Proxies(), Calls(url)
     try:
         proxies.serve(calls)
         kubeconfig = cluster.plane.kubeconfig("scheduler-of-the-tests")
         configuration = scheduler_configuration(calls.url, kubeconfig)
         configuration["podMaxBackoffSeconds"] = 1
-        cluster.start_scheduler_as("gangs", configuration, gates=GROUP_GATES)
-        cluster.settle()
+        for extender in configuration["extenders"]:
+            extender["httpTimeout"] = "60s"  # longer than a bind takes on a busy machine
+        for profile in configuration["profiles"]:
+            profile["schedulerName"] = name
+        cluster.start_scheduler_as(f"gangs of {name}", configuration, gates=GROUP_GATES)
         yield calls
     finally:
         proxies.stop()
 
 
 def create_gang(
-    cluster: PlayedCluster, name: str, sizes: Sequence[str], minimum: int | None = None
+    cluster: PlayedCluster,
+    name: str,
+    sizes: Sequence[str],
+    minimum: int | None = None,
+    scheduler: str = SCHEDULER_NAME,
 ) -> None:
     """Create a group that needs ``minimum`` of its pods, by default all, and the pods."""
     policy = {"gang": {"minCount": minimum or len(sizes)}}
@@ -96,10 +116,12 @@ def create_gang(
         spec = {"podGroups": [{"name": "all", "policy": policy}]}
     cluster.plane.call("POST", GROUPS, {"metadata": {"name": name}, "spec": spec})
     for index, vram in enumerate(sizes):
-        create_member(cluster, name, index, vram)
+        create_member(cluster, name, index, vram, scheduler)
 
 
-def create_member(cluster: PlayedCluster, group: str, index: int, vram: str) -> None:
+def create_member(
+    cluster: PlayedCluster, group: str, index: int, vram: str, scheduler: str = SCHEDULER_NAME
+) -> None:
     """Create a pod of the group, as a controller does."""
     manifest = pod_manifest(vram)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": group, "uid": group}
@@ -107,6 +129,7 @@ def create_member(cluster: PlayedCluster, group: str, index: int, vram: str) -> 
         "name": f"{group}-{index}",
         "ownerReferences": [owner | {"controller": True}],
     }
+    manifest["spec"]["schedulerName"] = scheduler
     manifest["spec"] |= (
         {"workloadRef": {"name": group, "podGroup": "all"}}
         if ONE_BY_ONE

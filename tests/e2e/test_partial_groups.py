@@ -21,27 +21,31 @@ def leaving(cluster: PlayedCluster, name: str) -> list[str]:
     return sorted(each for each in gone if each.startswith(f"{name}-"))
 
 
+def messages(cluster: PlayedCluster) -> dict[str, str]:
+    """Return the texts of the Events about evicted groups, by pod."""
+    return {
+        each["involvedObject"]["name"]: each["message"]
+        for each in cluster.plane.call("GET", EVENTS)["items"]
+        if each["reason"] == "EvictedWithGroup"
+    }
+
+
 def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_whole(
     new_cluster: NewCluster,
 ) -> None:
     """The bind of one pod fails again and again. A group that has its minimum stays."""
     cluster = new_cluster(3, ONE_GPU)
     with scheduled(cluster, evict_partial_groups_after_s=AFTER_S) as calls:
-        calls.rejected = {"half-3", "enough-1"}
+        calls.rejected = {"short-3", "enough-1"}
         create_gang(cluster, "enough", ["4Gi"] * 2, 1)
         cluster.until(lambda: bound(cluster, "enough") == 1, "a group has its minimum")
-        create_gang(cluster, "half", ["12Gi"] * 4)
-        cluster.until(lambda: bound(cluster, "half") == 3, "a part of a group is bound")
-        evicted = [f"half-{i}" for i in range(3)]
-        cluster.until(lambda: leaving(cluster, "half") == evicted, "that part is evicted")
-        events = cluster.plane.call("GET", EVENTS)["items"]
-        messages = {
-            each["involvedObject"]["name"]: each["message"]
-            for each in events
-            if each["reason"] == "EvictedWithGroup"
-        }
-        assert sorted(messages) == evicted
-        assert "Only 3 of the 4 pods that group half needs are bound" in messages["half-0"]
+        create_gang(cluster, "short", ["12Gi"] * 4)
+        cluster.until(lambda: bound(cluster, "short") == 3, "a part of a group is bound")
+        evicted = [f"short-{i}" for i in range(3)]
+        cluster.until(lambda: leaving(cluster, "short") == evicted, "that part is evicted")
+        cluster.until(lambda: sorted(messages(cluster)) == evicted, "each has its Event")
+        reason = "Only 3 of the 4 pods that group short needs are bound"
+        assert reason in messages(cluster)["short-0"]
         assert leaving(cluster, "enough") == []
         # What the pods' kubelets and their controller do next.
         for name in evicted:
@@ -49,5 +53,5 @@ def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_whole(
         cluster.nodes.observe(cluster.pods())
         calls.rejected.clear()
         for index in range(4, 7):
-            create_member(cluster, "half", index, "12Gi")
-        cluster.until(lambda: bound(cluster, "half") == 4, "the group is bound whole")
+            create_member(cluster, "short", index, "12Gi")
+        cluster.until(lambda: bound(cluster, "short") == 4, "the group is bound whole")

@@ -1,0 +1,64 @@
+"""Groups of kube-scheduler that compete, or whose extender is killed: each is bound whole."""
+
+import pytest
+
+from tests.controlplane import SCHEDULER_NAME
+from tests.e2e.cluster import PlayedCluster
+from tests.e2e.conftest import ONE_GPU, NewCluster
+from tests.e2e.test_gangs import bound, create_gang, scheduled, scheduled_by
+from tests.kubernetes_version import is_at_least
+
+pytestmark = pytest.mark.skipif(
+    not is_at_least("1.36"), reason="Kubernetes 1.35 has groups of another API"
+)
+
+
+def reserved(cluster: PlayedCluster) -> int:
+    """Return the number of reservations."""
+    return sum(len(each.spec.reservations) for each in cluster.gpunodes())
+
+
+def test_a_group_is_bound_whole_though_its_extender_is_killed(new_cluster: NewCluster) -> None:
+    """Four pods have reserved their memory, and none is bound. They are bound in that memory, which
+    the next extender would remove after an hour."""
+    cluster = new_cluster(6, ONE_GPU)
+    with scheduled(cluster) as calls:
+
+        def dies() -> None:
+            cluster.until(lambda: reserved(cluster) == 4, "four pods have reserved memory")
+            cluster.kill("extender")
+            calls.rejected = {f"killed-{i}" for i in range(12)}
+
+        calls.after_binds, calls.before_bind = 4, dies
+        create_gang(cluster, "killed", ["12Gi"] * 12)
+        cluster.until(lambda: calls.count["rejected bind"] == 8, "the other binds have failed")
+        assert bound(cluster, "killed") == 0
+        cluster.start_extender(settings={"orphan_after_s": 3600.0})
+        calls.rejected.clear()
+        cluster.until(lambda: bound(cluster, "killed") == 12, "the group is bound whole")
+        assert reserved(cluster) == 12
+
+
+def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
+    new_cluster: NewCluster,
+) -> None:
+    """Each has a scheduler and an extender of its own."""
+    cluster = new_cluster(3, ONE_GPU)
+    urls = [f"http://127.0.0.1:{port}" for port in cluster.start_replicas("first", "second")]
+    with (
+        scheduled_by(cluster, SCHEDULER_NAME, urls[0]),
+        scheduled_by(cluster, "other", urls[1]),
+    ):
+        cluster.settle()
+        create_gang(cluster, "left", ["12Gi"] * 6)
+        create_gang(cluster, "right", ["12Gi"] * 6, scheduler="other")
+
+        def counts() -> list[int]:
+            return sorted([bound(cluster, "left"), bound(cluster, "right")])
+
+        cluster.until(lambda: counts() == [0, 6], "one group is bound whole")
+        winner, loser = ("left", "right") if bound(cluster, "left") else ("right", "left")
+        for index in range(6):
+            cluster.delete_pod(f"{winner}-{index}")
+        cluster.nodes.observe(cluster.pods())
+        cluster.until(lambda: bound(cluster, loser) == 6, "the other group is bound whole")
