@@ -1,10 +1,11 @@
-"""The list of shipped admission policies, which ``headroom doctor --multi-tenant`` compares."""
+"""The list of shipped policies and webhooks, for ``headroom doctor --multi-tenant``."""
 
 import json
+from typing import Any
 
 import yaml
 
-from extender.doctor.shipped_policies import FILE, decisive
+from extender.doctor.shipped_policies import FILE, decisive, decisive_webhook
 from reference.markdown import ROOT
 
 PATH = ROOT / "extender/doctor" / FILE
@@ -12,10 +13,13 @@ _FOLDERS = ("deploy/base", "deploy/components/device-taints")
 
 
 def text() -> str:
-    found = {}
+    policies: dict[str, Any] = {}
+    webhooks: dict[str, Any] = {}
     for folder in _FOLDERS:
         for path in (ROOT / folder).glob("*.yaml"):
             for each in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader):
                 if each.get("kind") == "ValidatingAdmissionPolicy":
-                    found[each["metadata"]["name"]] = decisive(each["spec"])
-    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+                    policies[each["metadata"]["name"]] = decisive(each["spec"])
+                elif each.get("kind") == "MutatingWebhookConfiguration":
+                    webhooks |= {one["name"]: decisive_webhook(one) for one in each["webhooks"]}
+    return json.dumps({"policies": policies, "webhooks": webhooks}, indent=1, sort_keys=True) + "\n"

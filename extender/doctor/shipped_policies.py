@@ -1,6 +1,6 @@
-"""Compares the admission policies of a cluster with those that Headroom ships.
+"""Compares the admission policies and webhooks of a cluster with those that Headroom ships.
 
-``policies.json`` has what decides in each policy of deploy/; ``make docs`` writes it.
+``policies.json`` has what decides in each of them in deploy/; ``make docs`` writes it.
 """
 
 import json
@@ -34,6 +34,21 @@ def decisive(spec: Spec) -> dict[str, Any]:
     }
 
 
+def decisive_webhook(webhook: Spec) -> dict[str, Any]:
+    """Return the parts of a webhook that decide whether it is called, and which server is."""
+    client = webhook.get("clientConfig") or {}
+    service = client.get("service") or {}
+    return {
+        "failurePolicy": webhook.get("failurePolicy", "Fail"),
+        "matchPolicy": webhook.get("matchPolicy", "Equivalent"),
+        "namespaceSelector": webhook.get("namespaceSelector") or {},
+        "objectSelector": webhook.get("objectSelector") or {},
+        "rules": _rules(webhook.get("rules")),
+        "matchConditions": _expressions(webhook.get("matchConditions")),
+        "clientConfig": {"port": 443, "url": client.get("url"), **service},
+    }
+
+
 def _rules(rules: Any) -> list[dict[str, Any]]:
     named = ("apiGroups", "apiVersions", "resources", "operations", "resourceNames")
     return [
@@ -56,13 +71,20 @@ def rewritten(name: str, spec: Spec, namespace: str) -> list[str]:
 
     ``namespace`` is Headroom's own.
     """
-    shipped = _shipped(namespace).get(name)
+    shipped = _shipped(namespace)["policies"].get(name)
     found = decisive(spec)
     return [] if shipped is None else [part for part in found if found[part] != shipped[part]]
 
 
+def rewritten_webhook(webhook: Spec, namespace: str) -> list[str]:
+    """Return the parts in which a mutating webhook differs from the shipped one of its name."""
+    shipped, found = _shipped(namespace)["webhooks"][webhook["name"]], decisive_webhook(webhook)
+    return [part for part in found if found[part] != shipped[part]]
+
+
 @cache
-def _shipped(namespace: str) -> dict[str, dict[str, Any]]:
+def _shipped(namespace: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return "policies" and "webhooks", by name."""
     text = files(__package__).joinpath(FILE).read_text(encoding="utf-8")
-    policies: dict[str, dict[str, Any]] = json.loads(text.replace(NAMESPACE, namespace))
-    return policies
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(text.replace(NAMESPACE, namespace))
+    return found

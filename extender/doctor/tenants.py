@@ -17,7 +17,7 @@ from contract.watched import Relisted
 from extender.config.loading import load_settings
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, Weight
-from extender.doctor.shipped_policies import rewritten
+from extender.doctor.shipped_policies import rewritten, rewritten_webhook
 from extender.doctor.tenant_quotas import examine_largest, examine_quotas
 from extender.doctor.tenant_rights import Object, Rights, examine_rights
 from extender.errors import NotSynced
@@ -36,6 +36,7 @@ POLICIES = {
     "headroom-pod-annotations": "authors can change the reservations of their pods",
     "headroom-gates": "authors can start pods past their gates",
     "headroom-agent-own-node": "root on one GPU node can report for all nodes",
+    "headroom-gate-port": "Services of tenants can answer the gates of others",
     "headroom-static-pods": "root on one GPU node can replace the webhook and the console",
 }
 #: Part -> the value of label app.kubernetes.io/component of its pods. A NetworkPolicy of the part's
@@ -95,7 +96,7 @@ def examine_tenants(tenancy: Tenancy, namespace: str = "headroom-system") -> lis
     """
     return [
         *_policies(tenancy, namespace),
-        *_webhook(tenancy),
+        *_webhook(tenancy, namespace),
         *_settings(tenancy),
         *_network(tenancy),
         *examine_quotas(tenancy.quotas, tenancy.namespaces, tenancy.others, tenancy.devices),
@@ -144,7 +145,7 @@ def _is_narrow(resources: Object | None) -> bool:
     return any((resources or {}).get(each) for each in narrowing)
 
 
-def _webhook(tenancy: Tenancy) -> Iterator[Finding]:
+def _webhook(tenancy: Tenancy, namespace: str) -> Iterator[Finding]:
     called = [
         each
         for configuration in tenancy.webhooks
@@ -154,8 +155,8 @@ def _webhook(tenancy: Tenancy) -> Iterator[Finding]:
     ]
     if not called:
         why = "does not exist"
-    elif called[0].get("failurePolicy", "Fail") != "Fail":
-        why = "has failurePolicy Ignore"
+    elif parts := rewritten_webhook(called[0], namespace):
+        why = f"differs from that of this release of Headroom, in {', '.join(parts)}"
     else:
         return
     found = (

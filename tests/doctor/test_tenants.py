@@ -14,7 +14,7 @@ from contract.kube import Namespace, Pod
 from contract.watched import Relisted
 from extender.config.settings import Settings
 from extender.doctor.findings import Weight
-from extender.doctor.shipped_policies import rewritten
+from extender.doctor.shipped_policies import rewritten, rewritten_webhook
 from extender.doctor.tenant_quotas import BUDGETS, QUOTA
 from extender.doctor.tenant_rights import Rights
 from extender.doctor.tenants import POLICIES, Tenancy, examine_tenants, list_tenancy
@@ -24,6 +24,7 @@ from tests.controlplane import ApiRefused, ControlPlane
 from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, objects, overlay, template
 
 LEVEL = "pod-security.kubernetes.io/enforce"
+MUTATING = "MutatingWebhookConfiguration"
 API_SERVER = {"from": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
 
 
@@ -169,7 +170,15 @@ CHANGES: dict[str, tuple[Callable[[Tenancy], None], str]] = {
     ),
     "it applies to few": (narrow, "denies only what its binding selects"),
     "the webhook is gone": (without("webhooks", "headroom"), "does not exist: GPU pods"),
-    "the webhook is ignored": (hooks(failurePolicy="Ignore"), "has failurePolicy Ignore"),
+    "the webhook is ignored": (hooks(failurePolicy="Ignore"), "in failurePolicy: GPU pods"),
+    "the webhook is for few": (
+        hooks(objectSelector={"matchLabels": {"a": "b"}}),
+        "in objectSelector: GPU pods can be created that no quota counts",
+    ),
+    "another server is the webhook": (
+        hooks(clientConfig={"url": "https://192.0.2.7/mutate"}),
+        "in clientConfig: GPU pods",
+    ),
     "a setting": (setting("mode", "observe"), "setting mode is observe: nothing is rejected"),
     "opt-out": (setting("overuse_opt_out", True), "setting overuse_opt_out is true"),
     "metrics": (setting("metrics_access", "open"), "setting metrics_access is open"),
@@ -316,6 +325,8 @@ def test_all_installations_have_the_shipped_policies(name: str, tmp_path: Path) 
     policies = [each for key, each in found.items() if key[0] == "ValidatingAdmissionPolicy"]
     assert len(policies) >= len(POLICIES)
     assert changed(policies, own) == []
+    (configuration,) = (each for key, each in found.items() if key[0] == MUTATING)
+    assert [rewritten_webhook(each, own) for each in configuration["webhooks"]] == [[], []]
 
 
 @pytest.fixture
