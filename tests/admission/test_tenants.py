@@ -147,11 +147,20 @@ def test_no_user_of_one_namespace_writes_addresses_of_load_balancers(
     documented(reply)
     conditions = {"status": {"conditions": []}, "metadata": {"labels": {"a": "b"}}}
     assert write(conditions, owner).status == 200
-    # A controller may write the status of Services in all namespaces.
-    assert write(status, "admin-of-the-tests").status == 200
+    # A controller may write the status of Services in all namespaces; some may only patch.
+    rules = [{"apiGroups": [""], "resources": ["services/status"], "verbs": ["patch"]}]
+    site.create(f"{RBAC}/clusterroles", {"metadata": {"name": "balancer"}, "rules": rules})
+    binding = {
+        "metadata": {"name": "balancer"},
+        "roleRef": {"apiGroup": RBAC_GROUP, "kind": "ClusterRole", "name": "balancer"},
+        "subjects": [{"kind": "User", "name": "headroom-viewer", "apiGroup": RBAC_GROUP}],
+    }
+    site.create(f"{RBAC}/clusterrolebindings", binding)
+    until(lambda: write(status, "viewer-of-the-tests").status == 200, "a controller may patch")
     assert write({"metadata": {"labels": {"a": "c"}}}, owner).status == 200
     cleared = {"status": {"loadBalancer": None}}
     rejected(write(cleared, owner), "headroom-gate-port", "only controllers of load balancers")
+    assert site.send("DELETE", f"{RBAC}/clusterrolebindings/balancer").status == 200
 
 
 def test_no_tenant_adds_an_endpoint_to_headroom_s_services(site: Site, owner: str) -> None:

@@ -17,7 +17,7 @@ from contract.watched import GPUNodeSeen, PodGone, PodSeen
 from extender.placement.request import VramRequest
 from extender.state.changes import Event
 from extender.state.pod_groups import POD_GROUP
-from tests.builders import GIB, pod
+from tests.builders import GIB, pod, reservation
 from tests.console.asking import Asked
 from tests.console.explained import node, owned
 from tests.examples import examples
@@ -164,6 +164,27 @@ def test_views_agree_with_filter_and_following_any_suggestion_passes_filter(
                 break
             case kind:
                 assert kind == "replicas", advice
+
+
+def test_views_do_not_count_what_a_pod_has_reserved_itself() -> None:
+    """Its bind was not finished. To other pods the memory is reserved."""
+    cluster = Cluster([[], [22]])
+    asked = waiting("asked", 20)
+    gpunode = cluster.fleet.cluster.gpunode("a")
+    assert gpunode is not None
+    assert gpunode.status is not None
+    (device,) = gpunode.status.devices
+    own = {"u-asked": reservation({device.uuid: 20 * GIB}, name="asked")}
+    cluster.apply(PodSeen(asked), PodSeen(waiting("other", 20)))
+    cluster.apply(GPUNodeSeen(_with(gpunode, own, []), cluster.fleet.now_s))
+    for name, fits in (("asked", 1), ("other", 0)):
+        explained = cluster.get(f"/v1/explain/pods/default/{name}")
+        assert explained["fits"] == fits
+        score = cluster.get(f"/v1/score?pod=default/{name}&node=a")["live"]
+        assert score["node"]["fits"] == bool(fits)
+        pods = {each["name"]: each for each in cluster.get("/v1/pending")["pods"]}
+        assert pods[name]["fits"] == fits
+    assert cluster.filter(asked)[0] == {"a"}
 
 
 @hypothesis.settings(max_examples=examples(300), deadline=None)
