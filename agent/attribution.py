@@ -14,11 +14,12 @@ lists none, or if it does not report the bytes of a pod's process.
 
 With MPS some drivers count the clients' memory for the server too, so the processes list more than
 is used. The excess, up to what the clients list, is subtracted from the server. If the clients list
-no memory at all, the server's figure belongs to them in unknown parts, so all figures are absent.
+no memory at all on a device that the plugin shares by MPS, the server's figure belongs to them in
+unknown parts, so all figures are absent.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,11 +74,13 @@ def attribute(
     holdings: Iterable[HoldingReading],
     processes: Mapping[int, ProcessReading] | None,
     mirrors: Iterable[MirrorReading] = (),
+    by_mps: Collection[str] = (),
 ) -> Attributed:
     """Attribute the memory of each device.
 
     ``used`` is device UUID -> used bytes, without devices whose use is unknown. ``processes`` is
-    pid -> reading, and None if processes could not be read.
+    pid -> reading, and None if processes could not be read. ``by_mps`` are the devices that the
+    plugin shares by MPS.
     """
     mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
     held = list(_held(devices, holdings, mirror_uids))
@@ -98,7 +101,8 @@ def attribute(
             for uuid in uuids
             for holding in sorted(on.get(uuid, ()), key=lambda h: (h.container, h.replica))
         ]
-        use = _use(memory, used_bytes, processes, mirror_uids)
+        is_by_mps = any(uuid in by_mps for uuid in uuids)
+        use = _use(memory, used_bytes, processes, mirror_uids, is_by_mps)
         found += rows_of(memory[0], rows, use, names)
         unattributed |= dict.fromkeys(uuids, None)
         if use is None:
@@ -151,6 +155,7 @@ def _use(
     used_bytes: int | None,
     processes: Mapping[int, ProcessReading] | None,
     mirror_uids: Mapping[str, str],
+    is_by_mps: bool,
 ) -> MemoryUse | None:
     """Return the use of one memory by each pod, and by each process outside of pods.
 
@@ -165,7 +170,7 @@ def _use(
         if process is None or not process.known:
             return None
         members.append(process)
-    figures = _without_mps_duplicates(members, listed, used_bytes)
+    figures = _without_mps_duplicates(members, listed, used_bytes, is_by_mps)
     use = MemoryUse()
     for process in members:
         figure = figures[process.pid]
@@ -218,11 +223,16 @@ def _display_name(process: ProcessReading) -> str:
 
 
 def _without_mps_duplicates(
-    processes: Sequence[ProcessReading], figures: dict[int, int | None], used_bytes: int | None
+    processes: Sequence[ProcessReading],
+    figures: dict[int, int | None],
+    used_bytes: int | None,
+    is_by_mps: bool,
 ) -> dict[int, int | None]:
     """Return pid -> bytes without memory that is listed for both the MPS server and a client.
 
-    The surplus is subtracted from the server. All figures are None if the clients list no memory.
+    The surplus is subtracted from the server. All figures are None if the clients list no memory,
+    but only on devices that the plugin shares by MPS: elsewhere any process can have the name of a
+    server, which would hide the use of all.
     """
     is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
     servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
@@ -231,7 +241,7 @@ def _without_mps_duplicates(
         return figures
     client_bytes = sum(b for b in clients if b is not None)
     if client_bytes == 0:
-        return dict.fromkeys(figures)
+        return dict.fromkeys(figures) if is_by_mps else figures
     if used_bytes is None or None in clients:
         return figures
     surplus_bytes = min(client_bytes, max(0, client_bytes + sum(servers.values()) - used_bytes))

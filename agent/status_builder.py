@@ -128,6 +128,7 @@ def summarise(
         sharing_readings.holdings,
         processes if processes or seen else None,
         _all(of, MirrorReading),
+        {uuid for uuid, share in shared.items() if share.sharing == "mps"},
     )
     unattributed = dict(attributed.unattributed)
     if of_pod_only:

@@ -46,9 +46,10 @@ def shown(
     holdings: tuple[HoldingReading, ...] = (),
     processes: tuple[ProcessReading, ...] | None = (),
     mirrors: tuple[MirrorReading, ...] = (),
+    by_mps: tuple[str, ...] = (),
 ) -> Attributed:
     checked = None if processes is None else {each.pid: each for each in processes}
-    return attribute(devices, used or {}, holdings, checked, mirrors)
+    return attribute(devices, used or {}, holdings, checked, mirrors, by_mps)
 
 
 def uses(found: Attributed) -> list[tuple[str, str, str, int | None]]:

@@ -163,15 +163,25 @@ def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
     assert found.complaints == []
 
 
-def test_if_all_memory_is_counted_to_the_mps_server_no_use_is_attributed() -> None:
+@pytest.mark.parametrize(
+    ("by_mps", "pods", "unattributed"),
+    [
+        pytest.param(("A",), {"u": None, "mps": None}, None, id="unknown parts of the server's"),
+        pytest.param((), {"u": 0, "mps": 100}, 0, id="no server, whatever its name"),
+    ],
+)
+def test_a_server_whose_clients_list_nothing_hides_use_only_where_the_plugin_shares_by_mps(
+    by_mps: tuple[str, ...], pods: dict[str, int | None], unattributed: int | None
+) -> None:
     found = shown(
         gpu(processes={1: 0, 2: 0, 3: 100}),
         used={"A": 100},
         holdings=(holding("u"),),
         processes=(process(1, "u"), process(2, "u"), process(3, "mps", command=MPS)),
+        by_mps=by_mps,
     )
-    assert {p.uid: p.used_bytes for p in found.pods} == {"u": None, "mps": None}
-    assert found.unattributed == {"A": None}
+    assert {p.uid: p.used_bytes for p in found.pods} == pods
+    assert found.unattributed == {"A": unattributed}
 
 
 def test_process_lists_far_above_the_use_are_taken_and_reported() -> None:
