@@ -9,7 +9,7 @@
 ARG PYTHON=python:3.12-slim
 ARG PYTHON_DIGEST
 
-# Headroom's wheel.
+# Headroom's wheels: each has the packages that one image runs (docs/design/adr/0112).
 FROM ${PYTHON}@${PYTHON_DIGEST} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -17,10 +17,18 @@ RUN python3 -m venv --without-pip /opt/build
 COPY requirements/build.txt requirements/build.txt
 RUN pip --python /opt/build/bin/python install --require-hashes -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY contract/ contract/
-COPY extender/ extender/
-COPY agent/ agent/
+
+FROM build AS extender-wheel
 COPY headroom/ headroom/
+COPY extender/ extender/
+RUN pip --python /opt/build/bin/python wheel --no-index --no-deps --no-build-isolation --wheel-dir /dist .
+
+FROM build AS agent-wheel
+COPY headroom/*.py headroom/
+COPY headroom/client/ headroom/client/
+COPY headroom/contract/ headroom/contract/
+COPY headroom/host/ headroom/host/
+COPY agent/ agent/
 RUN pip --python /opt/build/bin/python wheel --no-index --no-deps --no-build-isolation --wheel-dir /dist .
 
 # The packages of each image, with compiled bytecode: a read-only container could not save it.
@@ -30,7 +38,7 @@ WORKDIR /src
 RUN python3 -m venv --without-pip /opt/headroom
 COPY requirements/extender.txt requirements/extender.txt
 RUN pip --python /opt/headroom/bin/python install --require-hashes -r requirements/extender.txt
-COPY --from=build /dist/ /dist/
+COPY --from=extender-wheel /dist/ /dist/
 RUN pip --python /opt/headroom/bin/python install --no-index --no-deps /dist/*.whl
 
 FROM ${PYTHON}@${PYTHON_DIGEST} AS agent-packages
@@ -39,7 +47,7 @@ WORKDIR /src
 RUN python3 -m venv --without-pip /opt/headroom
 COPY requirements/agent.txt requirements/agent.txt
 RUN pip --python /opt/headroom/bin/python install --require-hashes -r requirements/agent.txt
-COPY --from=build /dist/ /dist/
+COPY --from=agent-wheel /dist/ /dist/
 RUN pip --python /opt/headroom/bin/python install --no-index --no-deps /dist/*.whl
 
 FROM extender-packages AS extender-root

@@ -34,9 +34,9 @@ from agent.probes.host_processes import is_new
 from agent.probes.readings import DriverReading, Reading
 from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, device_probe_of, next_due_s
 from agent.settings import Settings, read_settings
-from contract.annotations import DeviceChoice
-from contract.gpunode import GPUNodeStatus
-from contract.malloc import keep_small
+from headroom.contract.annotations import DeviceChoice
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.host.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService

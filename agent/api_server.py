@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import urllib3
 
-from contract import kubeconfig
-from contract.api_server import LineTooLong, authentication, status_message, whole_lines
-from contract.kubeconfig import ACCOUNT
+from headroom.client import kubeconfig
+from headroom.client.api_server import LineTooLong, authentication, status_message, whole_lines
+from headroom.client.kubeconfig import ACCOUNT
 
 #: Connections that are kept open. The watch occupies one; samples, gates and steering share the
 #: others.

@@ -38,8 +38,8 @@ from agent.probes.readings import (
 )
 from agent.probes.replica_ids import resolve
 from agent.report_rows import MemoryUse, Row, rows_of
-from contract.gpunode import ContainerLimit, Device, PodUse, UnattributedProcess
-from contract.quantity import MAX_DEVICE_BYTES
+from headroom.contract.gpunode import ContainerLimit, Device, PodUse, UnattributedProcess
+from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 

@@ -32,8 +32,8 @@ from typing import Literal
 
 from agent.attribution import memories
 from agent.probes.cgroup import is_static
-from contract.cordon import is_cordoned, may_start_on
-from contract.gpunode import (
+from headroom.contract.cordon import is_cordoned, may_start_on
+from headroom.contract.gpunode import (
     ADOPTED,
     EVICTED,
     HOLDINGS_SOURCES,

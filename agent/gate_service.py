@@ -13,8 +13,8 @@ import structlog
 from agent.gate_decision import LIMITS_UNKNOWN, Verdict, judge, limits
 from agent.gate_starts import GateStarts
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
-from contract.errors import BadReport
-from contract.gpunode import GPUNode, GPUNodeStatus
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode import GPUNode, GPUNodeStatus
 
 _log = structlog.get_logger()
 

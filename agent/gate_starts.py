@@ -27,7 +27,7 @@ import structlog
 
 from agent.gate_decision import Gates
 from agent.probes.state_file import StateFile
-from contract.gpunode import PodUse, Reservation
+from headroom.contract.gpunode import PodUse, Reservation
 
 _log = structlog.get_logger()
 

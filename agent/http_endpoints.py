@@ -26,7 +26,7 @@ from agent.gate_decision import Verdict
 from agent.http_connection import Answer, Request
 from agent.http_port import HttpPort, Route
 from agent.metrics import AgentCollector, Sample, SampleCollector
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 
 if TYPE_CHECKING:
     from agent.metrics_access import MetricsAccess

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from agent.probes.readings import ActivityReading
-from contract.gpunode import PodUse
+from headroom.contract.gpunode import PodUse
 
 #: Shown as 0 % everywhere.
 IDLE_BELOW_RATIO = 0.005

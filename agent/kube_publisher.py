@@ -10,12 +10,20 @@ import urllib3
 
 from agent.api_server import ApiServer, NotReached, request
 from agent.status_builder import rfc3339
-from contract.annotations import OBSERVED_AT
-from contract.api_server import retry_after_s, status_message
-from contract.gpunode import API_VERSION, GROUP, KIND, PLURAL, VERSION, GPUNode, GPUNodeStatus
-from contract.gpunode_json import decode_gpunode
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import KubeStruct, ObjectMeta
+from headroom.client.api_server import retry_after_s, status_message
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.gpunode import (
+    API_VERSION,
+    GROUP,
+    KIND,
+    PLURAL,
+    VERSION,
+    GPUNode,
+    GPUNodeStatus,
+)
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import KubeStruct, ObjectMeta
 
 #: Maximum of seconds in a Retry-After header; a longer wait is cut to this.
 _LONGEST_RETRY_AFTER_S = 300.0

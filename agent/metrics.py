@@ -19,7 +19,14 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, HealthCode, PodUse, SmActivity
+from headroom.contract.gpunode import (
+    ContainerLimit,
+    Device,
+    GPUNodeStatus,
+    HealthCode,
+    PodUse,
+    SmActivity,
+)
 
 DEVICE_LABELS = ("gpu", "UUID", "Hostname", "model_name", "GPU_I_ID", "GPU_I_PROFILE")
 POD_LABELS = ("namespace", "pod", "container", "pod_uid")

@@ -20,7 +20,7 @@ import msgspec
 from agent.api_server import ApiServer, NotReached, request
 from agent.http_connection import Answer
 from agent.rate_limit import RateLimit
-from contract.api_server import status_message
+from headroom.client.api_server import status_message
 
 #: Seconds for which an answer of the API server is used.
 ALLOWED_S = 120.0

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
-from contract.printable import printable
-from contract.quantity import gib
+from headroom.contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
+from headroom.contract.printable import printable
+from headroom.contract.quantity import gib
 
 _HEAD = ("", "device", "memory", "used", "unattributed", "free", "SM", "health")
 #: Columns that are left-aligned; figures are right-aligned.

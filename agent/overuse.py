@@ -1,6 +1,6 @@
 """Finds the pods that use more memory than the ledger of the node has reserved for them. Pure.
 
-Extenders decide about them (``extender.placement.overuse_eviction``). The agent only reports their
+Extenders decide about them (``core.placement.overuse_eviction``). The agent only reports their
 devices sooner, see ``agent.status_writer``.
 """
 
@@ -9,7 +9,7 @@ from collections import defaultdict
 from agent.attribution import memories
 from agent.gate_decision import asked, reserved_for, rows_in
 from agent.status_writer import NO_OVERUSE, Overuse
-from contract.gpunode import GPUNodeSpec, GPUNodeStatus, PodUse
+from headroom.contract.gpunode import GPUNodeSpec, GPUNodeStatus, PodUse
 
 
 def overuse(status: GPUNodeStatus, ledger: GPUNodeSpec) -> Overuse:

@@ -11,7 +11,7 @@ from agent.attribution import Attributed
 from agent.idle import IdleTimes, OfPods
 from agent.peaks import Lives, Peaks
 from agent.probes.state_file import StateFile
-from contract.gpunode import PodUse
+from headroom.contract.gpunode import PodUse
 
 _log = structlog.get_logger()
 

@@ -22,7 +22,7 @@ from agent.attribution import TOLERANCE_BYTES
 from agent.idle import Idle
 from agent.probes.readings import Container
 from agent.report_rows import Row
-from contract.gpunode import PodUse
+from headroom.contract.gpunode import PodUse
 
 #: Maximum number of lives; those that have been out of the report for longest are forgotten first.
 MAX_LIVES = 4096

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.probes.readings import Container, DeviceReading, HoldingReading, ProcessReading
-from contract.gpunode import PodUse
+from headroom.contract.gpunode import PodUse
 
 #: A run of a container, and the bytes of its processes; None if they are not known.
 Run = tuple[Container, int | None]

@@ -23,7 +23,7 @@ from agent.probes.state_file import StateFile
 from agent.probes.xids import XidWatch
 from agent.settings import Settings
 from agent.status_builder import rfc3339, summarise
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 
 if TYPE_CHECKING:
     from agent.probes.node_probe import NodeApi

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 from agent.settings_errors import errors, pool_bytes
-from contract.annotations import DEVICE_CHOICE, UNIFIED_MEMORY, DeviceChoice
-from contract.gpunode import Sharing
-from contract.listening import without_brackets
-from contract.service_links import service_links
+from headroom.contract.annotations import DEVICE_CHOICE, UNIFIED_MEMORY, DeviceChoice
+from headroom.contract.gpunode import Sharing
+from headroom.contract.service_links import service_links
+from headroom.host.listening import without_brackets
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -240,7 +240,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     Exits with a message and status 2 if a setting is invalid.
     """
     parser = argparse.ArgumentParser(
-        prog="headroom-agent", description="Reports memory and SM activity of this node's GPUs."
+        prog="headroom agent", description="Reports memory and SM activity of this node's GPUs."
     )
     for flag in FLAGS:
         help_text = flag.consequence + (f" (${flag.env})" if flag.env else "")

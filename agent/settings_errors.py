@@ -6,9 +6,9 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import get_args
 
-from contract.annotations import DeviceChoice, parse_unified_memory
-from contract.errors import BadAnnotation
-from contract.gpunode import MAX_REPLICAS, Sharing
+from headroom.contract.annotations import DeviceChoice, parse_unified_memory
+from headroom.contract.errors import BadAnnotation
+from headroom.contract.gpunode import MAX_REPLICAS, Sharing
 
 
 def errors(args: argparse.Namespace) -> Iterator[str]:

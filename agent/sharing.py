@@ -25,7 +25,7 @@ from agent.probes.readings import (
     TopologyReading,
 )
 from agent.probes.replica_ids import parse, resolve
-from contract.gpunode import MAX_REPLICAS, MAX_WORD, Device, Plugin, Replicas, Sharing
+from headroom.contract.gpunode import MAX_REPLICAS, MAX_WORD, Device, Plugin, Replicas, Sharing
 
 _T = TypeVar("_T")
 Policy = Literal["distributed", "packed"]

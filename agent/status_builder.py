@@ -46,7 +46,7 @@ from agent.probes.readings import (
 )
 from agent.probes.unified_memory import with_host_memory
 from agent.sharing import Share, SharingReadings, plugin, shares
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     MAX_UNATTRIBUTED_PROCESSES,
     MAX_WORD,
     Condition,
@@ -56,9 +56,9 @@ from contract.gpunode import (
     SmActivity,
     Source,
 )
-from contract.gpunode_json import plain_object
-from contract.gpunode_summary import summary_of
-from contract.quantity import MAX_DEVICE_BYTES
+from headroom.contract.gpunode_json import plain_object
+from headroom.contract.gpunode_summary import summary_of
+from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _R = TypeVar("_R")
 #: Type of reading -> readings of that type.

@@ -28,8 +28,8 @@ import msgspec
 import structlog
 
 from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered, NotThereYet
-from contract.gpunode import GPUNodeStatus, PodUse, SmActivity
-from contract.heartbeat import Confirmation
+from headroom.contract.gpunode import GPUNodeStatus, PodUse, SmActivity
+from headroom.contract.heartbeat import Confirmation
 
 _log = structlog.get_logger()
 

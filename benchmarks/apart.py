@@ -65,7 +65,7 @@ from benchmarks.hotpath.calling import Caller
 from benchmarks.hotpath.feeder import GPUNODES, Order, feed
 from benchmarks.hotpath.machine import cores, processor, versions
 from benchmarks.vitals import vitals
-from extender.observability.metrics import sample_lag
+from headroom.runtime.telemetry import sample_lag
 from tests.admission.server import start_webhook
 from tests.certificates import Authority
 from tests.processes import Processes, free_ports
@@ -196,12 +196,12 @@ class _Site:
         processes, env = self.processes, {"KUBECONFIG": str(self._kubeconfig)}
         ports = "--verbs-port", str(self.verbs), "--debug-port", str(self.journal)
         processes.fork(
-            "extender", "extender", "extender", *ports, "--insecure-verbs", "--debug-open", env=env
+            "extender", "headroom", "extender", *ports, "--insecure-verbs", "--debug-open", env=env
         )
         config = processes.folder / "console.yaml"
         config.write_text(f"extenders: [127.0.0.1:{self.journal}]\n")
         port = "--debug-port", str(self.console), "--debug-open", "--config", str(config)
-        processes.fork("console", "extender", "console", *port, env=env)
+        processes.fork("console", "headroom", "console", *port, env=env)
         authority = Authority(processes.folder, "webhook-ca")
         self.webhook = start_webhook(processes, "webhook", authority, self._kubeconfig)
         for at in (self.journal, self.console):

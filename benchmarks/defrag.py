@@ -9,7 +9,7 @@ GPU models: pods may use any. Pods are really moved: they are evicted from the s
 placed again with Headroom's own code, on any node but the one that they leave. Three ways, each
 with a run of its own:
 
-* advice: the moves of ``extender.state.defrag``, and nothing if there are none.
+* advice: the moves of ``console.facts.defrag``, and nothing if there are none.
 * node: random pods of one random node that is large enough, until the waiting pod fits there.
 * any: random pods of all nodes, until the waiting pod fits on some node.
 
@@ -35,8 +35,8 @@ from benchmarks.packing.play import Filters, Placed, Play
 from benchmarks.packing.product import Headroom
 from benchmarks.packing.runs import places
 from benchmarks.packing.workload import Ask, Demand, Node, ask, replicas
-from extender.state.defrag import MOST_FOR_A_POD, Advice, Effort, for_pod
-from extender.state.movable_pods import Movers
+from headroom.console.facts.defrag import MOST_FOR_A_POD, Advice, Effort, for_pod
+from headroom.console.facts.movable_pods import Movers
 
 WAYS = ("advice", "node", "any")
 SCHEDULER = "default-scheduler"

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
-from contract.kube import Pod, SchedulingGroup
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.placement.policy import Rules
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.kube import Pod, SchedulingGroup
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, gpunode, kube_node, pod, shared
 from tests.scheduler.verbs_on import verbs_on
 

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from extender.state.history import KEPT_S, RESOLUTION_S, History, Layout, PodOn
+from headroom.console.history.history import KEPT_S, RESOLUTION_S, History, Layout, PodOn
 
 NODES, GPUS, PODS = 5_000, 8, 20
 #: Share of nodes that report at a step; share of their values that change; largest change.

@@ -30,10 +30,10 @@ import typer
 from benchmarks.device_truth.agents import Agent
 from benchmarks.device_truth.world import Shape as WorldShape
 from benchmarks.hotpath.machine import machine
-from contract.annotations import DEVICE_CHOICE
-from contract.gate import GATE, gate_container
-from contract.gpunode import GPUNodeStatus, Plugin, PodUse
-from contract.quantity import gib, parse_bytes
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.gate import GATE, gate_container
+from headroom.contract.gpunode import GPUNodeStatus, Plugin, PodUse
+from headroom.contract.quantity import gib, parse_bytes
 from headroom.kubectl.tables import reason_lines
 from headroom.kubectl.why import why
 from tests.controlplane import built, control_plane

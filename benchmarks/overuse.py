@@ -30,7 +30,7 @@ import typer
 from agent.overuse import overuse
 from agent.status_writer import StatusWriter
 from benchmarks.hotpath.machine import machine
-from contract.gpunode import GPUNodeSpec
+from headroom.contract.gpunode import GPUNodeSpec
 from tests.controlplane import built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import GIB, Shape

@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, CDPSession, Page, expect, sync_playwrig
 
 from benchmarks.hotpath.machine import machine
 from benchmarks.paced import PacedReporter
-from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
 from tests.debian import chromium
 from tests.serving import Server, serving
 

@@ -29,8 +29,8 @@ import structlog
 
 from agent.kube_publisher import Held
 from agent.status_writer import NO_OVERUSE, Overuse, StatusWriter
-from contract.gpunode import GPUNodeStatus, PodUse
-from contract.heartbeat import Confirmation
+from headroom.contract.gpunode import GPUNodeStatus, PodUse
+from headroom.contract.heartbeat import Confirmation
 from tests.agent.lives import GIB, MIB, Node
 
 GPUS, PODS_OF_A_GPU = 8, 4

@@ -21,17 +21,17 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from benchmarks.hotpath.machine import machine
-from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse
-from contract.kube import ObjectMeta, OwnerReference
-from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
-from contract.watched import GPUNodeSeen, PodGone, PodSeen
-from extender.placement.policy import Rules
-from extender.recommend.lives import DAY_S, Ending, Life
-from extender.recommend.profile import Profile
-from extender.recommend.profile_status import status_of
-from extender.recorder.metrics import RecorderTelemetry
-from extender.recorder.pod_facts import PodFacts, read_pod
-from extender.recorder.rounds import Observed, Recorder
+from headroom.contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse
+from headroom.contract.kube import ObjectMeta, OwnerReference
+from headroom.contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
+from headroom.contract.watched import GPUNodeSeen, PodGone, PodSeen
+from headroom.core.placement.policy import Rules
+from headroom.core.recommend.lives import DAY_S, Ending, Life
+from headroom.core.recommend.profile import Profile
+from headroom.core.recommend.profile_status import status_of
+from headroom.recorder.metrics import RecorderTelemetry
+from headroom.recorder.pod_facts import PodFacts, read_pod
+from headroom.recorder.rounds import Observed, Recorder
 
 MIB, GIB = 1 << 20, 1 << 30
 GPUS = 8

@@ -27,7 +27,7 @@ import yaml
 
 from agent.kube_publisher import NotDelivered
 from benchmarks.hotpath.machine import machine
-from contract.quantity import gib, parse_bytes
+from headroom.contract.quantity import gib, parse_bytes
 from tests.controlplane import ROOT, ApiRefused, built, control_plane
 from tests.e2e.__main__ import act_as_kubelet, install_webhook, with_bytes
 from tests.e2e.cluster import DEPLOYMENTS, NAMESPACE, PlayedCluster, pod_manifest

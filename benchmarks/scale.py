@@ -79,7 +79,7 @@ class Part:
         began_s = time.monotonic()
         self.plane.spawn(
             self.name,
-            *(sys.executable, "-m", "extender", self.name, "--config", str(config)),
+            *(sys.executable, "-m", "headroom", self.name, "--config", str(config)),
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )
         until(self._is_ready, f"{self.name} is ready", _PATIENCE_S)

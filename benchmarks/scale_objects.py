@@ -9,8 +9,8 @@ import msgspec
 import urllib3
 
 from benchmarks.hotpath.bodies import pod_as_sent
-from contract import annotations
-from contract.gpunode import (
+from headroom.contract import annotations
+from headroom.contract.gpunode import (
     GROUP,
     VERSION,
     Charge,
@@ -23,7 +23,7 @@ from contract.gpunode import (
     Reservation,
     Source,
 )
-from contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import NAMESPACE
 from tests.e2e.nodes import GIB, RESOURCE, SYSTEM_NAMESPACE

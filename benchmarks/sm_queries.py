@@ -19,9 +19,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.hotpath.machine import machine
-from extender.controllers.sm_history import QuerySource, Span
-from extender.controllers.sm_queries import query
-from extender.prometheus import connected
+from headroom.runtime.follow.sm_history import QuerySource, Span
+from headroom.runtime.follow.sm_queries import query
+from headroom.runtime.prometheus import connected
 from tests.history.server import Prometheus, prometheus
 
 SPAN = Span(0.95, 900.0)

@@ -25,8 +25,8 @@ from agent.logs import log_to_stderr
 from agent.probes.protobuf import field
 from agent.steering.messages import ContainerRequest
 from agent.steering.preferred_allocation import PreferredAllocation
-from contract.annotations import DeviceChoice
-from contract.gpunode import (
+from headroom.contract.annotations import DeviceChoice
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -37,7 +37,7 @@ from contract.gpunode import (
     Replicas,
     Reservation,
 )
-from contract.gpunode_json import decode_gpunode
+from headroom.contract.gpunode_json import decode_gpunode
 
 RESOURCE = "nvidia.com/gpu"
 GIB = 1 << 30

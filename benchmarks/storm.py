@@ -37,7 +37,7 @@ from benchmarks.hotpath.machine import machine
 from benchmarks.real.stage import Bound, Stage, latencies, pending, quantile, stage
 from benchmarks.real.start import start_nothing, start_scheduler
 from benchmarks.scale_objects import gpunode, node_name, pod
-from contract.annotations import RETRY
+from headroom.contract.annotations import RETRY
 from tests.e2e.cluster import GPUNODES, PODS, scheduling_message
 from tests.kubernetes_version import scheduler_flags
 from tests.processes import free_ports

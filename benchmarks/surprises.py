@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 
 import typer
 
-from extender.placement.prediction_outcome import Result, Surprise
-from extender.state.prediction_tracker import Outcome
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
+from headroom.core.placement.prediction_outcome import Result, Surprise
 from tests.driver import GIB
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings

@@ -90,8 +90,10 @@ def main() -> int:
         if len(given) > 1:
             sys.stderr.write("headroom: gate takes no arguments. Example: headroom gate\n")
             return 2
-        from agent.gate_client import main as gate
-
+        try:
+            from agent.gate_client import main as gate
+        except ImportError as err:
+            return _not_installed(err, "agent")
         return gate()
     if given[0] == "agent":
         return _agent(given[1:])
@@ -102,9 +104,9 @@ def main() -> int:
         sys.stderr.write(f"headroom: {unknown(given[0])}\n")
         return 2
     try:
-        from extender.app.cli import app as extender
+        from headroom.commands import app as extender
     except ImportError as err:
-        return _not_installed(err, "extender", "on a GPU node, run: headroom agent --once")
+        return _not_installed(err, "extender")
     extender()
     return 0
 
@@ -126,11 +128,11 @@ def _client() -> int:
     return 0
 
 
-def _not_installed(err: ImportError, extra: str, otherwise: str = "") -> int:
-    """Report a missing package, and the extra that contains it; "" is the client."""
-    package = f"'headroom-gpu[{extra}]'" if extra else "headroom-gpu"
-    also = f", or, {otherwise}" if otherwise else ""
-    sys.stderr.write(f"headroom: {err}; install it: pip install {package}{also}\n")
+def _not_installed(err: ImportError, extra: str) -> int:
+    """Report a missing package; ``extra`` has it, "" is the client."""
+    from headroom.not_installed import missing
+
+    sys.stderr.write(f"headroom: {missing(err, extra)}\n")
     return 2
 
 
@@ -149,8 +151,8 @@ def usage() -> str:
         "For the options of a command: headroom COMMAND --help",
         "The first five groups, except replay, are in kubectl headroom too.",
         "For their common options, such as --context: kubectl headroom --help",
-        "The others, doctor and plan need more packages:",
-        "pip install 'headroom-gpu[extender]'; agent and gate: 'headroom-gpu[agent]'",
+        "The others, doctor and plan: pip install 'headroom-gpu[extender]'",
+        "extender, serve, agent and gate run from their images, or from a clone.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from extender.doctor.command import doctor
+from headroom.doctor.command import doctor
 from headroom.kubectl.commands import app, main
 from headroom.kubectl.help import PLAN
 
@@ -30,7 +30,7 @@ _OWN_OPTIONS = {
 def plan(context: typer.Context) -> None:
     """Answer from a cluster's history whether sharing would save GPUs."""
     try:
-        from extender.plan.command import app as planning
+        from headroom.planner.command import app as planning
     except ImportError as err:
         typer.echo(
             f"kubectl headroom: {err}; plan runs Headroom's placement on this machine. Install "

@@ -1,6 +1,9 @@
 """The version of the installed package."""
 
+import functools
 
+
+@functools.cache
 def own_version() -> str:
     """Return the package's version; "unknown" if it runs from its sources."""
     # Slow to import, and most commands do not need it.

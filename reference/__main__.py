@@ -11,6 +11,7 @@ from reference import (
     kubernetes_versions,
     metrics,
     policies,
+    processes,
     reasons,
     settings,
 )
@@ -27,6 +28,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "helm-values.md": helm_values.page,
     "kubernetes-versions.md": kubernetes_versions.page,
     "metrics.md": metrics.page,
+    "programs.md": processes.page,
     "reasons.md": reasons.page,
     "settings.md": settings.page,
 }

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from contract.annotations import EXTENDER_ANNOTATION_PREFIXES
-from contract.keys import KEYS, YOU, Key
+from headroom.contract.annotations import EXTENDER_ANNOTATION_PREFIXES
+from headroom.contract.keys import KEYS, YOU, Key
 from reference.markdown import code, head, table
 
 _INTRO = """\
@@ -34,7 +34,7 @@ def page() -> str:
     )
     written = [key for key in KEYS if key not in yours]
     return (
-        head("Annotations and labels", "contract/keys.py")
+        head("Annotations and labels", "headroom/contract/keys.py")
         + _INTRO
         + shown
         + "## Written by Headroom\n\n"

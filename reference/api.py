@@ -6,16 +6,16 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from extender.console.app import console_app
-from extender.console.view_context import Context
-from extender.observability.extender_metrics import Telemetry
-from extender.observability.feed import KINDS, Feed
-from extender.observability.journal_stream import StateLine
-from extender.observability.journals import Journals
-from extender.placement.policy import Rules
+from extender.metrics import Telemetry
 from extender.scheduler.journal_endpoint import JournalSource, journal_routes
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from headroom.console.app import console_app
+from headroom.console.feed.feed import KINDS, Feed
+from headroom.console.feed.journals import Journals
+from headroom.console.view_context import Context
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
+from headroom.runtime.follow.journal_stream import StateLine
 from reference.markdown import as_code, code, head, sentence, table
 
 _INTRO = """\
@@ -88,7 +88,7 @@ def page() -> str:
     found = document()
     schemas = {name: each for name, each in found["components"]["schemas"].items()}
     objects = sorted((_title(name), name) for name in _objects(found))
-    text = head("Endpoints of the debug API", "the routes and models in extender/console") + _INTRO
+    text = head("Endpoints of the debug API", "the routes and models in headroom/console") + _INTRO
     text += _ERRORS + table("status | meaning", _USUAL.items()) + "## Endpoints\n\n"
     for path, operations in found["paths"].items():
         for method, operation in operations.items():

@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from agent.settings import FLAGS
-from extender.app.cli import app as headroom
 from headroom.__main__ import COMMANDS, DEBUG_API_COMMANDS
+from headroom.commands import app as headroom
 from headroom.plugin import app as plugin
 from reference.markdown import as_code, code, head, sentence, table
 
@@ -30,10 +30,9 @@ _EXIT = """\
 
 """  # noqa: E501
 _AGENT = """\
-## `headroom-agent`
+## `headroom agent`
 
-`headroom-agent` and `headroom agent` are the same. [settings.md](settings.md#the-agent) has all
-flags. These are for use by hand:
+[settings.md](settings.md#the-agent) has all flags. These are for use by hand:
 
 """
 #: Type of an option's value, as Typer prints it -> the word on the page.

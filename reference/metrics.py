@@ -10,16 +10,16 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
 from agent.metrics import DEVICE_LABELS, POD_LABELS, AgentCollector, Sample, SampleCollector
-from contract.gpunode import GPUNodeStatus
-from extender.admission.metrics import WebhookTelemetry
-from extender.observability.extender_metrics import Telemetry
-from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.metrics import CertificateCollector, ProcessTelemetry, ViewTelemetry
-from extender.observability.taint_metrics import TaintTelemetry
-from extender.placement.policy import Rules
-from extender.recorder.metrics import RecorderTelemetry
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.pending_pods import Pending
+from extender.metrics import Telemetry
+from headroom.console.metrics import FleetCollector
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
+from headroom.core.whatif.pending_pods import Pending
+from headroom.dra_taints.metrics import TaintTelemetry
+from headroom.recorder.metrics import RecorderTelemetry
+from headroom.runtime.telemetry import CertificateCollector, ProcessTelemetry, ViewTelemetry
+from headroom.webhook.metrics import WebhookTelemetry
 from reference.markdown import ROOT, code, head, sentence, table
 
 _INTRO = """\
@@ -106,7 +106,7 @@ def described() -> dict[str, list[Described]]:
 def page() -> str:
     """Return docs/reference/metrics.md."""
     alerts = _alerts()
-    text = head("Metrics", "the help texts in extender/observability and agent/metrics.py") + _INTRO
+    text = head("Metrics", "the help texts of the processes' metrics") + _INTRO
     for name, metrics in described().items():
         start = f"## {name}\n\n{_SECTIONS[name]}\n\n" if _SECTIONS[name] else f"## {name}\n\n"
         rows = (

@@ -5,10 +5,10 @@ from typing import Any
 
 import yaml
 
-from extender.doctor.shipped_policies import FILE, decisive, decisive_webhook
+from headroom.doctor.shipped_policies import FILE, decisive, decisive_webhook
 from reference.markdown import ROOT
 
-PATH = ROOT / "extender/doctor" / FILE
+PATH = ROOT / "headroom/doctor" / FILE
 _FOLDERS = ("deploy/base", "deploy/components/device-taints")
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from contract.event_reasons import EventReason
-from contract.reasons import Reason
+from headroom.contract.event_reasons import EventReason
+from headroom.contract.reasons import Reason
 from reference.markdown import code, head, sentence, table
 
 _INTRO = """\
@@ -46,7 +46,7 @@ def page() -> str:
     }
     columns = "code | message | meaning | what to do"
     return (
-        head("Reasons of rejections", "contract/reasons.py")
+        head("Reasons of rejections", "headroom/contract/reasons.py")
         + _INTRO
         + "".join(f"## {name}\n\n{table(columns, _rows(part))}" for name, part in sections.items())
         + _NOT_OFFERED
@@ -63,7 +63,7 @@ def events_page() -> str:
     """Return docs/reference/events.md."""
     rows = [(code(each.value), each.on, each.when, each.repeated) for each in EventReason]
     return (
-        head("Events", "contract/event_reasons.py")
+        head("Events", "headroom/contract/event_reasons.py")
         + _EVENTS
         + table("reason | on | when | repeated", rows)
     ).rstrip("\n") + "\n"

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from agent.settings import FLAGS, Flag
-from extender.config.loading import EXAMPLES, as_yaml, example_of
-from extender.config.score_weights import ScoreWeights
-from extender.config.settings import RELOADED, Settings
+from headroom.runtime.settings.loading import EXAMPLES, as_yaml, example_of
+from headroom.runtime.settings.score_weights import ScoreWeights
+from headroom.runtime.settings.settings import RELOADED, Settings
 from reference.markdown import head
 
 _INTRO = """\
@@ -58,7 +58,7 @@ restart.
 _AGENT = """\
 ## The agent
 
-    headroom-agent --interval 5    # or, in a manifest: {name: HEADROOM_INTERVAL, value: "5"}
+    headroom agent --interval 5    # or, in a manifest: {name: HEADROOM_INTERVAL, value: "5"}
 
 The agent reads flags and environment variables at the start, and a flag overrides its variable.
 It does not start with other variables whose names begin with `HEADROOM_`, or with contradictory
@@ -158,7 +158,7 @@ GROUPS = {
 
 def page() -> str:
     """Return docs/reference/settings.md."""
-    start = head("Settings", "extender/config and agent/settings.py")
+    start = head("Settings", "headroom/runtime/settings and agent/settings.py")
     return "".join((start, _INTRO, *_extender(), _AGENT, *map(_flag_row, FLAGS)))
 
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from kubernetes.client import Configuration
 
-from contract.gpunode import GPUNode
-from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import KubeApi
 from extender.ledger import ledger
 from extender.ledger.kube_store import KubernetesStore
 from extender.ledger.memory_store import AsyncStore, SyncStore
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.gpunode import GPUNode
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.runtime.kube.async_client import AsyncKubeApi
+from headroom.runtime.kube.client import KubeApi
 
 T = TypeVar("T")
 PATIENCE_S = 120.0

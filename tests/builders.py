@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import VRAM
-from contract.gate import gate_container
-from contract.gpunode import (
+from headroom.contract.annotations import VRAM
+from headroom.contract.gate import gate_container
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -18,7 +18,7 @@ from contract.gpunode import (
     Replicas,
     Reservation,
 )
-from contract.kube import (
+from headroom.contract.kube import (
     Container,
     EnvVar,
     EnvVarSource,
@@ -33,14 +33,14 @@ from contract.kube import (
     PodStatus,
     ResourceRequirements,
 )
-from contract.reasons import Reason
-from extender.placement.device_accounting import DeviceTerms, weigh
-from extender.placement.fit import Verdicts, fit
-from extender.placement.occupancy import occupy
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest, understand
-from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.snapshot_builder import build
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_accounting import DeviceTerms, weigh
+from headroom.core.placement.fit import Verdicts, fit
+from headroom.core.placement.occupancy import occupy
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest, understand
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
+from headroom.core.placement.snapshot_builder import build
 
 MIB = 1 << 20
 

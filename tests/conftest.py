@@ -14,6 +14,7 @@ from tests.examples import examples
 from tests.forks import Forked
 from tests.kubernetes_version import is_at_least
 from tests.processes import Processes, starts_processes
+from tests.state.validation import violations, watch_states
 
 pytest_plugins = ["tests.budgets"]
 
@@ -35,6 +36,7 @@ structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.p
 # No deadline per example: it depends on the machine. Benchmarks measure time.
 hypothesis.settings.register_profile("headroom", deadline=None, max_examples=examples(250))
 hypothesis.settings.load_profile("headroom")
+watch_states()
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +60,13 @@ def logs_as_they_were() -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def valid_states() -> Iterator[None]:
+    """Check the invariants of each state that a test of this process still holds."""
+    yield
+    assert violations() == []
 
 
 #: Tests that may be skipped even if CI is true: test id -> reason.

@@ -115,7 +115,7 @@ class ControlPlane(Processes):
         return Certificate(self.folder / "certs/apiserver.crt", self.folder / "certs/apiserver.key")
 
     def configuration(self, token: str = ADMIN_TOKEN) -> Configuration:
-        """Return a configuration for the ``kubernetes`` package and for ``extender.kube``."""
+        """Return a configuration for the ``kubernetes`` package and for ``runtime.kube``."""
         configuration = Configuration()
         configuration.host = self.url
         configuration.ssl_ca_cert = str(self.ca_file)

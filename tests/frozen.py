@@ -12,8 +12,8 @@ from typer.main import get_command
 
 gc.disable()
 for name in (
-    *("extender.app.cli", "extender.app.embedded", "extender.app.serve"),
-    *("extender.app.webhook", "agent.sampler", "agent.once_report", "agent.http_endpoints"),
+    *("headroom.commands", "headroom.serve.embedded", "headroom.serve.extender_and_console"),
+    *("headroom.webhook.process", "agent.sampler", "agent.once_report", "agent.http_endpoints"),
     *("agent.gate_service", "agent.status_writer", "agent.kube_publisher", "pynvml"),
     *("agent.steering.preferred_allocation", "anyio._backends._asyncio"),
     "kubernetes.client.api.core_v1_api",
@@ -21,8 +21,8 @@ for name in (
 ):
     import_module(name)
 
-cli = import_module("extender.app.cli")
+cli = import_module("headroom.commands")
 vars(cli)["app"] = get_command(cli.app)
-import_module("extender.config.loading").check_settings(None, {}, {})
+import_module("headroom.runtime.settings.loading").check_settings(None, {}, {})
 gc.freeze()
 gc.enable()

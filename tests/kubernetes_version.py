@@ -9,7 +9,7 @@ minor, and serves the APIs of that stage: docs/design/kube-scheduler.md has what
 
 import os
 
-from extender.doctor.scheduler_flags import BACKOFF_GATE, accepts_gate
+from headroom.doctor.scheduler_flags import BACKOFF_GATE, accepts_gate
 from tests.gobin.build import targets, version_tuple
 from tests.gobin.kubernetes import COMPONENTS, VERSIONS, minor_of
 

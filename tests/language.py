@@ -24,7 +24,7 @@ import yaml
 from tests.gobin.build import default_cache
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ("agent", "benchmarks", "contract", "extender", "headroom", "reference", "tests")
+PYTHON = ("agent", "benchmarks", "extender", "headroom", "reference", "tests")
 #: Files that contain unwanted words on purpose.
 EXCEPT = (":!tests/language.py", ":!tests/test_language.py")
 OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from fastapi import FastAPI
 
-from extender.server.http_limits import LimitedProtocol
-from extender.server.ports import Port, PortServer
-from extender.server.tls import ServerTls
+from headroom.runtime.server.http_limits import LimitedProtocol
+from headroom.runtime.server.ports import Port, PortServer
+from headroom.runtime.server.tls import ServerTls
 from tests.waiting import PATIENCE_S
 
 

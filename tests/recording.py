@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from extender.state.changes import Effects
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.prediction_tracker import Outcome
+from headroom.core.cluster.changes import Effects
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
 
 
 class RecordingState(ClusterWriter):

@@ -60,7 +60,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    fleet_yaml: str, *options: str, program: Sequence[str] = ("extender",)
+    fleet_yaml: str, *options: str, program: Sequence[str] = ("headroom",)
 ) -> Iterator[Server]:
     """Serve the fleet on free loopback ports; the process ends with the context.
 

@@ -3,7 +3,7 @@
 Whether the processes themselves are limited is measured in tests/soak.
 """
 
-from extender.bounded import Bounded
+from headroom.bounded import Bounded
 
 
 def test_the_oldest_entries_are_evicted() -> None:

@@ -16,7 +16,7 @@ FLEET = "nodes: [{name: a, gpus: 1, memory: 1Gi}]"
 
 
 def headroom(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return run("extender", *arguments, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **env})
+    return run("headroom", *arguments, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **env})
 
 
 def test_no_command_shows_the_commands() -> None:
@@ -103,7 +103,7 @@ def test_an_unknown_log_level_is_rejected_with_the_valid_ones() -> None:
 def test_the_demo_does_not_import_the_kubernetes_client() -> None:
     """The demo's environment has none."""
     hidden = (
-        "import sys; sys.modules['kubernetes'] = None; import extender.app.cli, benchmarks.demo"
+        "import sys; sys.modules['kubernetes'] = None; import headroom.commands, benchmarks.demo"
     )
     done = subprocess.run(
         [sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, check=False

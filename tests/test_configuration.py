@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.app.cli import config_commands
-from extender.config.loading import check_settings, example_of, load_settings
-from extender.config.settings import Settings
-from extender.errors import BadSettings
+from headroom.commands import config_commands
+from headroom.errors import BadSettings
+from headroom.runtime.settings.loading import check_settings, example_of, load_settings
+from headroom.runtime.settings.settings import Settings
 
 FILE = """\
 # Ours.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.config.fleet_file import load_fleet
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
+from headroom.runtime.settings.fleet_file import load_fleet
 
 
 def load(folder: Path, text: str) -> object:

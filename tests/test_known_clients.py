@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from extender.errors import BadSettings
-from extender.server.client_certificates import Peer, peer_of
-from extender.server.tls import ServerTls, TlsFiles
+from headroom.errors import BadSettings
+from headroom.runtime.server.client_certificates import Peer, peer_of
+from headroom.runtime.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from contract.annotations import (
+from headroom.contract.annotations import (
     parse_auto,
     parse_cordon,
     parse_device_choice,
@@ -26,8 +26,8 @@ from contract.annotations import (
     parse_unified_memory,
     parse_vram,
 )
-from contract.keys import KEYS, YOU
-from extender.config.settings import Settings
+from headroom.contract.keys import KEYS, YOU
+from headroom.runtime.settings.settings import Settings
 from reference import api, cli, metrics, policies
 from reference.__main__ import FOLDER, PAGES
 from reference.settings import GROUPS, unit
@@ -77,7 +77,7 @@ _NAME = re.compile(r"\bheadroom\.gpu/([a-z0-9]+(?:[/-][a-z0-9]+)*)")
 
 def test_every_name_in_code_and_manifests_is_described() -> None:
     listed = subprocess.run(
-        ["git", "ls-files", "contract", "agent", "extender", "headroom", "deploy"],
+        ["git", "ls-files", "agent", "extender", "headroom", "deploy"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from extender.config.constraints import check_scheduler_is_authenticated
-from extender.config.loading import load_settings
-from extender.config.settings import Settings
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
+from headroom.runtime.settings.constraints import check_scheduler_is_authenticated
+from headroom.runtime.settings.loading import load_settings
+from headroom.runtime.settings.settings import Settings
 
 
 def test_defaults() -> None:

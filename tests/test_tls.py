@@ -18,10 +18,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from extender.certs.pki import ends_at
-from extender.config.loading import load_settings
-from extender.errors import BadSettings
-from extender.server.tls import Rejections, ServerTls, TlsFiles
+from headroom.certs.pki import ends_at
+from headroom.errors import BadSettings
+from headroom.runtime.server.tls import Rejections, ServerTls, TlsFiles
+from headroom.runtime.settings.loading import load_settings
 from tests.certificates import Authority, Certificate
 from tests.processes import starts_processes
 from tests.serving import Server, serving

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from contract.gpunode import HealthCode, SourceCode
+from headroom.contract.gpunode import HealthCode, SourceCode
 
 
 class Cause(str):

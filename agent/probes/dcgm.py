@@ -20,7 +20,7 @@ from agent.deadline import Hanging, Worker
 from agent.probes.cause import joined
 from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, Exposition, Scraped
 from agent.probes.readings import DeviceReading, SourceReading
-from contract.dcgm import SM_ACTIVITY
+from headroom.contract.dcgm import SM_ACTIVITY
 
 _log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ from typing import Any
 from agent.probes.cause import Cause
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
-from contract.dcgm import (
+from headroom.contract.dcgm import (
     FREE_BYTES,
     FREE_MIB,
     SM_ACTIVITY,
@@ -29,7 +29,7 @@ from contract.dcgm import (
     key_of_series,
     label,
 )
-from contract.quantity import MAX_DEVICE_BYTES
+from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _MIB = 1 << 20
 #: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each

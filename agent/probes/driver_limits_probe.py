@@ -36,7 +36,7 @@ from agent.probes.readings import (
     SourceReading,
 )
 from agent.probes.replica_ids import resolve
-from contract.quantity import MAX_DEVICE_BYTES
+from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ import structlog
 
 from agent.api_server import ApiServer, NotReached, watch_lines
 from agent.probes.readings import ObstacleReading, Reading
-from contract.annotations import DEVICE_CHOICE, DeviceChoice
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeSpec, Reservation
-from contract.kube import KubeStruct
+from headroom.contract.annotations import DEVICE_CHOICE, DeviceChoice
+from headroom.contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeSpec, Reservation
+from headroom.contract.kube import KubeStruct
 
 _log = structlog.get_logger()
 

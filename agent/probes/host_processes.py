@@ -17,7 +17,7 @@ from typing import Any
 from agent.probes.cause import Cause
 from agent.probes.files_inside import read_inside
 from agent.probes.readings import SourceReading
-from contract.gpunode import SourceCode
+from headroom.contract.gpunode import SourceCode
 
 _CREDENTIALS = struct.Struct("3i")
 #: Seconds after its start in which a kubelet reports its version in the Node's status.

@@ -33,7 +33,7 @@ from agent.probes.readings import (
     SourceReading,
     TopologyReading,
 )
-from contract.annotations import (
+from headroom.contract.annotations import (
     DEVICE_CHOICE,
     MAINTENANCE,
     RESERVE,
@@ -43,9 +43,9 @@ from contract.annotations import (
     parse_reserve,
     parse_unified_memory,
 )
-from contract.errors import BadAnnotation
-from contract.gpunode import MAX_REPLICAS, Sharing
-from contract.kube import ObjectMeta
+from headroom.contract.errors import BadAnnotation
+from headroom.contract.gpunode import MAX_REPLICAS, Sharing
+from headroom.contract.kube import ObjectMeta
 
 _log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ the device lacks the call or the agent lacks the permission, or it raises one of
 from enum import Enum
 
 from agent.probes.cause import Cause
-from contract.gpunode import HealthCode
+from headroom.contract.gpunode import HealthCode
 
 
 class NvmlError(Exception):

@@ -32,7 +32,7 @@ from agent.probes.nvml_errors import (
 )
 from agent.probes.nvml_gpu import SOURCE, GpuReader, GpuReadings
 from agent.probes.readings import Degraded, DeviceReading, DriverReading
-from contract.gpunode import MAX_DEVICES
+from headroom.contract.gpunode import MAX_DEVICES
 
 _log = structlog.get_logger()
 

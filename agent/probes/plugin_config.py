@@ -35,7 +35,7 @@ from agent.probes.readings import (
     SourceReading,
     TopologyReading,
 )
-from contract.gpunode import MAX_REPLICAS, Sharing
+from headroom.contract.gpunode import MAX_REPLICAS, Sharing
 
 PLUGIN = "plugin"
 KUBELET = "kubelet"

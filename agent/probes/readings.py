@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from agent.probes.nvml import Memory
-from contract.gpunode import Sharing
+from headroom.contract.gpunode import Sharing
 
 
 class Reading(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from agent.probes.nvml import Gate
 from agent.probes.nvml_errors import DeviceFault, DeviceLost, NvmlError, StaleHandle
 from agent.probes.readings import ActivityReading, Degraded
-from contract.gpunode import SM_SOURCES
+from headroom.contract.gpunode import SM_SOURCES
 
 #: NVML: two GPM samples should be at least 100 ms apart.
 GPM_APART_S = 0.1

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from agent.probes.cause import Cause
 from agent.probes.nvml import Memory
 from agent.probes.readings import DeviceReading, HostMemoryReading
-from contract.annotations import UNIFIED_MEMORY
+from headroom.contract.annotations import UNIFIED_MEMORY
 
 #: Part of the host's memory that the default pool leaves to the host, and its minimum in bytes.
 _RESERVE_DIVISOR = 10

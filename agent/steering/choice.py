@@ -46,14 +46,14 @@ from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
 from agent.probes.replica_ids import ONLY_DEVICE
 from agent.steering.messages import ContainerRequest
-from contract.cordon import is_cordoned, may_start_on
-from contract.device_choice import (
+from headroom.contract.cordon import is_cordoned, may_start_on
+from headroom.contract.device_choice import (
     KUBELET_UNKNOWN,
     STEERING_NOT_PERMITTED,
     minor_version,
     why_kubelet_not_steered,
 )
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     ADOPTED,
     Charge,
     Device,

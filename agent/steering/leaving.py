@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
-from contract.errors import BadReport
+from headroom.contract.errors import BadReport
 
 _log = structlog.get_logger()
 

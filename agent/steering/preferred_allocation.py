@@ -34,11 +34,11 @@ from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, Rejected
 from agent.steering.plugin_registration import NodeLock, PluginRegistration
 from agent.steering.plugin_return import leftovers, proxies, resource_of, restore
-from contract.annotations import DeviceChoice
-from contract.device_choice import minor_version, why_kubelet_not_steered
-from contract.errors import BadReport
-from contract.gpunode import GPUNode, GPUNodeStatus
-from contract.kube import ObjectMeta
+from headroom.contract.annotations import DeviceChoice
+from headroom.contract.device_choice import minor_version, why_kubelet_not_steered
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode import GPUNode, GPUNodeStatus
+from headroom.contract.kube import ObjectMeta
 
 _log = structlog.get_logger()
 

@@ -51,7 +51,7 @@ from benchmarks.autoscaling.scenarios import (
     table,
 )
 from benchmarks.hotpath.machine import machine
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.controlplane import (
     ROOT,
     ApiRefused,

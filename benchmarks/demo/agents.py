@@ -15,7 +15,7 @@ from benchmarks.demo.fleet import DemoNode
 from benchmarks.demo.referee import Landed
 from benchmarks.demo.wire import Connection
 from benchmarks.demo.workload import CONTAINER, MIB, NAMESPACE, DemoPod
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
 
 _PLUGIN = Plugin(
     allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"

@@ -19,7 +19,7 @@ _START_S = 30
 _STOP_S = 5
 _POLL_S = 0.01
 
-#: Runs ``python -m extender``. On Linux, the kernel sends it SIGTERM when its parent ends, also by
+#: Runs ``python -m headroom``. On Linux, the kernel sends it SIGTERM when its parent ends, also by
 #: SIGKILL (PR_SET_PDEATHSIG). If the parent ended before that was set, the parent id differs.
 _BOOT = """
 import ctypes, os, runpy, signal, sys
@@ -27,7 +27,7 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     if os.getppid() != int(sys.argv.pop(1)):
         sys.exit(1)
-runpy.run_module("extender", run_name="__main__", alter_sys=True)
+runpy.run_module("headroom", run_name="__main__", alter_sys=True)
 """
 
 

@@ -20,7 +20,7 @@ from benchmarks.demo.table import summary, table, total
 from benchmarks.demo.trace import BadTrace, read_shapes, read_workload
 from benchmarks.demo.wire import ServerFailed
 from benchmarks.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 
 #: Default number of pods per seed: three seeds take about 25 s on two shared cores.
 PODS = 2000

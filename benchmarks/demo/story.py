@@ -17,7 +17,7 @@ from benchmarks.demo.scheduler import (
 from benchmarks.demo.server import Server
 from benchmarks.demo.wire import Connection, ServerFailed
 from benchmarks.demo.workload import CONTAINER, SHARED, DemoPod
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 
 _FLEET = Fleet((Group(Shape("L4", 1, 24 * 1024, 1), 1, 4),))
 _PODS = tuple(

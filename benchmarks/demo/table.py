@@ -6,7 +6,7 @@ from fractions import Fraction
 from rich.table import Table
 
 from benchmarks.demo.match import Result
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 
 Figure = Callable[[Result], int]
 _COUNTS: tuple[tuple[str, Figure], ...] = (

@@ -12,7 +12,7 @@ from agent.probes.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import ContainerRequest
 from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     UNATTRIBUTED_TOLERANCE_BYTES,
     Device,
     GPUNode,

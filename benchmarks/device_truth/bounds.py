@@ -92,7 +92,7 @@ class Worlds:
 def _score(
     free: Floats, level: Ints, lowest: Ints, at: Ints, before: Floats, count: Ints, size_gib: float
 ) -> Floats:
-    """Return packing and prediction as in ``extender.placement.score_terms``."""
+    """Return packing and prediction as in ``core.placement.score_terms``."""
     left = before - size_gib
     other = np.arange(DEVICES) != at[..., None]
     stranded = []

@@ -14,10 +14,14 @@ from benchmarks.device_truth.agents import GPU, Agent
 from benchmarks.device_truth.arrivals import Job
 from benchmarks.device_truth.rules import Report, Scheduler
 from benchmarks.device_truth.world import MAIN, Sample, Shape, World
-from contract.annotations import DEVICE_CHOICE, VRAM, DeviceChoice
-from contract.gate import GATE, gate_container
-from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Plugin
-from contract.kube import (
+from extender.eviction.controller import Evictions
+from extender.ledger.bind_call import BindRequest, Bound
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.reconcile.queue import Orphan, orphans
+from headroom.contract.annotations import DEVICE_CHOICE, VRAM, DeviceChoice
+from headroom.contract.gate import GATE, gate_container
+from headroom.contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Plugin
+from headroom.contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
@@ -32,17 +36,13 @@ from contract.kube import (
     ResourceRequirements,
     Terminated,
 )
-from contract.watched import NodeSeen
-from extender.controllers.eviction import Evictions
-from extender.ledger.bind_call import BindRequest, Bound
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.placement.fit_cache import FitCache
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.placement.score import best_for_non_gpu_pod
-from extender.state.changes import Event, TimePassed
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import Orphan, orphans
+from headroom.contract.watched import NodeSeen
+from headroom.core.cluster.changes import Event, TimePassed
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.fit_cache import FitCache
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.score import best_for_non_gpu_pod
 from tests.blocking import Ledger, now
 from tests.standin.allocations import Lots
 
@@ -219,7 +219,7 @@ class Gated(Product):
         self._store.let_through(job.name)
 
     def tend(self, now_s: float) -> Sequence[str]:
-        """As ``extender.controllers.eviction`` does it."""
+        """As ``extender.eviction.controller`` does it."""
         self._now_s = now_s
         self._catch_up()
         self._cluster.apply([TimePassed(now_s)])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from contract.annotations import VRAM
+from headroom.contract.annotations import VRAM
 
 GPU = "nvidia.com/gpu"
 SEED = 1

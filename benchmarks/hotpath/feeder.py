@@ -20,10 +20,10 @@ import msgspec
 
 from benchmarks.hotpath.bodies import SEED
 from benchmarks.hotpath.fleet import MIB, Fleet, encoded, now
-from contract import annotations
-from contract.gpunode import GROUP, PLURAL, VERSION
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import ObjectMeta
+from headroom.contract import annotations
+from headroom.contract.gpunode import GROUP, PLURAL, VERSION
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import ObjectMeta
 
 GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"

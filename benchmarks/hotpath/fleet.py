@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from benchmarks.hotpath.bodies import GPU, names_of
-from contract.annotations import VRAM
-from contract.gpunode import (
+from headroom.contract.annotations import VRAM
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -20,7 +20,7 @@ from contract.gpunode import (
     Reservation,
     Source,
 )
-from contract.kube import (
+from headroom.contract.kube import (
     Container,
     Node,
     NodeStatus,

@@ -19,7 +19,7 @@ from benchmarks.hotpath.fleet import DEVICES, FITS_NOWHERE, ROOMY
 from benchmarks.hotpath.machine import cores, processor, versions
 from benchmarks.hotpath.replica import replica, run
 from benchmarks.hotpath.reports import Report, cost_of_reports
-from contract.annotations import VRAM
+from headroom.contract.annotations import VRAM
 
 SCHEMA = "headroom.hotpath/v1"
 Verb = Literal["filter", "prioritize", "bind", "explain", "whatif"]

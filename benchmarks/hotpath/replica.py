@@ -24,15 +24,15 @@ from starlette.routing import Router
 from benchmarks.hotpath.bodies import JSON
 from benchmarks.hotpath.fleet import MIB, Fleet
 from benchmarks.hotpath.machine import quiet
-from contract.kube import Node, Pod
-from contract.watched import Relisted
-from extender.app.extender import Extender
-from extender.app.memory_policy import limit_heap
-from extender.app.probes import debug_port
-from extender.app.serve import console_beside, serve_beside
-from extender.config.settings import Settings
+from extender.extender import Extender
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.scheduler.extender_v1 import decode_offer
+from headroom.contract.kube import Node, Pod
+from headroom.contract.watched import Relisted
+from headroom.runtime.debug_port import debug_port
+from headroom.runtime.memory_policy import limit_heap
+from headroom.runtime.settings.settings import Settings
+from headroom.serve.extender_and_console import console_beside, serve_beside
 
 _START_S = 600.0
 

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from benchmarks.hotpath.fleet import GIB, MIB, Fleet
-from contract.kube import Node, ObjectMeta, Pod
-from contract.watched import GPUNodeSeen, Relisted
-from extender.placement.policy import Rules
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.kube import Node, ObjectMeta, Pod
+from headroom.contract.watched import GPUNodeSeen, Relisted
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
 
 _REPORTS = 300
 

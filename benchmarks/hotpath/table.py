@@ -36,7 +36,14 @@ from starlette.routing import Router
 from benchmarks.hotpath.bodies import GPU, JSON, SEED, Bodies, bind_of, names_of
 from benchmarks.hotpath.calling import Caller
 from benchmarks.hotpath.machine import machine, quiet
-from contract.gpunode import (
+from extender.ledger.bind_call import BindRequest, Failed, Outcome
+from extender.metrics import Telemetry
+from extender.scheduler import extender_v1
+from extender.scheduler.filter import Filter
+from extender.scheduler.prioritize import Prioritize
+from extender.scheduler.scheduling_state import SchedulingState
+from extender.scheduler.server import Verbs, VerbsApp
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -45,21 +52,14 @@ from contract.gpunode import (
     Replicas,
     Reservation,
 )
-from contract.kube import Node, ObjectMeta
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.app.memory_policy import limit_heap
-from extender.ledger.bind_call import BindRequest, Failed, Outcome
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.fit_cache import CachedFit, FitCache
-from extender.placement.policy import Rules
-from extender.placement.snapshot import Snapshot
-from extender.scheduler import extender_v1
-from extender.scheduler.filter import Filter
-from extender.scheduler.prioritize import Prioritize
-from extender.scheduler.scheduling_state import SchedulingState
-from extender.scheduler.server import Verbs, VerbsApp
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from headroom.contract.kube import Node, ObjectMeta
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.fit_cache import CachedFit, FitCache
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.snapshot import Snapshot
+from headroom.runtime.memory_policy import limit_heap
 
 GIB = 1 << 30
 DEVICES = 8

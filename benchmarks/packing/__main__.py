@@ -33,7 +33,7 @@ from benchmarks.packing.workload import (
     read_pods,
     read_ranks,
 )
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
 
 OPENB = Path("../shared/data/openb")
 CHOICES = ("mixed", "steered", "predicted")

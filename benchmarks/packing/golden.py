@@ -14,7 +14,7 @@ from benchmarks.packing.workload import (
     read_pods,
     read_ranks,
 )
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
 
 NODES = {"full": "nodes.csv", "small": "nodes_small.csv"}
 

@@ -28,7 +28,7 @@ from benchmarks.packing.product import CHOICES, POLICIES
 from benchmarks.packing.rules import RULES
 from benchmarks.packing.runs import OTHERS, Run
 from benchmarks.packing.workload import Ask, Node, ask, read_nodes, read_pods
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
 
 #: Points: the least that any workload may bring @90 and @100, and all on average @100.
 LEAST, MEAN = -0.5, 1.5

@@ -13,8 +13,8 @@ from benchmarks.device_truth.product import Product, Steered
 from benchmarks.device_truth.world import RESERVED_BYTES, Shape, World
 from benchmarks.packing.play import Placed, Rows
 from benchmarks.packing.workload import REPLICAS, Ask, Mode, Node, device_amount
-from contract.annotations import ScoringPolicy
-from extender.placement.policy import Rules
+from headroom.contract.annotations import ScoringPolicy
+from headroom.core.placement.policy import Rules
 
 CHOICES: Mapping[str, type[Product]] = {
     "steered": Steered,

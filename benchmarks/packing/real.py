@@ -48,7 +48,7 @@ from benchmarks.packing.workload import (
     read_nodes,
     read_pods,
 )
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source
 from tests.controlplane import control_plane
 from tests.e2e.cluster import NAMESPACE, PODS, scheduling_message
 from tests.e2e.nodes import RESOURCE

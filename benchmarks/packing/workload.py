@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from extender.errors import BadSettings
-from extender.plan.csv_rows import read_rows
+from headroom.errors import BadSettings
+from headroom.planner.csv_rows import read_rows
 
 Mode = Literal["milli", "vram"]
 #: Thousandths of a whole device.

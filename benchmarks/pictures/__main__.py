@@ -26,7 +26,7 @@ from benchmarks.pictures.fleet import (
     ask,
     fleet_yaml,
 )
-from extender.state.history import RESOLUTION_S
+from headroom.console.history.history import RESOLUTION_S
 from tests.debian import chromium
 from tests.serving import Server, serving
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.pictures.svg import BLUE, GREEN, GREY, INK, QUIET, RED, Drawing
-from contract.gpunode import Plugin
-from contract.quantity import gib
-from contract.reasons import Reason
-from extender.placement.device_plugin_model import plugin_choices
+from headroom.contract.gpunode import Plugin
+from headroom.contract.quantity import gib
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_plugin_model import plugin_choices
 from tests.builders import GIB, GPU, judged, reservation, shared, use, weighed
 
 GPU_GIB, RESERVED_GIB, REPLICAS = 24, 0.5, 4

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, SmActivity
-from extender.state.history import (
+from headroom.console.history.history import (
     KEPT_S,
     RESOLUTION_S,
     UNIT_BYTES,
@@ -27,6 +26,7 @@ from extender.state.history import (
     PodOn,
     Totals,
 )
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, SmActivity
 from tests.serving import Server
 
 GIB = 1 << 30

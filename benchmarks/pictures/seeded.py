@@ -6,8 +6,8 @@ python -m benchmarks.pictures.seeded STEP serve ...: STEP is the newest step of 
 import sys
 
 from benchmarks.pictures.fleet import PicturedFleet
-from extender.app import console
-from extender.app.cli import app
+from headroom.commands import app
+from headroom.console import console
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from benchmarks.plan import (
     speed,
 )
 from benchmarks.plan.backtest import Cluster, Week
-from extender.plan.scenarios import Configuration
+from headroom.planner.scenarios import Configuration
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 SCALES, DRIFTS = (0.3, 1.0, 4.0), (0.0, 0.05)

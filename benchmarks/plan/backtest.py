@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.plan import generated
-from extender.plan.csv_source import read_history
-from extender.plan.demand import demand, mean_gpu_bytes
-from extender.plan.intervals import need_interval, part_interval, saving_interval, wider
-from extender.plan.resampling import resampled
-from extender.plan.scenarios import (
+from headroom.planner.csv_source import read_history
+from headroom.planner.demand import demand, mean_gpu_bytes
+from headroom.planner.intervals import need_interval, part_interval, saving_interval, wider
+from headroom.planner.resampling import resampled
+from headroom.planner.scenarios import (
     NO_WAIT_S,
     Baseline,
     Configuration,
@@ -31,8 +31,8 @@ from extender.plan.scenarios import (
     split,
     variation_of,
 )
-from extender.plan.wording import outward
-from extender.plan.workload import DAY_S, History, Life, Machine, Vram, with_workloads
+from headroom.planner.wording import outward
+from headroom.planner.workload import DAY_S, History, Life, Machine, Vram, with_workloads
 
 MIB = 1 << 20
 WEEK_S = 7 * DAY_S

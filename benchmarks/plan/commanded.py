@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan import families, generated
-from contract.quantity import parse_bytes
+from headroom.contract.quantity import parse_bytes
 
 WEEK_S = 7 * generated.DAY_S
 #: Size of a cluster, which is also its number of nodes.

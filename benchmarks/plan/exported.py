@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.plan.generated import GPU_MIB, GPUS_OF_NODE, MODEL, Row
-from contract.dcgm import (
+from headroom.contract.dcgm import (
     FREE_BYTES,
     FREE_MIB,
     SM_ACTIVITY,

@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from benchmarks.plan import families, generated
 from benchmarks.plan.backtest import MIB, PEAKS, REPLICAS, SHARED, UNSHARED, cut
-from extender.plan.demand import demand, mean_gpu_bytes
-from extender.plan.intervals import need_interval, part_interval, wider
-from extender.plan.resampling import resampled
-from extender.plan.scenarios import split, variation_of
-from extender.plan.wording import outward
-from extender.plan.workload import DAY_S, History, Life, Machine, with_workloads
+from headroom.planner.demand import demand, mean_gpu_bytes
+from headroom.planner.intervals import need_interval, part_interval, wider
+from headroom.planner.resampling import resampled
+from headroom.planner.scenarios import split, variation_of
+from headroom.planner.wording import outward
+from headroom.planner.workload import DAY_S, History, Life, Machine, with_workloads
 
 #: Days of each cluster, and of the periods into which they are cut.
 DAYS, PERIOD_DAYS = 28, 7

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.plan import generated
-from extender.plan.csv_source import read_history
-from extender.plan.recommended import with_recommendations
-from extender.plan.scenarios import (
+from headroom.planner.csv_source import read_history
+from headroom.planner.recommended import with_recommendations
+from headroom.planner.scenarios import (
     Configuration,
     answer,
     baseline,
@@ -23,7 +23,7 @@ from extender.plan.scenarios import (
     unshared_pool,
     variation_of,
 )
-from extender.plan.workload import Vram, with_workloads
+from headroom.planner.workload import Vram, with_workloads
 
 DAYS = 14
 #: Generated pods for each unit of the scale, and nodes that are about twice as many as they need.

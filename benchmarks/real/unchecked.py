@@ -1,9 +1,9 @@
 """``headroom serve`` without the check for other schedulers' binds, to compare with:
 python -m benchmarks.real.unchecked serve --config FILE ..."""
 
-from contract.kube import Pod
-from extender.app.cli import app
 from extender.ledger.node_capacity import NodeCapacity
+from headroom.commands import app
+from headroom.contract.kube import Pod
 
 
 async def unchecked(self: NodeCapacity, pod: Pod, node: str) -> bool:

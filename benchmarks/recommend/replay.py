@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.recommend.life import DAY, HOUR, Life, Workload
-from extender.recommend import lives as product
-from extender.recommend.growth import Growth
-from extender.recommend.profile import ContainerProfile
+from headroom.core.recommend import lives as product
+from headroom.core.recommend.growth import Growth
+from headroom.core.recommend.profile import ContainerProfile
 
 #: A rule: workload -> request of each life in bytes, or None while it recommends nothing.
 Rule = Callable[[Workload], Sequence[int | None]]

@@ -13,23 +13,23 @@ from typing import Protocol
 
 import msgspec
 
-from contract.gpunode import GPUNode, Reservation
-from contract.kube import ObjectMeta, Pod
-from contract.reasons import Reason
-from extender.errors import (
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed, Outcome
+from extender.ledger.node_batcher import NodeBatcher, NodeQueue
+from extender.ledger.node_capacity import NodeCapacity
+from extender.ledger.reservations import ATTEMPTS, Reservations
+from extender.ledger.store import Binding
+from headroom.contract.gpunode import GPUNode, Reservation
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.placement_record import Placement
+from headroom.core.rules.bound_pods import BoundPod
+from headroom.errors import (
     OutcomeUnknown,
     StoreConflict,
     StoreError,
     StoreNotFound,
     StoreRejected,
 )
-from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed, Outcome
-from extender.ledger.node_batcher import NodeBatcher, NodeQueue
-from extender.ledger.node_capacity import NodeCapacity
-from extender.ledger.reservations import ATTEMPTS, Reservations
-from extender.ledger.store import Binding
-from extender.placement.placement_record import Placement
-from extender.state.bound_pods import BoundPod
 
 #: Binds a pod as kube-scheduler would: no charges, no annotations.
 UNRESERVED = Placement((), {})

@@ -4,9 +4,9 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from contract.gpunode import GPUNode
-from contract.kube import Pod
-from contract.reasons import Reason
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,18 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from contract.annotations import FINALIZER
-from contract.gpunode import GPUNode
-from contract.kube import Node, ObjectMeta, OwnerReference, Pod
-from extender.errors import (
+from extender.ledger.reservations import ATTEMPTS, Reservations
+from headroom.contract.annotations import FINALIZER
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, ObjectMeta, OwnerReference, Pod
+from headroom.errors import (
     StoreConflict,
     StoreError,
     StoreNotFound,
     StoreRejected,
     StoreTimeout,
 )
-from extender.ledger.reservations import ATTEMPTS, Reservations
-from extender.periodic import part_by_part
+from headroom.runtime.loops import part_by_part
 
 log = structlog.get_logger()
 

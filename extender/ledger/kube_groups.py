@@ -5,13 +5,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from contract.kube import KubeStruct, Pod
-from extender.errors import OutcomeUnknown
-from extender.kube.api_errors import ApiError, ApiStatus
-from extender.kube.client import KubeApi
 from extender.ledger.kube_store import store_error
-from extender.state.partial_groups import Members
-from extender.state.pod_groups import POD_GROUP, Group, GroupKind, group_of
+from headroom.contract.kube import KubeStruct, Pod
+from headroom.core.cluster.partial_groups import Members
+from headroom.core.cluster.pod_groups import POD_GROUP, Group, GroupKind, group_of
+from headroom.errors import OutcomeUnknown
+from headroom.runtime.kube.api_errors import ApiError, ApiStatus
+from headroom.runtime.kube.client import KubeApi
 
 #: Versions of the PodGroup API, newest first: v1beta1 since Kubernetes 1.37, v1alpha2 in 1.36.
 _VERSIONS = {

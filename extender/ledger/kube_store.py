@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from contract.annotations import FINALIZER, TOUCHED
-from contract.errors import BadReport
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeSpec
-from contract.gpunode_json import decode_gpunode, decode_reservations, encode_gpunode
-from contract.kube import Lease, ObjectMeta, Pod
-from extender.errors import (
+from extender.ledger.store import Binding
+from headroom.contract.annotations import FINALIZER, TOUCHED
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeSpec
+from headroom.contract.gpunode_json import decode_gpunode, decode_reservations, encode_gpunode
+from headroom.contract.kube import Lease, ObjectMeta, Pod
+from headroom.core.rules.bound_pods import BoundPod
+from headroom.errors import (
     OutcomeUnknown,
     StoreConflict,
     StoreError,
@@ -26,11 +28,9 @@ from extender.errors import (
     StoreRejected,
     StoreTimeout,
 )
-from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
-from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import JSON, METADATA_ONLY, KubeApi
-from extender.ledger.store import Binding
-from extender.state.bound_pods import BoundPod
+from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer
+from headroom.runtime.kube.async_client import AsyncKubeApi
+from headroom.runtime.kube.client import JSON, METADATA_ONLY, KubeApi
 
 #: Removes the object's managedFields. Nothing reads them, and maintaining them took a third of the
 #: API server's time for each write of a reservation or a report.

@@ -4,15 +4,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from contract.annotations import RETRY
-from contract.gpunode import GPUNode
-from contract.kube import Pod
-from extender.errors import StoreConflict, StoreNotFound
 from extender.ledger.bind import Binder, Judge
 from extender.ledger.initialise import Initialiser, one_by_one
 from extender.ledger.node_capacity import NodeCapacity
 from extender.ledger.reservations import ATTEMPTS, Adopt, Reservations, has_devices
 from extender.ledger.store import Store
+from headroom.contract.annotations import RETRY
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+from headroom.errors import StoreConflict, StoreNotFound
 
 
 class Ledger:

@@ -12,13 +12,13 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from contract.annotations import TOUCHED
-from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
-from contract.kube import Pod, PodSpec
-from contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
-from extender.errors import StoreConflict, StoreNotFound
 from extender.ledger.store import Binding, Store
-from extender.state.changes import Event
+from headroom.contract.annotations import TOUCHED
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from headroom.contract.kube import Pod, PodSpec
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.errors import StoreConflict, StoreNotFound
 
 T = TypeVar("T")
 

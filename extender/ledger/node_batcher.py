@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from contract.gpunode import GPUNode
+from headroom.contract.gpunode import GPUNode
 
 
 class Request(Protocol):

@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from contract.kube import Pod, Quantity
-from extender.state.bound_pods import BoundPod, bound_demands, exceeded_by
-from extender.state.pod_requests import Demands, demands
+from headroom.contract.kube import Pod, Quantity
+from headroom.core.rules.bound_pods import BoundPod, bound_demands, exceeded_by
+from headroom.core.rules.pod_requests import Demands, demands
 
 #: Lists the pods on a node that have not ended. May raise a ``StoreError``.
 ListBound = Callable[[str], Awaitable[Iterable[BoundPod]]]

@@ -8,11 +8,18 @@ from typing import Protocol
 
 import msgspec
 
-from contract.gpunode import EVICTED, RUNNING, GPUNode, GPUNodeSpec, OveruseEviction, Reservation
-from contract.kube import Pod
-from contract.quantity import gib
-from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.store import Store
+from headroom.contract.gpunode import (
+    EVICTED,
+    RUNNING,
+    GPUNode,
+    GPUNodeSpec,
+    OveruseEviction,
+    Reservation,
+)
+from headroom.contract.kube import Pod
+from headroom.contract.quantity import gib
+from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
 #: Attempts of a step that loses races. After that the pod is left to kube-scheduler's next attempt.
 ATTEMPTS = 8

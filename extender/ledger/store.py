@@ -2,7 +2,7 @@
 
 It has two implementations: the Kubernetes API server, and a store in memory with the same
 optimistic concurrency. All reads are consistent (not from a cache). All methods may raise the
-errors of ``extender.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRejected``,
+errors of ``headroom.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRejected``,
 ``OutcomeUnknown``.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from contract.annotations import TOUCHED
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import Pod
+from headroom.contract.annotations import TOUCHED
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import Pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from typing import Protocol
 
 import structlog
 
-from contract.kube import Pod
-from contract.reasons import Reason
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
-from extender.observability.outcome_recorder import record_bind
 from extender.scheduler import extender_v1
+from extender.scheduler.outcome_recorder import record_bind
 from extender.scheduler.scheduling_state import SchedulingState
-from extender.state.changes import BindBegun, BindEnded
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.changes import BindBegun, BindEnded
 
 log = structlog.get_logger()
 

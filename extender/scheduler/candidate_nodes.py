@@ -19,15 +19,15 @@ from itertools import repeat
 import numpy as np
 import structlog
 
-from contract.kube import Pod
-from extender.bounded import Bounded
-from extender.placement.fit import Codes
-from extender.placement.request import Kind, VramRequest
-from extender.placement.snapshot import REASONS, Mask, Rows, Snapshot
-from extender.state.cluster_state import ClusterState
-from extender.state.evictable_pods import CRITICAL, may_preempt
-from extender.state.nominations import priority
-from extender.state.victim_search import Preemption
+from headroom.bounded import Bounded
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.nominations import priority
+from headroom.core.eviction.evictable_pods import CRITICAL, may_preempt
+from headroom.core.eviction.victim_search import Preemption
+from headroom.core.placement.fit import Codes
+from headroom.core.placement.request import Kind, VramRequest
+from headroom.core.placement.snapshot import REASONS, Mask, Rows, Snapshot
 
 log = structlog.get_logger()
 

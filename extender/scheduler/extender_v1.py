@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.kept_fields import kept_pod
-from contract.kube import Pod
-from contract.pod_limits import MAX_POD_BYTES, sized
-from contract.printable import printable
-from extender.state.victim_search import Offer
+from headroom.contract.kept_fields import kept_pod
+from headroom.contract.kube import Pod
+from headroom.contract.pod_limits import MAX_POD_BYTES, sized
+from headroom.contract.printable import printable
+from headroom.core.eviction.victim_search import Offer
 
 
 class MalformedBody(ValueError):

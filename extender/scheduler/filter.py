@@ -10,19 +10,19 @@ import msgspec
 import numpy as np
 import structlog
 
-from contract.decision import decision_id
-from contract.kube import Pod
-from extender.placement.fit import Codes
-from extender.placement.request import Unreadable, VramRequest
-from extender.placement.snapshot import CODE_OF, REASONS, Mask, Rows, Snapshot
 from extender.scheduler import extender_v1
 from extender.scheduler.retry_spreading import RetrySpreader
 from extender.scheduler.scheduling_state import Best, SchedulingState, are_templates, rows_of
-from extender.state.decision_records import Asked
-from extender.state.journal import Decision, NodeSets
-from extender.state.node_whatif import codes_of_new
-from extender.state.pending_pods import main_reason
-from extender.state.pod_selectors import prefers, prefers_no_schedule
+from headroom.contract.decision import decision_id
+from headroom.contract.kube import Pod
+from headroom.core.cluster.trackers.pod_selectors import prefers, prefers_no_schedule
+from headroom.core.journal.decision_records import Asked
+from headroom.core.journal.journal import Decision, NodeSets
+from headroom.core.placement.fit import Codes
+from headroom.core.placement.request import Unreadable, VramRequest
+from headroom.core.placement.snapshot import CODE_OF, REASONS, Mask, Rows, Snapshot
+from headroom.core.whatif.node_whatif import codes_of_new
+from headroom.core.whatif.pending_pods import main_reason
 
 log = structlog.get_logger()
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from contract.kube import Pod
-from extender.bounded import Bounded
-from extender.state.cluster_state import ClusterState
-from extender.state.pod_groups import Group, group_of
+from headroom.bounded import Bounded
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.pod_groups import Group, group_of
 
 #: Maximum time from one bind call of a group to the next.
 FOLLOW_WITHIN_S = 1.0

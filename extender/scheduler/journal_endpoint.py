@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.observability.journal_stream import Cursor, HoldsLine, StateLine, encode
-from extender.server.streams import TimedStream, counted
-from extender.state.journal import Journal
+from headroom.core.journal.journal import Journal
+from headroom.runtime.follow.journal_stream import Cursor, HoldsLine, StateLine, encode
+from headroom.runtime.server.streams import TimedStream, counted
 
 MAX_STREAMS = 8
 #: Seconds between two checks for new lines, and between two state lines on an idle stream.

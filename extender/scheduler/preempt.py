@@ -2,14 +2,14 @@
 
 import structlog
 
-from contract.decision import decision_id
-from contract.kube import Pod
-from extender.placement.request import VramRequest
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState
-from extender.state.journal import micros
-from extender.state.preemption_report import answered, recorded
-from extender.state.victim_search import Offer, preemption
+from headroom.contract.decision import decision_id
+from headroom.contract.kube import Pod
+from headroom.core.eviction.preemption_report import answered, recorded
+from headroom.core.eviction.victim_search import Offer, preemption
+from headroom.core.journal.journal import micros
+from headroom.core.placement.request import VramRequest
 
 log = structlog.get_logger()
 

@@ -1,9 +1,9 @@
 """Answers prioritize: the best of the nodes that passed filter."""
 
-from extender.placement.request import Unreadable
-from extender.placement.score import best_for_non_gpu_pod
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState, are_templates, rows_of
+from headroom.core.placement.request import Unreadable
+from headroom.core.placement.score import best_for_non_gpu_pod
 
 #: All nodes score the same: kube-scheduler decides as without the extender.
 NO_PREFERENCE = extender_v1.encode_priorities(None)

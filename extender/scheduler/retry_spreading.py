@@ -11,7 +11,7 @@ from collections import deque
 from typing import NamedTuple
 from zlib import crc32
 
-from extender.bounded import Bounded
+from headroom.bounded import Bounded
 
 #: Window over which the average number of rejections per second is computed. Longer than the
 #: longest back-off in the shipped kube-scheduler configuration (podMaxBackoffSeconds).

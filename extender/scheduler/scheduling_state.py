@@ -6,23 +6,23 @@ from typing import Protocol
 
 import numpy as np
 
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.bounded import Bounded
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.fit import Codes
-from extender.placement.fit_cache import FitCache
-from extender.placement.request import VramRequest
-from extender.placement.score import Contender, best
-from extender.placement.snapshot import CODE_OF, Rows, Snapshot
+from extender.metrics import Telemetry
 from extender.scheduler.candidate_nodes import CURABLE, CandidateNodes
 from extender.scheduler.extender_v1 import Offered
 from extender.scheduler.group_binds import GroupBinds
-from extender.state.changes import Event
-from extender.state.cluster_state import ClusterState
-from extender.state.decision_records import TERMS, Candidate, Candidates, Ranked
-from extender.state.held_memory import HeldMemory
-from extender.state.journal import Journal, micros
+from headroom.bounded import Bounded
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.journal.decision_records import TERMS, Candidate, Candidates, Ranked
+from headroom.core.journal.journal import Journal, micros
+from headroom.core.placement.fit import Codes
+from headroom.core.placement.fit_cache import FitCache
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.score import Contender, best
+from headroom.core.placement.snapshot import CODE_OF, Rows, Snapshot
+from headroom.core.whatif.held_memory import HeldMemory
 
 #: Number of best nodes whose scores a decision records, term by term.
 CONTENDERS = 5

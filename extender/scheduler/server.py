@@ -8,16 +8,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contract.quantity import format_bytes
-from extender.observability.extender_metrics import Telemetry
+from extender.metrics import Telemetry
 from extender.scheduler import extender_v1
 from extender.scheduler.bind import Bind, Binder
 from extender.scheduler.filter import Filter, PodStore
 from extender.scheduler.preempt import Preempt
 from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
-from extender.server.client_certificates import PEER, Peer
-from extender.server.http_limits import CPU_COUNTER, JSON, BodyTooLarge, read_whole
+from headroom.contract.quantity import format_bytes
+from headroom.runtime.server.client_certificates import PEER, Peer
+from headroom.runtime.server.http_limits import CPU_COUNTER, JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 

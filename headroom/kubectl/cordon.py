@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.annotations import CORDON, DEVICE_CHOICE, parse_cordon
-from contract.commands import command
-from contract.errors import BadAnnotation
-from contract.quantity import gib
+from headroom.contract.annotations import CORDON, DEVICE_CHOICE, parse_cordon
+from headroom.contract.commands import command
+from headroom.contract.errors import BadAnnotation
+from headroom.contract.quantity import gib
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError
 from headroom.kubectl.top import counted
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.annotations import CORDON
-from contract.commands import command
+from headroom.contract.annotations import CORDON
+from headroom.contract.commands import command
 from headroom.kubectl.cluster_changes import Cluster, NodeRead, annotate, nodes_listed
 from headroom.kubectl.cordon import (
     Gpu,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.printable import printable
+from headroom.contract.printable import printable
 from headroom.kubectl.options import Options
 from headroom.kubectl.output import Sheet, print_data, show_lines, show_table
 from headroom.kubectl.table import Table

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from contract.annotations import VRAM
+from headroom.contract.annotations import VRAM
 
 TIMEOUT_S = 30.0
 #: Maximum size of an answer; Headroom's own answers are far smaller.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from contract.annotations import DEFAULT_VRAM
-from contract.commands import command, commented
-from contract.quantity import format_bytes, gib
+from headroom.contract.annotations import DEFAULT_VRAM
+from headroom.contract.commands import command, commented
+from headroom.contract.quantity import format_bytes, gib
 from headroom.kubectl.top import age, counted
 
 #: With fewer pods that ran this long, the command for the namespace is only a comment.

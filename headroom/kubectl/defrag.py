@@ -14,8 +14,8 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from contract.commands import command
-from contract.quantity import gib
+from headroom.contract.commands import command
+from headroom.contract.quantity import gib
 from headroom.kubectl.cluster_changes import Cluster, Created, NodeRead, Outcome, PodRead
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.eviction import EVERY_S, Clock

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 from headroom.kubectl.options import AllNamespaces, Format, Namespace, Options
 from headroom.kubectl.output import Output, print_data, show_lines, show_table
 from headroom.kubectl.table import Table

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from contract.errors import BadQuantity, shortened
-from contract.quantity import implausible, parse_bytes
+from headroom.contract.errors import BadQuantity, shortened
+from headroom.contract.quantity import implausible, parse_bytes
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi, Transport
 from headroom.kubectl.output import Data, Output, show
 from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for

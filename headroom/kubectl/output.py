@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from contract.printable import printable, printable_json
+from headroom.contract.printable import printable, printable_json
 from headroom.kubectl.table import Style, Table, laid_out, wrapped
 
 _CODES: dict[Style, str] = {"bold": "\x1b[1m", "red": "\x1b[31m"}

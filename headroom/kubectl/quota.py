@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 from headroom.kubectl.options import AllNamespaces, DataFormat, Namespace, Options
 from headroom.kubectl.output import show_table
 from headroom.kubectl.table import Table

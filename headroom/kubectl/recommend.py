@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.annotations import VRAM
-from contract.commands import command, commented
-from contract.quantity import format_bytes, gib
+from headroom.contract.annotations import VRAM
+from headroom.contract.commands import command, commented
+from headroom.contract.quantity import format_bytes, gib
 from headroom.kubectl.options import AllNamespaces, Namespace, Options
 from headroom.kubectl.output import Output, print_data, show, show_lines, show_table
 from headroom.kubectl.table import STATE, Table

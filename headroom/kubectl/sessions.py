@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from contract.console import LIFETIME_S, SIGNER, csr_name
+from headroom.contract.console import LIFETIME_S, SIGNER, csr_name
 
 #: Seconds for which a session is used. The difference is for clocks that do not agree.
 USED_S = LIFETIME_S - 600

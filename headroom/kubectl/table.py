@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from contract.printable import printable
+from headroom.contract.printable import printable
 
 Row = tuple[str, ...]
 Style = Literal["", "bold", "red"]

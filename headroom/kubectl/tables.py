@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from contract.quantity import for_people, gib
+from headroom.contract.quantity import for_people, gib
 from headroom.kubectl.table import STATE, Row, Table
 from headroom.kubectl.top import age, counted
 

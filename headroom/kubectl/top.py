@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 from headroom.kubectl.table import STATE, Table
 
 Body = Mapping[str, Any]

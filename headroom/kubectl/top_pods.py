@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from contract.quantity import gib
+from headroom.contract.quantity import gib
 from headroom.kubectl.table import STATE, Table
 from headroom.kubectl.top import SortBy, joined, number
 

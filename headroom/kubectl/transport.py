@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from contract import kubeconfig as kubeconfigs
-from contract.api_server import authentication, status_of
-from contract.commands import command
-from contract.console import AUDIENCE, CSRS, HEADER, PROXIED, audiences
+from headroom.client import kubeconfig as kubeconfigs
+from headroom.client.api_server import authentication, status_of
+from headroom.contract.commands import command
+from headroom.contract.console import AUDIENCE, CSRS, HEADER, PROXIED, audiences
 from headroom.kubectl.debug_api_client import (
     BAD_INPUT,
     TIMEOUT_S,

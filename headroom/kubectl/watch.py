@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from contract.printable import printable
+from headroom.contract.printable import printable
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi
 from headroom.kubectl.table import Style, Table, laid_out
 from headroom.kubectl.top import age

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.annotations import DeviceChoice
-from contract.quantity import for_people, gib
+from headroom.contract.annotations import DeviceChoice
+from headroom.contract.quantity import for_people, gib
 from headroom.kubectl import tables
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.options import DataFormat, Options, note_implausible

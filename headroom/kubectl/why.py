@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from contract.device_names import nouns
-from contract.quantity import for_people, gib
+from headroom.contract.device_names import nouns
+from headroom.contract.quantity import for_people, gib
 from headroom.kubectl.output import not_checked, unread
 from headroom.kubectl.tables import reason_lines
 from headroom.kubectl.top import counted

@@ -5,9 +5,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from extender.app.webhook import serve_webhook
-from extender.config.loading import load_settings
-from extender.kube.reflector import Pace
+from headroom.runtime.kube.reflector import Pace
+from headroom.runtime.settings.loading import load_settings
+from headroom.webhook.process import serve_webhook
 
 if __name__ == "__main__":
     settings = load_settings(Path(sys.argv[3]))

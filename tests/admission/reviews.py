@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import DEVICE_CHOICE
-from contract.gpunode import Device, GPUNodeStatus, Plugin, Source
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.admission.context import AdmissionContext, GpuNode, NamespaceMetadata
-from extender.admission.mutation import Mutated, mutate
-from extender.admission.settings import WebhookSettings
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin, Source
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from headroom.runtime.settings.webhook import WebhookSettings
+from headroom.webhook.context import AdmissionContext, GpuNode, NamespaceMetadata
+from headroom.webhook.mutation import Mutated, mutate
 from tests.builders import GPU, shared
 
 GATE_IMAGE = "registry.example/headroom-agent:1"

@@ -58,7 +58,7 @@ def start_webhook(
     *,
     certificate: Certificate | None = None,
     port: int = 0,
-    module: str = "extender",
+    module: str = "headroom",
     **settings: Any,
 ) -> WebhookServer:
     """Returns when it has listed what it needs; ``settings`` are those of its file."""

@@ -182,7 +182,7 @@ class Site:
         config.write_text(yaml.safe_dump(settings))
         self.plane.fork(
             PROCESS,
-            *("extender", "serve", "--debug-open", "--insecure-verbs", "--config", str(config)),
+            *("headroom", "serve", "--debug-open", "--insecure-verbs", "--config", str(config)),
             *("--verbs-port", str(verbs), "--debug-port", str(debug)),
             env={"KUBECONFIG": str(self._kubeconfig(EXTENDER))},
         )

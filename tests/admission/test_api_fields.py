@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from contract.kube import InitContainer
+from headroom.contract.kube import InitContainer
 from tests.admission.api_fields import FILE
 from tests.controlplane import ROOT
 

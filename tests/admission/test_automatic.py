@@ -7,22 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import parse_auto, parse_vram
-from contract.errors import BadAnnotation
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import Node, ObjectMeta
-from contract.quantity import parse_bytes
-from contract.reasons import Reason
-from contract.vramprofile import ProfileController, VRAMProfile
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.admission.context import AdmissionContext, GpuNode
-from extender.admission.review import answer_mutate, answer_validate, read
-from extender.admission.validation import validate_pod
-from extender.placement.request import Unreadable, understand
-from extender.recommend.lives import Ending, Life
-from extender.recommend.pod_programs import programs_of
-from extender.recommend.profile import Profile
-from extender.recommend.profile_status import status_of
+from headroom.contract.annotations import parse_auto, parse_vram
+from headroom.contract.errors import BadAnnotation
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import Node, ObjectMeta
+from headroom.contract.quantity import parse_bytes
+from headroom.contract.reasons import Reason
+from headroom.contract.vramprofile import ProfileController, VRAMProfile
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.placement.request import Unreadable, understand
+from headroom.core.recommend.lives import Ending, Life
+from headroom.core.recommend.pod_programs import programs_of
+from headroom.core.recommend.profile import Profile
+from headroom.core.recommend.profile_status import status_of
+from headroom.webhook.context import AdmissionContext, GpuNode
+from headroom.webhook.review import answer_mutate, answer_validate, read
+from headroom.webhook.validation import validate_pod
 from tests.admission.reviews import (
     applied,
     around,

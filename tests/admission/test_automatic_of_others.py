@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from contract.kube import Namespace, ObjectMeta
-from contract.watched import NamespaceSeen, ProfileSeen
-from extender.admission.review import answer_mutate, read
-from extender.app.webhook import Decider
-from extender.config.settings import Settings
+from headroom.contract.kube import Namespace, ObjectMeta
+from headroom.contract.watched import NamespaceSeen, ProfileSeen
+from headroom.runtime.settings.settings import Settings
+from headroom.webhook.process import Decider
+from headroom.webhook.review import answer_mutate, read
 from tests.admission.reviews import patch_of, review
 from tests.admission.test_automatic import owned
 from tests.console.test_recommendations import profile

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from contract.gpunode import Device, GPUNodeStatus
-from contract.quantity import parse_bytes
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.admission.context import AdmissionContext
-from extender.admission.review import answer_mutate, read
-from extender.config.settings import Settings
-from extender.placement.fit import fit
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
+from headroom.contract.gpunode import Device, GPUNodeStatus
+from headroom.contract.quantity import parse_bytes
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
+from headroom.runtime.settings.settings import Settings
+from headroom.webhook.context import AdmissionContext
+from headroom.webhook.review import answer_mutate, read
 from tests.admission.reviews import (
     all_containers,
     applied,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import Replicas
+from headroom.contract.gpunode import Replicas
 from tests.admission.mutated import env_of, follows
 from tests.admission.reviews import (
     around,

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from contract.annotations import (
+from headroom.contract.annotations import (
     DEFAULT_VRAM,
     EXTENDER_ANNOTATION_PREFIXES,
     EXTENDER_ANNOTATIONS,
@@ -19,11 +19,11 @@ from contract.annotations import (
     USER_ANNOTATIONS,
     VRAM,
 )
-from contract.gate import GATE, gate_container
-from extender.admission import mutation
-from extender.admission.context import AdmissionContext
-from extender.admission.review import answer_mutate, answer_validate, read
-from extender.placement.policy import Rules
+from headroom.contract.gate import GATE, gate_container
+from headroom.core.placement.policy import Rules
+from headroom.webhook import mutation
+from headroom.webhook.context import AdmissionContext
+from headroom.webhook.review import answer_mutate, answer_validate, read
 from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contract.gate import gate_container, is_gated
+from headroom.contract.gate import gate_container, is_gated
 from tests.admission.reviews import (
     GATE_IMAGE,
     around,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest, understand
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest, understand
 from tests.admission.reviews import (
     GATE_IMAGE,
     STATIC,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNodeStatus, Source
+from headroom.contract.gpunode import GPUNodeStatus, Source
 from tests.admission.reviews import container, manifest
 from tests.admission.site import AGENT, EXTENDER, GPUNODES, MERGE, NODES, PODS, Site, installed
 from tests.builders import DISTRIBUTED, GIB, GPU, shared

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from benchmarks.vitals import vitals
-from contract.annotations import EXTENDER_ANNOTATION_PREFIXES, EXTENDER_ANNOTATIONS
-from contract.gate import gate_container, is_gated
-from contract.kube import Pod
+from headroom.contract.annotations import EXTENDER_ANNOTATION_PREFIXES, EXTENDER_ANNOTATIONS
+from headroom.contract.gate import gate_container, is_gated
+from headroom.contract.kube import Pod
 from tests.admission.policy_site import (
     BOUND,
     GPUNODE,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.admission.review import MalformedReview, answer_mutate, answer_validate, read
+from headroom.webhook.review import MalformedReview, answer_mutate, answer_validate, read
 from tests.admission.reviews import GATE_IMAGE, applied, around, manifest, node, patch_of, review
 from tests.fuzz.hostile import garbled, mutated
 

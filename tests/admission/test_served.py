@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender.admission.endpoints import Webhook, webhook_app
-from extender.admission.metrics import WebhookTelemetry
-from extender.admission.review import ContextOf
-from extender.config.loading import load_settings
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
+from headroom.runtime.settings.loading import load_settings
+from headroom.webhook.endpoints import Webhook, webhook_app
+from headroom.webhook.metrics import WebhookTelemetry
+from headroom.webhook.review import ContextOf
 from tests.admission.reviews import around as nothing_around
 from tests.admission.reviews import manifest, patch_of, review
 from tests.admission.server import WebhookServer, start_webhook

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from contract.gate import gate_container
-from extender.admission.context import AdmissionContext
-from extender.admission.review import answer_mutate, answer_validate, read
-from extender.placement.request import Unreadable, understand
+from headroom.contract.gate import gate_container
+from headroom.core.placement.request import Unreadable, understand
+from headroom.webhook.context import AdmissionContext
+from headroom.webhook.review import answer_mutate, answer_validate, read
 from tests.admission.reviews import (
     ADMIN,
     GATE_IMAGE,

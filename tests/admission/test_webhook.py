@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import gate_container, is_gated
-from contract.kube import Pod
-from extender.recommend.pod_programs import programs_of
+from headroom.contract.gate import gate_container, is_gated
+from headroom.contract.kube import Pod
+from headroom.core.recommend.pod_programs import programs_of
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     EXTENDER,

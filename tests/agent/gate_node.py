@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.gate_decision import Limits, Verdict, judge
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -15,7 +15,7 @@ from contract.gpunode import (
     Reservation,
     Source,
 )
-from contract.kube import ObjectMeta
+from headroom.contract.kube import ObjectMeta
 
 READ_EVERY_S = 1.0
 

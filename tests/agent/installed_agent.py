@@ -11,15 +11,15 @@ from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     API_VERSION,
     KIND,
     Device,
     GPUNodeStatus,
     SmActivity,
 )
-from contract.gpunode_json import decode_gpunode
-from contract.kube import Lease
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.kube import Lease
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.waiting import PATIENCE_S, until
 

@@ -24,7 +24,7 @@ from agent.probes.readings import (
 )
 from agent.probes.state_file import StateFile
 from agent.status_builder import summarise
-from contract.gpunode import GPUNodeStatus, PodUse
+from headroom.contract.gpunode import GPUNodeStatus, PodUse
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import PodUse
+from headroom.contract.gpunode import PodUse
 from tests.agent.lives import Node
 
 A = "GPU-a", "c1"

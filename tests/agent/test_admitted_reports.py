@@ -28,7 +28,7 @@ from agent.probes.readings import (
     TopologyReading,
 )
 from agent.status_builder import summarise
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.contract.test_crd import SCHEMA
 
 CRD = jsonschema_rs.Draft7Validator(SCHEMA)

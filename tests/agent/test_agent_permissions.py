@@ -8,7 +8,7 @@ import pytest
 import urllib3
 
 from agent.kube_publisher import NotDelivered
-from contract.heartbeat import Confirmation, confirmation_of
+from headroom.contract.heartbeat import Confirmation, confirmation_of
 from tests.agent.installed_agent import (
     AT_ONCE,
     GPUNODES,

@@ -22,7 +22,7 @@ from agent.probes.readings import (
     SourceReading,
 )
 from agent.status_builder import summarise
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.attributed import GPU, HASH, MAX_DEVICE_BYTES, MAX_PODS, MPS, NOW
 from tests.examples import examples
 

@@ -13,12 +13,12 @@ from agent.gate_starts import GateStarts
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import PreferredAllocation
-from contract.annotations import RESERVE, DeviceChoice
-from contract.gpunode import Device, GPUNode, Plugin, Source
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.annotations import RESERVE, DeviceChoice
+from headroom.contract.gpunode import Device, GPUNode, Plugin, Source
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules
 from tests.builders import (
     GIB,
     GPU,

@@ -11,7 +11,7 @@ from kubernetes.client import ApiClient
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.status_writer import StatusWriter
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.accounting import written
 from tests.builders import GIB, MIB, shared, use
 from tests.controlplane import ControlPlane

@@ -17,7 +17,7 @@ from agent.steering.messages import (
     preferred,
     registration,
 )
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNodeSpec,

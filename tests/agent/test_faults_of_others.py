@@ -22,7 +22,7 @@ from agent.probes.podresources import PodResources
 from agent.probes.processes import ProcessProbe
 from agent.probes.readings import DeviceReading, DriverReading, Reading
 from agent.status_builder import summarise
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.test_faults import DOCS, messages
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100

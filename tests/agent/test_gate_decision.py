@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.gate_decision import Limits, Verdict, judge
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     EVICTED,
     Charge,
     GPUNodeStatus,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.gate_decision import Verdict
-from contract.gpunode import ADOPTED, Reservation
+from headroom.contract.gpunode import ADOPTED, Reservation
 from tests.agent.gate_node import DEVICES, ask, reservation, row, status
 
 WAITS = Verdict("not yet", "another pod that starts alone is starting on the same device")

@@ -9,8 +9,8 @@ import pytest
 from agent.gate_service import GateService
 from agent.gate_starts import GateStarts
 from agent.kube_publisher import NotDelivered
-from contract.errors import BadReport
-from contract.gpunode import (
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode import (
     GPUNode,
     GPUNodeStatus,
 )

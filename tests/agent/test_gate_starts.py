@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.gate_service import GateService
 from agent.gate_starts import GateStarts
-from contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, PodUse, Reservation
+from headroom.contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, PodUse, Reservation
 from tests.agent.gate_node import DEVICES, node, reservation, row, status
 
 TIMEOUT_S = 600

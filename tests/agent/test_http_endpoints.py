@@ -13,7 +13,7 @@ import structlog
 from agent import liveness_probe
 from agent.http_endpoints import Server
 from agent.logs import log_to_stderr
-from contract.gpunode import Device, GPUNodeStatus
+from headroom.contract.gpunode import Device, GPUNodeStatus
 from tests.agent.served import STALE_AFTER_S, World, http, local, server, world
 from tests.builders import shared
 
@@ -137,7 +137,7 @@ def test_the_probe_of_the_container_goes_by_the_local_port(
 _IN_A_NETWORK = """
 import http.client
 from agent.http_endpoints import LatestSample, Server
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.debian import ip
 from tests.install.network import run
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from agent.gate_decision import Verdict
 from agent.http_endpoints import Server
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.served import World, client, http, server, world
 from tests.builders import shared
 from tests.waiting import PATIENCE_S, until

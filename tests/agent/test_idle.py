@@ -7,7 +7,7 @@ import pytest
 
 from agent.idle import IdleTimes
 from agent.probes.readings import ActivityReading
-from contract.gpunode import PodUse
+from headroom.contract.gpunode import PodUse
 from tests.agent.lives import BOOTED, GIB, Node, seconds_of
 
 MAX_IDLE = 4096

@@ -7,7 +7,7 @@ from kubernetes.config import ConfigException
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher, NotDelivered, NotThereYet, status_patch
-from contract.gpunode import GPUNodeStatus, PodUse
+from headroom.contract.gpunode import GPUNodeStatus, PodUse
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
 from tests.agent.test_node_probe import NO_ANSWER
 from tests.agent.writing import NOW, VOUCH, status, used, vouched

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.attribution import pod_sm
 from agent.metrics import AgentCollector, Sample, SampleCollector
 from agent.probes.readings import ActivityReading, HoldingReading, MirrorReading, ProcessReading
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     ContainerLimit,
     Device,
     GPUNodeStatus,

@@ -21,7 +21,7 @@ from agent.metrics_access import (
     MetricsAccess,
 )
 from agent.serving_tls import ServingTls
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.served import World, client, world
 from tests.builders import shared
 from tests.certificates import Authority, Certificate

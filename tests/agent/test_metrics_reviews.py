@@ -15,7 +15,7 @@ from agent.http_connection import Answer
 from agent.http_endpoints import MetricsPort, Server
 from agent.metrics_access import KubeReview, MetricsAccess
 from agent.serving_tls import ServingTls
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.installed_agent import AT_ONCE, installed, token, unless
 from tests.agent.served import World, world
 from tests.agent.test_metrics_access import asked, connection

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent.once_report import size, table
-from contract.gpunode import Device, GPUNodeStatus, Replicas
-from contract.printable import printable
+from headroom.contract.gpunode import Device, GPUNodeStatus, Replicas
+from headroom.contract.printable import printable
 from tests.agent.whole import Whole
 from tests.builders import shared
 from tests.controlplane import ROOT

@@ -11,8 +11,14 @@ import pytest
 from agent.kube_publisher import Held
 from agent.overuse import overuse
 from agent.status_writer import NO_OVERUSE, Overuse, StatusWriter, worth_writing
-from contract.gpunode import GPUNodeSpec, GPUNodeStatus, OveruseEviction, PodUse, Reservation
-from contract.heartbeat import Confirmation
+from headroom.contract.gpunode import (
+    GPUNodeSpec,
+    GPUNodeStatus,
+    OveruseEviction,
+    PodUse,
+    Reservation,
+)
+from headroom.contract.heartbeat import Confirmation
 from tests.builders import GIB, MIB, mig, reservation, shared, use
 
 INTERVAL_S = 5.0

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from agent.probes.unified_memory import UNSET
-from contract.gpunode import GPUNodeStatus
-from contract.reasons import Reason
-from extender.placement.device_accounting import DeviceTerms
-from extender.placement.explain import explain
-from extender.placement.explanation_text import explanation_lines
-from extender.placement.policy import Weights
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.explain import explain
+from headroom.core.placement.explanation_text import explanation_lines
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
 from tests.builders import FRESH_S, GIB, judged, reason_for, reservation, weighed_anew
 

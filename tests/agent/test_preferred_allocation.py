@@ -23,8 +23,8 @@ from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.plugin_registration import PluginRegistration
 from agent.steering.preferred_allocation import Arrivals, PreferredAllocation
-from contract.annotations import DeviceChoice
-from contract.gpunode import (
+from headroom.contract.annotations import DeviceChoice
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -35,7 +35,7 @@ from contract.gpunode import (
     Replicas,
     Reservation,
 )
-from contract.kube import ObjectMeta
+from headroom.contract.kube import ObjectMeta
 from tests.waiting import until
 
 NOT_PERMITTED = (

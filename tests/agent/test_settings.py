@@ -3,7 +3,7 @@
 import pytest
 
 from agent.settings import read_settings
-from contract.annotations import DeviceChoice
+from headroom.contract.annotations import DeviceChoice
 
 
 def test_defaults_are_those_of_the_design() -> None:

@@ -16,7 +16,7 @@ from agent.probes.readings import (
     TopologyReading,
 )
 from agent.sharing import Share, SharingReadings, plugin, shares
-from contract.gpunode import Device, Replicas
+from headroom.contract.gpunode import Device, Replicas
 
 GPU = "nvidia.com/gpu"
 SHARED = f"{GPU}.shared"

@@ -23,7 +23,14 @@ from agent.probes.readings import (
 )
 from agent.status_builder import rfc3339, summarise
 from agent.status_writer import worth_writing
-from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity, Summary
+from headroom.contract.gpunode import (
+    ContainerLimit,
+    Device,
+    GPUNodeStatus,
+    PodUse,
+    SmActivity,
+    Summary,
+)
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, 456789, tzinfo=UTC)
 MIB = 1 << 20

@@ -14,7 +14,7 @@ import yaml
 from structlog.testing import capture_logs
 
 from agent.status_writer import StatusWriter
-from contract.gpunode import Device, PodUse, Source
+from headroom.contract.gpunode import Device, PodUse, Source
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer
 from tests.agent.writing import GROWN_BYTES, Clock, busy, deliver, status, used, vouch, vouched
 from tests.waiting import PATIENCE_S, until

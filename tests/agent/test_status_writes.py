@@ -15,17 +15,17 @@ from structlog.testing import capture_logs
 
 from agent.kube_publisher import Held
 from agent.status_writer import StatusWriter
-from contract.gpunode import (
+from headroom.contract.gpunode import (
     GPUNodeSpec,
     GPUNodeStatus,
     PodUse,
     Reservation,
 )
-from contract.gpunode_json import decode_gpunode
-from contract.heartbeat import Confirmation, confirmation_of
-from contract.kube import Lease
-from extender.errors import StoreConflict
-from extender.kube.client import KubeApi
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.heartbeat import Confirmation, confirmation_of
+from headroom.contract.kube import Lease
+from headroom.errors import StoreConflict
+from headroom.runtime.kube.client import KubeApi
 from tests.agent.installed_agent import GPUNODES, LEASES, lease, publishing, reported, status
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ADMIN_TOKEN, ControlPlane

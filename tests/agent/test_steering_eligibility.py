@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pytest
 
 from agent.steering.choice import Eligibility, eligibility
-from contract.gpunode import Device, GPUNodeStatus, Plugin
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin
 
 NOT_PERMITTED = (
     "not permitted: the agent has the kubelet's device plugin directory read-only (chart "

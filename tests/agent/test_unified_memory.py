@@ -21,7 +21,7 @@ from agent.probes.readings import (
 )
 from agent.probes.unified_memory import SEVERAL, UNSET
 from agent.status_builder import summarise
-from contract.gpunode import Device
+from headroom.contract.gpunode import Device
 
 GIB = 1 << 30
 _UID = "0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"

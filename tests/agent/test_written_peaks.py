@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.status_writer import StatusWriter
-from contract.gpunode import GPUNodeStatus, PodUse
+from headroom.contract.gpunode import GPUNodeStatus, PodUse
 from tests.agent.scripted import ApiServer
 from tests.agent.writing import GROWN_BYTES, Clock, deliver, status, vouched
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from agent.status_writer import StatusWriter
-from contract.gpunode import Device, GPUNodeStatus, SmActivity
-from contract.heartbeat import Confirmation, confirmation_of
-from contract.kube import Lease
+from headroom.contract.gpunode import Device, GPUNodeStatus, SmActivity
+from headroom.contract.heartbeat import Confirmation, confirmation_of
+from headroom.contract.kube import Lease
 from tests.agent.scripted import ApiServer
 
 GROWN_BYTES = 64 << 20

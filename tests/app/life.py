@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import msgspec
 
-from contract.annotations import ON_OVERUSE, STARTUP
-from contract.kube import PodCondition, PodStatus, Present
-from contract.watched import NodeSeen
-from extender.app import cluster_view
-from extender.app.extender import Extender
-from extender.app.serve import console_beside
-from extender.config.reload import Origin
-from extender.config.settings import Settings
-from extender.controllers.extended_resource import ExtendedResourceController
-from extender.controllers.preemption import PreemptionWriter
-from extender.controllers.starts import StartsController
-from extender.kube.client import KubeApi
+from extender.extended_resource import ExtendedResourceController
+from extender.extender import Extender
 from extender.ledger.memory_store import AsyncStore
-from extender.observability.metrics import sample_lag
+from extender.preemption import PreemptionWriter
+from extender.starts import StartsController
+from headroom.contract.annotations import ON_OVERUSE, STARTUP
+from headroom.contract.kube import PodCondition, PodStatus, Present
+from headroom.contract.watched import NodeSeen
+from headroom.runtime.follow import cluster_view
+from headroom.runtime.kube.client import KubeApi
+from headroom.runtime.settings.reload import Origin
+from headroom.runtime.settings.settings import Settings
+from headroom.runtime.telemetry import sample_lag
+from headroom.serve.extender_and_console import console_beside
 from tests.app.life_world import NODES, Store, Told, World, rejected
 from tests.builders import GIB, container, kube_node, pod
 from tests.waiting import until_then

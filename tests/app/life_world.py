@@ -10,33 +10,27 @@ from typing import Any
 import msgspec
 import structlog
 
-from contract.annotations import OBSERVED_AT, RETRY
-from contract.event_reasons import EventReason
-from contract.gpunode import GPUNode, Source
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
-from contract.reasons import Reason
-from contract.watched import HeartbeatSeen, PodGone
-from extender import periodic
-from extender.app import cluster_view
-from extender.app.console import Console
-from extender.app.extender import Extender
-from extender.config import reload
-from extender.controllers import (
-    extended_resource,
-    overuse,
-    pending_events,
-    preemption,
-    reconcile,
-    requeue,
-    starts,
-)
-from extender.errors import StoreConflict, StoreRejected
+from extender import extended_resource, overuse, pending_events, preemption, starts
+from extender.extender import Extender
 from extender.ledger.memory_store import EmbeddedStore
-from extender.observability import feed
-from extender.state import event_queue, eviction_candidates, nominations
-from extender.state import overuse as overuse_state
-from extender.state.notices import Notice
+from extender.reconcile import controller as reconcile
+from extender.requeue import controller as requeue
+from headroom.console.console import Console
+from headroom.console.feed import feed
+from headroom.contract.annotations import OBSERVED_AT, RETRY
+from headroom.contract.event_reasons import EventReason
+from headroom.contract.gpunode import GPUNode, Source
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import HeartbeatSeen, PodGone
+from headroom.core.cluster.notices import Notice
+from headroom.core.cluster.trackers import eviction_candidates, nominations
+from headroom.core.cluster.trackers import overuse as overuse_state
+from headroom.errors import StoreConflict, StoreRejected
+from headroom.runtime import loops as periodic
+from headroom.runtime.follow import cluster_view, event_queue
+from headroom.runtime.settings import reload
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, pod, shared, use
 from tests.waiting import until_then
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from contract.annotations import VRAM
-from contract.decision import decision_of
-from contract.kube import Pod
-from contract.watched import NodeSeen
-from extender.app.extender import Extender
-from extender.config.settings import Settings
+from extender.extender import Extender
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.state.changes import Event
-from extender.state.decision_records import BindTried, Filtered, Ranked
+from headroom.contract.annotations import VRAM
+from headroom.contract.decision import decision_of
+from headroom.contract.kube import Pod
+from headroom.contract.watched import NodeSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.journal.decision_records import BindTried, Filtered, Ranked
+from headroom.runtime.settings.settings import Settings
 from tests.builders import DISTRIBUTED, gpunode, kube_node, pod, shared
 from tests.serving import binding, offer
 from tests.serving import pod as sent

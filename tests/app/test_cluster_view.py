@@ -7,17 +7,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import EVICTED, GPUNode
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.app import cluster_view
-from extender.app.cluster_view import ClusterView
-from extender.app.console import Console
-from extender.config.settings import Settings
-from extender.observability.metrics import ViewTelemetry
-from extender.state.decision_records import Bounds
-from extender.state.journal import Journal
-from extender.state.pending_pods import Pending
+from headroom.console.console import Console
+from headroom.contract.gpunode import EVICTED, GPUNode
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.journal.decision_records import Bounds
+from headroom.core.journal.journal import Journal
+from headroom.core.whatif.pending_pods import Pending
+from headroom.runtime.follow import cluster_view
+from headroom.runtime.follow.cluster_view import ClusterView
+from headroom.runtime.settings.settings import Settings
+from headroom.runtime.telemetry import ViewTelemetry
 from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 from tests.waiting import until_then
 

@@ -8,17 +8,18 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from unittest.mock import patch
 
-from contract.gpunode import GPUNode
-from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
-from contract.watched import GPUNodeSeen, NodeSeen, Relisted
-from extender.app.extender import Extender
-from extender.config.settings import Settings
-from extender.observability.metrics import sample_lag
-from extender.state.changes import BindBegun, BindEnded, Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.event_queue import EventQueue
+from extender.extender import Extender
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, Relisted
+from headroom.core.cluster.changes import BindBegun, BindEnded, Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.runtime.follow.event_queue import EventQueue
+from headroom.runtime.settings.settings import Settings
+from headroom.runtime.telemetry import sample_lag
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.state.states import state_of
+from tests.state.validation import violations
 from tests.waiting import PATIENCE_S, until, until_then
 
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
@@ -104,7 +105,7 @@ def test_changes_of_threads_are_accepted_at_any_time() -> None:
             extender.enqueue(reports(names=NAMES[101:102]))
             await until_then(lambda: known(extender) == 102, "all nodes are known")
 
-    with patch("extender.state.event_queue.TOGETHER_S", 0.001):
+    with patch("headroom.runtime.follow.event_queue.TOGETHER_S", 0.001):
         play(script)
 
 
@@ -168,6 +169,7 @@ def test_a_node_with_several_changes_is_weighed_once() -> None:
                 extender.enqueue(reports(version, NAMES[:4]))
             await extender.event_queue.idle()
         assert sorted(weighed) == NAMES[:4]
+        violations()  # the nodes were not really weighed
 
     play(script)
 
@@ -231,7 +233,7 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         assert known(extender) == len(NAMES)
 
     with (
-        patch("extender.state.event_queue.MAX_QUEUED", 3),
-        patch("extender.state.event_queue.TOGETHER_S", 0.001),
+        patch("headroom.runtime.follow.event_queue.MAX_QUEUED", 3),
+        patch("headroom.runtime.follow.event_queue.TOGETHER_S", 0.001),
     ):
         play(script)

@@ -8,22 +8,22 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
-from contract.kube import Node, ObjectMeta
-from contract.watched import GPUNodeSeen, NodeSeen, PodGone
-from extender.app.extender import Extender
-from extender.config.settings import Settings
-from extender.controllers.reconcile import ReconcileController
-from extender.controllers.requeue import RequeueController
+from extender.extender import Extender
 from extender.ledger.ledger import Ledger
-from extender.periodic import Loops, progressed
-from extender.state import event_queue
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.deleted_pods import DeletedPods
-from extender.state.eviction_candidates import BackOffs
-from extender.state.node_weigher import NodeWeigher
-from extender.state.sm_activity import Activities
+from extender.reconcile.controller import ReconcileController
+from extender.requeue.controller import RequeueController
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from headroom.contract.kube import Node, ObjectMeta
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.node_weigher import NodeWeigher
+from headroom.core.cluster.trackers.deleted_pods import DeletedPods
+from headroom.core.cluster.trackers.eviction_candidates import BackOffs
+from headroom.core.cluster.trackers.sm_activity import Activities
+from headroom.runtime.follow import event_queue
+from headroom.runtime.loops import Loops, progressed
+from headroom.runtime.settings.settings import Settings
 from tests.builders import kube_node
 from tests.waiting import PATIENCE_S, until_then
 
@@ -127,7 +127,7 @@ class Deaf:
 def test_reconciling_continues_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
-        monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.02)
+        monkeypatch.setattr("extender.reconcile.controller.EVERY_S", 0.02)
         extender.reconciler.start(cast(Ledger, ledger))
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
@@ -166,7 +166,7 @@ def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
 
 
 def test_work_without_an_end_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extender.periodic.AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr("headroom.runtime.loops.AGAIN_AFTER_S", 0.0)
 
     async def play() -> list[str]:
         failed: list[str] = []
@@ -244,8 +244,8 @@ class Slow:
 def test_a_node_that_cannot_be_checked_delays_no_other_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extender.controllers.reconcile.WAITED_S", 0.01)
-    monkeypatch.setattr("extender.controllers.reconcile.READY_EVERY_S", 0.01)
+    monkeypatch.setattr("extender.reconcile.controller.WAITED_S", 0.01)
+    monkeypatch.setattr("extender.reconcile.controller.READY_EVERY_S", 0.01)
 
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Slow()

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from contract.annotations import FINALIZER
-from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
-from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
-from contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
-from extender.app import extender
-from extender.app.extender import Extender
-from extender.config.settings import Mode, Settings
-from extender.controllers import reconcile
-from extender.errors import StoreRejected
+from extender import extender
+from extender.extender import Extender
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.reconcile import controller as reconcile
+from headroom.contract.annotations import FINALIZER
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from headroom.contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from headroom.contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
+from headroom.errors import StoreRejected
+from headroom.runtime.settings.settings import Mode, Settings
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.serving import offer
 from tests.serving import pod as sent

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from extender.app.memory_policy import collect_garbage
+from headroom.runtime.memory_policy import collect_garbage
 from tests.waiting import PATIENCE_S
 
 

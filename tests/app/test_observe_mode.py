@@ -5,14 +5,14 @@ from typing import cast
 
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.app.extender import Extender
-from extender.config.settings import Mode, Settings
-from extender.controllers.eviction import EvictionController
+from extender.eviction.controller import EvictionController
+from extender.extender import Extender
 from extender.ledger.ledger import Ledger
-from extender.state.notices import Notice
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from headroom.core.cluster.notices import Notice
+from headroom.runtime.settings.settings import Mode, Settings
 from tests.builders import gpunode, kube_node, pod, reservation, shared
 from tests.state.test_requeue_hints import rejected
 

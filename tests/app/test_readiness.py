@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from extender.app.extender import Extender
-from extender.app.readiness import unready
-from extender.config.settings import Settings
-from extender.console.process import process_status
-from extender.kube.reflector import DEFAULT_PACE
-from extender.kube.resources import Health
+from extender.extender import Extender
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.process_monitor import ProcessMonitor
+from headroom.console.views.process import process_status
+from headroom.runtime.follow.process_monitor import ProcessMonitor
+from headroom.runtime.kube.readiness import unready
+from headroom.runtime.kube.reflector import DEFAULT_PACE
+from headroom.runtime.kube.resources import Health
+from headroom.runtime.settings.settings import Settings
 from tests.serving import binding, offer, pod
 
 BLIND = "Headroom has had no contact with the API server for too long to decide"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.reasons import Reason
-from extender.config import reload
-from extender.config.loading import check_settings
-from extender.config.reload import Origin, SettingsReloader
-from extender.config.settings import RELOADED, Settings
-from extender.observability.extender_metrics import Telemetry
+from extender.metrics import Telemetry
+from headroom.contract.reasons import Reason
+from headroom.runtime.settings import reload
+from headroom.runtime.settings.loading import check_settings
+from headroom.runtime.settings.reload import Origin, SettingsReloader
+from headroom.runtime.settings.settings import RELOADED, Settings
 from tests.kubectl.test_commands import run
 from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving

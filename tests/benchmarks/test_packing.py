@@ -28,7 +28,7 @@ from benchmarks.packing.workload import (
     read_nodes,
     read_pods,
 )
-from extender.errors import BadSettings
+from headroom.errors import BadSettings
 from tests.controlplane import ROOT
 
 OPENB = ROOT.parent / "shared" / "data" / "openb"

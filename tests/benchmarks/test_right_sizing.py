@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from contract.kube import Pod
-from contract.quantity import parse_bytes
-from extender.placement.request import VramRequest
-from extender.recommend.lives import Ending, Life
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.simulation import Placed, Simulation
+from headroom.contract.kube import Pod
+from headroom.contract.quantity import parse_bytes
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.request import VramRequest
+from headroom.core.recommend.lives import Ending, Life
+from headroom.core.whatif.simulation import Placed, Simulation
 from tests.admission.reviews import mutated, pod
 from tests.admission.test_automatic import known, owned
 from tests.builders import DISTRIBUTED, GIB, NOW_S, gpunode, kube_node, shared

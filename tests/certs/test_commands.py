@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from extender.certs.commands import certs
+from headroom.certs.commands import certs
 
 #: Alone: all of the commands together configure logging for the whole process.
 app = typer.Typer()

@@ -6,7 +6,7 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
-from extender.certs.commands import copy, copy_certs
+from headroom.certs.commands import copy, copy_certs
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
 #: Alone: all of the commands together configure logging for the whole process.

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from extender.certs.cluster_secrets import wanted
-from extender.certs.pki import (
+from headroom.certs.cluster_secrets import wanted
+from headroom.certs.pki import (
     NotAPair,
     Pair,
     Terms,

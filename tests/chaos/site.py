@@ -225,7 +225,7 @@ class Site:
         if part == "extender":
             self.clock(name).touch()
             inside = partial(alter, self.clock(name), self._plan.mutant)
-        self.plane.fork(name, "extender", part, "--config", str(file), env=env, inside=inside)
+        self.plane.fork(name, "headroom", part, "--config", str(file), env=env, inside=inside)
 
     def clock(self, extender: str) -> Path:
         """Return the file of its clock (see ``alter``)."""

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from contract.gpunode import GPUNodeSpec
 from extender.ledger.kube_store import KubernetesStore
+from headroom.contract.gpunode import GPUNodeSpec
 from tests.chaos.__main__ import storm
 from tests.chaos.altered import MUTANTS
 from tests.chaos.faults import KINDS

@@ -9,20 +9,20 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.console.app import console_app
-from extender.console.shared_answers import SharedAnswers
-from extender.console.view_context import Context, no_quotas
-from extender.observability.extender_metrics import Telemetry
-from extender.observability.feed import Feed
-from extender.observability.journal_stream import HoldsLine, StateLine, holds_line
-from extender.observability.journals import Followed, Journals
-from extender.placement.policy import Rules
+from extender.metrics import Telemetry
 from extender.scheduler.journal_endpoint import JournalSource, journal_routes
-from extender.server.auth import Guard
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
-from extender.state.pod_requests import ResourceQuota
+from headroom.console.app import console_app
+from headroom.console.feed.feed import Feed
+from headroom.console.feed.journals import Followed, Journals
+from headroom.console.shared_answers import SharedAnswers
+from headroom.console.view_context import Context, no_quotas
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
+from headroom.core.rules.pod_requests import ResourceQuota
+from headroom.runtime.follow.journal_stream import HoldsLine, StateLine, holds_line
+from headroom.runtime.server.auth import Guard
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
 #: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from contract.gpunode import Reservation
-from contract.kube import OwnerReference, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.changes import Event
+from headroom.contract.gpunode import Reservation
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_devices import since

@@ -8,23 +8,23 @@ from typing import TypeVar
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from contract.gpunode import GPUNode, Reservation
-from contract.kube import Pod, PodStatus
-from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.observability.journal_follower import HoldsUpdater
-from extender.observability.journal_stream import (
+from headroom.console.feed.journal_follower import HoldsUpdater
+from headroom.console.feed.journals import Followed
+from headroom.contract.gpunode import GPUNode, Reservation
+from headroom.contract.kube import Pod, PodStatus
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import BindBegun, BindEnded, Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
+from headroom.runtime.follow.journal_stream import (
     Copy,
     Cursor,
     HoldsLine,
     encode,
     holds_line,
 )
-from extender.observability.journals import Followed
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.state.changes import BindBegun, BindEnded, Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
 from tests.builders import NOW_S, gpunode, kube_node, shared
 from tests.state.evictions import newcomer
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from contract.annotations import DEVICE_CHOICE
-from contract.device_choice import STEERING_NOT_PERMITTED, STEERING_UNKNOWN
-from contract.gpunode import Plugin
-from contract.watched import GPUNodeSeen, NodeSeen
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.device_choice import STEERING_NOT_PERMITTED, STEERING_UNKNOWN
+from headroom.contract.gpunode import Plugin
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from tests.builders import GIB, gpunode, kube_node, mig, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 

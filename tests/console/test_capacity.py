@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from contract.kube import NodeSpec
-from contract.watched import GPUNodeSeen, NodeSeen
+from headroom.contract.kube import NodeSpec
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import Asked
 

@@ -5,18 +5,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import CORDON
-from contract.gpunode import ADOPTED, EVICTED, OveruseEviction, Reservation
-from contract.kube import Pod
-from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
-from extender.observability.feed import ChangeFeed, Feed
-from extender.observability.journals import Journals
-from extender.placement.policy import Rules
-from extender.state.changes import HoldsSeen
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
-from extender.state.holds import HeldFor, Why
-from extender.state.journal import Journal
+from headroom.console.feed.feed import ChangeFeed, Feed
+from headroom.console.feed.journals import Journals
+from headroom.contract.annotations import CORDON
+from headroom.contract.gpunode import ADOPTED, EVICTED, OveruseEviction, Reservation
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import HoldsSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.holds import HeldFor, Why
+from headroom.core.journal.decision_records import BindTried, Bounds, Filtered, Ranked
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 
 EPOCH_S = 1_795_219_200.0

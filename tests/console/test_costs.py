@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from contract.gpunode import Replicas
-from contract.watched import PodGone
-from extender.console.costs import _read, _view
-from extender.console.history_ranges import Found, PrometheusRanges, Range
-from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.history_recorder import HistoryRecorder
-from extender.server.auth import GetPod, ReadPath
-from extender.state.holdings import OTHERS, Holdings, limited, summed
-from extender.state.pending_pods import Pending
+from headroom.console.history.holdings import OTHERS, Holdings, limited, summed
+from headroom.console.history.ranges import Found, PrometheusRanges, Range
+from headroom.console.history.recorder import HistoryRecorder
+from headroom.console.metrics import FleetCollector
+from headroom.console.views.costs import _read, _view
+from headroom.contract.gpunode import Replicas
+from headroom.contract.watched import PodGone
+from headroom.core.whatif.pending_pods import Pending
+from headroom.runtime.server.auth import GetPod, ReadPath
 from tests.builders import GIB, device, mig, shared
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.console.test_idle import AN_HOUR, SM, TWO_DAYS, add, fleet, row

@@ -10,17 +10,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from contract.kube import ObjectMeta, Pod
-from contract.watched import NodeSeen, PodSeen
-from extender.console.app import console_app
-from extender.console.responses import chunked, json_parts
-from extender.console.view_context import Context
-from extender.observability.extender_metrics import Telemetry
-from extender.observability.journals import Journals
-from extender.placement.policy import Rules
-from extender.placement.snapshot import Snapshot
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from extender.metrics import Telemetry
+from headroom.console.app import console_app
+from headroom.console.feed.journals import Journals
+from headroom.console.responses import chunked, json_parts
+from headroom.console.view_context import Context
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.contract.watched import NodeSeen, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.snapshot import Snapshot
 from tests.builders import kube_node
 from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving

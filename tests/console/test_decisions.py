@@ -2,11 +2,11 @@
 
 import pytest
 
-from extender.console.decision_bodies import DecisionsBody
-from extender.observability.journal_stream import StateLine
-from extender.observability.journals import Followed
-from extender.state.decision_records import BindTried, Filtered, Ranked
-from extender.state.journal import Journal
+from headroom.console.feed.journals import Followed
+from headroom.console.views.decision_bodies import DecisionsBody
+from headroom.core.journal.decision_records import BindTried, Filtered, Ranked
+from headroom.core.journal.journal import Journal
+from headroom.runtime.follow.journal_stream import StateLine
 from tests.console.asking import WALL_S, Asked
 
 

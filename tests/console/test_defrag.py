@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from contract.watched import PodSeen
-from extender.console import defrag
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.pod_requests import ResourceQuota
+from headroom.console.views import defrag
+from headroom.contract.watched import PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.rules.pod_requests import ResourceQuota
 from tests.builders import GIB, NOW_S
 from tests.builders import pod as waiting
 from tests.console.asking import Asked

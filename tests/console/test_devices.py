@@ -5,8 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import ContainerLimit, Device, Replicas, Reservation, UnattributedProcess
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.contract.gpunode import (
+    ContainerLimit,
+    Device,
+    Replicas,
+    Reservation,
+    UnattributedProcess,
+)
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.console.asking import Asked
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, PodSeen
-from extender.state.memory_totals import totals
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, PodSeen
+from headroom.core.cluster.memory_totals import totals
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, pod, shared, use
 from tests.console.asking import Asked
 from tests.state.dra import claim, claiming, class_of, node, slice_of

@@ -7,7 +7,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from contract.gpunode import (
+from headroom.console.view_context import Context
+from headroom.console.views.drift import claim_views, drift_views
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNode,
@@ -18,13 +20,11 @@ from contract.gpunode import (
     Replicas,
     Reservation,
 )
-from contract.kube import ObjectMeta
-from contract.watched import ClaimSeen, GPUNodeSeen, SliceSeen
-from extender.console.drift import claim_views, drift_views
-from extender.console.view_context import Context
-from extender.kube.claims import Claims
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.kube import ObjectMeta
+from headroom.contract.watched import ClaimSeen, GPUNodeSeen, SliceSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
+from headroom.runtime.follow.claims import Claims
 from tests.builders import DISTRIBUTED, gpunode, reservation, shared, use
 from tests.serving import Server, binding, offer, pod, serving
 from tests.state.test_claimed_devices import claim, piece

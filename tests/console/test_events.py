@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from extender.observability.feed import Feed, TooManyFollowers
-from extender.server import streams
+from headroom.console.feed.feed import Feed, TooManyFollowers
+from headroom.runtime.server import streams
 from tests.console.asking import Asked
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import PATIENCE_S

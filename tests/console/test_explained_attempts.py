@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from contract.decision import decision_id
-from contract.kube import Node, Pod
-from contract.reasons import Reason
-from contract.watched import NodeSeen
-from extender.state.journal import Decision, NodeSets
+from headroom.contract.decision import decision_id
+from headroom.contract.kube import Node, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import NodeSeen
+from headroom.core.journal.journal import Decision, NodeSets
 from tests.builders import GIB, pod
 from tests.console.asking import WALL_S, Asked
 from tests.console.explained import WAITS, asked, explained, kinds, node

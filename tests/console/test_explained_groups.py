@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from contract.kube import Pod, SchedulingGate, SchedulingGroup
-from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.observability.fleet_metrics import FleetCollector
-from extender.placement.request import VramRequest
-from extender.state.pending_pods import Pending
+from headroom.console.metrics import FleetCollector
+from headroom.contract.kube import Pod, SchedulingGate, SchedulingGroup
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from headroom.core.placement.request import VramRequest
+from headroom.core.whatif.pending_pods import Pending
 from headroom.kubectl.why import why
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared
 from tests.console.asking import Asked
@@ -107,7 +107,7 @@ def test_the_list_of_pending_pods_has_the_group_of_each_pod(fleet: Asked) -> Non
 def test_a_long_list_seeks_nodes_for_the_first_pods_only(
     fleet: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.console.pending.MOST_PLACED", 2)
+    monkeypatch.setattr("headroom.console.views.pending.MOST_PLACED", 2)
     pods = {each["name"]: each for each in fleet.get("/v1/pending").json()["pods"]}
     assert pods["p3"]["group"]["message"] == (
         "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; "

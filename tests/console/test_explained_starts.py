@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import GATE, gate_container
-from contract.kube import (
+from headroom.contract.gate import GATE, gate_container
+from headroom.contract.kube import (
     ContainerState,
     ContainerStatus,
     InitContainer,
@@ -14,7 +14,7 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GATE_IMAGE, GIB, gpunode, kube_node, pod, reservation, shared
 from tests.console.asking import Asked
 

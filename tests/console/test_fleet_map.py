@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from contract.gpunode import SmActivity
-from contract.kube import NodeSpec
-from contract.watched import GPUNodeSeen, NodeGone, NodeSeen
+from headroom.contract.gpunode import SmActivity
+from headroom.contract.kube import NodeSpec
+from headroom.contract.watched import GPUNodeSeen, NodeGone, NodeSeen
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 

@@ -11,12 +11,12 @@ import hypothesis
 import msgspec
 from hypothesis import strategies as st
 
-from contract.gpunode import GPUNode
-from contract.kube import Pod, PodStatus
-from contract.watched import GPUNodeSeen, PodGone, PodSeen
-from extender.placement.request import VramRequest
-from extender.state.changes import Event
-from extender.state.pod_groups import POD_GROUP
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod, PodStatus
+from headroom.contract.watched import GPUNodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.pod_groups import POD_GROUP
+from headroom.core.placement.request import VramRequest
 from tests.builders import GIB, pod, reservation
 from tests.console.asking import Asked
 from tests.console.explained import node, owned

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import SmActivity
-from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodSeen
-from extender.console.responses import stamp
-from extender.observability.history_recorder import HistoryRecorder
-from extender.server.auth import GetPod
+from headroom.console.history.recorder import HistoryRecorder
+from headroom.console.responses import stamp
+from headroom.contract.gpunode import SmActivity
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodSeen
+from headroom.runtime.server.auth import GetPod
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 from tests.server.test_auth import World

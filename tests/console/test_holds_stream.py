@@ -14,30 +14,30 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.app.cluster_view import ClusterView
-from extender.app.console import Console
-from extender.app.extender import Extender
-from extender.config.settings import Settings
+from extender.extender import Extender
 from extender.ledger.bind_call import BindRequest, Failed
 from extender.ledger.ledger import Ledger
-from extender.observability.journal_follower import holds_of
-from extender.observability.journal_stream import (
+from headroom.console.console import Console
+from headroom.console.feed.journal_follower import holds_of
+from headroom.console.feed.journals import Followed
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster import holds
+from headroom.core.cluster.changes import BindBegun, HoldsSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.holds import HeldFor, Why
+from headroom.core.journal.journal import Journal
+from headroom.core.whatif.pending_pods import Pending
+from headroom.runtime.follow.cluster_view import ClusterView
+from headroom.runtime.follow.journal_stream import (
     Copy,
     HoldsLine,
     StateLine,
     encode,
     holds_line,
 )
-from extender.observability.journals import Followed
-from extender.observability.metrics import ViewTelemetry
-from extender.state import holds
-from extender.state.changes import BindBegun, HoldsSeen
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.holds import HeldFor, Why
-from extender.state.journal import Journal
-from extender.state.pending_pods import Pending
+from headroom.runtime.settings.settings import Settings
+from headroom.runtime.telemetry import ViewTelemetry
 from tests.builders import NOW_S, gpunode, kube_node, reservation, shared
 from tests.console.extender_and_console import NODES, STEPS, Pair, state
 from tests.console.test_journal_follower import extender as extender_at

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import Device, Replicas, SmActivity
-from contract.kube import OwnerReference, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.observability.fleet_metrics import FleetCollector
-from extender.server.auth import GetPod, ReadPath
-from extender.state.idle_pods import idle_pods
-from extender.state.pending_pods import Pending
+from headroom.console.metrics import FleetCollector
+from headroom.contract.gpunode import Device, Replicas, SmActivity
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.idle_pods import idle_pods
+from headroom.core.whatif.pending_pods import Pending
+from headroom.runtime.server.auth import GetPod, ReadPath
 from tests.builders import GIB, device, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.server.test_auth import World

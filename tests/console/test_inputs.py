@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.console.process import SourceView
-from extender.console.status import inputs as inputs_of
-from extender.observability.journal_stream import StateLine
-from extender.observability.journals import Followed
-from extender.state.journal import Decision, Journal
+from headroom.console.feed.journals import Followed
+from headroom.console.views.process import SourceView
+from headroom.console.views.status import inputs as inputs_of
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.journal.journal import Decision, Journal
+from headroom.runtime.follow.journal_stream import StateLine
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 

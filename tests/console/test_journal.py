@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.decision import decision_of
-from contract.kept_fields import kept_pod
-from contract.kube import Pod
-from extender.state import journal as journal_module
-from extender.state.decision_records import (
+from headroom.contract.decision import decision_of
+from headroom.contract.kept_fields import kept_pod
+from headroom.contract.kube import Pod
+from headroom.core.journal import journal as journal_module
+from headroom.core.journal.decision_records import (
     DEFAULT_BOUNDS,
     Asked,
     BindTried,
@@ -27,7 +27,7 @@ from extender.state.decision_records import (
     Ranked,
     Records,
 )
-from extender.state.journal import Decision, Journal, pod_bytes
+from headroom.core.journal.journal import Decision, Journal, pod_bytes
 from tests.builders import NOW_S, pod
 from tests.fuzz.world import NODES, World
 from tests.serving import binding, offer

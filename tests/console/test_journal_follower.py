@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from extender.observability import journal_follower
-from extender.observability.journal_follower import JournalFollower
-from extender.observability.journal_stream import DecisionLine, StateLine, encode
-from extender.state.decision_records import DEFAULT_BOUNDS, Filtered
+from headroom.console.feed import journal_follower
+from headroom.console.feed.journal_follower import JournalFollower
+from headroom.core.journal.decision_records import DEFAULT_BOUNDS, Filtered
+from headroom.runtime.follow.journal_stream import DecisionLine, StateLine, encode
 from tests.certificates import Authority
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import PATIENCE_S, until

@@ -8,9 +8,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.observability.journal_stream import (
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.holds import HeldFor, Why
+from headroom.core.journal.decision_records import (
+    Bounds,
+    Candidates,
+    Filtered,
+    Preempted,
+    Ranked,
+    Record,
+    Victim,
+)
+from headroom.core.journal.journal import Decision, Journal, NodeSets
+from headroom.runtime.follow.journal_stream import (
     BadLine,
     Copy,
     Cursor,
@@ -20,17 +31,6 @@ from extender.observability.journal_stream import (
     StateLine,
     encode,
 )
-from extender.state.decision_records import (
-    Bounds,
-    Candidates,
-    Filtered,
-    Preempted,
-    Ranked,
-    Record,
-    Victim,
-)
-from extender.state.holds import HeldFor, Why
-from extender.state.journal import Decision, Journal, NodeSets
 from tests.builders import pod, reservation
 from tests.examples import examples
 

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from contract.annotations import OBSERVED_AT
-from contract.gpunode import GPUNode, Reservation
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, ObjectMeta
-from contract.watched import (
+from headroom.console.facts.gpu_pods import GpuPods
+from headroom.console.history.history import History
+from headroom.console.history.recorder import HistoryRecorder
+from headroom.console.views.fleet import ModelSums
+from headroom.console.views.teams import TeamSums
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.gpunode import GPUNode, Reservation
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, ObjectMeta
+from headroom.contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatSeen,
@@ -19,13 +24,8 @@ from contract.watched import (
     PodGone,
     PodSeen,
 )
-from extender.console.fleet import ModelSums
-from extender.console.teams import TeamSums
-from extender.observability.history_recorder import HistoryRecorder
-from extender.placement.updated_nodes import UpdatedNodes
-from extender.state.changes import Event
-from extender.state.gpu_pods import GpuPods
-from extender.state.history import History
+from headroom.core.cluster.changes import Event
+from headroom.core.placement.updated_nodes import UpdatedNodes
 from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_teams import owned

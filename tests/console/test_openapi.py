@@ -7,7 +7,7 @@ import pytest
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck
 
-from extender.console.app import _VIEWS, _metrics, _probes
+from headroom.console.app import _VIEWS, _metrics, _probes
 from tests.examples import examples
 from tests.fuzz.world import World
 

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.console.explain import unnamed
-from extender.placement.explain import explain
-from extender.placement.fit import fit
-from extender.placement.request import VramRequest
-from extender.state.changes import Event
-from extender.state.eligible_nodes import eligible_nodes, feasible
-from extender.state.suggestions import Suggestion, blockers, suggest
+from headroom.console.facts.suggestions import Suggestion, blockers, suggest
+from headroom.console.views.explain import unnamed
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.placement.explain import explain
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import VramRequest
+from headroom.core.rules.eligible_nodes import eligible_nodes, feasible
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.test_devices import since
 from tests.console.test_suggestions import asked, explained, kinds

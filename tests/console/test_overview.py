@@ -4,11 +4,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from contract.gpunode import Device
-from contract.kube import OwnerReference, Pod, SchedulingGate
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.console.process import SettingsView
-from extender.state.growth import Growing
+from headroom.console.history.growth import Growing
+from headroom.console.views.process import SettingsView
+from headroom.contract.gpunode import Device
+from headroom.contract.kube import OwnerReference, Pod, SchedulingGate
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.console.test_idle import fleet, row

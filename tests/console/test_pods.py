@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import PodUse
-from contract.kube import Node
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.contract.gpunode import PodUse
+from headroom.contract.kube import Node
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_teams import owned

@@ -1,7 +1,7 @@
 """/v1/quotas shows hard, used and reserved memory of each quota."""
 
-from contract.kube import ObjectMeta
-from extender.state.pod_requests import QuotaStatus, ResourceQuota
+from headroom.contract.kube import ObjectMeta
+from headroom.core.rules.pod_requests import QuotaStatus, ResourceQuota
 from tests.builders import GIB, NOW_S
 from tests.console.asking import Asked
 from tests.state.evictions import On

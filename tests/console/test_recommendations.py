@@ -3,16 +3,23 @@
 import msgspec
 import pytest
 
-from contract.kube import ObjectMeta, OwnerReference, PodStatus
-from contract.quantity import format_bytes, gib
-from contract.vramprofile import ProfileController, ProfileOwner, VRAMProfile, stamp
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen, ProfileGone, ProfileSeen, Relisted
-from extender.console.recommendations import accepted_message
-from extender.kube.profiles import Profiles
-from extender.recommend.lives import DAY_S, Ending, Life
-from extender.recommend.profile import Profile
-from extender.recommend.profile_status import status_of
-from extender.state.request_whatif import Outcome
+from headroom.console.facts.request_whatif import Outcome
+from headroom.console.views.recommendations import accepted_message
+from headroom.contract.kube import ObjectMeta, OwnerReference, PodStatus
+from headroom.contract.quantity import format_bytes, gib
+from headroom.contract.vramprofile import ProfileController, ProfileOwner, VRAMProfile, stamp
+from headroom.contract.watched import (
+    GPUNodeSeen,
+    NodeSeen,
+    PodSeen,
+    ProfileGone,
+    ProfileSeen,
+    Relisted,
+)
+from headroom.core.recommend.lives import DAY_S, Ending, Life
+from headroom.core.recommend.profile import Profile
+from headroom.core.recommend.profile_status import status_of
+from headroom.runtime.kube.profiles import Profiles
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 

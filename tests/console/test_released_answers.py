@@ -14,7 +14,7 @@ def being_made() -> list[str]:
     return [
         each.gi_code.co_name
         for each in gc.get_objects(generation=0)
-        if inspect.isgenerator(each) and "extender/console" in each.gi_code.co_filename
+        if inspect.isgenerator(each) and "headroom/console" in each.gi_code.co_filename
     ]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Pod, PodStatus
-from contract.watched import PodSeen
-from extender.state.changes import Event
+from headroom.contract.kube import Pod, PodStatus
+from headroom.contract.watched import PodSeen
+from headroom.core.cluster.changes import Event
 from tests.builders import pod
 from tests.console.explained import asked, explained, kinds, node, owned
 

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.decision import decision_id
-from contract.kube import SchedulingGate
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.decision_records import Candidate, Candidates, Ranked
-from extender.state.journal import Decision
+from headroom.contract.decision import decision_id
+from headroom.contract.kube import SchedulingGate
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.journal.decision_records import Candidate, Candidates, Ranked
+from headroom.core.journal.journal import Decision
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 

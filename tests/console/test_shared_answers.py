@@ -13,9 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.console.app import _VIEWS
-from extender.console.shared_answers import MOST_ANSWERS, MOST_BYTES, SharedAnswers
-from extender.server.auth import GetPod, ReadPath
+from headroom.console.app import _VIEWS
+from headroom.console.shared_answers import MOST_ANSWERS, MOST_BYTES, SharedAnswers
+from headroom.runtime.server.auth import GetPod, ReadPath
 from tests.console.asking import Asked
 from tests.console.test_visible_pods import OWN, VIEWS, world
 from tests.controlplane import ROOT
@@ -164,7 +164,7 @@ def test_views_that_depend_on_the_reader_share_no_answer() -> None:
 
 
 def test_the_page_waits_longer_after_an_event_than_an_answer_is_shared() -> None:
-    script = Path(ROOT, "extender/console/page/app.js").read_text()
+    script = Path(ROOT, "headroom/console/page/app.js").read_text()
     found = re.search(r"BURST_MS = (\d+)", script)
     assert found is not None
     assert int(found[1]) / 1000 > SHARED_S

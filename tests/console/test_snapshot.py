@@ -11,10 +11,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM, RESERVE, VRAM
-from contract.gate import GATE
-from contract.gpunode import EVICTED, Reservation
-from contract.kube import (
+from headroom.commands import app
+from headroom.contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM, RESERVE, VRAM
+from headroom.contract.gate import GATE
+from headroom.contract.gpunode import EVICTED, Reservation
+from headroom.contract.kube import (
     EnvVar,
     InitContainer,
     Node,
@@ -24,12 +25,11 @@ from contract.kube import (
     ResourceSliceSpec,
     SliceDevice,
 )
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen, SliceSeen
-from extender.app.cli import app
-from extender.placement.device_reading import Activity
-from extender.state.changes import ActivitySeen, BindBegun, Event, TimePassed
-from extender.state.journal import Decision
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen, SliceSeen
+from headroom.core.cluster.changes import ActivitySeen, BindBegun, Event, TimePassed
+from headroom.core.journal.journal import Decision
+from headroom.core.placement.device_reading import Activity
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.kube import NodeStatus, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.observability.journal_stream import StateLine
-from extender.observability.journals import Followed
-from extender.state.decision_records import Filtered
-from extender.state.journal import Decision, Journal
-from extender.state.mismatches import mismatches
+from headroom.console.feed.journals import Followed
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import NodeStatus, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.mismatches import mismatches
+from headroom.core.journal.decision_records import Filtered
+from headroom.core.journal.journal import Decision, Journal
+from headroom.runtime.follow.journal_stream import StateLine
 from tests.builders import gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 from tests.serving import serving

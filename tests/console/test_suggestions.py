@@ -6,16 +6,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from contract.annotations import DEVICE_CHOICE
-from contract.device_choice import STEERING_NOT_PERMITTED
-from contract.gpunode import Reservation, SmActivity
-from contract.kube import Node, NodeStatus, ObjectMeta, PodStatus
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.state.changes import DepartureMarked
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.pod_requests import QuotaStatus, ResourceQuota
-from extender.state.reconcile_queue import Orphan, Unmarked, orphans
+from extender.reconcile.queue import Orphan, Unmarked, orphans
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.device_choice import STEERING_NOT_PERMITTED
+from headroom.contract.gpunode import Reservation, SmActivity
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import DepartureMarked
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.rules.pod_requests import QuotaStatus, ResourceQuota
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import RULES, STALE_AFTER_S, WALL_S, Asked
 from tests.console.explained import WAITS, asked, explained, kinds, node

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from contract.kube import OwnerReference, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, PodSeen
-from extender.console.history import SeriesView
-from extender.console.responses import stamp
-from extender.console.timeline import growth
-from extender.observability.feed import Feed
-from extender.placement.snapshot import CODE_OF
-from extender.state.decision_records import BindTried, Filtered
+from headroom.console.feed.feed import Feed
+from headroom.console.responses import stamp
+from headroom.console.views.history import SeriesView
+from headroom.console.views.timeline import growth
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, PodSeen
+from headroom.core.journal.decision_records import BindTried, Filtered
+from headroom.core.placement.snapshot import CODE_OF
 from tests.builders import GIB, gpunode, pod, reservation, shared
 from tests.console.asking import WALL_S, Asked
 

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import Reservation
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.console.shared_answers import SharedAnswers
-from extender.server.auth import GetPod, Permission, ReadPath, ReviewFailed
-from extender.server.client_certificates import User
-from extender.state.changes import Event
-from extender.state.decision_records import Preempted, Victim
+from headroom.console.shared_answers import SharedAnswers
+from headroom.contract.gpunode import Reservation
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.journal.decision_records import Preempted, Victim
+from headroom.runtime.server.auth import GetPod, Permission, ReadPath, ReviewFailed
+from headroom.runtime.server.client_certificates import User
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.server.test_auth import World
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.gpunode import Device
-from contract.kube import NodeSpec, ObjectMeta, Taint
-from contract.watched import NodeSeen
-from extender.state.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
+from headroom.contract.gpunode import Device
+from headroom.contract.kube import NodeSpec, ObjectMeta, Taint
+from headroom.contract.watched import NodeSeen
+from headroom.core.rules.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
 from tests.builders import DISTRIBUTED, GIB, GPU, NOW_S, gpunode, kube_node, shared
 from tests.console.asking import Asked
 from tests.examples import examples

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from agent.gate_decision import Limits, judge
 from agent.steering.choice import choose
 from agent.steering.messages import ContainerRequest
-from contract.gpunode import GPUNodeStatus
-from contract.gpunode_json import decode_gpunode
-from contract.kube import ObjectMeta
-from contract.vramprofile import ProfileOwner, decode_profile
-from contract.watched import GPUNodeSeen, PodSeen, ProfileSeen
-from extender.kube.profiles import Profiles
-from extender.recommend.profile_status import newest_requests
-from extender.recorder.book import Owned, ProfileBook
-from extender.recorder.life_tracker import LifeTracker
-from extender.recorder.pod_facts import ObservedPod
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.kube import ObjectMeta
+from headroom.contract.vramprofile import ProfileOwner, decode_profile
+from headroom.contract.watched import GPUNodeSeen, PodSeen, ProfileSeen
+from headroom.core.recommend.profile_status import newest_requests
+from headroom.recorder.book import Owned, ProfileBook
+from headroom.recorder.life_tracker import LifeTracker
+from headroom.recorder.pod_facts import ObservedPod
+from headroom.runtime.kube.profiles import Profiles
 from tests.admission.reviews import around, manifest, mutated
 from tests.console.asking import answer
 from tests.contract.admitted import Schema, drawn

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract import annotations as an
-from contract.annotations import Bytes, DeviceChoice, ScoringPolicy, Share, VramAnnotation
-from contract.errors import BadAnnotation
+from headroom.contract import annotations as an
+from headroom.contract.annotations import Bytes, DeviceChoice, ScoringPolicy, Share, VramAnnotation
+from headroom.contract.errors import BadAnnotation
 
 PPM = 1_000_000
 MAX_DEVICE_BYTES = 1 << 44

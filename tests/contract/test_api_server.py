@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.api_server import LineTooLong, retry_after_s, status_message, status_of, whole_lines
+from headroom.client.api_server import (
+    LineTooLong,
+    retry_after_s,
+    status_message,
+    status_of,
+    whole_lines,
+)
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=6))

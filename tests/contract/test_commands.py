@@ -7,8 +7,8 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.commands import command, commented
-from contract.printable import printable, printable_json, printable_lines
+from headroom.contract.commands import command, commented
+from headroom.contract.printable import printable, printable_json, printable_lines
 
 #: Text that an argument of a process can have.
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)

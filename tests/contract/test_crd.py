@@ -12,10 +12,10 @@ import msgspec.inspect as mi
 import pytest
 import yaml
 
-from contract import gpunode as g
-from contract.gpunode_json import encode_gpunode
-from contract.kube import ObjectMeta
-from contract.quantity import MAX_DEVICE_BYTES
+from headroom.contract import gpunode as g
+from headroom.contract.gpunode_json import encode_gpunode
+from headroom.contract.kube import ObjectMeta
+from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 Schema = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.device_names import device_name, noun, nouns
+from headroom.contract.device_names import device_name, noun, nouns
 
 UUID = "5e8a1b2c-1b2c-3d4e-5f60-718293a4b5c6"
 

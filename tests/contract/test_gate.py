@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import GATE, gate_container, has_gate, is_gated, waits
-from contract.kube import (
+from headroom.contract.gate import GATE, gate_container, has_gate, is_gated, waits
+from headroom.contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.errors import BadReport
-from contract.gpunode import Charge, ContainerCharge, Device, GPUNode, PodUse
-from contract.gpunode_json import decode_gpunode, encode_gpunode
-from contract.gpunode_summary import summary_of
-from contract.kube import ObjectMeta
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode import Charge, ContainerCharge, Device, GPUNode, PodUse
+from headroom.contract.gpunode_json import decode_gpunode, encode_gpunode
+from headroom.contract.gpunode_summary import summary_of
+from headroom.contract.kube import ObjectMeta
 
 
 def test_an_encoded_node_has_kind_and_version() -> None:

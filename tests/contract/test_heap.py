@@ -8,7 +8,7 @@ import pytest
 #: Prints how many arenas threads made, and how many large blocks are mapped by themselves.
 PROGRAM = """
 import ctypes, os, tempfile, threading
-from contract.malloc import keep_small
+from headroom.host.malloc import keep_small
 
 libc = ctypes.CDLL(None)
 if not hasattr(libc, "malloc_info"):

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract import pod_limits
-from contract.kube import Container, Pod, ResourceRequirements
-from contract.pod_limits import annotation_bytes, exceeded, has_room_for, sized
+from headroom.contract import pod_limits
+from headroom.contract.kube import Container, Pod, ResourceRequirements
+from headroom.contract.pod_limits import annotation_bytes, exceeded, has_room_for, sized
 from tests.builders import container, pod
 from tests.controlplane import ROOT
 

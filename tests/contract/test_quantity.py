@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract.errors import BadQuantity
-from contract.quantity import format_bytes, gib, parse_bytes, quantity_up_to
+from headroom.contract.errors import BadQuantity
+from headroom.contract.quantity import format_bytes, gib, parse_bytes, quantity_up_to
 
 MAX_INT64 = (1 << 63) - 1
 MAX_LENGTH = 64

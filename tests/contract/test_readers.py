@@ -9,12 +9,16 @@ from functools import cache
 
 import msgspec
 
-from contract import gpunode, keys
-from extender.config.settings import Settings
+from headroom.contract import gpunode, keys
+from headroom.runtime.settings.settings import Settings
 from tests.controlplane import ROOT
 
 #: Modules that only define fields and names.
-DEFINITIONS = ("contract/gpunode.py", "contract/keys.py", "contract/annotations.py")
+DEFINITIONS = (
+    "headroom/contract/gpunode.py",
+    "headroom/contract/keys.py",
+    "headroom/contract/annotations.py",
+)
 #: Fields that kubectl shows, and that no program reads.
 FOR_PEOPLE = {
     *("Summary.memory", "Summary.used", "Summary.free", "Summary.sharing"),
@@ -26,7 +30,7 @@ FOR_PEOPLE = {
 def read_names() -> frozenset[str]:
     """Return all names that the product reads: attributes, variables and strings."""
     found: set[str] = set()
-    for package in ("agent", "contract", "extender", "headroom"):
+    for package in ("agent", "extender", "headroom"):
         for path in (ROOT / package).rglob("*.py"):
             if str(path.relative_to(ROOT)) not in DEFINITIONS:
                 found.update(names_in(path.read_text()))

@@ -6,10 +6,16 @@ import msgspec.inspect as mi
 import pytest
 import yaml
 
-from contract.errors import BadReport
-from contract.vramprofile import MAX_CONTROLLERS, VRAMProfile, decode_profile, seconds, stamp
-from extender.recommend.histogram import MAX_BUCKETS
-from extender.recommend.profile import MAX_CONTAINERS, MAX_PROGRAMS
+from headroom.contract.errors import BadReport
+from headroom.contract.vramprofile import (
+    MAX_CONTROLLERS,
+    VRAMProfile,
+    decode_profile,
+    seconds,
+    stamp,
+)
+from headroom.core.recommend.histogram import MAX_BUCKETS
+from headroom.core.recommend.profile import MAX_CONTAINERS, MAX_PROGRAMS
 from tests.contract.test_crd import KEYWORDS, differences, is_bounded_text, levels
 
 CRD = yaml.load(

@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNodeSpec
-from extender.errors import StoreConflict, StoreRejected
+from extender.ledger.counting_store import ConflictCountingStore
 from extender.ledger.store import Binding, Store
-from extender.observability.extender_metrics import Telemetry
-from extender.observability.outcome_recorder import ConflictCountingStore
+from extender.metrics import Telemetry
+from headroom.contract.gpunode import GPUNodeSpec
+from headroom.errors import StoreConflict, StoreRejected
 from tests.blocking import now
 from tests.builders import gpunode, pod
 

@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from contract.gpunode import GPUNode
-from contract.kube import Lease, ObjectMeta
-from contract.watched import ClaimSeen, GPUNodeGone, GPUNodeSeen, HeartbeatSeen, SliceSeen
-from extender.controllers.device_taints import DeviceTaintsController, Reports
-from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
-from extender.kube.claims import Claims
-from extender.kube.client import KubeApi, Listing
-from extender.kube.taint_rules import NOT_SERVED, TaintRules
-from extender.observability.taint_metrics import TaintTelemetry
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Lease, ObjectMeta
+from headroom.contract.watched import ClaimSeen, GPUNodeGone, GPUNodeSeen, HeartbeatSeen, SliceSeen
+from headroom.dra_taints.controller import DeviceTaintsController, Reports
+from headroom.dra_taints.metrics import TaintTelemetry
+from headroom.dra_taints.taint_rules import NOT_SERVED, TaintRules
+from headroom.runtime.follow.claims import Claims
+from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer
+from headroom.runtime.kube.client import KubeApi, Listing
 from tests.monitoring.documented import documented
 from tests.promtool import complaints
 from tests.state.test_claimed_devices import claim, piece, report

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from extender.controllers.event_recorder import EventRecorder, KubeEvents, event_name
-from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
-from extender.kube.client import KubeApi
-from extender.observability.extender_metrics import Telemetry
-from extender.state.notices import Notice, pod_subject
+from extender.event_recorder import EventRecorder, KubeEvents, event_name
+from extender.metrics import Telemetry
+from headroom.core.cluster.notices import Notice, pod_subject
+from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer
+from headroom.runtime.kube.client import KubeApi
 from tests.builders import pod
 
 AT_ONCE = 64

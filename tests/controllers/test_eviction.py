@@ -10,9 +10,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.gate import GATE
-from contract.gpunode import EVICTED, GPUNode
-from contract.kube import (
+from extender.event_recorder import EventRecorder
+from extender.eviction.controller import EvictionController, Evictions
+from extender.ledger.memory_store import AsyncStore
+from extender.metrics import Telemetry
+from headroom.contract.gate import GATE
+from headroom.contract.gpunode import EVICTED, GPUNode
+from headroom.contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
@@ -22,14 +26,10 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.eviction import EvictionController, Evictions
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError
-from extender.ledger.memory_store import AsyncStore
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.overfull_devices import Misplaced
-from extender.state.cluster_state import ClusterState
-from extender.state.notices import Notice
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.notices import Notice
+from headroom.core.placement.overfull_devices import Misplaced
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreError
 from tests.blocking import now
 from tests.ledger.stage import DEVICES, Stage, once, raises
 

@@ -12,18 +12,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, ObjectMeta, Pod
-from contract.watched import HeartbeatSeen, NodeSeen
-from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.overuse import OveruseController
-from extender.errors import StoreConflict, StoreError, StoreRejected, StoreTimeout
+from extender.event_recorder import EventRecorder
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.notices import Notice
+from extender.metrics import Telemetry
+from extender.overuse import OveruseController
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, ObjectMeta, Pod
+from headroom.contract.watched import HeartbeatSeen, NodeSeen
+from headroom.core.cluster.notices import Notice
+from headroom.core.placement.policy import Rules
+from headroom.errors import StoreConflict, StoreError, StoreRejected, StoreTimeout
 from tests.builders import GIB, kube_node, pod, reservation, shared, status, use
 from tests.recording import RecordingState
 
@@ -316,7 +316,7 @@ def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: World) 
 def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.controllers.overuse.REJECTED_FOR_S", 0.0)
+    monkeypatch.setattr("extender.overuse.REJECTED_FOR_S", 0.0)
     world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
     for _ in range(3):
         world.report()
@@ -332,7 +332,7 @@ def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
 def test_nodes_with_overuse_take_turns_if_they_are_too_many(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.controllers.overuse.MOST_NODES", 2)
+    monkeypatch.setattr("extender.overuse.MOST_NODES", 2)
     monkeypatch.setattr(world.state.overuses, "nodes", lambda: ([], ["a", "b", "c", "n"]))
     world.report()
     world.round()

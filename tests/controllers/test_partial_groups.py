@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from contract.kube import OwnerReference, Pod, SchedulingGate, SchedulingGroup
-from contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.partial_groups import PartialGroupsController
-from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
+from extender.event_recorder import EventRecorder
 from extender.ledger.store import Store
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.notices import Notice
-from extender.state.partial_groups import Members
-from extender.state.pod_groups import Group
+from extender.metrics import Telemetry
+from extender.partial_groups import PartialGroupsController
+from headroom.contract.kube import OwnerReference, Pod, SchedulingGate, SchedulingGroup
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.notices import Notice
+from headroom.core.cluster.partial_groups import Members
+from headroom.core.cluster.pod_groups import Group
+from headroom.core.placement.policy import Rules
+from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared
 from tests.examples import examples
 

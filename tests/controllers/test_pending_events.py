@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
-from contract.kube import Pod
-from contract.reasons import Reason
-from contract.watched import PodGone, PodSeen
-from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.pending_events import PendingEventsController
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Decision, Journal
-from extender.state.notices import Notice
+from extender.event_recorder import EventRecorder
+from extender.metrics import Telemetry
+from extender.pending_events import PendingEventsController
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import PodGone, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.notices import Notice
+from headroom.core.journal.journal import Decision, Journal
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
 from tests.state.states import EPOCH_S, seen
 from tests.state.test_requeue_hints import rejected

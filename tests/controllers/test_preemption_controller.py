@@ -9,22 +9,22 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.kube import Pod, PodCondition, PodStatus
-from contract.reasons import Reason
-from contract.watched import BudgetSeen, GPUNodeSeen, PodSeen
-from extender.app.extender import Extender
-from extender.config.settings import Settings
-from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.preemption import PreemptionController, PreemptionWriter
+from extender.event_recorder import EventRecorder
+from extender.extender import Extender
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Decision, Journal
-from extender.state.notices import Notice
-from extender.state.preemption_report import recorded
-from extender.state.victim_search import preemption
+from extender.metrics import Telemetry
+from extender.preemption import PreemptionController, PreemptionWriter
+from headroom.contract.kube import Pod, PodCondition, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import BudgetSeen, GPUNodeSeen, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.notices import Notice
+from headroom.core.eviction.preemption_report import recorded
+from headroom.core.eviction.victim_search import preemption
+from headroom.core.journal.journal import Decision, Journal
+from headroom.core.placement.policy import Rules
+from headroom.runtime.settings.settings import Settings
 from tests.state.evictions import On, full_node, newcomer, running
 from tests.state.test_victim_search import budget
 

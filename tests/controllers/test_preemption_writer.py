@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from contract.annotations import PREEMPTING
-from contract.kube import Pod
-from contract.preemption import attempt_of
-from extender.controllers.preemption import PreemptionResult, PreemptionWriter
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.preemption import PreemptionResult, PreemptionWriter
+from headroom.contract.annotations import PREEMPTING
+from headroom.contract.kube import Pod
+from headroom.contract.preemption import attempt_of
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from tests.blocking import now
 from tests.builders import pod
 

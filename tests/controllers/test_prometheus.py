@@ -15,12 +15,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from contract.dcgm import Key
-from extender import prometheus as shared
-from extender.controllers import sm_history
-from extender.controllers.sm_history import PrometheusHistory, QuerySource, Span
-from extender.placement.device_reading import Activity
-from extender.promql import EVERY_CLUSTER
+from headroom.contract.dcgm import Key
+from headroom.core.placement.device_reading import Activity
+from headroom.runtime import prometheus as shared
+from headroom.runtime.follow import sm_history
+from headroom.runtime.follow.sm_history import PrometheusHistory, QuerySource, Span
+from headroom.runtime.promql import EVERY_CLUSTER
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority
 from tests.controllers.test_promql import AT_S, SPAN, body, ratio, sampled

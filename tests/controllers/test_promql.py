@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from contract.dcgm import Key
-from extender.controllers.sm_history import Span, changed, history, still_fresh
-from extender.controllers.sm_queries import read
-from extender.errors import PrometheusUnreadable
-from extender.placement.device_reading import Activity
-from extender.prometheus import examine
-from extender.promql import EVERY_CLUSTER
+from headroom.contract.dcgm import Key
+from headroom.core.placement.device_reading import Activity
+from headroom.errors import PrometheusUnreadable
+from headroom.runtime.follow.sm_history import Span, changed, history, still_fresh
+from headroom.runtime.follow.sm_queries import read
+from headroom.runtime.prometheus import examine
+from headroom.runtime.promql import EVERY_CLUSTER
 
 HISTORY = "dcgm-history"
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.app.extender import Extender
-from extender.config.settings import Settings
-from extender.controllers.sm_history import sm_history
-from extender.state.changes import ActivitySeen, Event
+from extender.extender import Extender
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.changes import ActivitySeen, Event
+from headroom.runtime.follow.sm_history import sm_history
+from headroom.runtime.settings.settings import Settings
 from tests.agent.exporter import StandIn
 from tests.builders import gpunode, kube_node, shared
 from tests.controllers.test_promql import body

@@ -10,21 +10,21 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.annotations import STARTUP, STARTUP_TIMEOUT
-from contract.gpunode import ADOPTED, GPUNode, GPUNodeSpec, GPUNodeStatus
-from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus, Present
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.starts import StartsController
-from extender.errors import StoreConflict, StoreTimeout
+from extender.event_recorder import EventRecorder
 from extender.ledger.bind_call import BindRequest as Ask
 from extender.ledger.bind_call import Bound, Declined, Outcome
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.notices import Notice
+from extender.metrics import Telemetry
+from extender.starts import StartsController
+from headroom.contract.annotations import STARTUP, STARTUP_TIMEOUT
+from headroom.contract.gpunode import ADOPTED, GPUNode, GPUNodeSpec, GPUNodeStatus
+from headroom.contract.kube import ObjectMeta, Pod, PodCondition, PodStatus, Present
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.notices import Notice
+from headroom.core.placement.policy import Rules
+from headroom.errors import StoreConflict, StoreTimeout
 from tests.builders import GIB, container, kube_node, shared, status, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState

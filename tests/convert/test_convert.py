@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from contract.annotations import Bytes, ReplicaShare, Share
-from contract.kube import Pod
-from extender.app.cli import app
-from extender.convert.findings import Outcome
-from extender.convert.manifests import TEMPLATES, BadManifest, Options, convert
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest, understand
-from extender.state.foreign_allocators import of_pod
+from headroom.commands import app
+from headroom.contract.annotations import Bytes, ReplicaShare, Share
+from headroom.contract.kube import Pod
+from headroom.convert.findings import Outcome
+from headroom.convert.manifests import TEMPLATES, BadManifest, Options, convert
+from headroom.core.cluster.trackers.foreign_allocators import of_pod
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest, understand
 from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,9 +13,9 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from extender.app.cli import app
-from extender.convert.dra_claims import from_claims, to_claims
-from extender.convert.manifests import Options, convert
+from headroom.commands import app
+from headroom.convert.dra_claims import from_claims, to_claims
+from headroom.convert.manifests import Options, convert
 
 GIB = 1 << 30
 VRAM, GPU = "headroom.gpu/vram", "nvidia.com/gpu"

@@ -6,9 +6,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extender.app.cli import app
-from extender.convert.findings import Outcome
-from extender.convert.manifests import Options, convert
+from headroom.commands import app
+from headroom.convert.findings import Outcome
+from headroom.convert.manifests import Options, convert
 
 CHANGED, LOST, NOT_UNDERSTOOD = Outcome
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"

@@ -17,7 +17,7 @@ from benchmarks.demo.workload import (
     published,
     quantile_mib,
 )
-from contract.kube import Pod
+from headroom.contract.kube import Pod
 
 
 def test_the_whole_workload_has_the_published_counts() -> None:
@@ -114,7 +114,7 @@ def test_other_shapes_are_shared_only_after_all_preferred_ones() -> None:
 
 def test_the_fleet_file_names_the_same_nodes_as_the_demo() -> None:
     """The server derives the same node names from the fleet file."""
-    from extender.config.fleet_file import Fleet as ServedFleet
+    from headroom.runtime.settings.fleet_file import Fleet as ServedFleet
 
     fleet: Fleet = divide(fleets.PUBLISHED, published(500))
     served = ServedFleet.model_validate(yaml.safe_load(fleet.yaml()))

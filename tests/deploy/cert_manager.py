@@ -23,7 +23,7 @@ from typing import Any
 import typer
 import yaml
 
-from extender.certs.cluster_secrets import wanted
+from headroom.certs.cluster_secrets import wanted
 from tests.certificates import Authority
 from tests.controlplane import ControlPlane, built
 from tests.deploy import foreign
@@ -173,7 +173,7 @@ def start_extender(plane: ControlPlane, etc: Path) -> int:
     verbs, debug = free_ports(2)
     plane.spawn(
         "extender",
-        *(sys.executable, "-m", "extender", "serve", "--debug-open", "--host=127.0.0.1"),
+        *(sys.executable, "-m", "headroom", "serve", "--debug-open", "--host=127.0.0.1"),
         *(f"--verbs-port={verbs}", f"--debug-port={debug}"),
         *(f"--tls-cert={etc}/tls/tls.crt", f"--tls-key={etc}/tls/tls.key"),
         f"--tls-client-ca={etc}/client/ca.crt",

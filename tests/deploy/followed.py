@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from contract.console import AUDIENCE
+from headroom.contract.console import AUDIENCE
 from tests.controlplane import ROOT
 from tests.deploy import foreign
 from tests.deploy.installation import AuditedPlane, Installation

@@ -22,7 +22,7 @@ from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.probes.gpunode_watch import GPUNodeWatch
 from agent.probes.node_probe import NodeApi
-from contract.console import HEADER
+from headroom.contract.console import HEADER
 from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
@@ -240,7 +240,7 @@ class Installation:
         settings.write_text(text.replace('\nhost: "::"', "\nhost: 127.0.0.1"))
         self.plane.fork(
             name,
-            *("extender", command, config, str(settings)),
+            *("headroom", command, config, str(settings)),
             env=self._environment(spec["serviceAccountName"]),
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.doctor.scheduler_flags import BACKOFF_FLAG, accepts_gate
+from headroom.doctor.scheduler_flags import BACKOFF_FLAG, accepts_gate
 from tests.controlplane import ROOT
 from tests.deploy.rendered import (
     CHART,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.cluster_secrets import wanted
-from extender.config.loading import check_settings
+from headroom.certs.cluster_secrets import wanted
+from headroom.runtime.settings.loading import check_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, objects, overlay
 from tests.processes import starts_processes
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.annotations import PREFIX, USER_ANNOTATIONS, VRAM_FROM, VRAM_REQUESTED
+from headroom.contract.annotations import PREFIX, USER_ANNOTATIONS, VRAM_FROM, VRAM_REQUESTED
 from tests.controlplane import ROOT, built
 from tests.deploy.pages import blocks, read
 from tests.deploy.rendered import (
@@ -150,3 +150,10 @@ def test_what_the_agent_may_is_in_the_page() -> None:
     for capability in container["securityContext"]["capabilities"]["add"]:
         assert f"`{capability}`" in page
     assert "`hostPID`" in page
+
+
+def test_the_files_of_usual_changes_exist() -> None:
+    text = (ROOT / "docs/design/where-to-change.md").read_text()
+    named = re.findall(r"`((?:[\w-]+/)+[\w.-]+)`", text)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from contract.console import CSRS, csr_name
-from contract.gpunode_json import decode_gpunode
+from headroom.contract.console import CSRS, csr_name
+from headroom.contract.gpunode_json import decode_gpunode
 from headroom.kubectl.sessions import csr, new_secret
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
 from tests.deploy.followed import (

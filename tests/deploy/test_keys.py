@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.cluster_secrets import AUTHORITIES, wanted
-from extender.certs.pki import Usage
+from headroom.certs.cluster_secrets import AUTHORITIES, wanted
+from headroom.certs.pki import Usage
 from tests.deploy.rendered import (
     DEPLOY,
     NAMESPACE,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.recorder.owners import RESOURCES
+from headroom.recorder.owners import RESOURCES
 from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, NAMESPACE
 
@@ -59,24 +59,22 @@ WATCHED = (
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
 CSRS = rights("certificates.k8s.io", "certificatesigningrequests", "get")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
-#: The calls of parts that authorize readers of their metrics (extender/app/probes.py).
+#: The calls of parts that authorize readers of their metrics (headroom/runtime/debug_port.py).
 REVIEWS: dict[str, set[Right]] = {
-    "extender.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "extender.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+    "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
 }
 
 #: Module and function -> what it asks the API server for, of the role of that name.
 EXTENDER: dict[str, set[Right]] = {
-    "extender.kube.client:KubeApi.stream": set(),  # of its callers
-    "extender.kube.client:KubeApi._list": set(),
+    "headroom.runtime.kube.client:KubeApi.stream": set(),  # of its callers
+    "headroom.runtime.kube.client:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
-    "extender.controllers.event_recorder:KubeEvents._write": rights(
-        "", "events", "create", "patch"
-    ),
+    "extender.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
     # An extender has no users: only its metrics and its journal are behind the same check.
-    "extender.server.reviews:KubeReviews.creator": set(),
-    "extender.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "extender.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+    "headroom.runtime.server.reviews:KubeReviews.creator": set(),
+    "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.ledger.kube_store:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
@@ -98,19 +96,21 @@ EXTENDER: dict[str, set[Right]] = {
         rights("scheduling.k8s.io", "podgroups", "get")
         | rights("scheduling.x-k8s.io", "podgroups", "get")
     ),
-    "extender.kube.resources:_dra": set(),  # of its callers
-    "extender.kube.resources:watched_kinds": WATCHED,
+    "headroom.runtime.kube.resources:_dra": set(),  # of its callers
+    "headroom.runtime.kube.resources:watched_kinds": WATCHED,
 }
 CONSOLE: dict[str, set[Right]] = {
-    "extender.kube.resources:_dra": set(),  # of its callers
-    "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
-    "extender.kube.node_pods:NodePods.on": rights("", "pods", "list"),
-    "extender.server.reviews:KubeReviews.creator": CSRS,
-    "extender.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "extender.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
-    "extender.kube.resources:watched_kinds": WATCHED,
-    "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
-    "extender.server.client_ca:client_ca": rights("", "configmaps", "get", where="kube-system"),
+    "headroom.runtime.kube.resources:_dra": set(),  # of its callers
+    "headroom.console.quota_reader:KubeQuotas.of": rights("", "resourcequotas", "list"),
+    "headroom.console.node_pods:NodePods.on": rights("", "pods", "list"),
+    "headroom.runtime.server.reviews:KubeReviews.creator": CSRS,
+    "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
+    "headroom.runtime.kube.resources:watched_kinds": WATCHED,
+    "headroom.runtime.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
+    "headroom.runtime.server.client_ca:client_ca": rights(
+        "", "configmaps", "get", where="kube-system"
+    ),
 }
 #: ``serve_webhook`` names no path: it watches three of the kinds of ``watched_kinds``.
 WEBHOOK: set[Right] = (
@@ -121,52 +121,54 @@ WEBHOOK: set[Right] = (
 RECORDER: dict[str, set[Right]] = {
     **REVIEWS,
     # It watches two of the kinds of ``watched_kinds``.
-    "extender.kube.resources:watched_kinds": (
+    "headroom.runtime.kube.resources:watched_kinds": (
         rights("", "pods", "list", "watch") | rights(*GPUNODES, "list", "watch")
     ),
     # The path depends on the kind of the controller.
-    "extender.recorder.kube_profiles:OwnerReader._read": {
+    "headroom.recorder.kube_profiles:OwnerReader._read": {
         right
         for (group, _), resource in RESOURCES.items()
         for right in rights(group, resource, "get")
     },
-    "extender.recorder.kube_profiles:ProfileStore.list": rights(*PROFILES, "list"),
-    "extender.recorder.kube_profiles:ProfileStore.write": rights(*PROFILES, "create", "update"),
-    "extender.recorder.kube_profiles:ProfileStore.read": rights(*PROFILES, "get"),
-    "extender.recorder.kube_profiles:ProfileStore.delete": rights(*PROFILES, "delete"),
-    "extender.recorder.kube_profiles:ProfileStore._folder": set(),  # of its callers
-    "extender.kube.election:Election.__init__": set(),
-    "extender.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
-    "extender.kube.election:Election.attempt": (
+    "headroom.recorder.kube_profiles:ProfileStore.list": rights(*PROFILES, "list"),
+    "headroom.recorder.kube_profiles:ProfileStore.write": rights(*PROFILES, "create", "update"),
+    "headroom.recorder.kube_profiles:ProfileStore.read": rights(*PROFILES, "get"),
+    "headroom.recorder.kube_profiles:ProfileStore.delete": rights(*PROFILES, "delete"),
+    "headroom.recorder.kube_profiles:ProfileStore._folder": set(),  # of its callers
+    "headroom.runtime.kube.election:Election.__init__": set(),
+    "headroom.runtime.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "headroom.runtime.kube.election:Election.attempt": (
         rights(*LEASES, "create", "update", where=NAMESPACE)
     ),
-    "extender.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+    "headroom.runtime.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
     **REVIEWS,
     # It watches four of the kinds of ``watched_kinds``.
-    "extender.kube.resources:watched_kinds": (
+    "headroom.runtime.kube.resources:watched_kinds": (
         rights(*GPUNODES, "list", "watch")
         | rights(*LEASES, "list", "watch", where=NAMESPACE)
         | rights("resource.k8s.io", "resourceslices", "list", "watch")
         | rights("resource.k8s.io", "resourceclaims", "list", "watch")
     ),
-    "extender.kube.resources:_dra": set(),  # of its callers
-    "extender.kube.taint_rules:TaintRules.create": rights(*RULES, "create"),
-    "extender.kube.taint_rules:TaintRules.delete": rights(*RULES, "delete"),
-    "extender.kube.taint_rules:TaintRules._path": rights(*RULES, "list"),  # and of its callers
+    "headroom.runtime.kube.resources:_dra": set(),  # of its callers
+    "headroom.dra_taints.taint_rules:TaintRules.create": rights(*RULES, "create"),
+    "headroom.dra_taints.taint_rules:TaintRules.delete": rights(*RULES, "delete"),
+    "headroom.dra_taints.taint_rules:TaintRules._path": rights(
+        *RULES, "list"
+    ),  # and of its callers
     # Every user may read which resources are served.
-    "extender.kube.taint_rules:TaintRules._served": set(),
-    "extender.kube.taint_rules:TaintRules._owned_by": rights(
+    "headroom.dra_taints.taint_rules:TaintRules._served": set(),
+    "headroom.dra_taints.taint_rules:TaintRules._owned_by": rights(
         WEBHOOKS, "validatingadmissionpolicies", "get"
     ),
-    "extender.kube.election:Election.__init__": set(),
-    "extender.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
-    "extender.kube.election:Election.attempt": (
+    "headroom.runtime.kube.election:Election.__init__": set(),
+    "headroom.runtime.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "headroom.runtime.kube.election:Election.attempt": (
         rights(*LEASES, "create", "update", where=NAMESPACE)
     ),
-    "extender.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+    "headroom.runtime.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
@@ -189,28 +191,28 @@ AGENT: dict[str, set[Right]] = {
     "agent.probes.node_probe:NodeApi._get": set(),
 }
 CERTS: dict[str, set[Right]] = {
-    "extender.certs.cluster_secrets:Certificates._read": rights(
+    "headroom.certs.cluster_secrets:Certificates._read": rights(
         "", "secrets", "get", where=NAMESPACE
     ),
-    "extender.certs.cluster_secrets:Certificates._write": (
+    "headroom.certs.cluster_secrets:Certificates._write": (
         rights("", "secrets", "create", "patch", where=NAMESPACE)
     ),
-    "extender.certs.cluster_secrets:Certificates._trust_in_webhooks": (
+    "headroom.certs.cluster_secrets:Certificates._trust_in_webhooks": (
         rights(WEBHOOKS, "validatingwebhookconfigurations", "get", "patch")
         | rights(WEBHOOKS, "mutatingwebhookconfigurations", "get", "patch")
     ),
 }
 #: It writes only Secrets that exist.
 CERTS_RENEWAL: dict[str, set[Right]] = {
-    "extender.certs.cluster_secrets:Certificates._read": rights(
+    "headroom.certs.cluster_secrets:Certificates._read": rights(
         "", "secrets", "get", where=NAMESPACE
     ),
-    "extender.certs.cluster_secrets:Certificates._write": (
+    "headroom.certs.cluster_secrets:Certificates._write": (
         rights("", "secrets", "patch", where=NAMESPACE)
     ),
 }
 MIRROR: dict[str, set[Right]] = {
-    "extender.controllers.extended_resource:ExtendedResourceController._write_one": rights(
+    "extender.extended_resource:ExtendedResourceController._write_one": rights(
         "", "nodes/status", "patch"
     ),
 }
@@ -219,8 +221,8 @@ ROLES = {
     "headroom-console": CONSOLE,
     "headroom-webhook": {
         **REVIEWS,
-        "extender.kube.resources:watched_kinds": WEBHOOK,
-        "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
+        "headroom.runtime.kube.resources:watched_kinds": WEBHOOK,
+        "headroom.runtime.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
     },
     "headroom-recorder": RECORDER,
     "headroom-device-taints": DEVICE_TAINTS,
@@ -231,18 +233,18 @@ ROLES = {
 }
 #: Callables without a call to the cluster, or with the rights of the user of the command.
 OTHERS = {
-    "contract.console:",  # the path that the console and the plugin use
-    "extender.plan.prometheus_source:read_prometheus",
-    "extender.admission.endpoints:webhook_app",
+    "headroom.contract.console:",  # the path that the console and the plugin use
+    "headroom.planner.prometheus_source:read_prometheus",
+    "headroom.webhook.endpoints:webhook_app",
     "extender.scheduler.server:",  # the header Allow of an answer
     "extender.scheduler.server:VerbsApp.__call__",
-    "extender.app.probes:probes_app",
-    "extender.observability.journal_follower:_Stream._read",
-    "extender.doctor.collect:list_environment",  # headroom doctor
-    "extender.doctor.tenants:list_tenancy",  # the same
-    "extender.doctor.tenants:",  # the paths of its lists
-    "extender.doctor.tenants:_items",  # headroom doctor
-    "extender.doctor.tenants:_read_settings",  # the same
+    "headroom.runtime.debug_port:probes_app",
+    "headroom.console.feed.journal_follower:_Stream._read",
+    "headroom.doctor.collect:list_environment",  # headroom doctor
+    "headroom.doctor.tenants:list_tenancy",  # the same
+    "headroom.doctor.tenants:",  # the paths of its lists
+    "headroom.doctor.tenants:_items",  # headroom doctor
+    "headroom.doctor.tenants:_read_settings",  # the same
     "agent.probes.dcgm:Exporter._scrape",
     "agent.gate_client:ask",
     "agent.http_port:HttpPort.respond",
@@ -250,12 +252,14 @@ OTHERS = {
 
 
 @functools.cache
-def places(*packages: str) -> set[str]:
+def places() -> set[str]:
     """Every module and function that names a method of HTTP or a path of the API, or gives a call a
-    ``_request_timeout``."""
+    ``_request_timeout``; without ``kubectl headroom``, which has the rights of its user."""
     found: set[str] = set()
-    for package in packages:
+    for package in ("extender", "agent", "headroom"):
         for file in sorted((ROOT / package).rglob("*.py")):
+            if ROOT / "headroom/kubectl" in file.parents:
+                continue
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             found |= {f"{module}:{name}" for name in _named(ast.parse(file.read_text()), "")}
     return found
@@ -298,12 +302,12 @@ def given(role: str) -> set[Right]:
 
 def test_every_place_that_asks_the_api_server_is_known_here() -> None:
     known = OTHERS.union(*ROLES.values())
-    unknown = places("contract", "extender", "agent") - known
+    unknown = places() - known
     assert not unknown, (
         f"{', '.join(sorted(unknown))}: list its calls of the API server here, as in "
         '"extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create")'
     )
-    gone = known - places("contract", "extender", "agent")
+    gone = known - places()
     assert not gone, f"no longer in the code: {', '.join(sorted(gone))}"
 
 

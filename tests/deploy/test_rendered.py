@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.config.loading import EXAMPLES, check_settings
+from headroom.runtime.settings.loading import EXAMPLES, check_settings
 from tests.deploy.rendered import (
     AS_OVERLAYS,
     CHART_ONLY,

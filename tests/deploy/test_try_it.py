@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.config.fleet_file import load_fleet
+from headroom.runtime.settings.fleet_file import load_fleet
 from tests.controlplane import ROOT
 from tests.debian import ip
 from tests.deploy.pages import blocks, matches, play, steps
@@ -17,7 +17,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 BLOCKS = blocks("how-to/own-nodes.md")
-SERVE = ".venv/bin/python -m extender serve"
+SERVE = ".venv/bin/python -m headroom serve"
 
 
 class Isolated(Terminal):

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Node, ObjectMeta
-from extender.config.settings import Settings
-from extender.doctor.component_pods import ComponentPod
-from extender.doctor.environment import PARTS, Environment, examine_environment
-from extender.doctor.findings import Finding, Weight
-from extender.doctor.scheduler_flags import BACKOFF_FLAG
+from headroom.contract.kube import Node, ObjectMeta
+from headroom.doctor.component_pods import ComponentPod
+from headroom.doctor.environment import PARTS, Environment, examine_environment
+from headroom.doctor.findings import Finding, Weight
+from headroom.doctor.scheduler_flags import BACKOFF_FLAG
+from headroom.runtime.settings.settings import Settings
 
 APPS = [part.app for part in PARTS]
 VERSION = "1.0"

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import CORDON, DEVICE_CHOICE, RESERVE
-from contract.gpunode import GPUNode, Plugin, Replicas
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.doctor.findings import Finding, Weight, line
-from extender.doctor.node_rules import examine
-from extender.doctor.recent_requests import NO_RECENT, RecentRequests
-from extender.doctor.sharing_rules import rounded
+from headroom.contract.annotations import CORDON, DEVICE_CHOICE, RESERVE
+from headroom.contract.gpunode import GPUNode, Plugin, Replicas
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.doctor.findings import Finding, Weight, line
+from headroom.doctor.node_rules import examine
+from headroom.doctor.recent_requests import NO_RECENT, RecentRequests
+from headroom.doctor.sharing_rules import rounded
 from tests.builders import (
     GIB,
     GPU,

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.app.cli import app
-from extender.errors import BadSettings
-from extender.overlays import (
+from headroom.commands import app
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.errors import BadSettings
+from headroom.overlays import (
     Capacity,
     PluginConfig,
     of_nodes,

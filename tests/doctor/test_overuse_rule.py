@@ -2,11 +2,11 @@
 
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.doctor.findings import line
-from extender.doctor.pod_rules import examine_overuse
-from extender.placement.policy import Rules
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.placement.policy import Rules
+from headroom.doctor.findings import line
+from headroom.doctor.pod_rules import examine_overuse
 from tests.builders import NOW_S, kube_node
 from tests.recording import RecordingState
 from tests.state.test_overuse_decisions import EVICT, WALL_S, leaking, node_of, pod, rejected

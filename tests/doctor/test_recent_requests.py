@@ -5,11 +5,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from extender.doctor import recent_requests as module
-from extender.doctor.recent_requests import RecentRequests, recent_requests
-from extender.doctor.sharing_rules import ContainerRequest
-from extender.state.decision_records import Asked as Requested
-from extender.state.decision_records import Filtered
+from headroom.core.journal.decision_records import Asked as Requested
+from headroom.core.journal.decision_records import Filtered
+from headroom.doctor import recent_requests as module
+from headroom.doctor.recent_requests import RecentRequests, recent_requests
+from headroom.doctor.sharing_rules import ContainerRequest
 from tests.builders import GIB, GPU
 from tests.console.asking import WALL_S, Asked
 from tests.doctor.test_node_rules import asking, findings, sliced

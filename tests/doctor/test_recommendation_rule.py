@@ -2,14 +2,14 @@
 
 import msgspec
 
-from contract.kube import Pod
-from contract.watched import NodeSeen, PodSeen
-from extender.config.settings import Settings
-from extender.console.responses import stamp
-from extender.doctor.component_pods import ComponentPod
-from extender.doctor.environment import Environment, examine_environment
-from extender.doctor.findings import line
-from extender.doctor.recommendation_rule import examine_recommendations
+from headroom.console.responses import stamp
+from headroom.contract.kube import Pod
+from headroom.contract.watched import NodeSeen, PodSeen
+from headroom.doctor.component_pods import ComponentPod
+from headroom.doctor.environment import Environment, examine_environment
+from headroom.doctor.findings import line
+from headroom.doctor.recommendation_rule import examine_recommendations
+from headroom.runtime.settings.settings import Settings
 from tests.builders import kube_node
 from tests.console.asking import WALL_S, Asked
 from tests.console.test_recommendations import add_pod, profile

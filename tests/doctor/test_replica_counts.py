@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import yaml
 
-from contract.gpunode import GPUNode, Replicas
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod, SchedulingGate
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.config.settings import Settings
-from extender.doctor.findings import Weight
-from extender.doctor.node_rules import advised_plugin_config
+from headroom.contract.gpunode import GPUNode, Replicas
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod, SchedulingGate
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.doctor.findings import Weight
+from headroom.doctor.node_rules import advised_plugin_config
+from headroom.runtime.settings.settings import Settings
 from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
 from tests.doctor.test_node_rules import SOUND, asking, findings, sliced
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.config.settings import Settings
-from extender.doctor.findings import Finding, Weight
-from extender.doctor.scheduler_config import (
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.core.placement.policy import Rules
+from headroom.doctor.findings import Finding, Weight
+from headroom.doctor.scheduler_config import (
     examine_scheduler,
     offered_resources,
 )
-from extender.errors import BadSettings
-from extender.placement.policy import Rules
+from headroom.errors import BadSettings
+from headroom.runtime.settings.settings import Settings
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.doctor.component_pods import ComponentPod
-from extender.doctor.findings import Finding, Weight
-from extender.doctor.scheduler_flags import BACKOFF_FLAG, accepts_gate, examine_flags
+from headroom.doctor.component_pods import ComponentPod
+from headroom.doctor.findings import Finding, Weight
+from headroom.doctor.scheduler_flags import BACKOFF_FLAG, accepts_gate, examine_flags
 from tests.controlplane import built
 from tests.kubernetes_version import UNDER_TEST
 

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from contract.kube import Container, Pod, Present
-from contract.watched import PodSeen
-from extender.doctor.findings import line
-from extender.doctor.node_rules import examine
+from headroom.contract.kube import Container, Pod, Present
+from headroom.contract.watched import PodSeen
+from headroom.doctor.findings import line
+from headroom.doctor.node_rules import examine
 from tests.builders import NOW_S, container, pod
 from tests.state.states import state_of
 

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.device_choice import STEERING_NOT_PERMITTED
-from contract.gpunode import GPUNode
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.doctor.findings import Weight, line
-from extender.doctor.node_rules import examine
+from headroom.contract.device_choice import STEERING_NOT_PERMITTED
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.doctor.findings import Weight, line
+from headroom.doctor.node_rules import examine
 from tests.builders import GIB, GPU, NOW_S, gpunode, pod, shared
 from tests.doctor.test_node_rules import SOUND
 from tests.state.states import state_of

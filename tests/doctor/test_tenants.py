@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.kube import Namespace, Pod
-from contract.watched import Relisted
-from extender.config.settings import Settings
-from extender.doctor.findings import Weight
-from extender.doctor.shipped_policies import rewritten, rewritten_webhook
-from extender.doctor.tenant_quotas import BUDGETS, QUOTA
-from extender.doctor.tenant_rights import Rights
-from extender.doctor.tenants import POLICIES, Tenancy, examine_tenants, list_tenancy
-from extender.placement.device_reading import health_issues
+from headroom.contract.kube import Namespace, Pod
+from headroom.contract.watched import Relisted
+from headroom.core.placement.device_reading import health_issues
+from headroom.doctor.findings import Weight
+from headroom.doctor.shipped_policies import rewritten, rewritten_webhook
+from headroom.doctor.tenant_quotas import BUDGETS, QUOTA
+from headroom.doctor.tenant_rights import Rights
+from headroom.doctor.tenants import POLICIES, Tenancy, examine_tenants, list_tenancy
+from headroom.runtime.settings.settings import Settings
 from tests.builders import container, namespace, pod, shared
 from tests.controlplane import ApiRefused, ControlPlane
 from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, objects, overlay, template

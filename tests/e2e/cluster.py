@@ -14,9 +14,9 @@ import msgspec
 import urllib3
 import yaml
 
-from contract.gpunode import GPUNode
-from contract.gpunode_json import decode_gpunode
-from extender.server.tls import TlsFiles
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.runtime.server.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, built
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 from tests.processes import free_ports
@@ -92,7 +92,7 @@ class Cluster:
         port: int | None = None,
         tls: TlsFiles | None = None,
         settings: Mapping[str, Any] | None = None,
-        module: str = "extender",
+        module: str = "headroom",
         api_port: int | None = None,
         guarded: bool = False,
     ) -> str:

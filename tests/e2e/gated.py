@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from contract.gate import gate_container
+from headroom.contract.gate import gate_container
 from tests.controlplane import ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import PODS

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from extender.app.serve import serve_both
-from extender.config.loading import load_settings
-from extender.config.settings import Settings
-from extender.kube.reflector import Pace
+from headroom.runtime.kube.reflector import Pace
+from headroom.runtime.settings.loading import load_settings
+from headroom.runtime.settings.settings import Settings
+from headroom.serve.extender_and_console import serve_both
 
 BLIND_AFTER_S = 8.0
 PACE = Pace(watch_s=2, grace_s=1.0, backoff_cap_s=1.0)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from contract.gpunode import Device
+from headroom.contract.gpunode import Device
 from tests.controlplane import ROOT
 from tests.driver import GIB
 from tests.e2e.cluster import NAMESPACE

@@ -16,10 +16,18 @@ from kubernetes.client import ApiClient
 from agent.api_server import of_client
 from agent.kube_publisher import Held, KubernetesPublisher
 from benchmarks.demo.referee import Gpu, Landed, Referee
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, SmActivity, Source
-from contract.gpunode_summary import summary_of
-from contract.heartbeat import Confirmation
-from contract.quantity import parse_bytes
+from headroom.contract.gpunode import (
+    Device,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    SmActivity,
+    Source,
+)
+from headroom.contract.gpunode_summary import summary_of
+from headroom.contract.heartbeat import Confirmation
+from headroom.contract.quantity import parse_bytes
 from tests.controlplane import ControlPlane
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.annotations import MIRROR
+from headroom.contract.annotations import MIRROR
 from tests.controlplane import ApiRefused, ControlPlane
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import GIB, RESOURCE, Shape

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.cluster_secrets import AUTHORITIES, Certificates, wanted
-from extender.certs.pki import Pair, Terms, Usage, Wanted, facts, is_signed_by
-from extender.errors import BadSettings
-from extender.kube.client import KubeApi
+from headroom.certs.cluster_secrets import AUTHORITIES, Certificates, wanted
+from headroom.certs.pki import Pair, Terms, Usage, Wanted, facts, is_signed_by
+from headroom.errors import BadSettings
+from headroom.runtime.kube.client import KubeApi
 from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.e2e.cluster import RBAC, role_binding
@@ -106,7 +106,7 @@ def test_the_first_run_makes_all_and_the_next_one_nothing(
     plane: ControlPlane, rights: None
 ) -> None:
     env = {"KUBECONFIG": str(plane.kubeconfig("certs-of-the-tests")), "PATH": "/usr/bin:/bin"}
-    done = forks.run("extender", "certs", "--namespace", SYSTEM_NAMESPACE, env=env)
+    done = forks.run("headroom", "certs", "--namespace", SYSTEM_NAMESPACE, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         "serving CA",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contract.gate import GATE
+from headroom.contract.gate import GATE
 from tests.controlplane import SCHEDULER_NAME, ApiRefused, ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import JOBS, NAMESPACE, PODS

@@ -37,7 +37,7 @@ class Apart:
 
     def _fork(self, part: str, *arguments: str) -> None:
         kubeconfig = self.plane.kubeconfig(f"{part}-of-the-tests")
-        self.plane.fork(part, "extender", part, *arguments, env={"KUBECONFIG": str(kubeconfig)})
+        self.plane.fork(part, "headroom", part, *arguments, env={"KUBECONFIG": str(kubeconfig)})
         self.cluster._started.append(part)
 
     def get(self, path: str) -> Any:

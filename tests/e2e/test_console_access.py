@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from contract.console import AUDIENCE, CSRS, HEADER, PROXIED, SIGNER, csr_name
+from headroom.contract.console import AUDIENCE, CSRS, HEADER, PROXIED, SIGNER, csr_name
 from headroom.kubectl import sessions
 from headroom.kubectl.sessions import new_secret
 from headroom.kubectl.transport import Proxied

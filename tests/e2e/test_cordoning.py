@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from contract.device_choice import STEERING_UNKNOWN
+from headroom.contract.device_choice import STEERING_UNKNOWN
 from tests.controlplane import STRANGER_TOKEN
 from tests.e2e.cluster import NAMESPACE, RBAC, PlayedCluster
 from tests.e2e.conftest import NewCluster

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from contract.reasons import Reason
+from headroom.contract.reasons import Reason
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.e2e.cluster import (
     NAMESPACE,

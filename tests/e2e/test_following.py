@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contract.annotations import VRAM
+from headroom.contract.annotations import VRAM
 from tests.controlplane import SCHEDULER_NAME, ApiRefused
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest, quota_controller
 from tests.e2e.conftest import NewCluster, Tell

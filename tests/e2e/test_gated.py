@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from contract.gate import GATE
-from contract.reasons import Reason
+from headroom.contract.gate import GATE
+from headroom.contract.reasons import Reason
 from tests.controlplane import SCHEDULER_NAME, ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import JOBS, NAMESPACE, PODS, REPLICA_SETS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.console import CSRS
+from headroom.contract.console import CSRS
 from tests.controlplane import built
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.test_console_access import by_plugin, csrs, own_sessions, top, watched_by

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contract.annotations import FINALIZER
-from contract.reasons import Reason
+from headroom.contract.annotations import FINALIZER
+from headroom.contract.reasons import Reason
 from tests.accounting import written
 from tests.controlplane import SCHEDULER_NAME
 from tests.e2e.cluster import NAMESPACE, Cluster, placement

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.app.cli import app
-from extender.plan.recording import read_recording
+from headroom.commands import app
+from headroom.planner.recording import read_recording
 from tests import forks
 from tests.controlplane import STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.e2e.cluster import NAMESPACE, PODS, RBAC
@@ -73,7 +73,7 @@ def test_lives_and_peaks_are_recorded_and_planned(
     cluster.ask("before", sizes_gib["before"])
     cluster.until(lambda: cluster.pod("before")["status"]["phase"] == "Running", "it runs")
     command = ["plan", "record", str(file), "--kubeconfig", str(kubeconfig)]
-    process = forks.Forked("extender", command, log, os.environ)
+    process = forks.Forked("headroom", command, log, os.environ)
     try:
         cluster.until(file.exists, "it records")
         for name in sizes_gib.keys() - {"before"}:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Pod
-from extender.state.fixes import end_old_pods_first
+from headroom.console.facts.fixes import end_old_pods_first
+from headroom.contract.kube import Pod
 from tests.controlplane import ControlPlane
 from tests.waiting import until
 

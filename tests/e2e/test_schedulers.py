@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.gpunode import ADOPTED
-from extender.certs.cluster_secrets import wanted
-from extender.certs.commands import copy
-from extender.certs.pki import Pair, Terms, Wanted, next_authority, next_leaf, usable
-from extender.controllers.event_recorder import COMPONENT
-from extender.doctor.scheduler_flags import BACKOFF_FLAG
-from extender.server.tls import TlsFiles
+from extender.event_recorder import COMPONENT
+from headroom.certs.cluster_secrets import wanted
+from headroom.certs.commands import copy
+from headroom.certs.pki import Pair, Terms, Wanted, next_authority, next_leaf, usable
+from headroom.contract.gpunode import ADOPTED
+from headroom.doctor.scheduler_flags import BACKOFF_FLAG
+from headroom.runtime.server.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane, built, scheduler_configuration
 from tests.deploy.rendered import IMAGE_VALUES, NAMESPACE, objects, template
 from tests.e2e.cluster import EVENTS, RBAC, Cluster

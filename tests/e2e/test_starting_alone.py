@@ -5,7 +5,7 @@ kube-scheduler calls one extender, which is killed on the way. The other one onl
 
 from typing import Any
 
-from contract.reasons import Reason
+from headroom.contract.reasons import Reason
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import Shape

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from contract.annotations import DEVICE_CHOICE
-from contract.gpunode import GPUNode
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.gpunode import GPUNode
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PODS
 from tests.e2e.conftest import Tell

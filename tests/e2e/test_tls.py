@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.server.tls import TlsFiles
+from headroom.runtime.server.tls import TlsFiles
 from tests.certificates import Authority, Certificate
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster

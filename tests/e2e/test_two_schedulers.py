@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contract.reasons import Reason
+from headroom.contract.reasons import Reason
 from tests.e2e.cluster import PODS, pod_manifest
 from tests.e2e.conftest import NewCluster
 from tests.loopback import LOOPBACK

@@ -32,9 +32,9 @@ from agent.probes.protobuf import BadMessage, field
 from agent.status_builder import summarise
 from agent.steering import messages
 from agent.steering.choice import choose
-from contract.errors import BadReport
-from contract.gpunode_json import decode_gpunode
-from contract.heartbeat import Confirmation
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.heartbeat import Confirmation
 from tests.builders import GIB, STAMP
 from tests.controlplane import crd_manifest
 from tests.fuzz.samples import OBJECTS

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import OBSERVED_AT
-from contract.gate import gate_container
-from contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.gate import gate_container
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from tests.builders import GATE_IMAGE, GIB, STAMP
 from tests.fuzz.world import sound_nodes
 from tests.serving import pod as sent_pod

@@ -11,13 +11,13 @@ from agent.probes.dcgm_exposition import Exposition
 from agent.probes.device_health import HealthState
 from agent.probes.node_probe import of_labels
 from agent.probes.state_file import StateFile
-from contract.kube import Node, NodeStatus, ObjectMeta
-from contract.reasons import Reason
-from extender.config.loading import load_settings
-from extender.convert.manifests import BadManifest, Options, convert
-from extender.errors import BadSettings
-from extender.placement.policy import Rules
-from extender.state.label_inventory import believed
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.contract.reasons import Reason
+from headroom.convert.manifests import BadManifest, Options, convert
+from headroom.core.cluster.label_inventory import believed
+from headroom.core.placement.policy import Rules
+from headroom.errors import BadSettings
+from headroom.runtime.settings.loading import load_settings
 from tests.fuzz.verbs import ForgedTarget
 from tests.fuzz.world import NODES, World
 from tests.serving import binding, offer

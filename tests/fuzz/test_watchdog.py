@@ -1,7 +1,7 @@
 """The judge of hostile inputs detects each kind of harm."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import structlog
 
-from contract.gpunode import GPUNodeSpec
-from contract.gpunode_json import decode_gpunode
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.state.changes import Event
-from extender.state.gpu_pods import GpuPods
+from headroom.console.facts.gpu_pods import GpuPods
+from headroom.contract.gpunode import GPUNodeSpec
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.changes import Event
 from tests.builders import GIB, kube_node, reservation
 from tests.fuzz import watch, watchdog
 from tests.fuzz.samples import BAD, OBJECTS
@@ -21,6 +21,7 @@ from tests.fuzz.verbs import VerbTarget
 from tests.fuzz.watch import WatchTarget
 from tests.fuzz.watchdog import Tally, Target, attacked
 from tests.fuzz.world import NODES, World
+from tests.state.validation import violations
 from tests.waiting import PATIENCE_S
 
 
@@ -36,6 +37,13 @@ class Planted(Target):
     def take(self, data: bytes) -> bool:
         self._does()
         return True
+
+
+@pytest.fixture(autouse=True)
+def valid_states() -> Iterator[None]:
+    """Expect violations: these tests break the state on purpose."""
+    yield
+    violations()
 
 
 def fed(does: Callable[[], object], inputs: int = 1) -> Tally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from contract.kube import Pod
+from headroom.contract.kube import Pod
 from tests.fuzz.samples import recorded, rich_pod
 from tests.fuzz.watchdog import Harm, Target
 from tests.fuzz.world import NODES, RESERVED_BYTES, World, waiting

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from contract.gpunode import GPUNode
-from extender.kube.reflector import Reflector
-from extender.kube.resources import profile_kind
-from extender.state.changes import Event
+from headroom.contract.gpunode import GPUNode
+from headroom.core.cluster.changes import Event
+from headroom.runtime.kube.reflector import Reflector
+from headroom.runtime.kube.resources import profile_kind
 from tests.builders import GIB, MIB, NOW_S
 from tests.console.asking import answer
 from tests.fuzz.hostile import RAW

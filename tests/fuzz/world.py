@@ -12,25 +12,25 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode
-from contract.kube import Pod
-from contract.watched import NamespaceSeen, NodeSeen
-from extender.config.settings import Settings
-from extender.console.app import console_app
-from extender.console.shared_answers import SharedAnswers
-from extender.console.view_context import Context
-from extender.kube.claims import Claims
-from extender.kube.profiles import Profiles
 from extender.ledger.memory_store import EmbeddedStore
-from extender.observability.extender_metrics import Telemetry
-from extender.observability.journal_stream import StateLine
-from extender.observability.journals import Journals
+from extender.metrics import Telemetry
 from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.server import VerbsApp
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.decision_records import Bounds
-from extender.state.journal import Journal
+from headroom.console.app import console_app
+from headroom.console.feed.journals import Journals
+from headroom.console.shared_answers import SharedAnswers
+from headroom.console.view_context import Context
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+from headroom.contract.watched import NamespaceSeen, NodeSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.decision_records import Bounds
+from headroom.core.journal.journal import Journal
+from headroom.runtime.follow.claims import Claims
+from headroom.runtime.follow.journal_stream import StateLine
+from headroom.runtime.kube.profiles import Profiles
+from headroom.runtime.settings.settings import Settings
 from tests import builders as make
 from tests.blocking import ledger_over, now
 from tests.builders import GIB, NOW_S

@@ -4,8 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from extender.metric_history import MAX_REPEATED, Answers, Asked, Sample, answered, read_days
-from extender.promql import MIB, Measured
+from headroom.runtime.metric_history import (
+    MAX_REPEATED,
+    Answers,
+    Asked,
+    Sample,
+    answered,
+    read_days,
+)
+from headroom.runtime.promql import MIB, Measured
 
 GPU = {"UUID": "GPU-a", "pod": "p"}
 TOTAL = {"fb_total": "total"}

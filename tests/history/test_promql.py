@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from extender.config.loading import load_settings
-from extender.console.history_ranges import Range, of_holdings
-from extender.errors import BadSettings
-from extender.promql import Queries, check_matchers, own_label, own_labels
+from headroom.console.history.ranges import Range, of_holdings
+from headroom.errors import BadSettings
+from headroom.runtime.promql import Queries, check_matchers, own_label, own_labels
+from headroom.runtime.settings.loading import load_settings
 
 EU = Queries('cluster="eu-1"')
 

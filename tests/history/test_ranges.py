@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from extender.console.history_ranges import (
+from headroom.console.history.ranges import (
     Found,
     PrometheusRanges,
     Range,
     _at_times,
     of_holdings,
 )
-from extender.errors import PrometheusUnreadable
-from extender.promql import EVERY_CLUSTER
+from headroom.errors import PrometheusUnreadable
+from headroom.runtime.promql import EVERY_CLUSTER
 from tests.console.asking import Asked
 from tests.debian import Unavailable
 from tests.history.server import prometheus

@@ -17,10 +17,16 @@ FOLDERS = (
 )
 
 
+def _room(source: str) -> str:
+    """Return the package of a source: ``agent``, or ``headroom.contract``."""
+    first, second, *rest = source.split("/")
+    return f"{first}.{second}" if first == "headroom" and rest else first
+
+
 def main() -> None:
     (site,) = (each for each in sys.path if each.startswith(ENVIRONMENT))
     files = [f"{folder}/{name}" for folder, _, names in os.walk(ENVIRONMENT) for name in names]
-    own = [each for each in files if re.match(f"{site}/(agent|contract|extender|headroom)/", each)]
+    own = [each for each in files if re.match(f"{site}/(agent|extender|headroom)/", each)]
     sources = [each for each in own if each.endswith(".py")]
     compiled = {each.replace("__pycache__/", "").partition(".cpython")[0] for each in own}
     status = [os.lstat(each) for each in files]
@@ -32,6 +38,7 @@ def main() -> None:
             for each in importlib.metadata.distributions(path=[site])
         },
         "sources": len(sources),
+        "rooms": sorted({_room(each.removeprefix(f"{site}/")) for each in sources}),
         "not compiled": [each for each in sources if each.removesuffix(".py") not in compiled],
         "programs": sorted(
             f"{folder}/{name}"

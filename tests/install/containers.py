@@ -35,7 +35,7 @@ class Images:
     def __init__(self, kube_scheduler: Path, folder: Path) -> None:
         python = [sys.executable, "-m"]
         self.entrypoints: Mapping[str, Sequence[str]] = {
-            "headroom-extender": (*python, "extender"),
+            "headroom-extender": (*python, "headroom"),
             "headroom-agent": (*python, "agent"),
             "kube-scheduler": (),
         }

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from extender.kube.api_errors import NoAnswer
-from extender.kube.client import KubeApi
+from headroom.runtime.kube.api_errors import NoAnswer
+from headroom.runtime.kube.client import KubeApi
 
 
 class CannedApi(KubeApi):

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from contract.watched import Relisted
-from extender.kube.client import KubeApi
-from extender.kube.reflector import Pace, Reflector
-from extender.kube.resources import watched_kinds
-from extender.state.changes import Event
+from headroom.contract.watched import Relisted
+from headroom.core.cluster.changes import Event
+from headroom.runtime.kube.client import KubeApi
+from headroom.runtime.kube.reflector import Pace, Reflector
+from headroom.runtime.kube.resources import watched_kinds
 from tests.kube.recorder import Recorder
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 

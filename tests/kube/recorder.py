@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from extender.state.changes import Event
+from headroom.core.cluster.changes import Event
 from tests.waiting import PATIENCE_S
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from extender.kube.reflector import Backoff
+from headroom.runtime.kube.reflector import Backoff
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, NodeSeen, Relisted
-from extender.kube.reflector import Pace
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, Relisted
+from headroom.runtime.kube.reflector import Pace
 from tests.kube.following import (
     HANG,
     IMPATIENT,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from kubernetes.client import Configuration
 
-from extender.errors import BadSettings
-from extender.kube import client as kube_client
-from extender.kube.api_errors import NoAnswer
-from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import KubeApi
+from headroom.errors import BadSettings
+from headroom.runtime.kube import client as kube_client
+from headroom.runtime.kube.api_errors import NoAnswer
+from headroom.runtime.kube.async_client import AsyncKubeApi
+from headroom.runtime.kube.client import KubeApi
 from tests.certificates import Authority, Certificate
 from tests.scripted import Exchange, scripted_server
 from tests.waiting import PATIENCE_S

@@ -7,9 +7,9 @@ import pytest
 from kubernetes.client import Configuration
 from kubernetes.config import ConfigException
 
-from extender.kube.api_errors import NoAnswer
-from extender.kube.async_client import AsyncKubeApi, Credentials
-from extender.kube.client import KubeApi
+from headroom.runtime.kube.api_errors import NoAnswer
+from headroom.runtime.kube.async_client import AsyncKubeApi, Credentials
+from headroom.runtime.kube.client import KubeApi
 from tests.scripted import Exchange, scripted_server
 from tests.waiting import PATIENCE_S, until_then
 

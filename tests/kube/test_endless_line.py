@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from extender.kube.reflector import Reflector
-from extender.kube.resources import watched_kinds
-from extender.state.changes import Event
+from headroom.core.cluster.changes import Event
+from headroom.runtime.kube.reflector import Reflector
+from headroom.runtime.kube.resources import watched_kinds
 from tests.kube.canned import CannedApi
 
 MOST_LINE_BYTES = 8 << 20

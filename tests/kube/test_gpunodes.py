@@ -5,9 +5,9 @@ import re
 import msgspec
 import pytest
 
-from contract.errors import BadReport
-from contract.gpunode_json import decode_gpunode
-from extender.kube.interning import GPUNodeReader
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.runtime.kube.interning import GPUNodeReader
 
 BODY = b"""{"metadata": {"name": "n", "uid": "u", "resourceVersion": "%d"},
     "spec": {"initialised": true, "reservations": {"p": {"namespace": "d", "name": "%s"}}},

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from contract.kube import Pod
-from contract.watched import (
+from headroom.contract.kube import Pod
+from headroom.contract.watched import (
     BudgetGone,
     BudgetSeen,
     GPUNodeGone,
@@ -28,13 +28,13 @@ from contract.watched import (
     SliceGone,
     SliceSeen,
 )
-from extender.kube.api_errors import ApiStatus, NoAnswer
-from extender.kube.client import KubeApi, Query, Stream
-from extender.kube.informers import KubernetesSources
-from extender.kube.reflector import Pace, Reflector
-from extender.kube.resources import watched_kinds
-from extender.state.changes import Event
-from extender.state.foreign_allocators import node_of
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.trackers.foreign_allocators import node_of
+from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer
+from headroom.runtime.kube.client import KubeApi, Query, Stream
+from headroom.runtime.kube.informers import KubernetesSources
+from headroom.runtime.kube.reflector import Pace, Reflector
+from headroom.runtime.kube.resources import watched_kinds
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.kube.recorder import Recorder
 from tests.threads import begun_since

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.gpunode_json import decode_gpunode
-from contract.kube import Node, Pod
-from extender.kube.interning import GPUNodeReader, Interned
-from extender.kube.resources import Kind, watched_kinds
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.kube import Node, Pod
+from headroom.runtime.kube.interning import GPUNodeReader, Interned
+from headroom.runtime.kube.resources import Kind, watched_kinds
 
 MOST_KEPT = 4096
 

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import GATE, gate_container, is_gated, waits
-from contract.kube import Pod
-from contract.pod_limits import annotation_bytes, exceeded, has_room_for
-from extender.kube.resources import watched_kinds
-from extender.placement.policy import Rules
-from extender.placement.request import understand
-from extender.state.foreign_allocators import of_pod
-from extender.state.requeue_hints import rejected_by_us
+from extender.requeue.hints import rejected_by_us
+from headroom.contract.gate import GATE, gate_container, is_gated, waits
+from headroom.contract.kube import Pod
+from headroom.contract.pod_limits import annotation_bytes, exceeded, has_room_for
+from headroom.core.cluster.trackers.foreign_allocators import of_pod
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import understand
+from headroom.runtime.kube.resources import watched_kinds
 
 MAX_ANNOTATION_BYTES = 256 << 10
 MAX_OWN_ANNOTATION_BYTES = 32 << 10

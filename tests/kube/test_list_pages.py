@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from extender.kube.api_errors import NoAnswer
-from extender.kube.client import KubeApi
+from headroom.runtime.kube.api_errors import NoAnswer
+from headroom.runtime.kube.client import KubeApi
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 from tests.waiting import PATIENCE_S
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from extender.config.settings import Settings
-from extender.doctor.collect import list_cluster
-from extender.errors import NotSynced
-from extender.kube.api_errors import ApiStatus
-from extender.kube.client import KubeApi
+from headroom.doctor.collect import list_cluster
+from headroom.errors import NotSynced
+from headroom.runtime.kube.api_errors import ApiStatus
+from headroom.runtime.kube.client import KubeApi
+from headroom.runtime.settings.settings import Settings
 from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.forks import run
 from tests.scripted import Exchange, ScriptedServer, scripted_server

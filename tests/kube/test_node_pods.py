@@ -2,9 +2,9 @@
 
 import pytest
 
-from extender.errors import StoreError
-from extender.kube.client import KubeApi
-from extender.kube.node_pods import NodePods
+from headroom.console.node_pods import NodePods
+from headroom.errors import StoreError
+from headroom.runtime.kube.client import KubeApi
 from tests.scripted import Answer, scripted_server
 
 

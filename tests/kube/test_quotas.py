@@ -2,9 +2,9 @@
 
 import pytest
 
-from extender.kube.api_errors import NoAnswer, Unreadable
-from extender.kube.client import KubeApi
-from extender.kube.quotas import PAGE_SIZE, KubeQuotas
+from headroom.console.quota_reader import PAGE_SIZE, KubeQuotas
+from headroom.runtime.kube.api_errors import NoAnswer, Unreadable
+from headroom.runtime.kube.client import KubeApi
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from contract.kube import Node
-from contract.watched import (
+from headroom.contract.kube import Node
+from headroom.contract.watched import (
     ClaimGone,
     ClassGone,
     GPUNodeGone,
@@ -21,8 +21,8 @@ from contract.watched import (
     SliceGone,
     SliceSeen,
 )
-from extender.kube.resources import watched_kinds
-from extender.state.changes import Event
+from headroom.core.cluster.changes import Event
+from headroom.runtime.kube.resources import watched_kinds
 from tests.kube.following import (
     HANG,
     KINDS,

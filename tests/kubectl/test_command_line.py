@@ -14,9 +14,9 @@ from unittest import mock
 import pytest
 import yaml
 
-from extender.app.cli import app as extender_app
 from headroom.__main__ import COMMANDS, DEBUG_API_COMMANDS, unknown, usage
 from headroom.__main__ import main as dispatch
+from headroom.commands import app as extender_app
 from headroom.kubectl.commands import app
 from headroom.kubectl.help import EXPLAIN, FOLLOW, MAINTAIN, MEMORY, PLAN
 from headroom.plugin import complete
@@ -221,7 +221,7 @@ def test_the_plan_is_a_command_of_the_plugin(monkeypatch: pytest.MonkeyPatch) ->
         "headroom: --pods pods.csv also needs a CSV file of the nodes. Ex"
     )
     # The client alone does not have the packages of the placement.
-    monkeypatch.setitem(sys.modules, "extender.plan.command", None)
+    monkeypatch.setitem(sys.modules, "headroom.planner.command", None)
     missing = run("", "plan", "--help")
     assert missing.returncode == 2
     assert missing.stderr.endswith("Install it: pip install 'headroom-gpu[extender]'\n")

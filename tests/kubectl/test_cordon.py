@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.device_choice import STEERING_NOT_PERMITTED
+from headroom.contract.device_choice import STEERING_NOT_PERMITTED
 from headroom.kubectl import cordon_commands
 from headroom.kubectl.eviction import Clock
 from tests.kubectl import bodies

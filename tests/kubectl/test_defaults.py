@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contract.annotations import DEFAULT_VRAM, Bytes, parse_vram
+from headroom.contract.annotations import DEFAULT_VRAM, Bytes, parse_vram
 from headroom.kubectl.defaults import lines, suggested_bytes
 
 GIB = 1 << 30

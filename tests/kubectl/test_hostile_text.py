@@ -18,10 +18,10 @@ import pytest
 from prometheus_client import Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from contract.gpunode import OveruseEviction
-from contract.kube import OwnerReference, Pod
-from contract.vramprofile import ProfileOwner
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen, ProfileSeen
+from headroom.contract.gpunode import OveruseEviction
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.contract.vramprofile import ProfileOwner
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen, ProfileSeen
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
 from tests.console.test_recommendations import profile

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from contract import kubeconfig
+from headroom.client import kubeconfig
 from tests.certificates import Authority
 from tests.controlplane import built
 from tests.waiting import PATIENCE_S
@@ -502,9 +502,9 @@ mount -t tmpfs none /run && mkdir -p "$ACCOUNT" && cp "$0"/* "$ACCOUNT" && exec 
 PROGRAMS = """
 import json, os, sys
 from agent import api_server
-from contract.kubeconfig import BadKubeconfig
-from extender.errors import BadSettings
-from extender.kube.client import load_configuration
+from headroom.client.kubeconfig import BadKubeconfig
+from headroom.errors import BadSettings
+from headroom.runtime.kube.client import load_configuration
 from headroom.kubectl.debug_api_client import CommandError
 from headroom.kubectl.transport import core_api, default_namespace
 from tests.kubectl.test_kubeconfig import ask

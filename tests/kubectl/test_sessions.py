@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.console import LIFETIME_S, csr_name
+from headroom.contract.console import LIFETIME_S, csr_name
 from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError
 from headroom.kubectl.sessions import USED_S, Sessions, folder
 

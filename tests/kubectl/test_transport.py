@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contract.console import AUDIENCE, HEADER
+from headroom.contract.console import AUDIENCE, HEADER
 from headroom.kubectl.debug_api_client import CommandError
 from headroom.kubectl.transport import Files, Proxied, transport_for
 from tests.certificates import Authority

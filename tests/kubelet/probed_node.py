@@ -20,7 +20,7 @@ from agent.probes.readings import (
     Reading,
 )
 from agent.status_builder import summarise
-from contract.gpunode import Device, GPUNodeStatus
+from headroom.contract.gpunode import Device, GPUNodeStatus
 from tests.kubelet.node import Node
 
 GIB = 1 << 30

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode, GPUNodeStatus
-from contract.gpunode_json import decode_gpunode
+from headroom.contract.gpunode import GPUNode, GPUNodeStatus
+from headroom.contract.gpunode_json import decode_gpunode
 from tests.controlplane import ApiRefused
 from tests.driver import Gpu
 from tests.kubelet.conftest import STEERED_KUBELET, StartNode

@@ -22,7 +22,7 @@ from agent.probes.readings import (
     HoldingReading,
     SourceReading,
 )
-from contract.gpunode import GPUNodeStatus, PodUse
+from headroom.contract.gpunode import GPUNodeStatus, PodUse
 from tests.driver import AGENT_PATH, library_folder
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.probes.kubelet import SETTLED_AFTER_S
-from contract.gpunode import GPUNodeStatus
+from headroom.contract.gpunode import GPUNodeStatus
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import PODS, Node
 from tests.kubelet.node_objects import gpu_container, gpu_pod

@@ -6,8 +6,8 @@ from typing import Any
 
 from kubernetes.client import Configuration
 
-from contract.gpunode import Charge, Reservation
-from extender.kube.client import KubeApi
+from headroom.contract.gpunode import Charge, Reservation
+from headroom.runtime.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 
 

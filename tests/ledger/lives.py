@@ -10,21 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from contract.annotations import OBSERVED_AT
-from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, HeartbeatSeen, NodeGone, NodeSeen, PodGone
 from extender.ledger.bind_call import BindRequest, Outcome
 from extender.ledger.memory_store import EmbeddedStore
-from extender.placement.fit import fit
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.state.changes import DepartureMarked, Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import (
+from extender.reconcile.queue import (
     Orphan,
     Unmarked,
     UnreservedPod,
@@ -33,6 +21,18 @@ from extender.state.reconcile_queue import (
     uninitialised,
     unreserved_pods,
 )
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NodeGone, NodeSeen, PodGone
+from headroom.core.cluster.changes import DepartureMarked, Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.fit import fit
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
 from tests.blocking import Ledger
 from tests.builders import GPU, pod, shared
 

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from contract.annotations import PLACEMENT, VRAM
-from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
-from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
-from contract.reasons import Reason
-from extender.errors import StoreError
 from extender.ledger.bind_call import BindRequest, Outcome
 from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
-from extender.placement.placement_record import Placement
+from headroom.contract.annotations import PLACEMENT, VRAM
+from headroom.contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from headroom.contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.core.placement.placement_record import Placement
+from headroom.errors import StoreError
 from tests.blocking import Ledger
 
 RESOURCE = "nvidia.com/gpu"

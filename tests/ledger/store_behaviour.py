@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from contract.annotations import TOUCHED
-from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
-from contract.kube import ObjectMeta, Pod
-from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
 from extender.ledger.store import Binding, Store
+from headroom.contract.annotations import TOUCHED
+from headroom.contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
 
 
 class Stage(Protocol):

@@ -7,11 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from contract.annotations import PLACEMENT, TOUCHED
-from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.bind_call import Bound, Declined, Failed
 from extender.ledger.memory_store import no_fault
+from headroom.contract.annotations import PLACEMENT, TOUCHED
+from headroom.contract.reasons import Reason
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from tests.blocking import Ledger
 from tests.ledger.stage import DEVICES, WALL_S, Stage, adopt, judge, once, pod, raises
 

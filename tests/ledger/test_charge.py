@@ -5,9 +5,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNodeStatus
-from contract.kube import PodStatus
-from extender.errors import OutcomeUnknown, StoreConflict
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.kube import PodStatus
+from headroom.errors import OutcomeUnknown, StoreConflict
 from tests.ledger.stage import DEVICES, Stage, once, pod, raises
 
 

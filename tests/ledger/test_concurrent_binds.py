@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import ObjectMeta, Pod
-from contract.reasons import Reason
 from extender.ledger import ledger as ledger_module
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.contract.reasons import Reason
 from tests.blocking import Faraway
 from tests.ledger.stage import WALL_S, Stage, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then

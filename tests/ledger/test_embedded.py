@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from contract.annotations import RETRY, TOUCHED
-from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
-from contract.kube import ObjectMeta, Pod, PodSpec
-from contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
-from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.state.changes import Event
+from headroom.contract.annotations import RETRY, TOUCHED
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from headroom.contract.kube import ObjectMeta, Pod, PodSpec
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, reserving, run_together
 from tests.waiting import PATIENCE_S
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from contract.annotations import FINALIZER, TOUCHED
-from contract.gpunode import GPUNode
-from contract.kube import Node, ObjectMeta, PodStatus
-from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreError, StoreRejected, StoreTimeout
 from extender.ledger.bind_call import Declined
 from extender.ledger.store import Binding
+from headroom.contract.annotations import FINALIZER, TOUCHED
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, ObjectMeta, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.errors import OutcomeUnknown, StoreError, StoreRejected, StoreTimeout
 from tests.ledger.stage import DEVICES, Stage, once, pod, raises
 
 AT_ONCE = 50

@@ -2,13 +2,13 @@
 
 import pytest
 
-from contract.gpunode import GPUNodeSpec
-from contract.kube import Node, ObjectMeta, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.gpunode import GPUNodeSpec
+from headroom.contract.kube import Node, ObjectMeta, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules
 from tests.model.cluster import gpunode, pod
 from tests.model.world import changed
 

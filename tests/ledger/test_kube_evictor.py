@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Pod
-from extender.controllers.event_recorder import KubeEvents
-from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
-from extender.kube.client import KubeApi
+from extender.event_recorder import KubeEvents
 from extender.ledger.kube_store import KubernetesEvictor
-from extender.state.notices import Notice, Subject, pod_notice, pod_subject
+from headroom.contract.kube import Pod
+from headroom.core.cluster.notices import Notice, Subject, pod_notice, pod_subject
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreNotFound
+from headroom.runtime.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from extender.kube.client import KubeApi
 from extender.ledger.kube_groups import KubeGroups
-from extender.state.partial_groups import Members
-from extender.state.pod_groups import Group, GroupKind
+from headroom.core.cluster.partial_groups import Members
+from headroom.core.cluster.pod_groups import Group, GroupKind
+from headroom.runtime.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ApiRefused, ControlPlane
 from tests.waiting import until

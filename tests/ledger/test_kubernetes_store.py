@@ -9,18 +9,18 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from contract.annotations import FINALIZER, TOUCHED
-from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
-from contract.kube import ObjectMeta, Pod
-from extender.errors import (
+from headroom.contract.annotations import FINALIZER, TOUCHED
+from headroom.contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.core.rules.bound_pods import BoundPod, bound_demands
+from headroom.errors import (
     OutcomeUnknown,
     StoreConflict,
     StoreError,
     StoreNotFound,
     StoreRejected,
 )
-from extender.kube.client import KubeApi
-from extender.state.bound_pods import BoundPod, bound_demands
+from headroom.runtime.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.ledger.client import over, reservation

@@ -2,8 +2,8 @@
 
 import pytest
 
-from contract.reasons import Reason
 from extender.ledger.bind_call import Bound, Declined
+from headroom.contract.reasons import Reason
 from tests.builders import GIB, device, shared, use
 from tests.ledger.lives import Cluster
 

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.gpunode import GPUNodeSpec
 from extender.ledger.kube_store import merge_patch, spec_patch
+from headroom.contract.gpunode import GPUNodeSpec
 from tests.ledger.client import reservation
 
 _documents = st.recursive(

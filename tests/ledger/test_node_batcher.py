@@ -9,15 +9,15 @@ from typing import cast
 
 import pytest
 
-from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
-from contract.kube import ObjectMeta, Pod
-from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreRejected, StoreTimeout
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed, Outcome
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
-from extender.placement.placement_record import Placement
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.placement_record import Placement
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreRejected, StoreTimeout
 from tests.blocking import Faraway
 from tests.ledger.stage import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import VRAM
-from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
-from contract.reasons import Reason
-from extender.errors import StoreTimeout
 from extender.ledger.bind_call import Bound, Declined
 from extender.ledger.node_capacity import NodeCapacity
-from extender.state.bound_pods import BoundPod
+from headroom.contract.annotations import VRAM
+from headroom.contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from headroom.contract.reasons import Reason
+from headroom.core.rules.bound_pods import BoundPod
+from headroom.errors import StoreTimeout
 from tests.blocking import Ledger, now
 from tests.ledger.stage import WALL_S, Stage, adopt, judge
 

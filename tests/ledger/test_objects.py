@@ -13,11 +13,18 @@ from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
-from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
-from contract.gpunode_json import encode_gpunode
-from contract.kube import ObjectMeta
-from extender.errors import OutcomeUnknown, StoreRejected
-from extender.kube.client import KubeApi
+from headroom.contract.gpunode import (
+    Charge,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Reservation,
+)
+from headroom.contract.gpunode_json import encode_gpunode
+from headroom.contract.kube import ObjectMeta
+from headroom.errors import OutcomeUnknown, StoreRejected
+from headroom.runtime.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.builders import GIB, GPU, STAMP, shared
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, crd_manifest

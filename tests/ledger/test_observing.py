@@ -2,12 +2,12 @@
 
 import pytest
 
-from contract.annotations import PLACEMENT
-from contract.gpunode import ADOPTED, GPUNode, Reservation
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
 from extender.ledger.bind_call import Bound, Declined, Failed
+from headroom.contract.annotations import PLACEMENT
+from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
 from tests.blocking import Ledger
 from tests.ledger.stage import WALL_S, Stage, adopt, judge, once, pod, raises
 

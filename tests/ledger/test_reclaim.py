@@ -5,14 +5,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from contract.annotations import RETRY, VRAM
-from contract.gpunode import Charge, GPUNode, PodUse
-from contract.kube import Pod
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.bind_call import Bound, Failed
 from extender.ledger.memory_store import no_fault
 from extender.ledger.store import Binding
-from extender.placement.placement_record import Placement
+from headroom.contract.annotations import RETRY, VRAM
+from headroom.contract.gpunode import Charge, GPUNode, PodUse
+from headroom.contract.kube import Pod
+from headroom.core.placement.placement_record import Placement
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from tests.blocking import Ledger
 from tests.ledger.stage import DEVICES, RESOURCE, WALL_S, Stage, adopt, once, pod, raises
 

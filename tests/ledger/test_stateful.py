@@ -14,9 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contract.annotations import VRAM
-from contract.gpunode import GPUNodeStatus
-from contract.kube import (
+from extender.ledger.bind_call import BindRequest, Bound
+from extender.ledger.memory_store import EmbeddedStore
+from extender.reconcile.queue import Orphan, orphans, uninitialised
+from headroom.contract.annotations import VRAM
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.kube import (
     Container,
     Node,
     NodeStatus,
@@ -26,14 +29,11 @@ from contract.kube import (
     PodStatus,
     ResourceRequirements,
 )
-from contract.watched import NodeSeen
-from extender.errors import OutcomeUnknown
-from extender.ledger.bind_call import BindRequest, Bound
-from extender.ledger.memory_store import EmbeddedStore
-from extender.placement.policy import Rules
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import Orphan, orphans, uninitialised
+from headroom.contract.watched import NodeSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
+from headroom.errors import OutcomeUnknown
 from tests.blocking import Ledger
 from tests.builders import shared
 from tests.examples import examples

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import ObjectMeta, Pod
-from extender.errors import (
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.errors import (
     OutcomeUnknown,
     StoreConflict,
     StoreError,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.annotations import PLACEMENT
 from extender.ledger.bind_call import Bound
-from extender.state.reconcile_queue import Orphan, Unmarked, UnreservedPod
+from extender.reconcile.queue import Orphan, Unmarked, UnreservedPod
+from headroom.contract.annotations import PLACEMENT
 from tests.builders import GIB, use
 from tests.ledger.lives import ORPHAN_AFTER_S, Cluster
 

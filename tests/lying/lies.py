@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect as mi
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
-from contract.heartbeat import Confirmation
+from headroom.contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
+from headroom.contract.heartbeat import Confirmation
 from tests.builders import DISTRIBUTED, GIB, STAMP, shared, status, use
 
 #: Devices and pods of honest nodes and of the liar, and texts that mean something somewhere.

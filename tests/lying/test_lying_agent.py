@@ -14,28 +14,32 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from contract.annotations import OBSERVED_AT
-from contract.errors import BadReport
-from contract.gpunode import ADOPTED, STARTING, GPUNode, GPUNodeStatus, Reservation
-from contract.gpunode_json import decode_gpunode
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, ObjectMeta
-from contract.watched import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
-from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.history_recorder import sample
-from extender.placement.fit import fit
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.placement.score import rank
-from extender.placement.snapshot import NodeTerms
-from extender.recommend.programs import Family, Program
-from extender.recorder.life_tracker import LifeTracker
-from extender.recorder.pod_facts import PodFacts
-from extender.state.node_whatif import rejection_beside
-from extender.state.overuse_decisions import latest_sample, overuse_evictions_on, overusing_pods
-from extender.state.pending_pods import Pending
-from extender.state.reconcile_queue import orphans, unreserved_pods
-from extender.state.starts import ended_starts
+from extender.reconcile.queue import orphans, unreserved_pods
+from headroom.console.history.recorder import sample
+from headroom.console.metrics import FleetCollector
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.errors import BadReport
+from headroom.contract.gpunode import ADOPTED, STARTING, GPUNode, GPUNodeStatus, Reservation
+from headroom.contract.gpunode_json import decode_gpunode
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, ObjectMeta
+from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
+from headroom.core.cluster.starts import ended_starts
+from headroom.core.eviction.overuse_decisions import (
+    latest_sample,
+    overuse_evictions_on,
+    overusing_pods,
+)
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.score import rank
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.recommend.programs import Family, Program
+from headroom.core.whatif.node_whatif import rejection_beside
+from headroom.core.whatif.pending_pods import Pending
+from headroom.recorder.life_tracker import LifeTracker
+from headroom.recorder.pod_facts import PodFacts
 from tests.builders import (
     DISTRIBUTED,
     GATE_IMAGE,

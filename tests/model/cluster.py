@@ -15,9 +15,12 @@ from unittest.mock import patch
 
 import msgspec
 
-from contract.annotations import PLACEMENT, STARTUP, VRAM
-from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
-from contract.kube import (
+from extender.ledger import bind, initialise, reservations
+from extender.ledger import ledger as real_ledger
+from extender.ledger.memory_store import SyncStore
+from headroom.contract.annotations import PLACEMENT, STARTUP, VRAM
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from headroom.contract.kube import (
     Container,
     Node,
     ObjectMeta,
@@ -27,14 +30,11 @@ from contract.kube import (
     PodStatus,
     ResourceRequirements,
 )
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.ledger import bind, initialise, reservations
-from extender.ledger import ledger as real_ledger
-from extender.ledger.memory_store import SyncStore
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules
 from tests.blocking import Ledger
 from tests.builders import shared
 from tests.judge import excess

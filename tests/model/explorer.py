@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from extender.errors import OutcomeUnknown, StoreError
 from extender.ledger.memory_store import SyncStore
+from headroom.errors import OutcomeUnknown, StoreError
 from tests.model.world import Call, Seam, World, again
 
 #: The code of an actor, over the store that it gets.

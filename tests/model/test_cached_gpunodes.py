@@ -15,19 +15,19 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import ObjectMeta
-from contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen
-from extender.app.followed_store import FollowedStore
-from extender.errors import StoreError
+from extender.ledger.followed_store import FollowedStore
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.changes import Event, GPUNodeWritten
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import uninitialised
+from extender.metrics import Telemetry
+from extender.reconcile.queue import uninitialised
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import ObjectMeta
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen
+from headroom.core.cluster.changes import Event, GPUNodeWritten
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
+from headroom.errors import StoreError
 from tests.builders import kube_node, pod, reservation, shared, status
 
 MOST_STATES = 20_000

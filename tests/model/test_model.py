@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from contract.kube import Pod
-from extender.placement import fit
+from headroom.contract.kube import Pod
+from headroom.core.placement import fit
 from tests.ledger.store_behaviour import Stage, StoreBehaviour
 from tests.model import cluster
 from tests.model.cluster import pod as some_pod

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import TOUCHED
-from contract.gpunode import GPUNode, GPUNodeSpec
-from contract.kube import Pod
-from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.store import Binding
+from headroom.contract.annotations import TOUCHED
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec
+from headroom.contract.kube import Pod
+from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
 #: A resourceVersion that is always the newest: for protocols that leave a precondition out.
 ANY = "*"

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
+from headroom.contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
 from tests.agent.whole import Whole
 from tests.builders import DISTRIBUTED, GIB
 from tests.driver import AGENT_PATH, h100

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from extender.certs.pki import new_authority
-from extender.config.loading import load_settings
-from extender.observability.metrics import CertificateCollector
+from headroom.certs.pki import new_authority
+from headroom.runtime.settings.loading import load_settings
+from headroom.runtime.telemetry import CertificateCollector
 
 NAME = "headroom_certificate_end_timestamp_seconds"
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

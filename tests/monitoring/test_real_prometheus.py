@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from extender.admission.metrics import WebhookTelemetry
+from headroom.webhook.metrics import WebhookTelemetry
 from tests.debian import Unavailable
 from tests.history.server import Prometheus, prometheus
 from tests.monitoring.conftest import World
@@ -18,7 +18,7 @@ from tests.monitoring.test_rules import DOCS, RULES, alerts
 from tests.serving import offer, pod
 from tests.waiting import until
 
-PAGE = Path(__file__).parents[2] / "extender/console/page"
+PAGE = Path(__file__).parents[2] / "headroom/console/page"
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
 #: Faults in this world that are visible at once.
 ACTIVE = {

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from extender.console import costs
-from extender.console.history_ranges import PrometheusRanges, Range
-from extender.controllers.sm_history import QuerySource, Span, history
-from extender.controllers.sm_queries import query
-from extender.plan.prometheus_source import read_prometheus
-from extender.promql import Queries, own_label
-from extender.recorder.past_lives import PastLives
-from extender.recorder.prometheus_history import HistoryReader, Source
+from headroom.console.history.ranges import PrometheusRanges, Range
+from headroom.console.views import costs
+from headroom.planner.prometheus_source import read_prometheus
+from headroom.recorder.past_lives import PastLives
+from headroom.recorder.prometheus_history import HistoryReader, Source
+from headroom.runtime.follow.sm_history import QuerySource, Span, history
+from headroom.runtime.follow.sm_queries import query
+from headroom.runtime.promql import Queries, own_label
 from tests.history.server import Prometheus, prometheus
 from tests.monitoring.test_rules import alerts
 from tests.processes import starts_processes

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from extender.kube.api_errors import ApiStatus
-from extender.kube.client import KubeApi
-from extender.kube.taint_rules import TaintRules
-from extender.state.claimed_devices import DraDevice
+from headroom.core.cluster.claimed_devices import DraDevice
+from headroom.dra_taints.taint_rules import TaintRules
+from headroom.runtime.kube.api_errors import ApiStatus
+from headroom.runtime.kube.client import KubeApi
 from tests.e2e.conftest import Tell
 from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.neighbours.dra import (

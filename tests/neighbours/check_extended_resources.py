@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import Reservation
+from headroom.contract.gpunode import Reservation
 from tests.e2e.cluster import Cluster, pod_manifest, scheduling_message
 from tests.e2e.conftest import Tell
 from tests.neighbours.dra import CLAIMS, GIB, NODE, PODS, DraPlane

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import yaml
 
-from contract.gate import PORT, gate_container, is_gated
-from contract.kube import Pod
+from headroom.contract.gate import PORT, gate_container, is_gated
+from headroom.contract.kube import Pod
 from tests.admission.reviews import GATE_IMAGE, container, manifest
 from tests.admission.site import ADMISSION, PODS, TEAM, Site, installed
 from tests.certificates import Authority

@@ -206,7 +206,7 @@ def scene() -> Iterator[Scene]:
         scene.console = f"http://127.0.0.1:{port}"
         plane.fork(
             "console",
-            *("extender", "console", "--debug-open", "--debug-host=127.0.0.1"),
+            *("headroom", "console", "--debug-open", "--debug-host=127.0.0.1"),
             f"--debug-port={port}",
             env={"KUBECONFIG": str(plane.kubeconfig("console-of-the-tests"))},
         )

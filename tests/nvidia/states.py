@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from contract import gpunode
-from contract.annotations import VRAM
-from contract.gpunode import PodUse, Replicas, Reservation
-from extender.placement.snapshot import NodeTerms
+from headroom.contract import gpunode
+from headroom.contract.annotations import VRAM
+from headroom.contract.gpunode import PodUse, Replicas, Reservation
+from headroom.core.placement.snapshot import NodeTerms
 from tests import driver
 from tests.builders import FRESH_S, container, device, judged, pod, reservation, shared, terms
 from tests.nvidia.stock import StockPlugin

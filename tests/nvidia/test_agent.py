@@ -11,7 +11,7 @@ from agent.probes.node_probe import of_labels
 from agent.probes.plugin_config import ConfigurationProbe
 from agent.probes.readings import DeviceReading, PluginReading, RegisteredReading
 from agent.sharing import Share, SharingReadings, shares
-from contract.gpunode import Replicas, Sharing
+from headroom.contract.gpunode import Replicas, Sharing
 from tests.driver import GIB, Gpu
 from tests.nvidia.conftest import RESOURCE, Kubelet, sharing
 

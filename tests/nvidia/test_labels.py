@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.placement.policy import Rules
-from extender.state.label_inventory import believed
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.core.cluster.label_inventory import believed
+from headroom.core.placement.policy import Rules
 from tests.driver import GIB, Gpu
 from tests.nvidia.conftest import Kubelet, sharing
 

@@ -7,11 +7,11 @@ import pytest
 
 from agent.probes.readings import DeviceReading, RegisteredReading
 from agent.sharing import Share, SharingReadings, shares
-from contract.gpunode import Replicas
-from contract.kube import Node, NodeStatus, ObjectMeta
-from contract.reasons import Reason
-from extender.placement.policy import Rules
-from extender.state.label_inventory import believed, mig_obstacle
+from headroom.contract.gpunode import Replicas
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.label_inventory import believed, mig_obstacle
+from headroom.core.placement.policy import Rules
 from tests.builders import mig, reservation, terms, use
 from tests.driver import GIB, Gpu, Instance
 from tests.nvidia.conftest import Kubelet, sharing

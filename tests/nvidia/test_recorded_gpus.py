@@ -9,9 +9,9 @@ import pytest
 
 from agent.probes.nvml import _process_list
 from benchmarks.gpu.smi import parse
-from extender.plan.contention import Contentions
-from extender.plan.placers import Spot
-from extender.plan.workload import Life
+from headroom.planner.contention import Contentions
+from headroom.planner.placers import Spot
+from headroom.planner.workload import Life
 from tests.benchmarks.gpu.stage import Stage
 from tests.controlplane import ROOT
 from tests.processes import starts_processes

@@ -17,7 +17,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
 from tests.debian import Unavailable, chromium
 from tests.processes import starts_processes
 from tests.serving import Server, serving

@@ -5,7 +5,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Route, expect
 
-from contract.gpunode import PodUse, Replicas
+from headroom.contract.gpunode import PodUse, Replicas
 from tests.page.conftest import GIB, Looked, place, report
 from tests.serving import Server
 

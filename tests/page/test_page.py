@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from extender.observability.feed import KINDS
+from headroom.console.feed.feed import KINDS
 from tests.controlplane import ROOT
 from tests.page.conftest import CONTRASTS, Looked
 from tests.processes import free_ports
@@ -25,7 +25,7 @@ def test_changes_are_listed_with_their_cause(readings: Looked) -> None:
 
 
 def test_it_receives_every_kind_of_change() -> None:
-    script = (ROOT / "extender/console/page/app.js").read_text(encoding="utf-8")
+    script = (ROOT / "headroom/console/page/app.js").read_text(encoding="utf-8")
     received = set(re.findall(r'"(\w+)"', script.partition("const KINDS = [")[2].partition("]")[0]))
     assert received == KINDS.keys()
 

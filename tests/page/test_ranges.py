@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from contract.gpunode import PodUse, Replicas, SmActivity
+from headroom.contract.gpunode import PodUse, Replicas, SmActivity
 from tests.page.conftest import GIB, Looked, place, report
 from tests.serving import Server
 from tests.waiting import until

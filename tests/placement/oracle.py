@@ -1,15 +1,23 @@
 """A second, simple implementation of the equation and the rules of placement.
 
 It loops over Python integers, is written from the specification, and imports nothing of
-``extender.placement``. It returns every reason that applies; no reason means that the pod fits.
+``core.placement``. It returns every reason that applies; no reason means that the pod fits.
 """
 
 from collections.abc import Mapping, Set
 
-from contract.annotations import MAX_SM, PROCESSES, VRAM, Bytes, Share, parse_max_sm, parse_vram
-from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
-from contract.kube import Container, Pod
-from contract.reasons import Reason
+from headroom.contract.annotations import (
+    MAX_SM,
+    PROCESSES,
+    VRAM,
+    Bytes,
+    Share,
+    parse_max_sm,
+    parse_vram,
+)
+from headroom.contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
+from headroom.contract.kube import Container, Pod
+from headroom.contract.reasons import Reason
 
 MAX_DEVICE_BYTES = 1 << 44
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.annotations import POLICY, VRAM
-from contract.kube import Pod
-from extender.placement.explain import explain
-from extender.placement.fit import fit
-from extender.placement.policy import Weights
-from extender.placement.score import rank
-from extender.placement.snapshot import REASONS, SHARING
-from extender.placement.snapshot_builder import build
+from headroom.contract.annotations import POLICY, VRAM
+from headroom.contract.kube import Pod
+from headroom.core.placement.explain import explain
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.score import rank
+from headroom.core.placement.snapshot import REASONS, SHARING
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import NOW_S, judged, pod, request
 from tests.examples import examples
 from tests.placement import oracle

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.annotations import Amount, Bytes, ReplicaShare, Share
-from contract.gpunode import Device, Replicas
-from contract.kube import Container
-from extender.placement.amounts import bytes_of, device_arrays, needed
-from extender.placement.request import Ask, Portion
+from headroom.contract.annotations import Amount, Bytes, ReplicaShare, Share
+from headroom.contract.gpunode import Device, Replicas
+from headroom.contract.kube import Container
+from headroom.core.placement.amounts import bytes_of, device_arrays, needed
+from headroom.core.placement.request import Ask, Portion
 from tests.builders import GIB, container, device, mig, pod, request, shared
 
 PPM = 1_000_000

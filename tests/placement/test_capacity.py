@@ -2,10 +2,10 @@
 
 import pytest
 
-from contract.gpunode import Replicas
-from contract.reasons import Reason
-from extender.placement.capacity import capacity_summary, device_classes, space
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.gpunode import Replicas
+from headroom.contract.reasons import Reason
+from headroom.core.placement.capacity import capacity_summary, device_classes, space
+from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import DISTRIBUTED, GIB, judged, mig, reservation, shared, use, weighed
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from contract.gpunode import Plugin, Replicas
-from extender.placement.explain import certainty
+from headroom.contract.gpunode import Plugin, Replicas
+from headroom.core.placement.explain import certainty
 from tests.builders import GIB, mig, reservation, shared, use, weighed
 from tests.examples import examples
 from tests.placement import brute

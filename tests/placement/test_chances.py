@@ -2,12 +2,12 @@
 
 import pytest
 
-from contract.gpunode import Plugin, Replicas
-from extender.placement.device_accounting import DeviceTerms
-from extender.placement.explain import because, certainty
-from extender.placement.placement_record import place
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import reach
+from headroom.contract.gpunode import Plugin, Replicas
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.explain import because, certainty
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import reach
 from tests.builders import (
     DISTRIBUTED,
     FRESH_S,

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.strategies import DataObject
 
-from contract.gpunode import Plugin, PodUse, Replicas, Reservation
-from contract.kube import Container
-from extender.placement.fit import fit
-from extender.placement.placement_record import place
-from extender.placement.policy import Rules
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
+from headroom.contract.gpunode import Plugin, PodUse, Replicas, Reservation
+from headroom.contract.kube import Container
+from headroom.core.placement.fit import fit
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, shared, terms
 from tests.examples import examples
 from tests.judge import excess

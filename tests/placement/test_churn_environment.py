@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from contract.gpunode import PodUse
-from extender.placement.policy import Rules, VisibleDevices
+from headroom.contract.gpunode import PodUse
+from headroom.core.placement.policy import Rules, VisibleDevices
 from tests.builders import choosing, container
 from tests.examples import examples
 from tests.placement.test_churn import Churn

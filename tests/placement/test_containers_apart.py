@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from agent.gate_decision import Limits, judge
-from contract.gpunode import Charge, ContainerCharge, GPUNode, GPUNodeSpec, PodUse, Source
-from contract.kube import ObjectMeta
-from extender.placement.device_accounting import weigh
-from extender.placement.placement_record import place
-from extender.placement.policy import Rules
-from extender.placement.report_delta import find
-from extender.state.adoption import adopt
+from headroom.contract.gpunode import Charge, ContainerCharge, GPUNode, GPUNodeSpec, PodUse, Source
+from headroom.contract.kube import ObjectMeta
+from headroom.core.cluster.adoption import adopt
+from headroom.core.placement.device_accounting import weigh
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.report_delta import find
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import Device, Plugin, Replicas
-from contract.reasons import Reason
-from extender.placement.explain import explain
-from extender.placement.policy import Weights
+from headroom.contract.gpunode import Device, Plugin, Replicas
+from headroom.contract.reasons import Reason
+from headroom.core.placement.explain import explain
+from headroom.core.placement.policy import Weights
 from tests.builders import (
     DISTRIBUTED,
     GIB,

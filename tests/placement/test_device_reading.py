@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import Device
-from contract.reasons import Reason
-from extender.placement.device_reading import health_issues
+from headroom.contract.gpunode import Device
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_reading import health_issues
 
 GIB = 1 << 30
 FINE = {"memory_bytes": 40 * GIB, "reserved_bytes": GIB, "used_bytes": 8 * GIB}

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import Reservation
-from contract.kube import Container, Pod
-from contract.reasons import Reason
-from extender.placement.device_accounting import DeviceTerms
-from extender.placement.placement_record import Placement, place
-from extender.placement.policy import Rules, VisibleDevices
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import reach
+from headroom.contract.gpunode import Reservation
+from headroom.contract.kube import Container, Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.placement_record import Placement, place
+from headroom.core.placement.policy import Rules, VisibleDevices
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import reach
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import Charge, Device, Replicas, Reservation
-from contract.reasons import Reason
-from extender.placement.device_accounting import without
+from headroom.contract.gpunode import Charge, Device, Replicas, Reservation
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_accounting import without
 from tests.builders import (
     GIB,
     MIB,

@@ -5,10 +5,10 @@ from dataclasses import asdict
 import pytest
 from msgspec.structs import replace
 
-from contract.reasons import Reason
-from extender.placement.explain import Explanation, explain
-from extender.placement.policy import Weights
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.reasons import Reason
+from headroom.core.placement.explain import Explanation, explain
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import GIB, device, judged, reservation, shared, weighed
 
 

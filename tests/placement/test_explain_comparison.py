@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.annotations import MAX_SM, VRAM
-from contract.gpunode import SmActivity
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.placement.explain import compare
-from extender.placement.policy import Weights
-from extender.placement.score import rank
+from headroom.contract.annotations import MAX_SM, VRAM
+from headroom.contract.gpunode import SmActivity
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.explain import compare
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.score import rank
 from tests.builders import DISTRIBUTED, GIB, device, judged, pod, shared, weighed
 from tests.examples import examples
 from tests.placement.worlds import World, pods, worlds

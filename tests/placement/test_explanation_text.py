@@ -2,10 +2,10 @@
 
 import pytest
 
-from contract.gpunode import Replicas
-from extender.placement.explain import explain
-from extender.placement.explanation_text import explanation_lines
-from extender.placement.policy import Weights
+from headroom.contract.gpunode import Replicas
+from headroom.core.placement.explain import explain
+from headroom.core.placement.explanation_text import explanation_lines
+from headroom.core.placement.policy import Weights
 from tests.builders import GIB, container, device, judged, mig, pod, weighed
 
 

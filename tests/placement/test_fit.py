@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.annotations import PROCESSES
-from contract.gpunode import Device, Replicas, SmActivity
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.annotations import PROCESSES
+from headroom.contract.gpunode import Device, Replicas, SmActivity
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.fit import fit
+from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import (
     FRESH_S,
     GIB,

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from contract.annotations import Bytes
-from contract.gpunode import Replicas
-from extender.placement.fit import fit
-from extender.placement.request import Ask, Portion
-from extender.placement.snapshot_builder import build
+from headroom.contract.annotations import Bytes
+from headroom.contract.gpunode import Replicas
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import Ask, Portion
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import GPU, device, request, reservation, shared, weighed
 
 

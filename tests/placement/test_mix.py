@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.gpunode import Replicas
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.placement.demand_pricing import DemandMix, DemandTracker, Market, market, prices
-from extender.placement.fit import fit
-from extender.placement.fit_cache import FitCache
-from extender.placement.policy import Weights
-from extender.placement.score import rank
-from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.snapshot_builder import Table, build
+from headroom.contract.gpunode import Replicas
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.demand_pricing import DemandMix, DemandTracker, Market, market, prices
+from headroom.core.placement.fit import fit
+from headroom.core.placement.fit_cache import FitCache
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.score import rank
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
+from headroom.core.placement.snapshot_builder import Table, build
 from tests.builders import (
     GIB,
     NOW_S,

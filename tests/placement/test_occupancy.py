@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from msgspec.structs import replace
 
-from contract.gpunode import ContainerCharge, GPUNodeStatus, Plugin, Replicas, Reservation
-from extender.placement.device_accounting import weigh
-from extender.placement.report_delta import find
+from headroom.contract.gpunode import ContainerCharge, GPUNodeStatus, Plugin, Replicas, Reservation
+from headroom.core.placement.device_accounting import weigh
+from headroom.core.placement.report_delta import find
 from tests.builders import GIB, GPU, MIB, reservation, shared, status, use, weighed_anew
 from tests.examples import examples
 from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from contract.annotations import PLACEMENT
-from contract.gpunode import Charge, Replicas, Reservation
-from contract.kube import Pod
-from extender.placement.placement_record import Placement, place
-from extender.placement.prediction_outcome import predicted
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.annotations import PLACEMENT
+from headroom.contract.gpunode import Charge, Replicas, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.placement.placement_record import Placement, place
+from headroom.core.placement.prediction_outcome import predicted
+from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from extender.placement.device_plugin_model import Choice, Policy, Stock, choice
+from headroom.core.placement.device_plugin_model import Choice, Policy, Stock, choice
 from tests.examples import QUICK, examples
 from tests.placement import brute
 from tests.placement.brute import Gpu, Node

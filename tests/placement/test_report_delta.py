@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from msgspec.structs import replace
 
-from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
-from extender.placement.device_accounting import DeviceTerms, weigh
-from extender.placement.report_delta import Found, find, with_new_measurements
+from headroom.contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
+from headroom.core.placement.device_accounting import DeviceTerms, weigh
+from headroom.core.placement.report_delta import Found, find, with_new_measurements
 from tests.builders import GIB, MIB, mig, reservation, shared, status, use
 from tests.drawn import one
 from tests.examples import examples

@@ -2,11 +2,11 @@
 
 import pytest
 
-from contract.annotations import Bytes, ReplicaShare, ScoringPolicy, Share
-from contract.kube import Container, Pod, ResourceRequirements
-from contract.reasons import Reason
-from extender.placement.policy import Rules
-from extender.placement.request import (
+from headroom.contract.annotations import Bytes, ReplicaShare, ScoringPolicy, Share
+from headroom.contract.kube import Container, Pod, ResourceRequirements
+from headroom.contract.reasons import Reason
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import (
     Portion,
     Unreadable,
     VramRequest,

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, DrawFn
 
-from contract.gpunode import Device, Plugin, PodUse, Replicas, Reservation
-from contract.kube import Pod
-from extender.placement.fit import Verdicts, fit
-from extender.placement.placement_record import place
-from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.snapshot_builder import build
+from headroom.contract.gpunode import Device, Plugin, PodUse, Replicas, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.placement.fit import Verdicts, fit
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, reservation, shared, terms
 from tests.examples import examples
 from tests.placement import brute

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from contract.annotations import VRAM, Bytes, Share, parse_vram
-from contract.gpunode import Device, PodUse, Replicas, Reservation
-from contract.kube import Container, Pod
-from extender.placement.fit import fit
-from extender.placement.placement_record import place
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
+from headroom.contract.annotations import VRAM, Bytes, Share, parse_vram
+from headroom.contract.gpunode import Device, PodUse, Replicas, Reservation
+from headroom.contract.kube import Container, Pod
+from headroom.core.placement.fit import fit
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, GPU, NOW_S, container, device, mig, pod, request, shared
 from tests.builders import terms as terms_of
 from tests.examples import examples

@@ -6,13 +6,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from contract.kube import Pod
-from extender.placement.fit import fit
-from extender.placement.fit_cache import FitCache
-from extender.placement.policy import Weights
-from extender.placement.score import Ranking, best, rank
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
+from headroom.contract.kube import Pod
+from headroom.core.placement.fit import fit
+from headroom.core.placement.fit_cache import FitCache
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.score import Ranking, best, rank
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import (
     GIB,
     NOW_S,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.gpunode import Device
-from extender.placement.score import best_for_non_gpu_pod
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
+from headroom.contract.gpunode import Device
+from headroom.core.placement.score import best_for_non_gpu_pod
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weighed
 
 

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from contract.annotations import VRAM
-from contract.gpunode import Replicas
-from extender.placement.policy import Weights
-from extender.placement.score import rank
-from extender.placement.score_terms import newly_stranded, terms
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.annotations import VRAM
+from headroom.contract.gpunode import Replicas
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.score import rank
+from headroom.core.placement.score_terms import newly_stranded, terms
+from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import STARTUP, STARTUP_TIMEOUT
-from contract.gpunode import RUNNING, STARTING, Plugin, PodUse, Reservation
-from contract.kept_fields import kept_pod
-from contract.kube import (
+from headroom.contract.annotations import STARTUP, STARTUP_TIMEOUT
+from headroom.contract.gpunode import RUNNING, STARTING, Plugin, PodUse, Reservation
+from headroom.contract.kept_fields import kept_pod
+from headroom.contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
@@ -19,14 +19,14 @@ from contract.kube import (
     Present,
     Waiting,
 )
-from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.placement.placement_record import place
-from extender.placement.policy import Rules
-from extender.placement.request import Unreadable, understand
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
-from extender.placement.start_phase import Start, StartEnd
+from headroom.contract.reasons import Reason
+from headroom.core.placement.fit import fit
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import Unreadable, understand
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
+from headroom.core.placement.start_phase import Start, StartEnd
 from tests.builders import (
     DISTRIBUTED,
     GIB,

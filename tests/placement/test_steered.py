@@ -19,15 +19,15 @@ from agent.gate_decision import Limits
 from agent.probes.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import ContainerRequest
-from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation, SmActivity
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.placement.explain import because, certainty, explain
-from extender.placement.fit import fit
-from extender.placement.placement_record import place
-from extender.placement.policy import Weights
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
+from headroom.contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation, SmActivity
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.explain import because, certainty, explain
+from headroom.core.placement.fit import fit
+from headroom.core.placement.placement_record import place
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import (
     DISTRIBUTED,
     FRESH_S,

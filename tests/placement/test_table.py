@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.gpunode import Replicas, SmActivity
-from contract.reasons import Reason
-from extender.placement.demand_pricing import market
-from extender.placement.snapshot import CODE_OF, Snapshot
-from extender.placement.snapshot_builder import _COLUMNS, Table, build
+from headroom.contract.gpunode import Replicas, SmActivity
+from headroom.contract.reasons import Reason
+from headroom.core.placement.demand_pricing import market
+from headroom.core.placement.snapshot import CODE_OF, Snapshot
+from headroom.core.placement.snapshot_builder import _COLUMNS, Table, build
 from tests.builders import GIB, device, mig, reservation, shared, weighed
 
 MOST_BYTES = 1 << 61

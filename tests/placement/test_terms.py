@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import POLICY
-from contract.gpunode import Device, SmActivity
-from contract.kube import Pod
-from extender.placement.fit import fit
-from extender.placement.policy import Weights
-from extender.placement.score import rank
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
+from headroom.contract.annotations import POLICY
+from headroom.contract.gpunode import Device, SmActivity
+from headroom.contract.kube import Pod
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.score import rank
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import (
     DISTRIBUTED,
     FRESH_S,

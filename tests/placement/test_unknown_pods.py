@@ -1,6 +1,6 @@
 """Pods that only the report shows are replayed with all that they hold."""
 
-from extender.placement.prediction_outcome import _unknown_pods
+from headroom.core.placement.prediction_outcome import _unknown_pods
 from tests.builders import GPU, device, mig, status, use
 
 MIG = "nvidia.com/mig-1g.10gb"

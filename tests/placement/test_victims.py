@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.placement.victims import (
+from headroom.core.placement.victims import (
     NO_VICTIMS,
     Budget,
     Evictable,

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
-from contract.kube import Pod
-from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.placement.fit_cache import FitCache
-from extender.placement.policy import Rules, Weights
-from extender.placement.request import VramRequest, understand
-from extender.placement.score import rank
-from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.snapshot_builder import Table, build
+from headroom.contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.fit import fit
+from headroom.core.placement.fit_cache import FitCache
+from headroom.core.placement.policy import Rules, Weights
+from headroom.core.placement.request import VramRequest, understand
+from headroom.core.placement.score import rank
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
+from headroom.core.placement.snapshot_builder import Table, build
 from tests.builders import FRESH_S, NOW_S, gate, pod, request, shared, weighed
 from tests.examples import examples
 from tests.placement.worlds import World, pods, worlds

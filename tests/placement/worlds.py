@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from contract.annotations import MAX_SM, PROCESSES
-from contract.gpunode import (
+from headroom.contract.annotations import MAX_SM, PROCESSES
+from headroom.contract.gpunode import (
     Charge,
     Device,
     GPUNodeStatus,
@@ -17,8 +17,8 @@ from contract.gpunode import (
     Reservation,
     SmActivity,
 )
-from contract.kube import Container, Pod
-from extender.placement.snapshot import NodeTerms
+from headroom.contract.kube import Container, Pod
+from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import FRESH_S, GIB, GPU, MIB, container, pod, status, weighed_anew
 from tests.drawn import one
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.app.cli import app
+from headroom.commands import app
 
 GIB = 1 << 30
 PODS = "name,workload,num_gpu,vram_mib,peak_mib,sm_ratio,creation_time,scheduled_time,deletion_time"

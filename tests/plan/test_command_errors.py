@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.app.cli import app
+from headroom.commands import app
 from tests.plan.small_history import files, run
 
 __all__ = ["files"]

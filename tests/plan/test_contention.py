@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from extender.plan.contention import Contentions
-from extender.plan.placers import ByHeadroom, Request, Spot
-from extender.plan.simulated_fleet import Sharing
-from extender.plan.workload import Life, Machine
+from headroom.planner.contention import Contentions
+from headroom.planner.placers import ByHeadroom, Request, Spot
+from headroom.planner.simulated_fleet import Sharing
+from headroom.planner.workload import Life, Machine
 
 GIB = 1 << 30
 

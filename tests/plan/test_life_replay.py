@@ -2,10 +2,10 @@
 
 import pytest
 
-from extender.plan.life_replay import Outcome, Replay
-from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
-from extender.plan.simulated_fleet import Sharing
-from extender.plan.workload import Life, Machine
+from headroom.planner.life_replay import Outcome, Replay
+from headroom.planner.placers import ByCounting, ByHeadroom, Placer, Request
+from headroom.planner.simulated_fleet import Sharing
+from headroom.planner.workload import Life, Machine
 
 GIB = 1 << 30
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from extender.errors import BadSettings
-from extender.metric_history import Answers, Sample
-from extender.plan.metrics_history import history_of
-from extender.promql import EVERY_CLUSTER
+from headroom.errors import BadSettings
+from headroom.planner.metrics_history import history_of
+from headroom.runtime.metric_history import Answers, Sample
+from headroom.runtime.promql import EVERY_CLUSTER
 
 MIB = 1 << 20
 POD = {"namespace": "team", "pod": "p", "uid": "u"}

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from extender.app.cli import app
-from extender.plan.contention import Contentions
-from extender.plan.mig import profile_of, split_by_mig
-from extender.plan.placers import ByHeadroom, Request, Spot
-from extender.plan.simulated_fleet import Sharing
-from extender.plan.workload import Life, Machine
+from headroom.commands import app
+from headroom.planner.contention import Contentions
+from headroom.planner.mig import profile_of, split_by_mig
+from headroom.planner.placers import ByHeadroom, Request, Spot
+from headroom.planner.simulated_fleet import Sharing
+from headroom.planner.workload import Life, Machine
 
 GIB, MIB = 1 << 30, 1 << 20
 H100_MIB = 81_559

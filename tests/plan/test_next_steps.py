@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from contract.annotations import Bytes, parse_vram
-from extender.plan.next_steps import advice, namespace_defaults
-from extender.plan.scenarios import Configuration, split
-from extender.plan.workload import History, Life, Machine, Vram, largest_bytes, with_workloads
+from headroom.contract.annotations import Bytes, parse_vram
+from headroom.planner.next_steps import advice, namespace_defaults
+from headroom.planner.scenarios import Configuration, split
+from headroom.planner.workload import History, Life, Machine, Vram, largest_bytes, with_workloads
 
 GIB, MIB = 1 << 30, 1 << 20
 L40S = Machine("a", "L40S", 4, 46_068 * MIB)

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.packing.product import Headroom
 from benchmarks.packing.workload import REPLICAS, Ask, Node
-from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request, Spot
-from extender.plan.simulated_fleet import Sharing
-from extender.plan.workload import Machine
+from headroom.planner.placers import ByCounting, ByHeadroom, Placer, Request, Spot
+from headroom.planner.simulated_fleet import Sharing
+from headroom.planner.workload import Machine
 
 MIB = 1 << 20
 GIB = 1 << 30

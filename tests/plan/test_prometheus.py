@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from benchmarks.plan import exported, generated
 from benchmarks.plan.exported import Ran
 from benchmarks.plan.generated import Row
-from extender.app.cli import app
-from extender.errors import BadSettings
-from extender.plan.prometheus_source import read_prometheus
-from extender.plan.workload import History
+from headroom.commands import app
+from headroom.errors import BadSettings
+from headroom.planner.prometheus_source import read_prometheus
+from headroom.planner.workload import History
 from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.processes import free_ports

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from extender.errors import BadSettings, PrometheusUnreadable
-from extender.plan import prometheus_source
-from extender.plan.prometheus_source import read_prometheus
-from extender.prometheus import Connection
-from extender.promql import EVERY_CLUSTER as QUERIES
+from headroom.errors import BadSettings, PrometheusUnreadable
+from headroom.planner import prometheus_source
+from headroom.planner.prometheus_source import read_prometheus
+from headroom.runtime.prometheus import Connection
+from headroom.runtime.promql import EVERY_CLUSTER as QUERIES
 from tests.plan.test_metrics_history import OLD, answers
 
 URL = "http://127.0.0.1:9"

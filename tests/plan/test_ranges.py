@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from extender.plan.demand import demand
-from extender.plan.intervals import (
+from headroom.planner.demand import demand
+from headroom.planner.intervals import (
     Reach,
     interval,
     need_interval,
@@ -16,8 +16,8 @@ from extender.plan.intervals import (
     saving_interval,
     wider,
 )
-from extender.plan.resampling import quiet_days, resampled
-from extender.plan.rhythm import (
+from headroom.planner.resampling import quiet_days, resampled
+from headroom.planner.rhythm import (
     CHANCE_REACH,
     DAYS_REACH,
     LEAST_REACH,
@@ -26,7 +26,7 @@ from extender.plan.rhythm import (
     Variation,
     variation,
 )
-from extender.plan.workload import DAY_S, History, Life, Machine, Vram
+from headroom.planner.workload import DAY_S, History, Life, Machine, Vram
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
 

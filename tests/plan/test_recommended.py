@@ -1,9 +1,9 @@
 """Recommendations of a plan: the recorder's own estimates, from the lives before each pod."""
 
-from extender.plan.recommended import with_recommendations
-from extender.plan.workload import DAY_S, History, Life, Machine, Vram
-from extender.recommend.lives import Ending, Track
-from extender.recommend.lives import Life as Recorded
+from headroom.core.recommend.lives import Ending, Track
+from headroom.core.recommend.lives import Life as Recorded
+from headroom.planner.recommended import with_recommendations
+from headroom.planner.workload import DAY_S, History, Life, Machine, Vram
 
 GIB, MIB = 1 << 30, 1 << 20
 

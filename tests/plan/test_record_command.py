@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extender.app.cli import app
-from extender.plan.recording import history_of, read_recording
+from headroom.commands import app
+from headroom.planner.recording import history_of, read_recording
 from tests import forks
 from tests.scripted import Exchange, scripted_server
 from tests.waiting import PATIENCE_S, until
@@ -89,11 +89,11 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
 
         def recorded(*more: str) -> None:
             watched.clear()
-            process = forks.Forked("extender", [*command, *more], log, os.environ)
+            process = forks.Forked("headroom", [*command, *more], log, os.environ)
             try:
                 assert watched.wait(PATIENCE_S)
                 until(file.exists, "the file is written")
-                other = forks.run("extender", *command, env=os.environ, timeout_s=300.0)
+                other = forks.run("headroom", *command, env=os.environ, timeout_s=300.0)
                 assert other.returncode == 2
                 assert "another process records to it" in other.stderr
             finally:
@@ -159,7 +159,7 @@ def test_a_failing_call_is_reported_in_plain_words(tmp_path: Path) -> None:
         write_kubeconfig(kubeconfig, server.port)
         command = ["plan", "record", str(tmp_path / "c.json"), "--kubeconfig", str(kubeconfig)]
         log.touch()
-        process = forks.Forked("extender", command, log, os.environ)
+        process = forks.Forked("headroom", command, log, os.environ)
         try:
             until(lambda: "forbidden" in log.read_text(), "the failure is reported")
             granted.set()

@@ -7,20 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode, SmActivity
-from contract.kube import Node, ObjectMeta, OwnerReference, Pod, ResourceRequirements
-from contract.watched import GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen, Relisted
-from extender.errors import BadSettings
-from extender.plan import recording as module
-from extender.plan.cluster_recorder import Recorder, kinds
-from extender.plan.observed import cpu_milli
-from extender.plan.recording import (
+from headroom.contract.gpunode import GPUNode, SmActivity
+from headroom.contract.kube import Node, ObjectMeta, OwnerReference, Pod, ResourceRequirements
+from headroom.contract.watched import GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen, Relisted
+from headroom.core.journal.dump import FORMAT, inputs_of
+from headroom.errors import BadSettings
+from headroom.planner import recording as module
+from headroom.planner.cluster_recorder import Recorder, kinds
+from headroom.planner.observed import cpu_milli
+from headroom.planner.recording import (
     Recording,
     history_of,
     history_of_snapshot,
     read_recording,
 )
-from extender.state.dump import FORMAT, inputs_of
 from tests.builders import GIB, GPU, container, device, gpunode, kube_node, pod, use
 
 START_S = 1_800_000_000.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from contract.gpunode import Device
-from extender.app.cli import app
+from headroom.commands import app
+from headroom.contract.gpunode import Device
 from tests.builders import DISTRIBUTED, GIB, NOW_S, device, gpunode, kube_node, pod, reservation
 from tests.console.asking import Asked
 from tests.state.states import seen, state_of

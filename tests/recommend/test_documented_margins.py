@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.recommend.lives import Ending, Life, Track
+from headroom.core.recommend.lives import Ending, Life, Track
 from tests.controlplane import ROOT
 
 GIB = 1 << 30

@@ -2,7 +2,7 @@
 
 import random
 
-from extender.recommend.growth import DAY_S, Growth
+from headroom.core.recommend.growth import DAY_S, Growth
 
 GIB = 1 << 30
 

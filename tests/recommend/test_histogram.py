@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.recommend.histogram import (
+from headroom.core.recommend.histogram import (
     Histogram,
     bucket_of,
     highest,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.recommend.estimate import estimate, margin_after, student_t
-from extender.recommend.histogram import Histogram
-from extender.recommend.lives import DAY_S, HOUR_S, Ending, Life, Track
-from extender.recommend.profile import ANY_PROGRAM, ContainerProfile, Missing, Profile
+from headroom.core.recommend.estimate import estimate, margin_after, student_t
+from headroom.core.recommend.histogram import Histogram
+from headroom.core.recommend.lives import DAY_S, HOUR_S, Ending, Life, Track
+from headroom.core.recommend.profile import ANY_PROGRAM, ContainerProfile, Missing, Profile
 
 MAX_PROGRAMS = 8
 MAX_CONTAINERS = 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.recommend.programs import Family, program, repository, setting
+from headroom.core.recommend.programs import Family, program, repository, setting
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from extender.recommend.histogram import bucket_of
-from extender.recommend.lives import DAY_S, Ending, Life, Track
-from extender.recommend.profile import ContainerProfile
+from headroom.core.recommend.histogram import bucket_of
+from headroom.core.recommend.lives import DAY_S, Ending, Life, Track
+from headroom.core.recommend.profile import ContainerProfile
 
 GIB = 1 << 30
 END_S = 1_795_000_000.0

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse
-from contract.kube import OwnerReference
-from contract.vramprofile import ProfileController, stamp
-from extender.placement.policy import Rules
-from extender.recommend.programs import Family, Program
-from extender.recorder.pod_facts import End, PodFacts, read_pod
+from headroom.contract.gpunode import Device, GPUNodeStatus, PodUse
+from headroom.contract.kube import OwnerReference
+from headroom.contract.vramprofile import ProfileController, stamp
+from headroom.core.placement.policy import Rules
+from headroom.core.recommend.programs import Family, Program
+from headroom.recorder.pod_facts import End, PodFacts, read_pod
 
 GIB = 1 << 30
 HOUR_S = 3600.0

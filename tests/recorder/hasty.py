@@ -3,9 +3,9 @@
 
 import asyncio
 
-from extender.app import recorder
-from extender.config.settings import Settings
-from extender.recorder import book
+from headroom.recorder import book
+from headroom.recorder import process as recorder
+from headroom.runtime.settings.settings import Settings
 
 if __name__ == "__main__":
     recorder.RETRY_S = 0.5

@@ -6,14 +6,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from contract.kube import ObjectMeta, OwnerReference
-from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
-from extender.recommend.histogram import upper_end
-from extender.recommend.lives import Ending, Life
-from extender.recommend.profile_status import restored
-from extender.recommend.programs import Family, Program
-from extender.recorder.book import Owned, ProfileBook, Write
-from extender.recorder.life_tracker import TrackedLife
+from headroom.contract.kube import ObjectMeta, OwnerReference
+from headroom.contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
+from headroom.core.recommend.histogram import upper_end
+from headroom.core.recommend.lives import Ending, Life
+from headroom.core.recommend.profile_status import restored
+from headroom.core.recommend.programs import Family, Program
+from headroom.recorder.book import Owned, ProfileBook, Write
+from headroom.recorder.life_tracker import TrackedLife
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 
 ENDED_EVERY_S = 30.0

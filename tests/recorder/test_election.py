@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from extender.kube.api_errors import ApiStatus, NoAnswer
-from extender.kube.election import LEASE_S, Election
+from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer
+from headroom.runtime.kube.election import LEASE_S, Election
 
 
 class LeaseServer:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import GPUNodeStatus
-from contract.vramprofile import stamp
-from extender.recommend.lives import DAY_S, Ending
-from extender.recorder.life_tracker import LifeTracker, TrackedLife
-from extender.recorder.pod_facts import PodFacts
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.vramprofile import stamp
+from headroom.core.recommend.lives import DAY_S, Ending
+from headroom.recorder.life_tracker import LifeTracker, TrackedLife
+from headroom.recorder.pod_facts import PodFacts
 from tests.recorder.facts import GIB, HOUR_S, NODE, NOW_S, ended, facts, report, use
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import OwnerReference
-from contract.vramprofile import ProfileOwner, profile_name
-from extender.kube.api_errors import ApiStatus, NoAnswer
-from extender.recommend.families import family
-from extender.recorder.kube_profiles import OwnerReader
+from headroom.contract.kube import OwnerReference
+from headroom.contract.vramprofile import ProfileOwner, profile_name
+from headroom.core.recommend.families import family
+from headroom.recorder.kube_profiles import OwnerReader
+from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer
 from tests.recorder.facts import REPLICA_SET, facts
 
 

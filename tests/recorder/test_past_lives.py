@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from contract.kube import OwnerReference
-from contract.vramprofile import ProfileOwner
-from extender.metric_history import Sample
-from extender.promql import EVERY_CLUSTER as QUERIES
-from extender.recommend.lives import DAY_S, Ending, Life
-from extender.recommend.programs import Family, Program
-from extender.recorder.book import Owned
-from extender.recorder.life_tracker import TrackedLife
-from extender.recorder.past_lives import Owner, PastLife, PastLives, past_lives
+from headroom.contract.kube import OwnerReference
+from headroom.contract.vramprofile import ProfileOwner
+from headroom.core.recommend.lives import DAY_S, Ending, Life
+from headroom.core.recommend.programs import Family, Program
+from headroom.recorder.book import Owned
+from headroom.recorder.life_tracker import TrackedLife
+from headroom.recorder.past_lives import Owner, PastLife, PastLives, past_lives
+from headroom.runtime.metric_history import Sample
+from headroom.runtime.promql import EVERY_CLUSTER as QUERIES
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 
 MAX_LIVES = 200

@@ -2,9 +2,9 @@
 
 import pytest
 
-from contract.vramprofile import ProfileController, seconds
-from extender.recommend.programs import Family
-from extender.recorder.pod_facts import End
+from headroom.contract.vramprofile import ProfileController, seconds
+from headroom.core.recommend.programs import Family
+from headroom.recorder.pod_facts import End
 from tests.recorder.facts import pod_json, read
 
 

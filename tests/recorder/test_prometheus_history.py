@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from extender.errors import PrometheusUnreadable
-from extender.metric_history import Asked, Sample
-from extender.promql import EVERY_CLUSTER as QUERIES
-from extender.recommend.lives import DAY_S, Ending
-from extender.recorder import prometheus_history
-from extender.recorder.past_lives import PastLives
-from extender.recorder.prometheus_history import HistoryReader, Source
+from headroom.core.recommend.lives import DAY_S, Ending
+from headroom.errors import PrometheusUnreadable
+from headroom.recorder import prometheus_history
+from headroom.recorder.past_lives import PastLives
+from headroom.recorder.prometheus_history import HistoryReader, Source
+from headroom.runtime.metric_history import Asked, Sample
+from headroom.runtime.promql import EVERY_CLUSTER as QUERIES
 from tests.debian import Unavailable
 from tests.history.server import prometheus
 from tests.recorder.facts import GIB, HOUR_S, NOW_S

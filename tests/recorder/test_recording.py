@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 import yaml
 
-from contract.vramprofile import stamp
-from extender.recommend.histogram import bucket_of
+from headroom.contract.vramprofile import stamp
+from headroom.core.recommend.histogram import bucket_of
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.processes import starts_processes
 from tests.waiting import until

@@ -10,19 +10,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from contract.gpunode import GPUNode
-from contract.kube import ObjectMeta, OwnerReference
-from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
-from contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
-from extender.app.probes import probes_app
-from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable
-from extender.recommend.lives import DAY_S, Ending, Life
-from extender.recommend.profile_status import restored
-from extender.recorder.book import FORGOTTEN_AFTER_S, ProfileBook, Write
-from extender.recorder.metrics import RecorderTelemetry
-from extender.recorder.past_lives import Owner, PastLife, PastLives
-from extender.recorder.pod_facts import ObservedPod, PodFacts
-from extender.recorder.rounds import Observed, Recorder
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import ObjectMeta, OwnerReference
+from headroom.contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
+from headroom.core.recommend.lives import DAY_S, Ending, Life
+from headroom.core.recommend.profile_status import restored
+from headroom.recorder.book import FORGOTTEN_AFTER_S, ProfileBook, Write
+from headroom.recorder.metrics import RecorderTelemetry
+from headroom.recorder.past_lives import Owner, PastLife, PastLives
+from headroom.recorder.pod_facts import ObservedPod, PodFacts
+from headroom.recorder.rounds import Observed, Recorder
+from headroom.runtime.debug_port import probes_app
+from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer, Unreadable
 from tests.monitoring.documented import documented
 from tests.promtool import complaints
 from tests.recorder.facts import GIB, NODE, NOW_S, REPLICA_SET, ended, facts, report, use

@@ -151,7 +151,7 @@ def test_the_wheel_of_the_source_distribution_is_the_wheel(
         assert {each.filename: each.CRC for each in ours.infolist()} == {
             each.filename: each.CRC for each in theirs.infolist()
         }
-        assert "extender/console/page/index.html" in ours.namelist()
+        assert "headroom/console/page/index.html" in ours.namelist()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 import re
 import statistics
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import pytest
 import typer.main
 import yaml
 
-from extender.app.cli import app as extender_app
 from headroom.__main__ import DEBUG_API_COMMANDS, EXTENDER_COMMANDS
+from headroom.commands import app as extender_app
+from headroom.not_installed import missing
 from release.source import Source
 from tests.controlplane import ROOT
-from tests.release.conftest import locked
+from tests.release.conftest import Packages, locked
 from tests.serving import serving
 
 FLEET = "nodes: [{name: gpu-a, gpus: 2, memory: 24Gi, model: L4}]\n"
@@ -96,10 +98,8 @@ def test_without_a_cluster_the_client_reports_that_it_has_none(client: Path) -> 
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        pytest.param(["headroom", "serve"], "extender", id="extender"),
         pytest.param(["headroom", "doctor"], "extender", id="doctor"),
         pytest.param(["kubectl-headroom", "doctor"], "extender", id="doctor of the plugin"),
-        pytest.param(["headroom", "agent", "--once"], "agent", id="agent"),
     ],
 )
 def test_a_command_of_a_server_names_the_extra_that_it_needs(
@@ -112,13 +112,42 @@ def test_a_command_of_a_server_names_the_extra_that_it_needs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", [["agent", "--once"], ["gate"]])
+def test_the_published_package_has_no_agent_and_says_where_it_is(
+    client: Path, command: list[str]
+) -> None:
+    rejected = run(client, "headroom", *command)
+    assert (rejected.returncode, rejected.stderr) == (
+        2,
+        "headroom: the agent is not installed here. It is in the image headroom-agent; or clone "
+        "the repository, and run there: python -m agent --once\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["agent", "extender"])
+def test_a_missing_program_is_named_with_its_image(name: str) -> None:
+    message = missing(ModuleNotFoundError(f"No module named {name!r}", name=name), "extender")
+    assert message.startswith(
+        f"the {name} is not installed here. It is in the image headroom-{name};"
+    )
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_package_headroom_alone(packages: Packages) -> None:
+    with zipfile.ZipFile(packages.wheel) as wheel:
+        folders = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"headroom"}
+
+
+@pytest.mark.slow
 def test_the_installed_package_reports_its_version(client: Path, source: Source) -> None:
     assert run(client, "headroom", "--version").stdout == f"headroom {source.version}\n"
     plugin = run(client, "kubectl-headroom", "--version")
     assert plugin.stdout == f"kubectl headroom: {source.version}\n"
-    for own in ("extender.version", "headroom.version"):
-        printed = run(client, "python", "-c", f"from {own} import own_version as v; print(v())")
-        assert printed.stdout == f"{source.version}\n"
+    printed = run(
+        client, "python", "-c", "from headroom.version import own_version as v; print(v())"
+    )
+    assert printed.stdout == f"{source.version}\n"
 
 
 @pytest.mark.slow

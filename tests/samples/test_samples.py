@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.annotations import ShareMode, parse_share, parse_vram
+from headroom.contract.annotations import ShareMode, parse_share, parse_vram
 from tests.admission.reviews import around, mutated
 from tests.builders import GIB
 from tests.samples.scripts import NAMES, RECORDER, SAMPLES, STARTS, Ran, manifest, nvidia_smi, run

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Pod
-from contract.watched import PodSeen
 from extender.ledger.bind_call import BindRequest, Bound, Outcome
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.kube import Pod
+from headroom.contract.watched import PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
 from tests.builders import DISTRIBUTED, NOW_S
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import binding, offer, pod

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from contract.gpunode import Plugin
+from headroom.contract.gpunode import Plugin
 from tests.builders import DISTRIBUTED, NOW_S
 from tests.examples import examples
 from tests.scheduler.test_needless_evictions import PLUGINS, World, drawn, newcomer

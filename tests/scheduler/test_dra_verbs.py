@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import POLICY
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen
 from extender.scheduler.server import Verbs
+from headroom.contract.annotations import POLICY
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen
 from tests.builders import DISTRIBUTED, GPU, NOW_S, gpunode, pod, shared
 from tests.recording import RecordingState
 from tests.scheduler.verbs_on import verbs_on

@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.kube import ObjectMeta, Pod
 from extender.scheduler.extender_v1 import (
     Offered,
     encode_alike,
@@ -14,6 +13,7 @@ from extender.scheduler.extender_v1 import (
     encode_priorities,
     go_text,
 )
+from headroom.contract.kube import ObjectMeta, Pod
 
 NAMES = st.lists(
     st.text() | st.sampled_from(['","', '",', ',"', '"', "\\", 'a","Score":9},{"Host":"b', "é\x00"])

@@ -6,9 +6,9 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
 from tests.builders import DISTRIBUTED, NOW_S
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod

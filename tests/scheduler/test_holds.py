@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from contract.gpunode import GPUNode, Plugin
-from contract.kube import Pod, SchedulingGroup, WorkloadReference
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.placement.fit import fit
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.placement.snapshot import REASONS
-from extender.state import held_memory, node_whatif
-from extender.state.changes import BindBegun, BindEnded
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.held_memory import HeldMemory
-from extender.state.pod_groups import Group, GroupKind, group_of
+from headroom.contract.gpunode import GPUNode, Plugin
+from headroom.contract.kube import Pod, SchedulingGroup, WorkloadReference
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.changes import BindBegun, BindEnded
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.pod_groups import Group, GroupKind, group_of
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.snapshot import REASONS
+from headroom.core.whatif import held_memory, node_whatif
+from headroom.core.whatif.held_memory import HeldMemory
 from tests.builders import (
     GIB,
     NOW_S,

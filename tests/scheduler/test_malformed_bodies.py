@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from contract.reasons import Reason
+from headroom.contract.reasons import Reason
 from tests.processes import starts_processes
 from tests.serving import Reply, Server, binding, offer, pod, serving
 from tests.waiting import PATIENCE_S, until

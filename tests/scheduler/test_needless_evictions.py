@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from contract.annotations import MIRROR
-from contract.gpunode import Plugin
-from extender.observability.extender_metrics import Telemetry
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from extender.metrics import Telemetry
+from headroom.contract.annotations import MIRROR
+from headroom.contract.gpunode import Plugin
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
+from headroom.core.placement.policy import Rules
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extender.console.decision_bodies import decision_view
 from extender.scheduler.extender_v1 import MalformedBody
-from extender.state.decision_records import Preempted
+from headroom.console.views.decision_bodies import decision_view
+from headroom.core.journal.decision_records import Preempted
 from tests.builders import DISTRIBUTED
 from tests.scheduler.test_needless_evictions import World
 from tests.serving import pod

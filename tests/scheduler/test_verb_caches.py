@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Decision, Journal
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Decision, Journal
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
 from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on

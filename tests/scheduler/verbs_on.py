@@ -7,13 +7,13 @@ from math import inf
 from prometheus_client import CollectorRegistry
 
 from extender.ledger.bind_call import BindRequest, Bound, Outcome
-from extender.observability.extender_metrics import Telemetry
+from extender.metrics import Telemetry
 from extender.scheduler.bind import Binder
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Journal
 
 #: To make its series takes longer than some examples of random tests.
 _UNREAD = Telemetry(CollectorRegistry())

@@ -10,8 +10,8 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.console.shared_answers import SharedAnswers
-from extender.server.auth import (
+from headroom.console.shared_answers import SharedAnswers
+from headroom.runtime.server.auth import (
     ALL_PODS,
     DEFAULT_LIMITS,
     GetPod,
@@ -22,7 +22,7 @@ from extender.server.auth import (
     ReviewFailed,
     sufficient_permissions,
 )
-from extender.server.client_certificates import User
+from headroom.runtime.server.client_certificates import User
 from tests.console.asking import Asked
 from tests.serving import serving
 

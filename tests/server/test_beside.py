@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from contract.listening import listening_socket
-from extender.app.webhook import Heartbeat
-from extender.server.http_limits import LimitedProtocol
-from extender.server.ports import Port, serve_beside
+from headroom.host.listening import listening_socket
+from headroom.runtime.server.http_limits import LimitedProtocol
+from headroom.runtime.server.ports import Port, serve_beside
+from headroom.webhook.process import Heartbeat
 
 
 def port(number: int = 0) -> Port:

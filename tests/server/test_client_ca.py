@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
-from extender.errors import BadSettings
-from extender.kube.client import KubeApi
-from extender.server.client_ca import ClientCa
+from headroom.errors import BadSettings
+from headroom.runtime.kube.client import KubeApi
+from headroom.runtime.server.client_ca import ClientCa
 from tests.scripted import Answer, Exchange, scripted_server
 
 

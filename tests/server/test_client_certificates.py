@@ -7,8 +7,8 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.server.auth import Guard, Permission, ReadPath
-from extender.server.client_certificates import PEER, Certificate, Peer, User, user_of
+from headroom.runtime.server.auth import Guard, Permission, ReadPath
+from headroom.runtime.server.client_certificates import PEER, Certificate, Peer, User, user_of
 
 NODES = ReadPath("get", "/v1/nodes")
 SHA256 = "ab" * 32

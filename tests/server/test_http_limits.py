@@ -12,8 +12,8 @@ from prometheus_client import Counter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.server import http_limits, ports
-from extender.server.http_limits import CPU_COUNTER, LimitedProtocol, read_whole
+from headroom.runtime.server import http_limits, ports
+from headroom.runtime.server.http_limits import CPU_COUNTER, LimitedProtocol, read_whole
 from tests.listening import listening
 from tests.waiting import PATIENCE_S, until
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from contract.listening import host_port, listening_socket
-from extender.config.loading import load_settings
+from headroom.host.listening import host_port, listening_socket
+from headroom.runtime.settings.loading import load_settings
 from tests.controlplane import ROOT
 
 _V4, _V6 = "10.9.8.7", "fd00:9:8::7"
@@ -22,10 +22,10 @@ from agent import gate_client
 from agent.gate_decision import Verdict
 from agent.http_endpoints import LatestSample, Server
 from agent.settings import read_settings
-from contract.gpunode import GPUNodeStatus
-from extender.config.loading import load_settings
-from extender.server.http_limits import LimitedProtocol
-from extender.server.ports import Port, serve_ports
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.runtime.settings.loading import load_settings
+from headroom.runtime.server.http_limits import LimitedProtocol
+from headroom.runtime.server.ports import Port, serve_ports
 from tests.debian import ip
 from tests.install.network import run
 

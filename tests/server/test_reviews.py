@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from contract.console import AUDIENCE, csr_name
-from extender.kube.client import KubeApi
-from extender.server.auth import GetPod, ReadPath, ReviewFailed
-from extender.server.client_certificates import User
-from extender.server.reviews import KubeReviews
+from headroom.contract.console import AUDIENCE, csr_name
+from headroom.runtime.kube.client import KubeApi
+from headroom.runtime.server.auth import GetPod, ReadPath, ReviewFailed
+from headroom.runtime.server.client_certificates import User
+from headroom.runtime.server.reviews import KubeReviews
 from tests.scripted import Answer, ScriptedServer, scripted_server
 
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from extender.server import http_limits, ports
-from extender.server.tls import ServerTls, TlsFiles
+from headroom.runtime.server import http_limits, ports
+from headroom.runtime.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.listening import listening
 from tests.waiting import PATIENCE_S, until

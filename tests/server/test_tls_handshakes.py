@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from extender.server import tls as tls_module
-from extender.server.tls import Handshakes, ServerTls, TlsFiles
+from headroom.runtime.server import tls as tls_module
+from headroom.runtime.server.tls import Handshakes, ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.listening import listening
 from tests.waiting import PATIENCE_S, until

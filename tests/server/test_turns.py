@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from extender.server.turns import Turns
+from headroom.runtime.server.turns import Turns
 
 A, B = "192.0.2.1", "192.0.2.2"
 

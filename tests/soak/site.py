@@ -177,7 +177,7 @@ class Site:
                 settings |= {"webhook_port": port, "debug_port": 0}
         file = plane.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(settings))
-        self._spawn(name, part, "extender", part, "--config", str(file), env=env)
+        self._spawn(name, part, "headroom", part, "--config", str(file), env=env)
 
     def _spawn(self, name: str, part: str, *command: str, env: Mapping[str, str]) -> None:
         mutant = part if name.endswith(ALTERED) else "none"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from extender.app import memory_policy
+from headroom.runtime import memory_policy
 
 COLLECTED_EVERY_S = 4.0
 _kept: list[object] = []
@@ -33,11 +33,11 @@ def _keeps(of: Callable[..., Any]) -> Callable[..., Any]:
 #: Part -> module, class (or none), name, and what replaces it.
 MUTANTS: dict[str, tuple[str, str, str, Callable[[Any], Any]]] = {
     # The entries of the journal.
-    "extender": ("extender.state.journal", "Journal", "record", _keeps),
+    "extender": ("headroom.core.journal.journal", "Journal", "record", _keeps),
     # The names of all nodes at each decision.
-    "console": ("extender.state.journal", "", "MAX_NODE_SETS", lambda _: sys.maxsize),
+    "console": ("headroom.core.journal.journal", "", "MAX_NODE_SETS", lambda _: sys.maxsize),
     # The pods that users sent.
-    "webhook": ("extender.admission.mutation", "", "mutate", _keeps),
+    "webhook": ("headroom.webhook.mutation", "", "mutate", _keeps),
     # The samples, with the rows of pods that have ended.
     "agent": ("agent.http_endpoints", "LatestSample", "set", _keeps),
 }

@@ -9,8 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.strategies import DataObject
 
 from agent.gate_decision import Limits, Verdict, judge
-from contract.gate import GATE
-from contract.gpunode import (
+from extender.eviction.controller import Evictions
+from extender.ledger.bind_call import BindRequest
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.reconcile.queue import unreserved_pods
+from headroom.contract.gate import GATE
+from headroom.contract.gpunode import (
     Device,
     GPUNode,
     GPUNodeSpec,
@@ -20,7 +24,7 @@ from contract.gpunode import (
     Replicas,
     Source,
 )
-from contract.kube import (
+from headroom.contract.kube import (
     ContainerState,
     ContainerStatus,
     Node,
@@ -31,15 +35,11 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from contract.watched import NodeSeen
-from extender.controllers.eviction import Evictions
-from extender.errors import StoreConflict
-from extender.ledger.bind_call import BindRequest
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.placement.policy import Rules
-from extender.state.changes import TimePassed
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import unreserved_pods
+from headroom.contract.watched import NodeSeen
+from headroom.core.cluster.changes import TimePassed
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
+from headroom.errors import StoreConflict
 from tests.blocking import ledger_over, now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from contract.dra import DeviceClass, ResourceClaim
-from contract.kube import (
+from headroom.contract.dra import DeviceClass, ResourceClaim
+from headroom.contract.kube import (
     ExtendedResourceClaimStatus,
     ExtendedResourceRequest,
     Node,
@@ -16,7 +16,7 @@ from contract.kube import (
     PodStatus,
     ResourceSlice,
 )
-from contract.watched import ClaimSeen, ClassSeen, NodeSeen, SliceSeen
+from headroom.contract.watched import ClaimSeen, ClassSeen, NodeSeen, SliceSeen
 from tests.builders import GPU
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/gpu.nvidia.com"

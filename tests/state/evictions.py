@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from contract.annotations import MIRROR
-from contract.gpunode import Plugin
-from contract.kube import NodeStatus, Pod, PodStatus, ResourceRequirements
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.changes import Event
+from headroom.contract.annotations import MIRROR
+from headroom.contract.gpunode import Plugin
+from headroom.contract.kube import NodeStatus, Pod, PodStatus, ResourceRequirements
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event
 from tests.builders import (
     DISTRIBUTED,
     GIB,

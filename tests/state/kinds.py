@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from agent.probes.unified_memory import UNSET
-from contract.annotations import DEVICE_CHOICE
-from contract.gpunode import Device, GPUNode, Plugin
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.explain import explain
-from extender.placement.explanation_text import explanation_lines
-from extender.placement.fit import fit
-from extender.placement.policy import Rules, VisibleDevices, Weights
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.gpunode import Device, GPUNode, Plugin
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.explain import explain
+from headroom.core.placement.explanation_text import explanation_lines
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules, VisibleDevices, Weights
 from tests.builders import (
     GATE_IMAGE,
     GIB,

@@ -1,7 +1,7 @@
 """Nodes with the labels of GPU feature discovery and of clouds."""
 
-from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.placement.policy import Rules
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.core.placement.policy import Rules
 
 MIB = 1 << 20
 ASSUMED_RESERVED_BYTES = 1 << 30

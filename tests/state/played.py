@@ -9,12 +9,12 @@ from typing import TypeVar
 import msgspec
 
 from agent.kube_publisher import Held, NotDelivered
-from contract.annotations import OBSERVED_AT
-from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, ObjectMeta, Pod
-from contract.watched import GPUNodeSeen, HeartbeatSeen, PodSeen
-from extender.state.changes import Event
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, ObjectMeta, Pod
+from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, PodSeen
+from headroom.core.cluster.changes import Event
 from tests.builders import pod
 
 T = TypeVar("T")

@@ -4,14 +4,14 @@ from typing import Literal
 
 import msgspec
 
-from contract.gpunode import SmActivity
-from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Decision, Journal
-from extender.state.requeue_hints import RequeueHints
+from extender.requeue.hints import RequeueHints
+from headroom.contract.gpunode import SmActivity
+from headroom.contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Decision, Journal
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared
 
 AT_ONCE = 64

@@ -5,16 +5,16 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from contract.annotations import OBSERVED_AT
-from contract.gpunode import GPUNode
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen
-from extender.placement.fit import fit
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.state.changes import Event
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
 from tests.builders import (
     GATE_IMAGE,
     GIB,

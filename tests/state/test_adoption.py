@@ -2,10 +2,10 @@
 
 import pytest
 
-from contract.gpunode import ADOPTED, Charge, Device, Replicas
-from contract.kube import Pod
-from extender.placement.policy import Rules
-from extender.state.adoption import adopt
+from headroom.contract.gpunode import ADOPTED, Charge, Device, Replicas
+from headroom.contract.kube import Pod
+from headroom.core.cluster.adoption import adopt
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
 
 MAX_DEVICE_BYTES = 1 << 44

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from extender.state.bound_pods import BoundPod, bound_demands, exceeded_by
-from extender.state.pod_requests import Demands
+from headroom.core.rules.bound_pods import BoundPod, bound_demands, exceeded_by
+from headroom.core.rules.pod_requests import Demands
 
 MAIN = [{"name": "main", "resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]
 

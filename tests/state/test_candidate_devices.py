@@ -4,12 +4,12 @@ from typing import ClassVar
 
 import pytest
 
-from contract.annotations import DEVICE_CHOICE
-from contract.gpunode import GPUNode
-from contract.kube import Container, Pod
-from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.placement.request import VramRequest
+from headroom.contract.annotations import DEVICE_CHOICE
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Container, Pod
+from headroom.contract.reasons import Reason
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import VramRequest
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.dra import ResourceClaim
-from contract.gpunode import GPUNodeStatus
-from contract.kube import ResourceSlice
-from contract.watched import ClaimGone, ClaimSeen, Relisted, SliceGone, SliceSeen
-from extender.state.claimed_devices import ClaimedDevices, DraDevice
+from headroom.contract.dra import ResourceClaim
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.kube import ResourceSlice
+from headroom.contract.watched import ClaimGone, ClaimSeen, Relisted, SliceGone, SliceSeen
+from headroom.core.cluster.claimed_devices import ClaimedDevices, DraDevice
 
 LINGERS_S = 15.0
 

@@ -8,12 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.status_writer import StatusWriter
-from contract.gpunode import GPUNodeStatus
-from contract.reasons import Reason
-from contract.watched import NodeSeen
-from extender.placement.fit import fit
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules
 from tests.builders import kube_node, request, shared
 from tests.state.played import Api
 

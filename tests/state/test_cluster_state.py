@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from contract.annotations import RESERVE
-from contract.gpunode import GPUNode
-from contract.kube import Node, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen, Relisted
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.state.node_whatif import rejection_beside
+from headroom.contract.annotations import RESERVE
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen, Relisted
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules
+from headroom.core.whatif.node_whatif import rejection_beside
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import CORDON, ON_OVERUSE
-from contract.kept_fields import kept_pod
-from contract.kube import (
+from headroom.console.facts.defrag import Advice, Effort, for_node, for_pod
+from headroom.console.facts.movable_pods import Movers, Stays
+from headroom.contract.annotations import CORDON, ON_OVERUSE
+from headroom.contract.kept_fields import kept_pod
+from headroom.contract.kube import (
     DisruptionBudgetSpec,
     DisruptionBudgetStatus,
     LabelSelector,
@@ -21,11 +23,9 @@ from contract.kube import (
     Taint,
     Volume,
 )
-from contract.watched import BudgetSeen, NodeSeen, PodSeen
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.defrag import Advice, Effort, for_node, for_pod
-from extender.state.movable_pods import Movers, Stays
+from headroom.contract.watched import BudgetSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
 from tests.builders import DISTRIBUTED, GIB, GPU, NOW_S
 from tests.state.digest import digest
 from tests.state.evictions import On, full_node, newcomer

@@ -17,14 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
 
 from agent.status_writer import StatusWriter
-from contract.gpunode import GPUNodeStatus, Source
-from contract.kube import Pod
-from contract.watched import PodGone, PodSeen, Relisted
 from extender.ledger.memory_store import SyncStore
-from extender.placement.policy import Rules
-from extender.state.changes import DepartureMarked
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import Orphan, orphans
+from extender.reconcile.queue import Orphan, orphans
+from headroom.contract.gpunode import GPUNodeStatus, Source
+from headroom.contract.kube import Pod
+from headroom.contract.watched import PodGone, PodSeen, Relisted
+from headroom.core.cluster.changes import DepartureMarked
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
 from tests.blocking import Ledger
 from tests.builders import pod, shared, use
 from tests.examples import examples

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import Charge, GPUNode, Plugin, PodUse, Reservation
-from contract.kube import Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.policy import Rules, VisibleDevices
-from extender.placement.prediction_outcome import Basis, Result, Since, Surprise, compare
-from extender.state.changes import BindBegun
+from headroom.contract.gpunode import Charge, GPUNode, Plugin, PodUse, Reservation
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import BindBegun
+from headroom.core.placement.policy import Rules, VisibleDevices
+from headroom.core.placement.prediction_outcome import Basis, Result, Since, Surprise, compare
 from tests.builders import (
     GIB,
     GPU,

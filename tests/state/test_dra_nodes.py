@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from contract.annotations import CORDON, DEFAULT_VRAM, MAX_SM, STARTUP
-from contract.dra import DeviceClass, ResourceClaim
-from contract.gpunode import ADOPTED, CLAIMED, Reservation
-from contract.kube import (
+from extender.reconcile.queue import unreserved_pods
+from headroom.contract.annotations import CORDON, DEFAULT_VRAM, MAX_SM, STARTUP
+from headroom.contract.dra import DeviceClass, ResourceClaim
+from headroom.contract.gpunode import ADOPTED, CLAIMED, Reservation
+from headroom.contract.kube import (
     Namespace,
     ObjectMeta,
     Pod,
 )
-from contract.reasons import Reason
-from contract.watched import (
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import (
     ClaimGone,
     ClassGone,
     GPUNodeSeen,
@@ -23,12 +24,11 @@ from contract.watched import (
     Relisted,
     SliceGone,
 )
-from extender.placement.fit import fit
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest
-from extender.state.mismatches import Mismatch, mismatches
-from extender.state.reconcile_queue import unreserved_pods
+from headroom.core.cluster.mismatches import Mismatch, mismatches
+from headroom.core.placement.fit import fit
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest
 from tests.builders import (
     DISTRIBUTED,
     GIB,

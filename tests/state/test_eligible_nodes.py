@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import Node, Pod
-from extender.state.eligible_nodes import eligible
+from headroom.contract.kube import Node, Pod
+from headroom.core.rules.eligible_nodes import eligible
 
 ZONE_A = {"labels": {"zone": "a", "gpus": "8"}}
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import OwnerReference
-from extender.state.evictable_pods import is_evictable
+from headroom.contract.kube import OwnerReference
+from headroom.core.eviction.evictable_pods import is_evictable
 from tests.builders import pod
 
 PREEMPTOR = pod(uid="boss", priority=1_000_000)

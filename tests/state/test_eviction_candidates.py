@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from contract.gpunode import ADOPTED
-from extender.placement.policy import Rules
-from extender.state.eviction_candidates import BackOffs, idle_on
+from headroom.contract.gpunode import ADOPTED
+from headroom.core.cluster.trackers.eviction_candidates import BackOffs, idle_on
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, STAMP, gpunode, pod, reservation, shared, use
 
 FIRST_S = 10.0

@@ -6,9 +6,9 @@ import shlex
 import msgspec
 import pytest
 
-from contract.kube import OwnerReference, Pod
-from extender.state.fixes import end_old_pods_first, request_memory, tolerate, uncordon
-from extender.state.idle_pods import owner_of
+from headroom.console.facts.fixes import end_old_pods_first, request_memory, tolerate, uncordon
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.core.cluster.idle_pods import owner_of
 from tests.builders import pod
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.kube import (
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import (
     Container,
     Node,
     NodeStatus,
@@ -18,8 +18,8 @@ from contract.kube import (
     ResourceSliceSpec,
     SliceDevice,
 )
-from contract.reasons import Reason
-from contract.watched import (
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     NodeGone,
@@ -30,9 +30,9 @@ from contract.watched import (
     SliceGone,
     SliceSeen,
 )
-from extender.placement.fit import fit
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers.foreign_allocators import MANAGERS, node_of, of_node, of_pod
+from headroom.core.placement.fit import fit
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
 from tests.state.states import state_of
 

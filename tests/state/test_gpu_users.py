@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from contract.gpunode import PodUse
-from contract.kube import OwnerReference, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen, Relisted
-from extender.config.settings import Settings
-from extender.doctor.findings import Weight, line
-from extender.doctor.node_rules import examine_nodes
-from extender.doctor.pod_rules import examine_users
-from extender.errors import StoreError
-from extender.observability.gpu_user_reader import AGAIN_AFTER_S, MOST_TRIES, GpuUserReader
-from extender.state.gpu_users import unreserved_users
-from extender.state.holdings import of_node
+from headroom.console.gpu_user_reader import AGAIN_AFTER_S, MOST_TRIES, GpuUserReader
+from headroom.console.history.holdings import of_node
+from headroom.contract.gpunode import PodUse
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen, Relisted
+from headroom.core.cluster.trackers.gpu_users import unreserved_users
+from headroom.doctor.findings import Weight, line
+from headroom.doctor.node_rules import examine_nodes
+from headroom.doctor.pod_rules import examine_users
+from headroom.errors import StoreError
+from headroom.runtime.settings.settings import Settings
 from tests.builders import GIB, container, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 

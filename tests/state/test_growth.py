@@ -5,9 +5,9 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from contract.gpunode import Charge, Reservation
-from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec, SliceDevice
-from contract.watched import (
+from headroom.contract.gpunode import Charge, Reservation
+from headroom.contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec, SliceDevice
+from headroom.contract.watched import (
     ClaimGone,
     ClassGone,
     GPUNodeGone,
@@ -20,8 +20,8 @@ from contract.watched import (
     SliceGone,
     SliceSeen,
 )
-from extender.state import prediction_tracker
-from extender.state.changes import BindBegun, BindEnded
+from headroom.core.cluster.changes import BindBegun, BindEnded
+from headroom.core.cluster.trackers import prediction_tracker
 from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.recording import RecordingState
 from tests.state.dra import claim, class_of

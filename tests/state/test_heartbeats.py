@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.state.heartbeats import Heartbeat, age
+from headroom.core.cluster.trackers.heartbeats import Heartbeat, age
 
 NEVER_S = float("-inf")
 

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from extender.state.history import (
+from headroom.console.history.history import (
     BLOCK_ROWS,
     KEPT_S,
     RESOLUTION_S,

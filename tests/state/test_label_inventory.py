@@ -5,18 +5,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.kube import Node, ObjectMeta
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.explain import explain
-from extender.placement.fit import Verdicts, fit
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules, Weights
-from extender.state.changes import BindBegun
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.label_inventory import GB, believed, why_not_believed
-from extender.state.reconcile_queue import devices_known, uninitialised
+from extender.reconcile.queue import devices_known, uninitialised
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, ObjectMeta
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import BindBegun
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.label_inventory import GB, believed, why_not_believed
+from headroom.core.placement.explain import explain
+from headroom.core.placement.fit import Verdicts, fit
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules, Weights
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
 from tests.state.labels import (
     ASSUMED_RESERVED_BYTES,

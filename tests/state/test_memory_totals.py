@@ -6,16 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from contract.annotations import CORDON
-from contract.gpunode import Device
-from contract.kube import Node, NodeStatus
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.placement.policy import Rules
-from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.memory_totals import (
+from headroom.contract.annotations import CORDON
+from headroom.contract.gpunode import Device
+from headroom.contract.kube import Node, NodeStatus
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.memory_totals import (
     CapacityChange,
     Totals,
     capacity_changes,
@@ -26,6 +23,9 @@ from extender.state.memory_totals import (
     totals,
     unhealthy,
 )
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import (
     FRESH_S,
     GIB,

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from contract.kube import Node, NodeStatus, ObjectMeta
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.placement.explain import explain
-from extender.placement.fit import fit
-from extender.placement.policy import Weights
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.label_inventory import mig_obstacle
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.label_inventory import mig_obstacle
+from headroom.core.placement.explain import explain
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Weights
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
 from tests.state.states import state_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.reasons import Reason
+from headroom.contract.reasons import Reason
 from tests.state.kinds import DOCUMENT, KINDS, Kind, between, section
 
 

@@ -5,12 +5,12 @@ import json
 import msgspec
 import pytest
 
-from contract.annotations import MAX_SM
-from contract.reasons import Reason
-from extender.placement.policy import Rules
-from extender.placement.request import VramRequest, understand
-from extender.placement.snapshot import REASONS
-from extender.state.node_whatif import codes_of_new
+from headroom.contract.annotations import MAX_SM
+from headroom.contract.reasons import Reason
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import VramRequest, understand
+from headroom.core.placement.snapshot import REASONS
+from headroom.core.whatif.node_whatif import codes_of_new
 from tests.builders import pod
 from tests.state.labels import SLICED, gfd, gke
 

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from contract.annotations import PREEMPTING
-from contract.kube import Pod
-from contract.preemption import Attempt, encode_attempt
-from contract.watched import PodGone, PodSeen
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.nominations import Nominations, yields
-from extender.state.tracker import LastSeen
+from headroom.contract.annotations import PREEMPTING
+from headroom.contract.kube import Pod
+from headroom.contract.preemption import Attempt, encode_attempt
+from headroom.contract.watched import PodGone, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers.nominations import Nominations, yields
+from headroom.core.cluster.trackers.tracker import LastSeen
+from headroom.core.placement.policy import Rules
 from tests.builders import NOW_S, pod
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import EPOCH_S, STALE_AFTER_S

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from contract.annotations import PLACEMENT
-from contract.gpunode import GPUNode, UnattributedProcess
-from contract.watched import PodGone
-from extender.controllers.event_recorder import event_name
-from extender.placement.device_accounting import DeviceTerms
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.notices import Notice, notices
-from extender.state.overuse import Overuses
-from extender.state.tracker import WeighedNode
+from extender.event_recorder import event_name
+from headroom.contract.annotations import PLACEMENT
+from headroom.contract.gpunode import GPUNode, UnattributedProcess
+from headroom.contract.watched import PodGone
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.notices import Notice, notices
+from headroom.core.cluster.trackers.overuse import Overuses
+from headroom.core.cluster.trackers.tracker import WeighedNode
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.policy import Rules
 from tests.builders import (
     DISTRIBUTED,
     GIB,

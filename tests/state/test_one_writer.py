@@ -4,9 +4,9 @@ import ast
 import re
 from pathlib import Path
 
-from extender.placement.policy import Rules
-from extender.state.cluster_state import ClusterState
-from extender.state.cluster_writer import ClusterWriter
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.policy import Rules
 from tests.controlplane import ROOT
 
 #: The parts of a ``ClusterState`` that its readers can reach, and their methods that read.
@@ -39,8 +39,8 @@ READS = {
 }
 #: These build a state of their own, or are the writer.
 WRITERS = {
-    *("extender/state/cluster_writer.py", "extender/state/dump.py"),
-    "extender/doctor/node_rules.py",
+    *("headroom/core/cluster/cluster_writer.py", "headroom/core/journal/dump.py"),
+    "headroom/doctor/node_rules.py",
 }
 #: Calls of kube-scheduler may add demand and holds.
 BY_CALLS = {
@@ -61,7 +61,10 @@ def test_every_part_of_the_state_is_listed() -> None:
 def test_no_reader_calls_a_method_that_writes() -> None:
     found: dict[str, set[str]] = {}
     named = re.compile(rf"\.\s*(?:{'|'.join(READS)})\b")
-    for path in sorted(Path(ROOT, "extender").rglob("*.py")):
+    files = [
+        path for package in ("extender", "headroom") for path in Path(ROOT, package).rglob("*.py")
+    ]
+    for path in sorted(files):
         name, text = str(path.relative_to(ROOT)), path.read_text()
         if not named.search(text):
             continue  # parsing is slow

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, GPUNodeStatus, Source
-from contract.kube import ObjectMeta
-from contract.watched import GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
-from extender.placement.snapshot import Columns
-from extender.placement.snapshot_builder import build
-from extender.state.changes import Event
+from headroom.contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, GPUNodeStatus, Source
+from headroom.contract.kube import ObjectMeta
+from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import Event
+from headroom.core.placement.snapshot import Columns
+from headroom.core.placement.snapshot_builder import build
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
 from tests.examples import examples
 from tests.recording import RecordingState

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from contract.annotations import PLACEMENT
-from contract.gpunode import Device, GPUNode
-from contract.kube import Pod
-from contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen
-from extender.placement.policy import Rules
-from extender.state.changes import BindBegun
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.notices import Notice, notices
-from extender.state.overuse import Overcommit
+from headroom.contract.annotations import PLACEMENT
+from headroom.contract.gpunode import Device, GPUNode
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen
+from headroom.core.cluster.changes import BindBegun
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.notices import Notice, notices
+from headroom.core.cluster.trackers.overuse import Overcommit
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.states import seen, state_of
 

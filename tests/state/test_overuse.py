@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import GATE
-from contract.gpunode import ADOPTED, EVICTED, GPUNode, Reservation
-from contract.kube import (
+from headroom.contract.gate import GATE
+from headroom.contract.gpunode import ADOPTED, EVICTED, GPUNode, Reservation
+from headroom.contract.kube import (
     Container,
     ContainerState,
     ContainerStatus,
@@ -17,11 +17,11 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.overfull_devices import Misplaced
-from extender.placement.policy import Rules
-from extender.state.changes import Event, TimePassed
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.changes import Event, TimePassed
+from headroom.core.placement.overfull_devices import Misplaced
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState

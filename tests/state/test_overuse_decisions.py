@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
-from contract.kube import OwnerReference, Pod
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from extender.placement.overuse_eviction import OveruseEvictions
-from extender.placement.policy import Rules
-from extender.state.overuse_decisions import (
+from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
+from headroom.contract.kube import OwnerReference, Pod
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.eviction.overuse_decisions import (
     OverusingPod,
     overuse_evictions_on,
     overusing_pods,
 )
+from headroom.core.placement.overuse_eviction import OveruseEvictions
+from headroom.core.placement.policy import Rules
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState

@@ -5,11 +5,16 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from contract.kube import ObjectMeta, Pod
-from contract.reasons import Reason
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Decision
-from extender.state.pending_pods import Explaining, Pending, main_reason, rejections_in_condition
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.journal.journal import Decision
+from headroom.core.whatif.pending_pods import (
+    Explaining,
+    Pending,
+    main_reason,
+    rejections_in_condition,
+)
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
 from tests.state.states import seen, state_of
 from tests.state.test_requeue_hints import SAID, rejected

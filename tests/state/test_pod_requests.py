@@ -4,14 +4,14 @@ from decimal import Decimal
 
 import pytest
 
-from contract.kube import (
+from headroom.contract.kube import (
     Container,
     ObjectMeta,
     Pod,
     PodSpec,
     ResourceRequirements,
 )
-from extender.state.pod_requests import amount, demands
+from headroom.core.rules.pod_requests import amount, demands
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.kube import LabelSelector, Node, NodeSelectorRequirement, Pod, PodStatus
-from contract.watched import PodGone, PodSeen, Relisted
-from extender.placement.policy import Rules
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.pod_selectors import Neighbours, prefers, prefers_no_schedule, selects
+from headroom.contract.kube import LabelSelector, Node, NodeSelectorRequirement, Pod, PodStatus
+from headroom.contract.watched import PodGone, PodSeen, Relisted
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers.pod_selectors import (
+    Neighbours,
+    prefers,
+    prefers_no_schedule,
+    selects,
+)
+from headroom.core.placement.policy import Rules
 
 WEB = {"matchLabels": {"app": "web"}}
 IN_WEB = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "api"]}]}

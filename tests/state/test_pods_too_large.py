@@ -1,9 +1,9 @@
 """The work that a pod causes whose containers exceed the limit."""
 
-from contract.kube import Container, InitContainer
-from contract.pod_limits import MAX_CONTAINERS
-from extender.placement.policy import Rules
-from extender.placement.request import Unreadable
+from headroom.contract.kube import Container, InitContainer
+from headroom.contract.pod_limits import MAX_CONTAINERS
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import Unreadable
 from tests.builders import GPU, container, gpunode, kube_node, pod, shared
 from tests.state.states import seen, state_of
 

@@ -5,10 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import CORDON, DEVICE_CHOICE, FINALIZER, OBSERVED_AT
-from contract.gpunode import Device, GPUNode, Reservation, Source
-from contract.heartbeat import Confirmation, encode_confirmation
-from contract.kube import (
+from extender.reconcile.queue import (
+    Orphan,
+    Unmarked,
+    UnreservedPod,
+    being_deleted,
+    changed_settings,
+    orphans,
+    uninitialised,
+    unreserved_pods,
+)
+from headroom.contract.annotations import CORDON, DEVICE_CHOICE, FINALIZER, OBSERVED_AT
+from headroom.contract.gpunode import Device, GPUNode, Reservation, Source
+from headroom.contract.heartbeat import Confirmation, encode_confirmation
+from headroom.contract.kube import (
     ContainerState,
     ContainerStatus,
     Lease,
@@ -21,7 +31,7 @@ from contract.kube import (
     Present,
     Taint,
 )
-from contract.watched import (
+from headroom.contract.watched import (
     GPUNodeGone,
     GPUNodeSeen,
     HeartbeatSeen,
@@ -31,21 +41,11 @@ from contract.watched import (
     Relisted,
     SliceSeen,
 )
-from extender.placement.policy import Rules
-from extender.state.changes import DepartureMarked, Event
-from extender.state.deleted_pods import DeletedPods
-from extender.state.node_settings import AgentSettings
-from extender.state.reconcile_queue import (
-    Orphan,
-    Unmarked,
-    UnreservedPod,
-    being_deleted,
-    changed_settings,
-    orphans,
-    uninitialised,
-    unreserved_pods,
-)
-from extender.state.tracker import LastSeen
+from headroom.core.cluster.changes import DepartureMarked, Event
+from headroom.core.cluster.node_settings import AgentSettings
+from headroom.core.cluster.trackers.deleted_pods import DeletedPods
+from headroom.core.cluster.trackers.tracker import LastSeen
+from headroom.core.placement.policy import Rules
 from tests.builders import (
     GPU,
     NOW_S,

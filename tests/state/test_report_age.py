@@ -2,10 +2,10 @@
 
 import pytest
 
-from contract.annotations import OBSERVED_AT
-from contract.kube import Lease, ObjectMeta
-from contract.reasons import Reason
-from contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
+from headroom.contract.annotations import OBSERVED_AT
+from headroom.contract.kube import Lease, ObjectMeta
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
 from tests.builders import (
     NOW_S,
     device,

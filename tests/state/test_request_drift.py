@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from contract.annotations import PLACEMENT, VRAM
-from contract.kube import Pod
-from contract.watched import GPUNodeGone, PodGone, PodSeen
-from extender.placement.placement_record import Placement
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.notices import notices, pod_subject
-from extender.state.request_drift import edit
+from headroom.contract.annotations import PLACEMENT, VRAM
+from headroom.contract.kube import Pod
+from headroom.contract.watched import GPUNodeGone, PodGone, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.notices import notices, pod_subject
+from headroom.core.cluster.trackers.request_drift import edit
+from headroom.core.placement.placement_record import Placement
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, shared
 from tests.state.states import seen, state_of
 

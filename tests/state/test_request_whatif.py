@@ -2,11 +2,11 @@
 
 import pytest
 
-from contract.gpunode import GPUNode
-from contract.kube import Pod
-from extender.state import request_whatif
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.request_whatif import Amounts, Outcome, simulate_requests, with_amounts
+from headroom.console.facts import request_whatif
+from headroom.console.facts.request_whatif import Amounts, Outcome, simulate_requests, with_amounts
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_writer import ClusterWriter
 from tests.builders import (
     DISTRIBUTED,
     GIB,

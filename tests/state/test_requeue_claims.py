@@ -2,10 +2,10 @@
 
 import msgspec
 
-from contract.annotations import RETRY, STARTUP
-from contract.kube import Pod
-from contract.reasons import Reason
-from contract.watched import PodGone
+from headroom.contract.annotations import RETRY, STARTUP
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import PodGone
 from tests.builders import NOW_S, pod
 from tests.state.requeues import AT_ONCE, CLAIM_S, MAX_BACK_OFF_S, MOST_WEIGHED, World, rejected
 

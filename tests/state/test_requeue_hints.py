@@ -2,10 +2,10 @@
 
 import msgspec
 
-from contract.annotations import DEFAULT_VRAM, MAX_SM
-from contract.kube import Namespace, ObjectMeta, Pod
-from contract.watched import NamespaceSeen, NodeSeen, PodGone, PodSeen
-from extender.state.requeue_hints import rejected_by_us
+from extender.requeue.hints import rejected_by_us
+from headroom.contract.annotations import DEFAULT_VRAM, MAX_SM
+from headroom.contract.kube import Namespace, ObjectMeta, Pod
+from headroom.contract.watched import NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import kube_node, pod
 from tests.state.requeues import CLAIM_S, MAX_BACK_OFF_S, SAID, World, rejected, saying
 

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
-from contract.gpunode import Plugin
-from contract.kube import NodeSpec, OwnerReference, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from extender.ledger.memory_store import EmbeddedStore
-from extender.placement.fit import fit
-from extender.placement.request import VramRequest
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.eligible_nodes import Eligible, Obstacle
-from extender.state.node_whatif import count_pods, pod_counts
-from extender.state.simulation import NotPlaced, Placed, Simulation
+from headroom.contract.annotations import DEVICE_CHOICE, POLICY, VRAM
+from headroom.contract.gpunode import Plugin
+from headroom.contract.kube import NodeSpec, OwnerReference, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import VramRequest
+from headroom.core.rules.eligible_nodes import Eligible, Obstacle
+from headroom.core.whatif.node_whatif import count_pods, pod_counts
+from headroom.core.whatif.simulation import NotPlaced, Placed, Simulation
 from tests.blocking import ledger_over
 from tests.builders import (
     DISTRIBUTED,

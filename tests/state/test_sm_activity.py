@@ -3,18 +3,18 @@
 import msgspec
 import pytest
 
-from contract.dcgm import Key
-from contract.gpunode import Device, SmActivity
-from contract.reasons import Reason
-from contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone
-from extender.placement.device_reading import Activity
-from extender.placement.explain import explain
-from extender.placement.explanation_text import explanation_lines
-from extender.placement.fit import fit
-from extender.placement.policy import Weights
-from extender.state.changes import ActivitySeen
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.sm_activity import key_of
+from headroom.contract.dcgm import Key
+from headroom.contract.gpunode import Device, SmActivity
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone
+from headroom.core.cluster.changes import ActivitySeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers.sm_activity import key_of
+from headroom.core.placement.device_reading import Activity
+from headroom.core.placement.explain import explain
+from headroom.core.placement.explanation_text import explanation_lines
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Weights
 from tests.builders import (
     NOW_S,
     device,

@@ -1,10 +1,10 @@
 """Nodes whose devices we choose, as the cluster's state has them."""
 
-from contract.gpunode import Device, GPUNode, Plugin, Reservation
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen
-from extender.placement.placement_record import Placement
-from extender.state.changes import BindBegun
+from headroom.contract.gpunode import Device, GPUNode, Plugin, Reservation
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen
+from headroom.core.cluster.changes import BindBegun
+from headroom.core.placement.placement_record import Placement
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared, use
 from tests.state.states import reason, seen, state_of
 

@@ -5,17 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import CORDON, DEVICE_CHOICE
-from contract.device_choice import STEERING_NOT_PERMITTED
-from contract.gpunode import GPUNode, Plugin
-from contract.kube import Pod, SchedulingGate
-from contract.reasons import Reason
-from extender.placement.fit import fit
-from extender.placement.request import VramRequest
-from extender.state import steering_whatif
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.pending_pods import Explaining
-from extender.state.steering_whatif import Gain, steerable, steering_gain
+from headroom.contract.annotations import CORDON, DEVICE_CHOICE
+from headroom.contract.device_choice import STEERING_NOT_PERMITTED
+from headroom.contract.gpunode import GPUNode, Plugin
+from headroom.contract.kube import Pod, SchedulingGate
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import VramRequest
+from headroom.core.whatif import steering_whatif
+from headroom.core.whatif.pending_pods import Explaining
+from headroom.core.whatif.steering_whatif import Gain, steerable, steering_gain
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared
 from tests.state.states import seen, state_of
 from tests.state.test_pending_pods import decision

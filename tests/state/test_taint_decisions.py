@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender.state.claimed_devices import DraDevice
-from extender.state.taint_decisions import TaintDecisions
+from headroom.core.cluster.claimed_devices import DraDevice
+from headroom.dra_taints.taint_decisions import TaintDecisions
 
 TAINTED_FROM_BYTES = 512 << 20
 CLEARED_BELOW_BYTES = 256 << 20

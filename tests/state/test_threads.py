@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
-from extender.state import cluster_state, heartbeats, node_weigher, object_cache
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
+from headroom.core.cluster import cluster_state, node_weigher, object_cache
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers import heartbeats
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.states import lease, seen, state_of
 

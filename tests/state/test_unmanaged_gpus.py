@@ -2,12 +2,12 @@
 
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode
-from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.observability.fleet_metrics import FleetCollector
-from extender.placement.policy import Rules
-from extender.state.pending_pods import Pending
-from extender.state.unmanaged_gpus import unmanaged_gpus
+from headroom.console.metrics import FleetCollector
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, NodeStatus, ObjectMeta
+from headroom.core.cluster.unmanaged_gpus import unmanaged_gpus
+from headroom.core.placement.policy import Rules
+from headroom.core.whatif.pending_pods import Pending
 from tests.builders import GPU, device, gpunode
 from tests.state.states import STALE_AFTER_S, seen, state_of
 

@@ -1,10 +1,10 @@
 """Pods that were bound without a reservation are charged on their node."""
 
-from contract.annotations import DEFAULT_VRAM
-from contract.gpunode import GPUNode
-from contract.kube import Namespace, Node, Pod
-from contract.watched import NamespaceGone, NamespaceSeen, PodGone
-from extender.placement.policy import Rules
+from headroom.contract.annotations import DEFAULT_VRAM
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Namespace, Node, Pod
+from headroom.contract.watched import NamespaceGone, NamespaceSeen, PodGone
+from headroom.core.placement.policy import Rules
 from tests.builders import (
     GIB,
     container,

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from contract.annotations import CORDON, DEVICE_CHOICE
-from contract.gpunode import Plugin
-from contract.kube import (
+from headroom.contract.annotations import CORDON, DEVICE_CHOICE
+from headroom.contract.gpunode import Plugin
+from headroom.contract.kube import (
     Affinity,
     DisruptionBudgetSpec,
     DisruptionBudgetStatus,
@@ -17,11 +17,11 @@ from contract.kube import (
     PodDisruptionBudget,
     Present,
 )
-from contract.watched import BudgetGone, BudgetSeen, PodSeen, Relisted
-from extender.state.changes import Event
-from extender.state.cluster_writer import ClusterWriter
-from extender.state.preemption_report import answered
-from extender.state.victim_search import Offer, Preemption, preemption
+from headroom.contract.watched import BudgetGone, BudgetSeen, PodSeen, Relisted
+from headroom.core.cluster.changes import Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.eviction.preemption_report import answered
+from headroom.core.eviction.victim_search import Offer, Preemption, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import state_of

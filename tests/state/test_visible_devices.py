@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import Plugin
-from contract.kube import EnvFromSource, EnvVar, EnvVarSource, FieldRef, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, NodeSeen
-from extender.placement.fit import fit
-from extender.placement.fit_cache import FitCache
-from extender.placement.placement_record import Placement
-from extender.placement.policy import Rules, VisibleDevices, Weights
-from extender.placement.snapshot import CODE_OF
-from extender.state.cluster_writer import ClusterWriter
+from headroom.contract.gpunode import Plugin
+from headroom.contract.kube import EnvFromSource, EnvVar, EnvVarSource, FieldRef, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.placement.fit import fit
+from headroom.core.placement.fit_cache import FitCache
+from headroom.core.placement.placement_record import Placement
+from headroom.core.placement.policy import Rules, VisibleDevices, Weights
+from headroom.core.placement.snapshot import CODE_OF
 from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
 from tests.state.states import state_of
 

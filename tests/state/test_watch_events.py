@@ -2,12 +2,12 @@
 
 import pytest
 
-from contract.annotations import DEFAULT_VRAM
-from contract.gpunode import GPUNode
-from contract.kube import Lease, Namespace, Node, Pod
-from contract.reasons import Reason
-from contract.watched import GPUNodeSeen, HeartbeatSeen, NamespaceSeen, Relisted
-from extender.state.changes import BindBegun
+from headroom.contract.annotations import DEFAULT_VRAM
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Lease, Namespace, Node, Pod
+from headroom.contract.reasons import Reason
+from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NamespaceSeen, Relisted
+from headroom.core.cluster.changes import BindBegun
 from tests.builders import (
     GIB,
     NOW_S,

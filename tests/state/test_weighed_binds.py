@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from contract.annotations import DEVICE_CHOICE, VRAM
-from contract.gpunode import GPUNode, Reservation
-from contract.watched import GPUNodeSeen, PodGone, PodSeen
-from extender.placement.placement_record import Placement
-from extender.state.changes import BindBegun, BindEnded
+from headroom.contract.annotations import DEVICE_CHOICE, VRAM
+from headroom.contract.gpunode import GPUNode, Reservation
+from headroom.contract.watched import GPUNodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import BindBegun, BindEnded
+from headroom.core.placement.placement_record import Placement
 from tests.builders import (
     DISTRIBUTED,
     GIB,

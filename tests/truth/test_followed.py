@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from contract.gpunode import GPUNode, Plugin, Reservation
-from contract.kube import Node, Pod
-from contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
-from extender.app.extender import Extender
-from extender.config.settings import Settings
-from extender.placement.policy import Rules
-from extender.placement.prediction_outcome import Result, Surprise
-from extender.state.changes import Event
+from extender.extender import Extender
+from headroom.contract.gpunode import GPUNode, Plugin, Reservation
+from headroom.contract.kube import Node, Pod
+from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
+from headroom.core.cluster.changes import Event
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.prediction_outcome import Result, Surprise
+from headroom.runtime.settings.settings import Settings
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.strategies import DataObject
 
-from contract.gpunode import GPUNodeStatus
-from extender.placement.prediction_outcome import Result, Surprise
+from headroom.contract.gpunode import GPUNodeStatus
+from headroom.core.placement.prediction_outcome import Result, Surprise
 from tests.examples import examples
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings

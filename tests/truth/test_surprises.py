@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from extender.placement.prediction_outcome import Result, Surprise
+from headroom.core.placement.prediction_outcome import Result, Surprise
 from tests.driver import GIB
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings

@@ -10,21 +10,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contract.annotations import DEVICE_CHOICE, VRAM
-from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source
-from contract.gpunode import Plugin as PluginReport
-from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
-from contract.kube import Pod as KubePod
-from contract.watched import NodeSeen, PodSeen
 from extender.ledger.bind_call import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.placement.fit import fit
-from extender.placement.policy import Rules, Weights
-from extender.placement.prediction_outcome import Result
-from extender.placement.request import VramRequest
-from extender.placement.score import rank
-from extender.state.prediction_tracker import Outcome
-from extender.state.reconcile_queue import Orphan, orphans
+from extender.reconcile.queue import Orphan, orphans
+from headroom.contract.annotations import DEVICE_CHOICE, VRAM
+from headroom.contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source
+from headroom.contract.gpunode import Plugin as PluginReport
+from headroom.contract.kube import (
+    Container,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    PodSpec,
+    ResourceRequirements,
+)
+from headroom.contract.kube import Pod as KubePod
+from headroom.contract.watched import NodeSeen, PodSeen
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
+from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules, Weights
+from headroom.core.placement.prediction_outcome import Result
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.score import rank
 from tests.blocking import ledger_over
 from tests.driver import GIB, Gpu
 from tests.judge import excess

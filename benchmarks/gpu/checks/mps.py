@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.children import ChildFailed
 from benchmarks.gpu.lines import Line, NotPossible, gib, judged, mib
 from benchmarks.gpu.machine import Machine, device_of
-from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
+from headroom.contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 
 _CONTROL = "nvidia-cuda-mps-control"
 _CLIENT_BYTES = (1 << 30, 2 << 30)

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.gpu.children import Child, ChildFailed
 from benchmarks.gpu.lines import Line, NotPossible, gib, judged, mib, plural
 from benchmarks.gpu.machine import Machine, device_of, last_line, source_of
-from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
+from headroom.contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 
 _GIB, _MIB = 1 << 30, 1 << 20
 #: A CUDA context and its libraries.

@@ -1,5 +1,0 @@
-"""``python -m extender`` is ``headroom``."""
-
-from extender.app.cli import app
-
-app()

@@ -1,1 +1,0 @@
-"""Background loops: each module watches the state and acts on one subject."""

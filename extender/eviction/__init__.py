@@ -1,0 +1,1 @@
+"""Evicts pods that do not fit on the GPU that they got."""

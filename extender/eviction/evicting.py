@@ -1,0 +1,92 @@
+"""The one way in which controllers evict a pod.
+
+A replica's cache may be late: another replica may have withdrawn the decision, or have evicted a
+pod after which this one fits. So before each eviction the object that carries the decision is read
+from the API server, and must still require it. The pod is read after it. The eviction carries the
+uid and resourceVersion of that pod, so a pod that changes meanwhile is not evicted.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from extender.ledger.store import Evictor, Store
+from headroom.contract.kube import Pod
+from headroom.core.eviction.evictable_pods import leaves_within
+from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreTimeout
+
+#: Attempts for a pod that changes between its read and its eviction.
+ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A pod to evict from a node."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+
+
+class Result(Enum):
+    EVICTED = "evicted"
+    #: The pod is not on the node any more, ends, or must not be evicted in its present state.
+    LEFT = "left"
+    #: The decision does not require the eviction any more.
+    WITHDRAWN = "withdrawn"
+    #: The pod changed in each attempt.
+    CHANGED = "changed"
+    #: The API server rejected it, for example because of a disruption budget.
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    result: Result
+    #: The pod as it was read; None if it was not.
+    pod: Pod | None = None
+    #: Why it was rejected.
+    message: str = ""
+
+
+async def evict(
+    store: Store,
+    evictor: Evictor,
+    victim: Victim,
+    is_required: Callable[[], Awaitable[bool]],
+    may_leave: Callable[[Pod], bool] = lambda pod: True,
+    most_grace_s: int | None = None,
+) -> Eviction:
+    """Evict the pod if that is still required.
+
+    ``is_required`` reads the object that carries the decision, from the API server.
+    ``may_leave`` returns whether the pod may be evicted in its present state. ``most_grace_s`` is
+    the longest grace period in seconds, also of a pod that was deleted with a longer one; None
+    leaves the choice to the pod. Raises store errors of the reads, and ``StoreTimeout`` if the pod
+    may be evicted or not.
+    """
+    for _ in range(ATTEMPTS):
+        if not await is_required():
+            return Eviction(Result.WITHDRAWN)
+        pod = await store.read_pod(victim.namespace, victim.name)
+        if (
+            pod is None
+            or (pod.metadata.uid, pod.node) != (victim.uid, victim.node)
+            or pod.ended
+            or leaves_within(pod, most_grace_s)
+            or not may_leave(pod)
+        ):
+            return Eviction(Result.LEFT, pod)
+        try:
+            await evictor.evict(pod, most_grace_s)
+        except StoreConflict:
+            continue
+        except StoreNotFound:
+            return Eviction(Result.LEFT, pod)
+        except StoreTimeout:
+            raise
+        except StoreError as err:
+            return Eviction(Result.REJECTED, pod, str(err))
+        return Eviction(Result.EVICTED, pod)
+    return Eviction(Result.CHANGED)

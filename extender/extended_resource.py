@@ -1,0 +1,76 @@
+"""Keeps the extended resource for GPU memory on the Nodes up to date.
+
+Extended resources are advertised by the Node's capacity. The kubelet copies it to allocatable with
+its next status update; both are written here, so that no pod has to wait for that.
+
+Every replica runs it, also if it is switched off: then it removes the resource from Nodes that
+still have it. Only differences are written.
+"""
+
+import asyncio
+from collections.abc import Callable
+from itertools import islice
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from headroom.contract.annotations import MIRROR
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.memory_totals import CapacityChange, capacity_changes
+from headroom.runtime.kube.api_errors import ApiError, ApiStatus
+from headroom.runtime.kube.client import KubeApi
+from headroom.runtime.loops import Loops
+
+log = structlog.get_logger()
+
+EVERY_S = 5.0
+#: Maximum number of writes per round: in a large fleet, the first writes take several rounds.
+AT_MOST = 200
+_HINT = "apply ClusterRole headroom-extender-mirror in deploy/components/in-tree-mirror"
+
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class ExtendedResourceController:
+    """Writes the resource if it is ``wanted``, else removes it."""
+
+    def __init__(self, cluster: ClusterState, wanted: bool, api: KubeApi) -> None:
+        self._cluster = cluster
+        self._wanted = wanted
+        self._api = api
+        self._logged = ""
+
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        loops.start("mirror", self.once, EVERY_S, unready=unready)
+
+    async def once(self) -> None:
+        due = list(islice(capacity_changes(self._cluster, self._wanted), AT_MOST))
+        if due:
+            error = await asyncio.to_thread(self._write, due)
+            if error and error != self._logged:
+                log.warning("extended_resource_not_written", message=error, hint=_HINT)
+            self._logged = error
+
+    def _write(self, due: list[CapacityChange]) -> str:
+        """Return the first error; empty if there was none. If writing is forbidden, stop at the
+        first node."""
+        error = ""
+        for shown in due:
+            try:
+                self._write_one(shown)
+            except ApiStatus as err:
+                error = error or str(err)
+                if err.status == 403:
+                    break
+            except ApiError as err:
+                return str(err)
+        return error
+
+    def _write_one(self, shown: CapacityChange) -> None:
+        """Patch one Node. Several replicas may do so: a patch without changes creates no new
+        version."""
+        amounts = {MIRROR: None if shown.mib is None else str(shown.mib)}
+        body = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+        path = f"/api/v1/nodes/{quote(shown.node, safe='')}/status"
+        self._api.call("PATCH", path, body=body, content_type=_MERGE_PATCH)

@@ -1,0 +1,157 @@
+"""Metrics of the extender."""
+
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+from headroom.contract.reasons import Reason
+from headroom.core.placement.prediction_outcome import Result, Surprise
+from headroom.runtime.telemetry import SECONDS, ViewTelemetry, counter
+
+#: From 0.1 s, with an idle kubelet, to 300 s, with a kubelet that waits for its disk.
+_WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+#: From 10 s, with a model on the node's disk, to the longest timeout that is usual.
+_START_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
+
+#: Kinds of writes that the API server rejects if another client wrote the object first.
+CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
+
+
+class Telemetry(ViewTelemetry):
+    """Metrics of the extender."""
+
+    loops = ("event_queue", "reservations", "nodes", "notices", "requeues")
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, "headroom_ready")
+        new = partial(counter, registry)
+        reasons = [reason.code for reason in Reason]
+        self.verb_seconds = Histogram(
+            "headroom_verb_duration_seconds",
+            "Time from the last byte of a scheduler call to the first byte of its answer.",
+            ["verb"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.verb_cpu_seconds = new(
+            "headroom_verb_cpu_seconds_total",
+            "CPU time of filter, prioritize and preempt, from the first byte of a call to the last "
+            "of its answer; bind is not counted, because it waits.",
+            verb=(),
+        )
+        self.verb_errors = new(
+            "headroom_verb_errors_total",
+            "Scheduler calls that were answered with an error.",
+            verb=("filter", "prioritize", "preempt", "bind"),
+        )
+        self.rejected_nodes = new(
+            "headroom_rejected_nodes_total",
+            "Nodes rejected in filter calls, by the code of the reason.",
+            reason=reasons,
+        )
+        self.spread_retries = new(
+            "headroom_retries_spread_total",
+            "Filter calls for pods rejected before that again fit no node, answered with an Error "
+            "because too many such pods were tried in the same second.",
+        )
+        self.would_reject = new(
+            "headroom_would_reject_total",
+            "Calls that passed a pod only because the mode is observe, by the code of the reason. "
+            "filter: no offered node fits (the reason of most nodes); bind: the node of the bind "
+            "does not fit.",
+            verb=("filter", "bind"),
+            reason=reasons,
+        )
+        self.observes = Gauge(
+            "headroom_observe_only",
+            "1 while the mode is observe, in which no pod is rejected.",
+            registry=registry,
+        )
+        self.scheduler_certificate_end = Gauge(
+            "headroom_scheduler_certificate_end_timestamp_seconds",
+            "Expiry time of kube-scheduler's client certificate in the last call; 0 without one.",
+            registry=registry,
+        )
+        self.binds = new(
+            "headroom_binds_total",
+            "Bind calls by outcome: bound, declined (the pod no longer fits) or failed.",
+            outcome=("bound", "declined", "failed"),
+        )
+        self.predictions = new(
+            "headroom_predictions_total",
+            "Pods by how their device compares with the candidates at binding: hit; shifted (to a "
+            "device with enough free memory, because of pods that Headroom bound later); miss; "
+            "unseen (no report showed the pod before it was gone). Only the replica "
+            "that bound the pod counts it, so replicas can be summed. Pods that were unconfirmed "
+            "when that replica stopped are not counted.",
+            result=[result.value for result in Result],
+        )
+        self.misses = new(
+            "headroom_prediction_misses_total",
+            "Missed predictions, by the cause between binding and admission (released, health, "
+            "bypass, configuration, disobeyed, several, unknown), and whether a device of the pod "
+            "was overcommitted when the pod was first reported there.",
+            surprise=[surprise.value for surprise in Surprise],
+            overcommitted=("yes", "no"),
+        )
+        self.window_seconds = Histogram(
+            "headroom_prediction_window_seconds",
+            "Time from the reservation of a pod to the report that shows its device.",
+            buckets=_WINDOW_SECONDS,
+            registry=registry,
+        )
+        self.evictions = new(
+            "headroom_evictions_total",
+            "Evictions by outcome: evicted, rejected (by the API server).",
+            outcome=("evicted", "rejected"),
+        )
+        self.overuse_evictions = new(
+            "headroom_overuse_evictions_total",
+            "Evictions of pods that use more than they reserved: decided, withdrawn (the pressure "
+            "ended), evicted, rejected (by the API server), would_evict (in mode observe).",
+            outcome=("decided", "withdrawn", "evicted", "rejected", "would_evict"),
+        )
+        self.overuse_unresolved = Gauge(
+            "headroom_overuse_unresolved_devices",
+            "Devices on which pods lack memory that they reserved because of others' overuse, and "
+            "no pod may be evicted, by settings, annotations or the API server.",
+            registry=registry,
+        )
+        self.starts = Histogram(
+            "headroom_start_duration_seconds",
+            "Time from the bind of a pod that starts alone to the end of its start, by its end: "
+            "ready, settled (its memory use), stuck (its containers cannot be started), timed_out.",
+            ["end"],
+            buckets=_START_SECONDS,
+            registry=registry,
+        )
+        for end in ("ready", "settled", "stuck", "timed_out"):
+            self.starts.labels(end)
+        self.preemptions = new(
+            "headroom_preemptions_total",
+            "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "
+            "corrected, added (a node that it did not propose), controller (without a call of "
+            "kube-scheduler), or none (no eviction helps, or enough memory is freed soon anyway).",
+            choice=("proposed", "corrected", "added", "controller", "none"),
+        )
+        self.ledger_conflicts = new(
+            "headroom_ledger_conflicts_total",
+            "Writes that the API server rejected because another client wrote the object first, by "
+            "what was written: spec, pod, binding, finalizer or create. Each was retried with the "
+            "newer object, or given up.",
+            write=CONFLICTING,
+        )
+        self.requeues = new(
+            "headroom_requeues_total",
+            "Rejected pods that were requeued in kube-scheduler because they fit now, by outcome: "
+            "requeued, overtaken (by another replica, or because the pod changed), failed.",
+            outcome=("requeued", "overtaken", "failed"),
+        )
+        self.events = new(
+            "headroom_events_total",
+            "Kubernetes Events by outcome: written (or already written by another replica), failed "
+            "(retried later).",
+            reason=(),
+            outcome=(),
+        )

@@ -1,1 +1,0 @@
-"""Metrics, the decision journal, and the streams that other processes follow."""

@@ -1,0 +1,301 @@
+"""Evicts pods that use more memory than they reserved while other pods lack theirs.
+
+Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
+an Event warns the pod's owner. After the grace period the pod is evicted, if a newer sample of the
+agent still shows the pressure; else the decision is withdrawn. So all replicas act on one decision,
+and a replica that restarts continues it. Before the eviction the GPUNode is read again: it must
+have the decision, and its report must show that this pod is to be evicted. A pod whose eviction is
+rejected, for example by a disruption budget, is left out for a while; then the next pod of its
+namespace is selected.
+
+In mode observe, pods that would be evicted are only logged and counted, at the time at which they
+would be: after the grace period, if a newer sample still shows the pressure, and if the API server
+accepts the eviction as a dry run, so not if a disruption budget protects the pod.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import structlog
+
+from extender.event_recorder import EventRecorder
+from extender.eviction.evicting import Result, Victim, evict
+from extender.ledger.ledger import Ledger
+from extender.ledger.reservations import ATTEMPTS
+from extender.ledger.store import Evictor, Store
+from extender.metrics import Telemetry
+from headroom.bounded import Bounded
+from headroom.contract.event_reasons import EventReason
+from headroom.contract.gpunode import GPUNode, OveruseEviction, Reservation
+from headroom.contract.quantity import gib
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.notices import pod_notice
+from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S
+from headroom.core.eviction.evictable_pods import leaves_within
+from headroom.core.eviction.overuse_decisions import (
+    MOST_GRACE_S,
+    latest_sample,
+    overuse_evictions_on,
+)
+from headroom.core.placement.overuse_eviction import OveruseEvictions, Overusing, changes
+from headroom.errors import StoreConflict, StoreError, StoreNotFound
+from headroom.runtime.loops import Loops
+
+log = structlog.get_logger()
+
+EVERY_S = 1.0
+#: Maximum number of nodes without a decision in a round: each takes up to a millisecond.
+MOST_NODES = 100
+#: Maximum number of decisions, and of logged pods, that are remembered.
+DECISIONS, REMEMBERED = 2048, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """A pod that would be selected: since when, on the monotonic clock, and by which sample."""
+
+    device: str
+    since_s: float
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """When a decision was seen first, on the monotonic clock, and the newest sample then."""
+
+    at_s: float
+    sample: str
+
+
+class OveruseController:
+    """Checks the nodes with overuse once a second. A failure is retried in the next round."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        store: Store,
+        ledger: Ledger,
+        evictor: Evictor,
+        telemetry: Telemetry,
+        event_recorder: EventRecorder,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._ledger = ledger
+        self._evictor = evictor
+        self._telemetry = telemetry
+        self._event_recorder = event_recorder
+        #: (uid, time of the decision) -> when this process saw it first. The clocks of two replicas
+        #: are not compared.
+        self._seen: Bounded[tuple[str, str], _Seen] = Bounded(DECISIONS)
+        #: Mode observe: node -> pods that would be selected, and those that were logged.
+        self._observed: dict[str, dict[str, _Observed]] = {}
+        self._logged: Bounded[str, None] = Bounded(REMEMBERED)
+        #: Node -> number of its devices under pressure on which no pod may be evicted.
+        self._unresolved: dict[str, int] = {}
+        #: Position of the next node without a decision.
+        self._turn = 0
+
+    def start(
+        self,
+        loops: Loops,
+        unready: Callable[[], str],
+        observes: Callable[[], bool],
+        grace_s: Callable[[], float],
+    ) -> None:
+        """Start the loop. ``grace_s``: the seconds from the warning to the eviction."""
+
+        async def check() -> None:
+            if not unready():
+                await self.once(observes(), grace_s())
+
+        loops.start("overuse", check, EVERY_S)
+
+    async def once(self, observes: bool, grace_s: float) -> None:
+        """Check the nodes with a decision, and in turn up to ``MOST_NODES`` others with overuse."""
+        decided, others = self._cluster.overuses.nodes()
+        names = {*decided, *others}
+        self._observed = {name: of for name, of in self._observed.items() if name in names}
+        self._unresolved = {name: of for name, of in self._unresolved.items() if name in names}
+        self._turn = self._turn if self._turn < len(others) else 0
+        now = others[self._turn : self._turn + MOST_NODES]
+        self._turn += MOST_NODES
+        for name in [*decided, *now]:
+            gpunode = self._cluster.gpunode(name)
+            if gpunode is not None:
+                found = self._evictions(gpunode)
+                self._unresolved[name] = len(found.unresolved)
+                try:
+                    if observes:
+                        await self._observe(gpunode, found, grace_s)
+                    else:
+                        await self._act(gpunode, found, grace_s)
+                except StoreError as err:
+                    log.warning("overuse_eviction_failed", node=name, message=str(err))
+            await asyncio.sleep(0)  # lets kube-scheduler's calls in
+        self._telemetry.overuse_unresolved.set(sum(self._unresolved.values()))
+
+    def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:
+        return overuse_evictions_on(self._cluster, gpunode, time.monotonic())
+
+    async def _observe(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
+        """Log the pods that would be evicted now, each once."""
+        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        before = self._observed.get(gpunode.name, {})
+        selected = self._observed[gpunode.name] = {}
+        for uid, over in found.selected.items():
+            first = before.get(uid)
+            if first is None or first.device != over.device:
+                first = _Observed(over.device, now_s, sample)
+            selected[uid] = first
+            pod, since_s = self._cluster.pod(uid), now_s - first.since_s
+            due = since_s >= grace_s and sample != first.sample
+            if pod is None or not due or uid in self._logged:
+                continue
+            try:
+                await self._evictor.may_evict(pod)
+            except StoreError:  # tried again later, as in mode enforce
+                selected[uid] = replace(first, since_s=now_s + REJECTED_FOR_S)
+                continue
+            self._logged[uid] = None
+            self._telemetry.overuse_evictions.labels("would_evict").inc()
+            name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+            figures = _figures(over)
+            log.warning("pod_would_be_evicted", node=gpunode.name, pod=name, pod_uid=uid, **figures)
+
+    async def _act(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
+        if any(True for _ in changes(self._decided(gpunode), found.decided)):
+            written = await self._decide(gpunode.name)
+            if written is None:
+                return
+            gpunode = written
+        for uid, reservation in gpunode.spec.reservations.items():
+            if reservation.overuse and self._is_due(gpunode, uid, reservation.overuse, grace_s):
+                await self._evict(gpunode.name, uid, reservation, reservation.overuse)
+
+    def _is_due(
+        self, gpunode: GPUNode, uid: str, decision: OveruseEviction, grace_s: float
+    ) -> bool:
+        """Return whether the grace period is over and a sample that was taken after the decision
+        shows that the pod must be evicted, according to this version of the GPUNode.
+
+        The sample is another than that of the decision, and than the newest one when this replica
+        saw the decision first. So neither the node's clock nor a late watch decides which is newer.
+        """
+        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        key = uid, decision.since
+        first = self._seen[key] = self._seen.get(key) or _Seen(now_s, sample)
+        return (
+            now_s - first.at_s >= grace_s
+            and sample not in (decision.observed_at, first.sample)
+            and uid in self._evictions(gpunode).selected
+        )
+
+    async def _decide(self, node: str) -> GPUNode | None:
+        """Write the decisions according to the newest version of the GPUNode, and return it."""
+        for _ in range(ATTEMPTS):
+            gpunode = await self._store.read_gpunode(node)
+            if gpunode is None:
+                return None
+            before, found = self._decided(gpunode), self._evictions(gpunode)
+            since, observed_at = (
+                datetime.now(UTC).isoformat(),
+                latest_sample(self._cluster, gpunode),
+            )
+            decided = {
+                uid: _kept(gpunode.spec.reservations[uid], over)
+                or OveruseEviction(over.device, since, observed_at)
+                for uid, over in found.decided.items()
+            }
+            with suppress(StoreConflict, StoreNotFound):
+                written = await self._ledger.reservations.decide_overuse(
+                    gpunode, decided, before.keys() - found.decided.keys()
+                )
+                for uid, over in changes(before, found.decided):
+                    await self._announce(node, uid, over)
+                return written
+        return None
+
+    def _decided(self, gpunode: GPUNode) -> dict[str, str]:
+        """Return uid -> device of the pods that are to be evicted according to the ledger, and that
+        neither leave already nor are left out because their eviction was rejected."""
+        return {
+            uid: reservation.overuse.device
+            for uid, reservation in gpunode.spec.reservations.items()
+            if reservation.overuse
+            and not self._cluster.overuses.rejected_lately(
+                gpunode.name, uid, reservation.overuse, time.monotonic()
+            )
+            and (pod := self._cluster.pod(uid)) is not None
+            and not leaves_within(pod, MOST_GRACE_S)
+        }
+
+    async def _announce(self, node: str, uid: str, over: Overusing | None) -> None:
+        if over is None:
+            self._telemetry.overuse_evictions.labels("withdrawn").inc()
+            log.info("overuse_eviction_withdrawn", node=node, pod_uid=uid)
+            return
+        self._telemetry.overuse_evictions.labels("decided").inc()
+        log.warning("overuse_eviction_decided", node=node, pod_uid=uid, **_figures(over))
+        if (pod := self._cluster.pod(uid)) is not None:
+            message = (
+                f"This pod uses {gib(over.used_bytes, up=True)} of device {over.device}, and has "
+                f"reserved {gib(over.reserved_bytes)}. Only {gib(max(0, over.free_bytes))} are "
+                f"free there, and {gib(over.needed_bytes, up=True)} are needed for the other pods. "
+                "It is evicted within seconds unless memory becomes free. Request more in "
+                "annotation headroom.gpu/vram, or reduce its use."
+            )
+            await self._event_recorder.write(
+                pod_notice(pod, EventReason.GPU_MEMORY_OVERUSE_EVICTION, message, key="")
+            )
+
+    async def _evict(
+        self, node: str, uid: str, reservation: Reservation, decision: OveruseEviction
+    ) -> None:
+        async def is_required() -> bool:
+            gpunode = await self._store.read_gpunode(node)
+            held = gpunode.spec.reservations.get(uid) if gpunode else None
+            if gpunode is None or held is None or held.overuse != decision:
+                return False
+            return self._is_due(gpunode, uid, decision, 0.0)
+
+        victim = Victim(reservation.namespace, reservation.name, uid, node)
+        made = await evict(
+            self._store, self._evictor, victim, is_required, most_grace_s=MOST_GRACE_S
+        )
+        if made.result is Result.REJECTED:
+            await self._ledger.reservations.reject_overuse(node, uid)
+            self._telemetry.overuse_evictions.labels("rejected").inc()
+            log.warning("overuse_eviction_rejected", node=node, pod_uid=uid, message=made.message)
+            return
+        if made.result is not Result.EVICTED or made.pod is None:
+            return  # changed, deleted or withdrawn: the next round checks it again
+        self._telemetry.overuse_evictions.labels("evicted").inc()
+        log.warning("pod_evicted", node=node, pod_uid=uid, reason="overuse of GPU memory")
+        message = (
+            "This pod used more GPU memory than it reserved, and other pods on its GPU lacked "
+            "memory that they had reserved. It was evicted, so that its controller creates a new "
+            "one. To keep it, request more in annotation headroom.gpu/vram."
+        )
+        await self._event_recorder.write(
+            pod_notice(made.pod, EventReason.EVICTED_FOR_GPU_MEMORY_OVERUSE, message, key="")
+        )
+
+
+def _kept(reservation: Reservation, over: Overusing) -> OveruseEviction | None:
+    decision = reservation.overuse or None
+    return decision if decision and decision.device == over.device else None
+
+
+def _figures(over: Overusing) -> dict[str, object]:
+    return {
+        "device": over.device,
+        "reserved_bytes": over.reserved_bytes,
+        "used_bytes": over.used_bytes,
+        "free_bytes": over.free_bytes,
+        "needed_bytes": over.needed_bytes,
+    }

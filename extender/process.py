@@ -1,0 +1,111 @@
+"""The process of the extender: kube-scheduler's calls on one port, its journal on another."""
+
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp
+
+from extender.event_recorder import KubeEvents
+from extender.extended_resource import ExtendedResourceController
+from extender.extender import Extender
+from extender.ledger.kube_groups import KubeGroups
+from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
+from extender.ledger.ledger import Ledger
+from extender.preemption import PreemptionWriter
+from headroom.runtime.debug_port import debug_port
+from headroom.runtime.follow.api_server import ApiServer
+from headroom.runtime.kube.async_client import AsyncKubeApi
+from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
+from headroom.runtime.memory_policy import limit_heap
+from headroom.runtime.server.http_limits import PeerProtocol
+from headroom.runtime.server.ports import Port, serve_ports
+from headroom.runtime.server.tls import ServerTls
+from headroom.runtime.settings.constraints import check_scheduler_is_authenticated
+from headroom.runtime.settings.reload import ANYWHERE, Origin
+from headroom.runtime.settings.settings import Settings
+
+#: How long a computing thread keeps the interpreter's lock while another one waits for it. The
+#: event loop waits for it several times in each call.
+SWITCH_S = 0.0005
+
+
+async def serve_extender(
+    settings: Settings,
+    announce: Callable[[str], None],
+    pace: Pace = DEFAULT_PACE,
+    origin: Origin = ANYWHERE,
+) -> None:
+    """Serve kube-scheduler's calls for the cluster of the kubernetes package's configuration until
+    a signal; raise ``BadSettings``."""
+    async with extender_of(settings, pace, origin) as (server, extender, ledger):
+        app = extender.app(server.guard)
+        async with server.followed_by(extender, extender.enqueue):
+            start_writers(server, extender, ledger)
+            second = debug_port(settings, app, server.debug_tls)
+            await serve(extender, ledger, extender.verbs_app(ledger), second, announce)
+
+
+@asynccontextmanager
+async def extender_of(
+    settings: Settings, pace: Pace, origin: Origin
+) -> AsyncIterator[tuple[ApiServer, Extender, Ledger]]:
+    """Yield the API server, and an extender with its ledger there; raise ``BadSettings``."""
+    limit_heap()
+    server = ApiServer(settings, pace)
+    check_scheduler_is_authenticated(settings)
+    loop_api = AsyncKubeApi(server.configuration)
+    post = KubeEvents(server.api, time.time).post
+    extender = Extender(settings, server.unready, post, server.unlisted, origin)
+    store = KubernetesStore(loop_api, server.api, lease_namespace=settings.agent_namespace)
+    ledger = extender.open_ledger(store, store.list_bound)
+    evictor = KubernetesEvictor(loop_api)
+    extender.enable_evictions(store, ledger, evictor)
+    extender.enable_group_evictions(store, KubeGroups(server.api), evictor)
+    extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))
+    try:
+        yield server, extender, ledger
+    finally:
+        await loop_api.close()
+
+
+def start_writers(server: ApiServer, extender: Extender, ledger: Ledger) -> None:
+    """Start the controllers that only a cluster needs."""
+    extender.requeue_controller.start(extender.loops, ledger)
+    ExtendedResourceController(extender.cluster, extender.settings.mirror_vram, server.api).start(
+        extender.loops, extender.unready
+    )
+
+
+async def serve(
+    extender: Extender,
+    ledger: Ledger,
+    verbs: ASGIApp,
+    second: Port,
+    announce: Callable[[str], None],
+    started: Callable[[], None] = lambda: None,
+    stopping: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve kube-scheduler's calls, and the second port, until a signal.
+
+    ``started`` and ``stopping`` are called with the extender's own start and end.
+    """
+    settings = extender.settings
+    tls = ServerTls(settings.tls) if settings.tls else None
+    first = Port("verbs", settings.verbs_at, settings.verbs_port, verbs, PeerProtocol, tls)
+    sys.setswitchinterval(SWITCH_S)
+
+    def start() -> None:
+        extender.start()
+        extender.start_controllers(ledger)
+        started()
+
+    def stop() -> None:  # otherwise shutdown waits for clients that follow the journal
+        extender.stream.ended = True
+        stopping()
+
+    try:
+        await serve_ports([first, second], announce, started=start, stopping=stop)
+    finally:
+        extender.loops.stop()

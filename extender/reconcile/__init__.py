@@ -1,0 +1,1 @@
+"""Reconciles the ledger with the cluster."""

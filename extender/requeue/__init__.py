@@ -1,0 +1,1 @@
+"""Requeues rejected pods that fit now."""

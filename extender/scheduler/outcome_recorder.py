@@ -1,0 +1,87 @@
+"""Records binds, prediction outcomes and write conflicts.
+
+Binds go to the journal, the metrics and the log; prediction outcomes to the metrics; misses also to
+the log and the feed; write conflicts to the metrics.
+"""
+
+import structlog
+
+from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed
+from extender.ledger.bind_call import Outcome as BindOutcome
+from extender.metrics import Telemetry
+from headroom.contract.decision import decision_id, decision_of
+from headroom.contract.kube import Pod
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
+from headroom.core.journal.decision_records import BindTried
+from headroom.core.journal.journal import Journal, micros
+from headroom.core.placement.prediction_outcome import Result
+from headroom.core.placement.snapshot import CODE_OF
+
+log = structlog.get_logger()
+
+#: Length limit of a recorded error message.
+MAX_MESSAGE = 200
+
+
+def record_bind(
+    journal: Journal,
+    telemetry: Telemetry,
+    ask: BindRequest,
+    outcome: BindOutcome,
+    at_s: float,
+    took_s: float,
+) -> None:
+    """Record the outcome of a bind in the journal, the metrics and the log.
+
+    ``at_s`` is the Unix time of the outcome, ``took_s`` the duration of the bind. If the pod's
+    version is not known, the journal gets no record: the version is part of the decision id.
+    """
+    outcome_name = type(outcome).__name__.lower()
+    reason = outcome.reason if isinstance(outcome, Declined) else None
+    if isinstance(outcome, Bound) and outcome.despite is not None:
+        reason = outcome.despite
+        telemetry.would_reject.labels("bind", reason.code).inc()
+    message = outcome.message if isinstance(outcome, Failed) else ""
+    version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
+    bind_decision_id = decision_id(ask.uid, version) if version else ""
+    if bind_decision_id:
+        node = ask.node if isinstance(outcome, Bound) else ""
+        part = BindTried(
+            at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MAX_MESSAGE]
+        )
+        journal.records.note(bind_decision_id, ask.namespace, ask.name, part, at_s, node)
+    telemetry.binds.labels(outcome_name).inc()
+    log.info(
+        "bind",
+        decision_id=bind_decision_id,
+        pod=f"{ask.namespace}/{ask.name}",
+        pod_uid=ask.uid,
+        node=ask.node,
+        outcome=outcome_name,
+        reason=reason.code if reason else None,
+        took_ms=round(1000 * took_s, 3),
+    )
+
+
+def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
+    """Record the outcome of a prediction of this process: in the metrics, and misses in the log."""
+    telemetry.predictions.labels(outcome.result.value).inc()
+    if outcome.result is Result.UNSEEN:
+        return
+    telemetry.window_seconds.observe(outcome.window_s)
+    if outcome.surprise is None:
+        return
+    overcommitted = "yes" if outcome.overcommitted_bytes else "no"
+    telemetry.misses.labels(outcome.surprise.value, overcommitted).inc()
+    log.warning(
+        "prediction_missed",
+        decision_id=decision_of(pod) if pod else "",
+        pod=f"{outcome.reservation.namespace}/{outcome.reservation.name}",
+        pod_uid=outcome.uid,
+        node=outcome.node,
+        devices=outcome.observed,
+        predicted=outcome.predicted,
+        surprise=outcome.surprise.value,
+        overcommitted_bytes=outcome.overcommitted_bytes,
+        window_s=round(outcome.window_s, 3),
+    )

@@ -1,1 +1,0 @@
-"""The cluster in memory: takes changes, returns effects and immutable snapshots. Does no I/O."""

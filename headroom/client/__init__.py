@@ -1,0 +1,1 @@
+"""The API server as all clients read it: kubeconfig, credentials, errors and watches."""

@@ -1,0 +1,227 @@
+"""The console: debug API, page, events and metrics of the fleet, over a view of the cluster."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import APIRouter, FastAPI
+
+from headroom.console.app import console_app
+from headroom.console.feed.feed import ChangeFeed, Feed
+from headroom.console.feed.journal_follower import HoldsUpdater, JournalFollower
+from headroom.console.feed.journals import Journals
+from headroom.console.gpu_user_reader import GpuUserReader
+from headroom.console.history.history import History
+from headroom.console.history.ranges import PrometheusRanges
+from headroom.console.history.recorder import HistoryRecorder
+from headroom.console.metrics import FleetCollector, Scrapes
+from headroom.console.quota_reader import KubeQuotas
+from headroom.console.view_context import Context, no_quotas
+from headroom.console.views.process import SettingsView, process_status
+from headroom.contract.decision import decision_of
+from headroom.contract.kube import Pod
+from headroom.contract.watched import WatchEvent
+from headroom.core.cluster.changes import Effects
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
+from headroom.core.journal.decision_records import Bounds
+from headroom.core.journal.journal import Journal
+from headroom.core.rules.pod_requests import ResourceQuota
+from headroom.core.whatif.pending_pods import Pending
+from headroom.runtime.follow.api_server import ApiServer
+from headroom.runtime.follow.claims import Claims
+from headroom.runtime.follow.cluster_view import ClusterView
+from headroom.runtime.kube.api_errors import ApiError
+from headroom.runtime.kube.profiles import Profiles
+from headroom.runtime.kube.resources import profile_kind
+from headroom.runtime.loops import stuck_sentence
+from headroom.runtime.server.auth import Guard
+from headroom.runtime.server.client_ca import ClientCa
+from headroom.runtime.settings.ports import MetricsAccess
+from headroom.runtime.settings.settings import Settings
+
+log = structlog.get_logger()
+
+#: Limits of the copy of each followed journal, in a process that also runs an extender.
+BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
+
+
+class Console:
+    """Reads ``view``, and the journals of the extenders in the settings.
+
+    ``own`` is the journal of an extender in this process, which leaves less memory for the others.
+    ``routes`` are that extender's, which the console's port serves too. ``pods_on``: see
+    ``GpuUserReader``; None: there is no API server.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        pending: Callable[[], Pending],
+        own: Journal | None = None,
+        pods_on: Callable[[str], Sequence[Pod]] | None = None,
+        routes: APIRouter | None = None,
+    ) -> None:
+        settings = view.settings
+        self._view = view
+        self._routes = routes
+        self._scrapes = Scrapes()
+        self._profiles, self._claims = Profiles(), Claims()
+        self.following = JournalFollower(
+            settings.extenders,
+            settings.debug_port,
+            view.name,
+            settings.journal if own is None else BESIDE_AN_EXTENDER,
+            settings.peer_ca,
+        )
+        self.journals = Journals(view.name, own or Journal(settings.journal), self.following.now)
+        self.feed = Feed(time.time, lambda: view.cluster.generation)
+        self._has_extender = own is not None
+        view.event_queue.settles = self._has_extender
+        ours = view.name if own is not None else ""
+        self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
+        self._recorder = HistoryRecorder(view.cluster, History(), time.time)
+        self._users = GpuUserReader(view.cluster, pods_on) if pods_on is not None else None
+        view.event_queue.reactions.append(self._publish_misses)
+        view.telemetry.registry.register(
+            FleetCollector(
+                view.cluster,
+                lambda: self._scrapes.snapshot,
+                pending,
+                settings.device_series,
+                settings.stale_after_s,
+                lambda: self._recorder.held,
+            )
+        )
+
+    def start(self) -> None:
+        self.following.start()
+        if not self._has_extender:  # an extender has its own holds
+            HoldsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
+        self.changes.start(self._view.loops, self._view.begun)
+        self._recorder.start(self._view.loops, self._view.begun)
+        if self._users is not None:
+            self._users.start(self._view.loops, self._view.begun)
+
+    def authorize(self, authorization: Callable[[], str]) -> None:
+        """Show this header to extenders. ``authorization`` returns it."""
+        self.following.authorization = authorization
+
+    def stop(self) -> None:
+        """Stop reading from extenders."""
+        self.following.stop()
+
+    def take(self, events: Sequence[WatchEvent]) -> None:
+        """Take events that decisions and views depend on, from any thread."""
+        self._claims.apply(events)
+        self._view.enqueue(events)
+
+    @asynccontextmanager
+    async def followed_through(self, server: ApiServer) -> AsyncIterator[None]:
+        """Follow the watches of the API server while the context lasts. Readers may also
+        authenticate with a client certificate."""
+        kinds = [profile_kind()]
+        async with server.followed_by(self._view, self.take, kinds, self._profiles.apply):
+            if server.guard is not None and server.debug_tls is not None:
+                ClientCa(server.reviews, server.debug_tls.request_client_certificates).start(
+                    self._view.loops
+                )
+            yield
+
+    def app_for(self, server: ApiServer) -> FastAPI:
+        """Return the app of a console in a cluster."""
+        quotas = KubeQuotas(server.reviews)
+
+        def read(namespace: str) -> Sequence[ResourceQuota] | None:
+            try:
+                return quotas.of(namespace)
+            except ApiError as err:
+                log.warning("quotas_not_read", namespace=namespace, error=str(err))
+                return None
+
+        return self.app(server.guard, read)
+
+    def app(
+        self,
+        guard: Guard | None = None,
+        quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
+    ) -> FastAPI:
+        """Return the app of the debug API. ``guard`` authorizes readers; None: every client may
+        read."""
+        return console_app(self._context(guard, quotas), self._routes)
+
+    def _context(
+        self,
+        guard: Guard | None,
+        quotas: Callable[[str], Sequence[ResourceQuota] | None],
+    ) -> Context:
+        """Return what the views read."""
+        view, settings = self._view, self._view.settings
+        return Context(
+            view.cluster,
+            self.journals,
+            view.telemetry,
+            view.unready,
+            time.monotonic,
+            time.time,
+            view.name,
+            self.feed,
+            lambda: process_status(view.observed),
+            guard,
+            self._settings_now,
+            lambda: stuck_sentence(view.stuck()),
+            quotas,
+            settings.scheduler_name,
+            lambda: view.settings.gpu_hour_price,
+            profiles=self._profiles,
+            claims=self._claims,
+            history=self._recorder.history,
+            ranges=ranges_of(settings),
+            growing=lambda: self._recorder.growing,
+            scrapes=self._scrapes,
+            open_metrics=settings.metrics_access is MetricsAccess.OPEN,
+        )
+
+    def _settings_now(self) -> SettingsView:
+        settings, reloading = self._view.settings, self._view.reloading
+        return SettingsView(
+            mode=settings.mode.value,
+            file=str(reloading.file) if reloading.file else None,
+            rejected=list(reloading.rejected),
+            after_restart=list(reloading.after_restart),
+            grafana_url=settings.grafana_url,
+            long_history=settings.prometheus_url is not None,
+        )
+
+    def _publish_misses(self, effects: Effects) -> None:
+        for outcome in effects.outcomes:
+            publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))
+
+
+def ranges_of(settings: Settings) -> PrometheusRanges | None:
+    """Return the reader of history from Prometheus, None without setting prometheus_url."""
+    if settings.prometheus_url is None:
+        return None
+    return PrometheusRanges(
+        settings.prometheus_url,
+        settings.prometheus_token_file,
+        settings.prometheus_ca,
+        settings.queries,
+    )
+
+
+def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
+    """Publish a missed prediction of any extender; do nothing for other outcomes."""
+    if outcome.surprise is None:
+        return
+    feed.publish(
+        "prediction_missed",
+        node=outcome.node,
+        device=",".join(outcome.observed),
+        namespace=outcome.reservation.namespace,
+        name=outcome.reservation.name,
+        uid=outcome.uid,
+        decision_id=decision_of(pod) if pod else "",
+        cause=outcome.surprise.value,
+        message=outcome.surprise.sentence,
+    )

@@ -1,0 +1,1 @@
+"""Facts that only views show, computed from the cluster without I/O."""

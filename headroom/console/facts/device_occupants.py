@@ -1,0 +1,111 @@
+"""Lists the pods that hold memory of a device, with the phase of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from headroom.console.facts.memory_caps import MemoryCap, caps_on
+from headroom.contract.gpunode import PodUse, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.occupancy import Holder
+
+#: waiting: reserved, not bound yet. unconfirmed: bound, on no device yet. starting: bound, and no
+#: other pod that starts alone may start there yet. running: reported on the device. ending: being
+#: deleted or ended, and its memory is not free yet. gone: deleted, and no sample has shown yet that
+#: its memory is free.
+Phase = Literal["waiting", "unconfirmed", "starting", "running", "ending", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A pod that is on the device, or that the device plugin may put there."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: Phase
+    #: Whether the pod has a reservation there. If not, only its measured use is charged.
+    reserved: bool
+    requested_bytes: int
+    #: None if nothing was measured yet.
+    measured_bytes: int | None
+    #: The larger of requested and measured bytes: the memory that is not free for reservation.
+    charged_bytes: int
+    #: RFC 3339 time of the reservation; empty if unknown.
+    since: str
+    #: The pod's ``spec.priority``; None if it is unset or the pod is unknown.
+    priority: int | None
+    uses: tuple[PodUse, ...]
+    #: The bound on the pod's memory; None if no report shows the pod on the device.
+    cap: MemoryCap | None
+
+
+def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[Held]:
+    """Yield the pods of a device, the largest charge first."""
+    gpunode = cluster.gpunode(node)
+    reservations = gpunode.spec.reservations if gpunode else {}
+    status = gpunode.status if gpunode else None
+    uses_of: dict[str, list[PodUse]] = {}
+    for use in status.pods if status else ():
+        if use.device == terms.device.uuid:
+            uses_of.setdefault(use.uid, []).append(use)
+    occupants: dict[str, Holder | PodUse] = {uid: uses[0] for uid, uses in uses_of.items()}
+    occupants |= {holder.uid: holder for holder in terms.holders}
+    caps = caps_on(cluster, node, terms)
+    found = [
+        _held(cluster, occupant, reservations.get(uid), uses_of.get(uid, []), caps.get(uid))
+        for uid, occupant in occupants.items()
+    ]
+    yield from sorted(found, key=lambda held: (-held.charged_bytes, held.namespace, held.name))
+
+
+def _held(
+    cluster: ClusterState,
+    occupant: Holder | PodUse,
+    reservation: Reservation | None,
+    uses: list[PodUse],
+    cap: MemoryCap | None,
+) -> Held:
+    """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
+    pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
+    user = cluster.gpu_users.pods.get(occupant.uid)
+    named = occupant if occupant.name or user is None else user.metadata
+    if isinstance(occupant, Holder):
+        phase = phase_of(pod, occupant.observed, occupant.starting)
+        requested_bytes = occupant.requested_bytes
+        measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
+    else:
+        # The state keeps no pods that request no GPU; the report shows this one all the same.
+        phase, requested_bytes = phase_of(pod, observed=True) if pod else "running", 0
+        known = [use.used_bytes for use in uses if use.used_bytes is not None]
+        measured_bytes = sum(known) if len(known) == len(uses) else None
+        charged_bytes = measured_bytes or 0
+    return Held(
+        namespace=named.namespace,
+        name=named.name,
+        uid=occupant.uid,
+        phase=phase,
+        reserved=reserved,
+        requested_bytes=requested_bytes,
+        measured_bytes=measured_bytes,
+        charged_bytes=charged_bytes,
+        since=reservation.since if reservation and reserved else "",
+        priority=pod.spec.priority if pod else None,
+        uses=tuple(uses),
+        cap=cap,
+    )
+
+
+def phase_of(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
+    """Return the phase of a pod; None: it is deleted. ``observed``: a report shows it."""
+    if pod is None:
+        return "gone"
+    if pod.ended or pod.metadata.deletion_timestamp is not None:
+        return "ending"
+    if starting and pod.node:
+        return "starting"
+    if observed:
+        return "running"
+    return "unconfirmed" if pod.node else "waiting"

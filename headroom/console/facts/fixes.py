@@ -1,0 +1,59 @@
+"""Commands and YAML that carry out suggestions, for people to copy."""
+
+import json
+from collections.abc import Mapping
+
+from headroom.contract.annotations import VRAM
+from headroom.contract.commands import command
+from headroom.contract.kube import Pod
+from headroom.core.cluster.idle_pods import owner_of
+
+#: Controllers that create their pods again after a change of their template.
+_ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
+#: Kind of a controller -> field of its strategy for updates.
+_STRATEGIES = {"Deployment": "strategy", "DaemonSet": "updateStrategy"}
+
+
+def request_memory(pod: Pod, text: str) -> str:
+    """Return how to change the pod's annotation: a command for its controller, otherwise YAML.
+
+    ``text``: the value of ``headroom.gpu/vram``.
+    """
+    if owner_of(pod)[0] in _ROLLED_OUT:
+        return _patch(pod, {"template": {"metadata": {"annotations": {VRAM: text}}}})
+    return f"metadata:\n  annotations:\n    {VRAM}: {json.dumps(text)}"
+
+
+def end_old_pods_first(pod: Pod) -> str:
+    """Return the command that makes the pod's controller end an old pod before it starts a new one.
+
+    Empty if the kind of the controller has no such setting, or an unknown one.
+    """
+    field = _STRATEGIES.get(owner_of(pod)[0])
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    return _patch(pod, {field: rolling}) if field else ""
+
+
+def end_all_old_pods_first(pod: Pod) -> str:
+    """Return the command that makes the pod's Deployment end all old pods before it starts new
+    ones."""
+    return _patch(pod, {"strategy": {"type": "Recreate", "rollingUpdate": None}})
+
+
+def _patch(pod: Pod, spec: Mapping[str, object]) -> str:
+    """Return the command that patches the spec of the pod's controller."""
+    kind, owner = owner_of(pod)
+    where = "-n", pod.metadata.namespace, "patch", kind.lower(), owner
+    return command("kubectl", *where, "--type", "merge", "-p", json.dumps({"spec": spec}))
+
+
+def tolerate(taint: str) -> str:
+    """Return the YAML of a toleration; ``taint``: as ``key=value:Effect`` or ``key:Effect``."""
+    name, _, effect = taint.rpartition(":")
+    key = name.partition("=")[0]
+    toleration = f"{{key: {key}, operator: Exists, effect: {effect}}}"
+    return f"spec:\n  tolerations:\n  - {toleration}"
+
+
+def uncordon(node: str) -> str:
+    return command("kubectl", "uncordon", node)

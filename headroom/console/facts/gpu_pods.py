@@ -1,0 +1,378 @@
+"""All pods that request, reserve or use GPU memory, one row each: for lists and sums by owner."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+import msgspec
+
+from headroom.console.facts.device_occupants import Phase, phase_of
+from headroom.contract.annotations import Bytes
+from headroom.contract.gpunode import EVICTED, Charge, Device, GPUNode, PodUse, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
+from headroom.core.cluster.own_rows import own_rows
+from headroom.core.cluster.trackers.heartbeats import age
+from headroom.core.cluster.trackers.overuse import first_of_each_memory
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.occupancy import Holder
+from headroom.core.placement.request import Portion, Unreadable, VramRequest, asks_for_gpu
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
+
+
+class GpuPod(msgspec.Struct, frozen=True, gc=False):
+    """One pod on all its devices."""
+
+    namespace: str
+    name: str
+    uid: str
+    #: Kind and name of the controller; Pod and its own name without one.
+    owner_kind: str
+    owner_name: str
+    #: Empty while it is pending.
+    node: str
+    #: Model of its devices, or of its candidate devices; empty if it has none.
+    model: str
+    phase: Phase
+    #: Whether it has a reservation, and whether it is marked for eviction.
+    reserved: bool
+    #: Whether it needs no reservation, because kube-scheduler allocated its GPUs by DRA.
+    by_dra: bool
+    evicting: bool
+    #: Names of the devices on which a report shows it.
+    devices: tuple[str, ...]
+    #: Until the ledger has its reservation, the memory that is counted for it.
+    reserved_bytes: int
+    #: None if its use of a device is not measured, and before a report shows it.
+    used_bytes: int | None
+    #: Sum of the peaks of its containers since they started.
+    peak_bytes: int
+    #: In use beyond the reservations, summed over its devices.
+    overuse_bytes: int
+    #: Requested while it is pending; 0 for a share of a device, whose size is not known yet.
+    waiting_bytes: int
+    #: RFC 3339: since when it has used no SM of any of its devices; empty if it is not idle.
+    idle_since: str
+    #: RFC 3339; empty if unknown.
+    created_at: str
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not in use; 0 if its use is not measured."""
+        if self.used_bytes is None:
+            return 0
+        return max(0, self.reserved_bytes - (self.used_bytes - self.overuse_bytes))
+
+    def is_idle(self, wall_s: float) -> bool:
+        """Whether it counts as idle, as in ``idle_pods``. ``wall_s``: Unix time."""
+        held_bytes = max(self.reserved_bytes, self.used_bytes or 0)
+        idle_s = age(self.idle_since, wall_s) if self.idle_since else None
+        return idle_s is not None and idle_s >= IDLE_AFTER_S and held_bytes >= HELD_BYTES
+
+
+#: Inputs of the rows of a node: its devices, its GPUNode, its pods, and all pods that use GPUs and
+#: request none. A heartbeat changes none.
+_Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...], Mapping[str, Pod]]
+
+
+class GpuPods:
+    """The rows of all pods. May be used by several threads.
+
+    A pod that has a reservation and is not bound yet has one row, that of the node.
+
+    The rows of a node are kept until the node changes, because a large fleet has 100,000 pods, of
+    which few change between two calls.
+    """
+
+    def __init__(self) -> None:
+        #: Node -> the sources of its rows, the rows, and the uids of pods that are not bound to it.
+        self._nodes: dict[str, tuple[_Sources, list[GpuPod], Set[str]]] = {}
+
+    def of(self, cluster: ClusterState, snap: Snapshot) -> Iterator[GpuPod]:
+        """Yield the rows of all pods."""
+        for _, rows in self.by_node(cluster, snap):
+            yield from rows
+
+    def by_node(
+        self, cluster: ClusterState, snap: Snapshot
+    ) -> Iterator[tuple[str, Sequence[GpuPod]]]:
+        """Yield each node of the snapshot and its rows: the same object until one changes.
+
+        The rows of pods that are pending, or on a node that is not in the snapshot, come first,
+        with an empty name.
+        """
+        on_nodes = [(node.name, self.on_node(cluster, node)) for node in snap.nodes]
+        self.forget_others(snap)
+        yield "", self.without_node(cluster, snap)
+        yield from on_nodes
+
+    def forget_others(self, snap: Snapshot) -> None:
+        """Drop the rows of nodes that are not in the snapshot."""
+        if len(self._nodes) > len(snap.nodes):
+            self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
+
+    def on_node(self, cluster: ClusterState, node: NodeTerms) -> Sequence[GpuPod]:
+        """Return the rows of a node: the same object until one changes."""
+        gpunode, pods = cluster.gpunode(node.name), cluster.pods_on(node.name)
+        sources = node.devices, gpunode, pods, cluster.gpu_users.pods
+        known = self._nodes.get(node.name)
+        if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
+            rows = list(_on_node(cluster, node.name, *sources))
+            unbound = {row.uid for row in rows} - {pod.metadata.uid for pod in sources[2]}
+            known = self._nodes[node.name] = sources, rows, unbound
+        return known[1]
+
+    def without_node(self, cluster: ClusterState, snap: Snapshot) -> list[GpuPod]:
+        """Return the rows of pods that are pending, or on a node that is not in the snapshot.
+
+        Call it after ``on_node`` was called for all nodes.
+        """
+        reserved = {uid for _, _, unbound in list(self._nodes.values()) for uid in unbound}
+        pending = [
+            _without_devices(pod, requested_bytes(cluster.understand(pod)))
+            for pod in cluster.unbound()
+            if pod.metadata.uid not in reserved
+        ]
+        elsewhere = [
+            _without_devices(pod)
+            for pod in cluster.bound_elsewhere(snap.row_of.keys())
+            if _is_listed(cluster, pod)
+        ]
+        return pending + elsewhere
+
+
+def bytes_of(charges: Iterable[Charge]) -> int:
+    """Return the most memory that a pod takes with these charges, each GPU that it gets once."""
+    return sum(
+        sum(sorted(each.candidates.values(), reverse=True)[: _devices_of(each)]) for each in charges
+    )
+
+
+def requested_bytes(request: VramRequest | Unreadable) -> int:
+    """Return the most bytes that a pod requests at once, on all its devices together.
+
+    A share of a device counts as 0: its size depends on the device.
+    """
+    if isinstance(request, Unreadable):
+        return 0
+    return sum(max(map(_bytes_of_phase, ask.phases), default=0) for ask in request.asks)
+
+
+def _bytes_of_phase(phase: Iterable[Portion]) -> int:
+    return sum(
+        each.count * each.amount.count_bytes for each in phase if isinstance(each.amount, Bytes)
+    )
+
+
+def unconfirmed_by_model(cluster: ClusterState, node: NodeTerms) -> Mapping[str, int]:
+    """Return the bytes reserved for pods that no report shows yet, by model.
+
+    Each pod counts once, for the model of the first device that it could get.
+    """
+    memories = first_of_each_memory(node.devices)
+    holders = [(terms.device.model, each) for terms in memories for each in terms.holders]
+    known = {holder.uid for _, holder in holders if holder.observed}
+    found = Counter[str]()
+    if len(known) == len(holders):
+        return found
+    reservations = _reservations(cluster, node.name, cluster.gpunode(node.name))
+    for model, holder in holders:
+        if holder.uid not in known:
+            known.add(holder.uid)
+            reservation = reservations.get(holder.uid)
+            found[model] += bytes_of(reservation.charges) if reservation else holder.requested_bytes
+    return found
+
+
+def _reservations(
+    cluster: ClusterState, node: str, gpunode: GPUNode | None
+) -> Mapping[str, Reservation]:
+    """Return the reservations of a node by uid, with those that are being written."""
+    return {**cluster.holds.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
+
+
+def _devices_of(charge: Charge) -> int:
+    """Return the maximum number of devices that the pod gets by the charge."""
+    return len(charge.candidates) if charge.by_environment else charge.count
+
+
+def _is_listed(cluster: ClusterState, pod: Pod) -> bool:
+    return not pod.ended and asks_for_gpu(pod, cluster.rules)
+
+
+def _without_devices(pod: Pod, waiting_bytes: int = 0) -> GpuPod:
+    """Return the row of a pod of which no device is known."""
+    metadata = pod.metadata
+    return _row(
+        *(pod, metadata.namespace, metadata.name, metadata.uid, pod.node),
+        waiting_bytes=waiting_bytes,
+    )
+
+
+def _row(
+    pod: Pod | None,
+    namespace: str,
+    name: str,
+    uid: str,
+    node: str,
+    *,
+    starting: bool = False,
+    model: str = "",
+    reserved: bool = False,
+    by_dra: bool = False,
+    evicting: bool = False,
+    reserved_bytes: int = 0,
+    devices: tuple[str, ...] = (),
+    used_bytes: int | None = None,
+    peak_bytes: int = 0,
+    overuse_bytes: int = 0,
+    waiting_bytes: int = 0,
+    idle_since: str = "",
+) -> GpuPod:
+    kind, owner = owner_of(pod)
+    return GpuPod(
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        owner_kind=kind or "Pod",
+        owner_name=owner or name,
+        node=node,
+        model=model,
+        phase=phase_of(pod, bool(devices), starting),
+        reserved=reserved,
+        by_dra=by_dra,
+        evicting=evicting,
+        devices=devices,
+        reserved_bytes=reserved_bytes,
+        used_bytes=used_bytes,
+        peak_bytes=peak_bytes,
+        overuse_bytes=overuse_bytes,
+        waiting_bytes=waiting_bytes,
+        idle_since=idle_since,
+        created_at=(pod.metadata.creation_timestamp if pod else None) or "",
+    )
+
+
+def _on_node(
+    cluster: ClusterState,
+    node: str,
+    devices: Sequence[DeviceTerms],
+    gpunode: GPUNode | None,
+    pods: Iterable[Pod],
+    users: Mapping[str, Pod],
+) -> Iterator[GpuPod]:
+    """Yield the pods that hold or use memory of the node, then the others that are bound to it.
+
+    ``users``: the pods that use GPUs and request none. They are left out while their names are not
+    known.
+    """
+    held: dict[str, list[tuple[Device, Holder]]] = defaultdict(list)
+    for terms in first_of_each_memory(devices):
+        for holder in terms.holders:
+            held[holder.uid].append((terms.device, holder))
+    uses: dict[str, list[PodUse]] = defaultdict(list)
+    for use in own_rows(cluster, gpunode):
+        uses[use.uid].append(use)
+    reservations = _reservations(cluster, node, gpunode)
+    for uid, found in held.items():
+        yield _held(cluster, node, found, uses.get(uid, ()), reservations.get(uid))
+    by_uuid = {terms.device.uuid: terms.device for terms in devices}
+    bound = {pod.metadata.uid for pod in pods}
+    for pod in pods:
+        uid = pod.metadata.uid
+        if uid not in held and (uid in uses or _is_listed(cluster, pod)):
+            by_dra = cluster.is_left_to_dra(pod)
+            yield _unreserved(pod, node, uses.get(uid, ()), by_uuid, by_dra)
+    for uid in uses.keys() - held.keys() - bound:
+        if uid in users or any(use.name for use in uses[uid]):
+            yield _unreserved(users.get(uid), node, uses[uid], by_uuid)
+
+
+def _held(
+    cluster: ClusterState,
+    node: str,
+    found: Sequence[tuple[Device, Holder]],
+    uses: Sequence[PodUse],
+    reservation: Reservation | None,
+) -> GpuPod:
+    """Return the row of a pod that holds memory; ``found``: each device, and what it holds there.
+
+    ``reservation``: None if the ledger has none yet, as of a pod that is to be adopted.
+    """
+    device, first = found[0]
+    seen = [(device, holder) for device, holder in found if holder.observed]
+    reserved_bytes = sum(holder.requested_bytes for _, holder in seen)
+    if not seen and reservation is not None:
+        reserved_bytes = bytes_of(reservation.charges)
+    elif not seen:
+        reserved_bytes = max(holder.requested_bytes for _, holder in found)
+    measured = [holder.measured_bytes for _, holder in seen]
+    known = [each for each in measured if each is not None]
+    return _row(
+        cluster.pod(first.uid),
+        first.namespace,
+        first.name,
+        first.uid,
+        node,
+        starting=first.starting,
+        model=device.model,
+        reserved=reservation is not None,
+        evicting=reservation is not None
+        and (EVICTED in reservation.flags or reservation.overuse is not msgspec.UNSET),
+        reserved_bytes=reserved_bytes,
+        devices=tuple(device.name for device, _ in seen),
+        used_bytes=sum(known) if known and len(known) == len(measured) else None,
+        peak_bytes=_peak_bytes(uses),
+        overuse_bytes=sum(
+            max(0, (holder.measured_bytes or 0) - holder.requested_bytes) for _, holder in seen
+        ),
+        idle_since=_idle_since(uses),
+    )
+
+
+def _unreserved(
+    pod: Pod | None,
+    node: str,
+    uses: Sequence[PodUse],
+    devices: Mapping[str, Device],
+    by_dra: bool = False,
+) -> GpuPod:
+    """Return the row of a pod without a reservation; ``devices``: those of the node by uuid.
+
+    Without the ``pod``, the report names it.
+    """
+    known = [use.used_bytes for use in uses if use.used_bytes is not None]
+    there = {use.device for use in uses} & devices.keys()
+    on = sorted((devices[uuid] for uuid in there), key=lambda each: (each.index, each.uuid))
+    named = next((use for use in uses if use.name), None)
+    identity = pod.metadata if pod is not None else named
+    assert identity is not None
+    return _row(
+        pod,
+        identity.namespace,
+        identity.name,
+        identity.uid,
+        node,
+        by_dra=by_dra,
+        model=on[0].model if on else "",
+        devices=tuple(each.name for each in on),
+        used_bytes=sum(known) if known and len(known) == len(uses) else None,
+        peak_bytes=_peak_bytes(uses),
+        idle_since=_idle_since(uses),
+    )
+
+
+def _peak_bytes(uses: Iterable[PodUse]) -> int:
+    """Return the sum of the peaks; without one, the use at this moment counts."""
+    return sum(max(use.peak_bytes or 0, use.used_bytes or 0) for use in uses)
+
+
+def _idle_since(uses: Sequence[PodUse]) -> str:
+    """Return since when the pod is idle on all its devices; empty if it is active on one.
+
+    The containers of a pod on one device share the mark.
+    """
+    by_device: dict[str, str] = {}
+    for use in uses:
+        by_device[use.device] = by_device.get(use.device) or use.idle_since
+    return max(by_device.values()) if by_device and all(by_device.values()) else ""

@@ -1,0 +1,207 @@
+"""Simulates that pods are created again with other requests: what that frees, and for whom.
+
+The pods leave their nodes and are placed one after another on a copy, as real pods are. Part of the
+effect comes from the new places alone, so the same is simulated with the present requests. At last
+the pending pods are placed. The device of a pod is one that the device plugin could choose.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import msgspec
+
+from headroom.contract.annotations import (
+    VRAM,
+    Bytes,
+    ReplicaShare,
+    Share,
+    VramAnnotation,
+    render_vram,
+)
+from headroom.contract.gpunode import Charge
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.snapshot import Snapshot
+from headroom.core.rules.eligible_nodes import AMOUNTS, Eligible, eligibility_key, not_modeled
+from headroom.core.whatif.simulation import Placed, Simulation, urgency
+
+#: Maximum number of pods that are placed again, and of pending pods.
+MAX_PODS, MAX_PENDING = 500, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """A pod, and the bytes on each device that its containers are to request, by container."""
+
+    pod: Pod
+    by_container: Mapping[str, int]
+    #: Bytes that the pod reserves now, less what it would request.
+    frees_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The effect of other requests. Devices without a pod have no use and no reservation."""
+
+    #: Pods that were placed again, and those that were left out because of ``MAX_PODS``.
+    pods: int
+    left_out: int
+    #: Pods that would fit on no node if they were created again.
+    unschedulable: int
+    empty_devices: int
+    #: The same after the pods were placed again with their present requests, and with the others.
+    empty_devices_again: int
+    empty_devices_after: int
+    headroom_bytes: int
+    headroom_bytes_after: int
+    #: Pending pods that were placed as they are, and those that fit on the cluster as it is and
+    #: with the other requests.
+    pending: int
+    pending_fit: int
+    pending_fit_after: int
+    #: Checks of kube-scheduler that the simulation does not make.
+    not_checked: tuple[str, ...]
+
+
+def with_amounts(cluster: ClusterState, amounts: Amounts) -> tuple[Pod, VramRequest] | None:
+    """Return the pod with these amounts; other containers keep theirs. None if it has no valid
+    request."""
+    pod, by_container = amounts.pod, dict[str, Bytes | Share]()
+    present = cluster.understand(pod)
+    if not isinstance(present, VramRequest) or not present.asks:
+        return None
+    for ask in present.containers:
+        if ask.name in amounts.by_container:
+            by_container[ask.name] = Bytes(amounts.by_container[ask.name])
+        elif not isinstance(ask.amount, ReplicaShare):
+            by_container[ask.name] = ask.amount
+    text = render_vram(VramAnnotation(by_container=by_container))
+    annotations = {**(pod.metadata.annotations or {}), VRAM: text}
+    metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)
+    changed = msgspec.structs.replace(pod, metadata=metadata)
+    request = cluster.understand(changed)
+    return (changed, request) if isinstance(request, VramRequest) else None
+
+
+def simulate_requests(
+    cluster: ClusterState, snap: Snapshot, now_s: float, amounts: Iterable[Amounts]
+) -> Outcome:
+    """Simulate that pods are created again with these amounts.
+
+    Of more than ``MAX_PODS`` bound pods, those that free the most are simulated; of the pending
+    pods the first ``MAX_PENDING`` by priority and age. ``now_s`` is this process's monotonic clock.
+    """
+    wanted = {each.pod.metadata.uid: each for each in amounts}
+    bound = [each for each in wanted.values() if each.pod.node]
+    chosen = sorted(bound, key=lambda each: (-each.frees_bytes, each.pod.metadata.uid))[:MAX_PODS]
+    chosen.sort(key=lambda each: urgency(each.pod))
+    changed = [pair for each in chosen if (pair := with_amounts(cluster, each)) is not None]
+    present = [pair for pod, _ in changed if (pair := _as_it_is(cluster, pod)) is not None]
+    pending = list(_pending(cluster))
+    pending_after = [
+        (wanted.get(pod.metadata.uid) and with_amounts(cluster, wanted[pod.metadata.uid]))
+        or (pod, request)
+        for pod, request in pending
+    ]
+    pods = [pod for pod, _ in (*changed, *pending)]
+
+    again = _Copy(cluster, snap, now_s)
+    again.create_again(present)
+    after = _Copy(cluster, snap, now_s)
+    unschedulable = len(changed) - after.create_again(changed)
+    empty_after, headroom_after = after.empty_devices(), after.headroom_bytes()
+    now = _Copy(cluster, snap, now_s)
+    return Outcome(
+        pods=len(changed),
+        left_out=len(bound) - len(chosen),
+        unschedulable=unschedulable,
+        empty_devices=now.empty_devices(),
+        empty_devices_again=again.empty_devices(),
+        empty_devices_after=empty_after,
+        headroom_bytes=now.headroom_bytes(),
+        headroom_bytes_after=headroom_after,
+        pending=len(pending),
+        pending_fit=now.place(pending),
+        pending_fit_after=after.place(pending_after),
+        not_checked=tuple(dict.fromkeys([AMOUNTS, *(c for pod in pods for c in not_modeled(pod))])),
+    )
+
+
+_Requested = Sequence[tuple[Pod, VramRequest]]
+
+
+def _as_it_is(cluster: ClusterState, pod: Pod) -> tuple[Pod, VramRequest] | None:
+    watched = cluster.pod(pod.metadata.uid)
+    request = cluster.understand(watched) if watched is not None else None
+    return (watched, request) if watched and isinstance(request, VramRequest) else None
+
+
+def _pending(cluster: ClusterState) -> Iterator[tuple[Pod, VramRequest]]:
+    for pod in sorted(cluster.unbound(), key=urgency)[:MAX_PENDING]:
+        request = cluster.understand(pod)
+        if isinstance(request, VramRequest) and request.asks and not pod.spec.scheduling_gates:
+            yield pod, request
+
+
+class _Copy:
+    """A copy of the cluster on which pods are placed."""
+
+    def __init__(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
+        self._simulation = Simulation(cluster, snap, now_s)
+        self._eligible: dict[bytes, Eligible] = {}
+
+    def create_again(self, pods: _Requested) -> int:
+        """Remove all of the pods, then place them; return how many found a node."""
+        for pod, _ in pods:
+            self._simulation.release(pod.metadata.uid)
+        # A pod that was released is ignored on its node, so the new one has another uid.
+        return self.place([(pod, replace(each, uid=f"{each.uid}+")) for pod, each in pods])
+
+    def place(self, pods: _Requested) -> int:
+        """Place the pods one after another; return how many found a node."""
+        placed = 0
+        for pod, request in pods:
+            if (key := eligibility_key(pod)) not in self._eligible:
+                self._eligible[key] = self._simulation.eligible(pod)
+            at = self._simulation.place(request, self._eligible[key])
+            if isinstance(at, Placed):
+                placed += 1
+                self._start(request.uid, at)
+        return placed
+
+    def _start(self, uid: str, at: Placed) -> None:
+        """Let the node report the pod on devices that the plugin could choose.
+
+        A pod whose devices are not clear stays unconfirmed, and is charged on each candidate, and
+        so does a pod on a node whose devices are known from its labels alone.
+        """
+        found = [_devices(charge) for charge in at.placement.charges]
+        if all(found) and self._simulation.has_report(at.node):
+            count_of = {uuid: count for part in found for uuid, count in part.items()}
+            self._simulation.observe(uid, at.node, count_of)
+
+    def empty_devices(self) -> int:
+        """Count the devices without use, reservations and allocated replicas."""
+        return sum(
+            terms.believed and not terms.committed_bytes and not terms.device.replicas.allocated
+            for node in self._simulation.snapshot().nodes
+            for terms in node.devices
+        )
+
+    def headroom_bytes(self) -> int:
+        """Return the headroom of all devices; overcommitted devices count as full."""
+        return int(self._simulation.snapshot().node_headroom_bytes.sum())
+
+
+def _devices(charge: Charge) -> Mapping[str, int]:
+    """Return uuid -> replicas of the devices that the pod gets; empty if that is not clear."""
+    if charge.choice:
+        return {charge.choice: charge.count}
+    first = sorted(charge.candidates.keys() - set(charge.beyond))
+    if charge.by_environment or not first:
+        return {}
+    if charge.count <= len(first):
+        return dict.fromkeys(islice(cycle(first), charge.count), 1)
+    return {}

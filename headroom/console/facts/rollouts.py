@@ -1,0 +1,100 @@
+"""Finds the pods that a rolling update ends only after the pods that replace them have started."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import islice
+
+from headroom.console.facts import fixes
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.idle_pods import TEMPLATE_HASHES, owner_of
+from headroom.core.placement.fit import Verdicts
+
+#: Controllers whose pods do not end by themselves, and are created again if they end.
+_ENDLESS = frozenset(
+    {"Deployment", "ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Rollout"}
+)
+#: Labels that controllers give to all pods of one revision of the template.
+_REVISIONS = (*TEMPLATE_HASHES, "controller-revision-hash")
+
+
+def same_workload(pod: Pod, other: Pod | None) -> bool:
+    """Return whether both pods have the same controller, whose pods do not end by themselves."""
+    if other is None or pod.metadata.namespace != other.metadata.namespace:
+        return False
+    kind, name = owner_of(pod)
+    return kind in _ENDLESS and (kind, name) == owner_of(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Old pods on one node that the update could end before it starts the new pod."""
+
+    node: str
+    uids: Set[str]
+    #: The advice to end them first, without a period.
+    sentence: str
+    #: The command that does it; empty if there is none.
+    fix: str
+
+
+def replaced(cluster: ClusterState, pod: Pod, verdicts: Verdicts, most: int) -> Iterator[Replaced]:
+    """Yield old pods of the pod's workload, one by one, and then all those of each node together.
+
+    At most ``most`` of each kind. All are ended together only by strategy Recreate of Deployments.
+    """
+    olds = _replaced_pods(cluster, pod, verdicts)
+    for old in olds[:most]:
+        uids = frozenset({old.metadata.uid})
+        yield Replaced(old.node, uids, _end_first(old), fixes.end_old_pods_first(pod))
+    if owner_of(pod)[0] != "Deployment":
+        return
+    of_node: dict[str, list[Pod]] = defaultdict(list)
+    for old in olds:
+        of_node[old.node].append(old)
+    for node, together in islice(((n, p) for n, p in of_node.items() if len(p) > 1), most):
+        uids = frozenset(old.metadata.uid for old in together)
+        yield Replaced(node, uids, _end_all_first(together), fixes.end_all_old_pods_first(pod))
+
+
+def _replaced_pods(cluster: ClusterState, pod: Pod, verdicts: Verdicts) -> list[Pod]:
+    """Return the pods of the pod's workload with another revision on nodes of the verdicts.
+
+    They are sorted by name. Pods that are being deleted are left out.
+    """
+    eligible = {verdicts.snap.nodes[row].name for row in verdicts.rows.tolist()}
+    found = [
+        other
+        for other in cluster.pods()
+        if other.node in eligible
+        and same_workload(pod, other)
+        and not other.ended
+        and other.metadata.deletion_timestamp is None
+        and _revision(other) != _revision(pod)
+    ]
+    return sorted(found, key=lambda each: each.metadata.name)
+
+
+def _end_first(old: Pod) -> str:
+    kind, name = owner_of(old)
+    or_recreate = ", or strategy Recreate," if kind == "Deployment" else ""
+    return (
+        f"set maxSurge: 0 and maxUnavailable: 1{or_recreate} in {kind} {name}: its rolling update "
+        f"ends the old pod on node {old.node} only when this pod is ready, and this pod fits there "
+        "only without the old one"
+    )
+
+
+def _end_all_first(olds: Sequence[Pod]) -> str:
+    kind, name = owner_of(olds[0])
+    return (
+        f"set strategy Recreate in {kind} {name}: its rolling update ends the {len(olds)} old pods "
+        f"on node {olds[0].node} only when this pod is ready, and this pod fits there only without "
+        "them"
+    )
+
+
+def _revision(pod: Pod) -> str:
+    labels = pod.metadata.labels or {}
+    return next((labels[key] for key in _REVISIONS if key in labels), "")

@@ -1,0 +1,1 @@
+"""Recent changes and decisions, also of other extenders."""

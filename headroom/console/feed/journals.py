@@ -1,0 +1,78 @@
+"""The journals of all extenders, as one process sees them: its own, and those that it follows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from headroom.core.journal.decision_records import Record
+from headroom.core.journal.journal import Decision, Journal
+from headroom.runtime.follow.journal_stream import HoldsLine, StateLine
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Another extender, as far as its journal was read."""
+
+    #: host:port; only the host if its name does not resolve.
+    address: str
+    journal: Journal
+    #: The last state that it sent; None before the first.
+    state: StateLine | None
+    #: Seconds since its last line; None before the first.
+    line_age_s: float | None
+    #: Why it sends nothing at present, as a sentence; "" if it does.
+    problem: str
+    #: Whether it has stopped, so its silence is no problem: its name no longer resolves to this
+    #: address, or another extender has the address.
+    is_gone: bool = False
+    #: The last line about holds; None before the first.
+    holds: HoldsLine | None = None
+
+
+class Journals:
+    """The journal of this process, named ``replica``, and the journals that it follows."""
+
+    def __init__(
+        self, replica: str, own: Journal, followed: Callable[[], Sequence[Followed]] = tuple
+    ) -> None:
+        self.replica = replica
+        self.own = own
+        self.followed = followed
+
+    def each(self) -> list[tuple[str, Journal]]:
+        """Return (name of the extender, its journal) of all extenders; this process first."""
+        named = ((f.state.replica if f.state else f.address, f.journal) for f in self.followed())
+        return [(self.replica, self.own), *named]
+
+    def of_id(self, decision_id: str) -> Iterator[tuple[str, Record]]:
+        """Yield (name of the extender, its record) for each journal that has the decision."""
+        for replica, journal in self.each():
+            record = journal.records.of_id(decision_id)
+            if record is not None:
+                yield replica, record
+
+    def of_uid(self, uid: str) -> Decision | None:
+        """Return the last filter call about the pod, whichever extender answered it."""
+        return _newest(journal.of_uid(uid) for _, journal in self.each())
+
+    def of_pod(self, namespace: str, name: str) -> Decision | None:
+        """Return the last filter call about the pod, as ``of_uid`` does."""
+        return _newest(journal.of_pod(namespace, name) for _, journal in self.each())
+
+    def latest(self, most: int) -> list[Decision]:
+        """Return the last filter call about each pod, the newest first, at most ``most`` of
+        them."""
+        found: dict[str, Decision] = {}
+        of_all = (each for _, journal in self.each() for each in journal.latest(most))
+        for decision in sorted(of_all, key=lambda each: -each.at_s):
+            found.setdefault(decision.pod.metadata.uid, decision)
+        return list(found.values())[:most]
+
+    @property
+    def schedulers(self) -> list[str]:
+        """Return the schedulers that called last, by the names that pods give them."""
+        return list(dict.fromkeys(name for _, j in self.each() for name in j.schedulers))
+
+
+def _newest(decisions: Iterator[Decision | None]) -> Decision | None:
+    known = [each for each in decisions if each is not None]
+    return max(known, key=lambda each: each.at_s, default=None)

@@ -1,0 +1,1 @@
+"""The last hour of devices and pods: recorded, handed over, and read from Prometheus."""

@@ -1,0 +1,185 @@
+"""The GPUs and the memory that namespaces hold, and which part of them is in use.
+
+A pod holds a share of a GPU: by memory or by replicas, the larger one, and of an unshared GPU the
+whole (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU add up to more than 1,
+each is divided by their sum, so that the costs of a GPU are never more than its price.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headroom.contract.gpunode import GPUNode
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.idle_pods import on_node
+from headroom.core.placement.device_accounting import DeviceTerms
+
+#: Namespaces that are counted by name. Those that hold less are summed under ``OTHERS``.
+MOST_NAMESPACES = 200
+OTHERS = "(others)"
+#: Minutes for which sums are kept.
+KEPT_MINUTES = 60
+#: The share of a GPU is a multiple of 1/PER_GPU, a power of 2. Sums of such values are exact, and
+#: so they can follow changes by difference for months.
+PER_GPU = 1 << 30
+#: A round later than this after the last one adds only this many seconds.
+MOST_GAP_S = 30.0
+
+
+class Holdings(NamedTuple):
+    """GPUs that a namespace holds, and bytes of their memory; or these times seconds."""
+
+    #: GPUs whose pods used an SM in the last minutes ...
+    active_gpus: float = 0.0
+    #: ... used none, and for how long that is, is known ...
+    idle_gpus: float = 0.0
+    #: ... or whose SM activity is not measured, or whose report is stale.
+    unmeasured_gpus: float = 0.0
+    used_bytes: float = 0.0
+    #: Reserved and not in use.
+    unused_bytes: float = 0.0
+    #: Reserved by pods whose use is not measured.
+    unmeasured_bytes: float = 0.0
+
+    @property
+    def gpus(self) -> float:
+        return self.active_gpus + self.idle_gpus + self.unmeasured_gpus
+
+    @property
+    def held_bytes(self) -> float:
+        return self.used_bytes + self.unused_bytes + self.unmeasured_bytes
+
+    def plus(self, other: "Holdings", times: float = 1.0) -> "Holdings":
+        return Holdings(*[mine + times * its for mine, its in zip(self, other, strict=True)])
+
+
+Held = Mapping[str, Holdings]
+
+
+def of_node(
+    cluster: ClusterState,
+    gpunode: GPUNode | None,
+    devices: Sequence[DeviceTerms],
+    fresh: bool,
+    wall_s: float,
+) -> Held:
+    """Return namespace -> what its pods hold on the node, by the node's last report; nothing
+    without a GPUNode.
+
+    ``fresh``: whether the report counts. If not, pods that still exist count as unmeasured.
+    """
+    if gpunode is None:
+        return {}
+    terms_of = {terms.device.uuid: terms.device for terms in devices}
+    pods = [
+        each
+        for each in on_node(cluster, gpunode, devices, wall_s)
+        if fresh or cluster.pod(each.uid) is not None
+    ]
+    shares: dict[str, float] = defaultdict(float)
+    for each in pods:
+        device = terms_of[each.device]
+        shares[device.parent or device.uuid] += each.gpu_ratio
+    found: dict[str, Holdings] = {}
+    for each in pods:
+        device = terms_of[each.device]
+        gpus = each.gpu_ratio / max(1.0, shares[device.parent or device.uuid])
+        gpus = round(gpus * PER_GPU) / PER_GPU
+        used_bytes = each.used_bytes if fresh else None
+        measured = fresh and device.sm_activity is not None
+        held = Holdings(
+            gpus if measured and not each.idle_since else 0.0,
+            gpus if measured and each.idle_since else 0.0,
+            0.0 if measured else gpus,
+            used_bytes or 0,
+            0 if used_bytes is None else each.held_bytes - used_bytes,
+            each.held_bytes if used_bytes is None else 0,
+        )
+        others = found.get(each.namespace)
+        found[each.namespace] = held if others is None else others.plus(held)
+    return found
+
+
+class HeldSums:
+    """Sums the holdings of all nodes by namespace. The sums follow changes by difference."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Held] = {}
+        self._sums: dict[str, Holdings] = {}
+        #: Namespace -> the number of nodes on which it has pods.
+        self._counts = Counter[str]()
+
+    def replace(self, node: str, held: Held) -> None:
+        """Replace what namespaces hold on a node."""
+        before = self._nodes.get(node, {})
+        if held == before:  # most reports change SM activity only
+            return
+        self._add(held, 1)
+        self._add(before, -1)
+        self._nodes.pop(node, None)
+        if held:
+            self._nodes[node] = held
+
+    def _add(self, part: Held, times: int) -> None:
+        for namespace, held in part.items():
+            self._sums[namespace] = self._sums.get(namespace, Holdings()).plus(held, times)
+            self._counts[namespace] += times
+            if not self._counts[namespace]:
+                del self._counts[namespace], self._sums[namespace]
+
+    def limited(self) -> Held:
+        """Return the sums of all nodes, limited to ``MOST_NAMESPACES``."""
+        return limited(self._sums)
+
+
+def limited(sums: Held, most: int = MOST_NAMESPACES) -> Held:
+    """Return the sums; of the namespaces beyond ``most``, one sum under ``OTHERS``."""
+    found = dict(sums)
+    for namespace in sorted(found, key=lambda each: (-found[each].gpus, each))[most:]:
+        found[OTHERS] = found.pop(namespace).plus(found.get(OTHERS, Holdings()))
+    return found
+
+
+def summed(parts: Iterable[Held], most: int = MOST_NAMESPACES) -> Held:
+    """Return the sums of the parts, limited to ``most`` namespaces."""
+    found: dict[str, Holdings] = {}
+    for part in parts:
+        for namespace, held in part.items():
+            found[namespace] = found.get(namespace, Holdings()).plus(held)
+    return limited(found, most)
+
+
+class Minute(msgspec.Struct, array_like=True):
+    """Sums over a minute of Unix time, in GPU seconds and byte seconds."""
+
+    minute: int
+    #: Seconds of it that were recorded.
+    covered_s: float
+    held: dict[str, Holdings]
+
+
+class HeldMinutes:
+    """Sums of the last hour, by minute. All methods belong to the event loop."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[Minute] = deque(maxlen=KEPT_MINUTES)
+        self._last_s: float | None = None
+
+    def add(self, held: Held, wall_s: float, now_s: float) -> None:
+        """Add what is held since the last call; ``now_s`` is monotonic, ``wall_s`` the clock."""
+        gap_s = 0.0 if self._last_s is None else min(MOST_GAP_S, max(0.0, now_s - self._last_s))
+        self._last_s = now_s
+        minute = int(wall_s // 60)
+        if not self._minutes or self._minutes[-1].minute < minute:
+            self._minutes.append(Minute(minute, 0.0, {}))
+        last = self._minutes[-1]
+        last.covered_s += gap_s
+        last.held = dict(
+            summed([last.held, {name: Holdings().plus(each, gap_s) for name, each in held.items()}])
+        )
+
+    def since(self, wall_s: float) -> list[Minute]:
+        """Return the minutes from the one that contains this time, the oldest first."""
+        return [each for each in self._minutes if each.minute >= int(wall_s // 60)]

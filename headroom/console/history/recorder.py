@@ -1,0 +1,191 @@
+"""Records the history of devices and pods from the reports that the watches deliver.
+
+It reads the state of the cluster in memory and sends nothing to the API server. Every
+``RESOLUTION_S`` it compares the nodes with those of its last round, a few at a time, and adds a row
+for each node that changed.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from headroom.console.facts.gpu_pods import unconfirmed_by_model
+from headroom.console.history.growth import Growing, growing
+from headroom.console.history.history import (
+    DEVICE_COLUMNS,
+    RESOLUTION_S,
+    UNIT_BYTES,
+    UNIT_RATIO,
+    UNKNOWN,
+    History,
+    Layout,
+    PodOn,
+    Totals,
+)
+from headroom.console.history.holdings import Held, HeldSums, of_node
+from headroom.contract.gpunode import GPUNode, GPUNodeStatus
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.overuse import first_of_each_memory
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.updated_nodes import UpdatedNodes
+from headroom.runtime.loops import Loops
+
+#: Nodes that are recorded before the event loop serves other tasks.
+AT_ONCE = 10
+#: Rounds between two searches for growing devices and for old rows: half a minute.
+CHORES_EVERY = 3
+#: Number of sums of a node: the fields of ``Totals`` from ``allocatable_bytes`` to
+#: ``overcommitted_devices``.
+SUMS = 6
+
+
+class HistoryRecorder:
+    """Adds rows to ``history``. ``pending`` returns the number of pending pods."""
+
+    def __init__(
+        self, cluster: ClusterState, history: History, wall_s: Callable[[], float]
+    ) -> None:
+        self._cluster = cluster
+        self._wall_s = wall_s
+        self.history = history
+        #: Devices whose use grows, by node; replaced as a whole.
+        self.growing: Mapping[str, tuple[Growing, ...]] = {}
+        #: Node -> its terms and its GPUNode when it changed last, whether its report was fresh, and
+        #: its sums.
+        self._seen: dict[str, tuple[NodeTerms, GPUNode | None, bool, Sequence[int]]] = {}
+        #: The sums of all nodes, which follow changes by difference.
+        self._sums = [0] * SUMS
+        self._held_sums = HeldSums()
+        #: The sums of all nodes by namespace; replaced as a whole.
+        self.held: Held = {}
+        self._updated = UpdatedNodes()
+        self._rounds = 0
+
+    def start(self, loops: Loops, begun: asyncio.Event) -> None:
+        """Start the loop. It records nothing before ``begun`` is set."""
+
+        async def record() -> None:
+            if begun.is_set():
+                for _ in self.record(asyncio.get_running_loop().time()):
+                    await asyncio.sleep(0)
+
+        loops.start("history", record, RESOLUTION_S)
+
+    def record(self, now_s: float) -> Iterator[None]:
+        """Record what changed since the last round; other tasks may run between two steps.
+
+        ``now_s``: the monotonic clock.
+        """
+        step = int(self._wall_s() // RESOLUTION_S)
+        snap = self._cluster.snapshot()
+        for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
+            terms = snap.nodes[row]
+            fresh = terms.fresh_until_s >= now_s
+            known, gpunode = self._seen.get(terms.name), self._cluster.gpunode(terms.name)
+            # A heartbeat replaces the terms of the node, but not those of its devices.
+            if (
+                known is None
+                or known[0].devices is not terms.devices
+                or known[1] is not gpunode
+                or known[2] != fresh
+            ):
+                sums = _sums(self._cluster, terms)
+                self._count(known[3] if known else [0] * SUMS, sums)
+                self._seen[terms.name] = terms, gpunode, fresh, sums
+                status = gpunode.status if gpunode else None
+                self.history.add(terms.name, step, *sample(terms, status if fresh else None))
+                held = of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
+                self._held_sums.replace(terms.name, held)
+            if number % AT_ONCE == 0:
+                yield
+        if len(self._seen) > len(snap.nodes):
+            for name in [name for name in self._seen if name not in snap.row_of]:
+                self._count(self._seen.pop(name)[3], [0] * SUMS)
+                self._held_sums.replace(name, {})
+                self.history.add(name, step, Layout(), ())
+        if self._seen:
+            pending = len(self._cluster.unbound())
+            self.history.add_totals(Totals(*[step, *self._sums, pending]))
+        yield
+        self.held = self._held_sums.limited()
+        self.history.held.add(self.held, self._wall_s(), now_s)
+        yield
+        self._rounds += 1
+        if self._rounds % CHORES_EVERY == 0:
+            self.history.forget(step)
+            yield
+            yield from self._find_growing(step)
+
+    def _count(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """Replace the sums of a node in those of all nodes."""
+        changes = zip(self._sums, after, before, strict=True)
+        self._sums = [total + new - old for total, new, old in changes]
+
+    def _find_growing(self, step: int) -> Iterator[None]:
+        found: dict[str, tuple[Growing, ...]] = {}
+        for number, (name, (terms, _, fresh, _)) in enumerate(list(self._seen.items()), 1):
+            if fresh and (there := growing(terms, self.history, step)):
+                found[name] = there
+            if number % AT_ONCE == 0:
+                yield
+        self.growing = found
+
+
+def sample(terms: NodeTerms, status: GPUNodeStatus | None) -> tuple[Layout, list[int]]:
+    """Return the layout of a node, and its values in the order of the layout.
+
+    ``status``: the report; None if it is stale, so that no value is known.
+    """
+    values: list[int] = []
+    slots: dict[str, int] = {}
+    requested: dict[tuple[str, int], int] = {}
+    for slot, device in enumerate(terms.devices):
+        reported = device.device
+        slots[reported.uuid] = slot
+        reserved_bytes = device.reservation_bytes + device.unconfirmed_bytes
+        activity = reported.sm_activity
+        values += (
+            _units(reserved_bytes),
+            _units(reported.used_bytes),
+            UNKNOWN if activity is None else _limited(activity.ratio / UNIT_RATIO),
+        )
+        for holder in device.holders:
+            requested[holder.uid, slot] = holder.requested_bytes
+    uses: dict[tuple[str, int], tuple[PodOn, int | None]] = {}
+    for use in status.pods if status else ():
+        if (slot := slots.get(use.device, -1)) < 0:
+            continue
+        key = use.uid, slot
+        used_bytes = use.used_bytes
+        if key in uses:
+            pod, before = uses[key]
+            used_bytes = None if before is None or used_bytes is None else before + used_bytes
+        else:
+            pod = PodOn(slot, use.uid, use.namespace, use.name, requested.get(key))
+        uses[key] = pod, used_bytes
+    layout = Layout(tuple(slots), tuple(pod for pod, _ in uses.values()))
+    if status is None:
+        return layout, [UNKNOWN] * (DEVICE_COLUMNS * len(slots))
+    return layout, [*values, *(_units(used) for _, used in uses.values())]
+
+
+def _units(count_bytes: int | None) -> int:
+    if count_bytes is None or count_bytes < 0:
+        return UNKNOWN
+    return min((count_bytes + UNIT_BYTES // 2) // UNIT_BYTES, UNKNOWN - 1)
+
+
+def _limited(units: float) -> int:
+    return min(max(round(units), 0), UNKNOWN - 1)
+
+
+def _sums(cluster: ClusterState, terms: NodeTerms) -> Sequence[int]:
+    allocatable = used = unattributed = headroom = 0
+    reserved = sum(unconfirmed_by_model(cluster, terms).values())
+    for each in first_of_each_memory(terms.devices):
+        allocatable += each.allocatable_bytes
+        reserved += each.reservation_bytes
+        used += max(0, each.device.used_bytes)
+        unattributed += each.unattributed_bytes + each.unreserved_pods_bytes
+        headroom += max(0, each.headroom_bytes)
+    overcommitted = sum([each.headroom_bytes < 0 for each in terms.devices])
+    return allocatable, reserved, used, unattributed, headroom, overcommitted

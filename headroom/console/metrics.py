@@ -1,0 +1,320 @@
+"""Metrics of the fleet and of pending pods.
+
+Each scrape computes them from one snapshot; ``pending_counter`` counts the pending pods.
+
+The number of series is bounded. Devices have series of their own up to a maximum, in the order of
+node names. Pods and nodes have them only if something is wrong with them.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from headroom.console.history.holdings import Held
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.idle_pods import idle_pods
+from headroom.core.cluster.memory_totals import (
+    Totals,
+    cordoned,
+    nodes_by_state,
+    report_ages_s,
+    some_devices,
+    totals,
+    unhealthy,
+)
+from headroom.core.cluster.partial_groups import partly_bound
+from headroom.core.cluster.trackers.heartbeats import age
+from headroom.core.cluster.unmanaged_gpus import unmanaged_gpus
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.snapshot import Snapshot
+from headroom.core.whatif.pending_pods import Pending
+
+#: Maximum series of pods, and of nodes, per problem; the worst are reported.
+MOST_OFFENDERS = 100
+
+#: Namespace and name of a pod that is not known. Prometheus would replace an empty label by the
+#: label of the console's own pod.
+_UNKNOWN = "(unknown)"
+
+#: Attribute of ``Totals``, part of the metric's name -> its help text.
+_FLEET = {
+    "capacity": "Physical memory of all devices, driver reserve included.",
+    "allocatable": "Part of the capacity that can be reserved.",
+    "reserved": "Memory charged to pods whose device is known: the larger of request and use.",
+    "unconfirmed": "Worst-case charge of unconfirmed pods, on each device that they may get; so "
+    "more than they request.",
+    "committed": "Allocatable memory that is taken in the worst case.",
+    "used": "Measured use of all processes.",
+    "unattributed": "Memory used by no known pod, above the tolerance.",
+    "headroom": "Memory that can still be reserved; overcommitted devices count as full.",
+    "overcommitted": "Memory committed above that of the devices, in the worst case; must be 0.",
+}
+#: Attributes of ``Totals``, and values of the label.
+_DRIFT = ("overuse", "underuse", "unreserved")
+#: Part of the metric's name, its help text, and the value in bytes.
+_OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
+    (
+        "capacity",
+        "Physical memory of the device, driver reserve included.",
+        lambda d: d.device.memory_bytes,
+    ),
+    (
+        "reserved",
+        "Memory charged to pods that are known to use the device.",
+        lambda d: d.reservation_bytes,
+    ),
+    ("used", "Measured use of the device by all processes.", lambda d: d.device.used_bytes),
+    (
+        "headroom",
+        "Memory of the device that can still be reserved; negative if it is overcommitted.",
+        lambda d: d.headroom_bytes,
+    ),
+)
+
+
+class Scrapes:
+    """The snapshot of the scrape in progress, of which there is one at a time.
+
+    The reference to the snapshot is dropped at the end, because the next snapshot has to be copied
+    while it is held.
+    """
+
+    def __init__(self) -> None:
+        #: None between scrapes.
+        self.snapshot: Snapshot | None = None
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def of(self, snap: Snapshot) -> Iterator[None]:
+        with self._lock:
+            self.snapshot = snap
+            try:
+                yield
+            finally:
+                self.snapshot = None
+
+
+class FleetCollector(Collector):
+    """Collects the metrics of the fleet and of pending pods.
+
+    ``snapshot`` returns the newest snapshot, and may be called on any thread. ``pending`` returns
+    the latest counts of pending pods, ``held`` what the namespaces hold.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        snapshot: Callable[[], Snapshot | None],
+        pending: Callable[[], Pending],
+        most_devices: int,
+        stale_after_s: float,
+        held: Callable[[], Held] = dict,
+    ) -> None:
+        self._cluster = cluster
+        self._snapshot = snapshot
+        self._pending = pending
+        self._most_devices = most_devices
+        self._stale_after_s = stale_after_s
+        self._held = held
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no metrics: registering must not read the fleet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._overcommitted()
+        yield from self._overusing()
+        yield from self._pending_pods()
+        yield GaugeMetricFamily(
+            "headroom_groups_partly_bound",
+            "Groups of pods of which some pods are bound, and keep memory, while others wait.",
+            len(partly_bound(self._cluster)),
+        )
+        snap = self._snapshot()
+        if snap is None:
+            return
+        fleet = totals(snap)
+        yield from _fleet(fleet)
+        yield from self._idle(snap)
+        yield from self._holdings()
+        yield from self._nodes(snap)
+        yield from self._devices(snap, fleet.devices)
+
+    def _overcommitted(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "headroom_overcommitted_bytes",
+            "Bytes committed, in the worst case, above the device's memory; absent if there are "
+            "none. At most 100 devices, the worst.",
+            labels=["node", "device"],
+        )
+        worst = sorted(self._cluster.overcommits.now(), key=lambda over: -over.excess_bytes)
+        for over in worst[:MOST_OFFENDERS]:
+            family.add_metric([over.node, over.device], over.excess_bytes)
+        yield family
+
+    def _overusing(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "headroom_pod_overuse_bytes",
+            "Bytes that a pod uses on a device above its request, if that has lasted longer than "
+            "overuse_after_s; absent otherwise. At most 100, the worst.",
+            labels=["namespace", "pod", "node", "device"],
+        )
+        worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.excess_bytes)
+        for each in worst[:MOST_OFFENDERS]:
+            labels = [each.namespace or _UNKNOWN, each.name or _UNKNOWN, each.node, each.device]
+            family.add_metric(labels, each.excess_bytes)
+        yield family
+
+    def _idle(self, snap: Snapshot) -> Iterator[Metric]:
+        gpus = GaugeMetricFamily(
+            "headroom_idle_gpus",
+            "GPUs that pods of the namespace hold and have used no SM of for an hour; 0.5 for half "
+            "of the memory of one. Only pods that hold at least 1 GiB, in at most 100 namespaces.",
+            labels=["namespace"],
+        )
+        held = GaugeMetricFamily(
+            "headroom_idle_held_bytes",
+            "Memory that the pods of headroom_idle_gpus hold.",
+            labels=["namespace"],
+        )
+        sums: dict[str, tuple[float, int]] = {}
+        for each in idle_pods(self._cluster, snap, time.monotonic(), time.time()):
+            gpu_ratio, held_bytes = sums.get(each.namespace, (0.0, 0))
+            sums[each.namespace] = gpu_ratio + each.gpu_ratio, held_bytes + each.held_bytes
+        worst = sorted(sums.items(), key=lambda each: -each[1][0])[:MOST_OFFENDERS]
+        for namespace, (gpu_ratio, held_bytes) in worst:
+            gpus.add_metric([namespace or _UNKNOWN], gpu_ratio)
+            held.add_metric([namespace or _UNKNOWN], held_bytes)
+        yield gpus
+        yield held
+
+    def _holdings(self) -> Iterator[Metric]:
+        gpus = GaugeMetricFamily(
+            "headroom_held_gpus",
+            "GPUs that the pods of the namespace hold, by whether they use an SM: active, idle, "
+            "unmeasured. Namespaces beyond 200 are summed as (others).",
+            labels=["namespace", "state"],
+        )
+        memory = GaugeMetricFamily(
+            "headroom_held_bytes",
+            "Memory that the pods of the namespace hold: used, unused, or unmeasured.",
+            labels=["namespace", "state"],
+        )
+        for namespace, held in self._held().items():
+            for state in ("active", "idle", "unmeasured"):
+                gpus.add_metric([namespace or _UNKNOWN, state], getattr(held, f"{state}_gpus"))
+            for state in ("used", "unused", "unmeasured"):
+                memory.add_metric([namespace or _UNKNOWN, state], getattr(held, f"{state}_bytes"))
+        yield gpus
+        yield memory
+
+    def _pending_pods(self) -> Iterator[Metric]:
+        pending, now_s = self._pending(), time.time()
+        pods = GaugeMetricFamily(
+            "headroom_pending_pods",
+            "Unbound pods that request GPUs, by the reason that rejected most nodes; not_asked: "
+            "kube-scheduler has not called filter for them.",
+            labels=["reason"],
+        )
+        oldest = GaugeMetricFamily(
+            "headroom_pending_oldest_seconds",
+            "Age of the oldest unbound pod that requests GPUs, by the same reasons.",
+            labels=["reason"],
+        )
+        for code, count in sorted(pending.pods.items()):
+            pods.add_metric([code], count)
+            age_s = age(pending.oldest.get(code, ""), now_s)
+            if age_s is not None:
+                oldest.add_metric([code], max(0.0, age_s))
+        yield pods
+        yield oldest
+
+    def _nodes(self, snap: Snapshot) -> Iterator[Metric]:
+        now_s = time.monotonic()
+        nodes = GaugeMetricFamily(
+            "headroom_nodes",
+            "Nodes by state: open to pods, or the reason that closes them.",
+            labels=["state"],
+        )
+        for state, count in nodes_by_state(snap, now_s).items():
+            nodes.add_metric([state], count)
+        yield nodes
+        unmanaged = GaugeMetricFamily(
+            "headroom_unmanaged_gpu_nodes",
+            "Nodes that offer GPUs under a resource name that the settings do not manage; absent "
+            "if there are none. Pods that request it are bound without a reservation.",
+            labels=["resource"],
+        )
+        for resource, offering in unmanaged_gpus(self._cluster).items():
+            unmanaged.add_metric([resource], len(offering))
+        yield unmanaged
+        devices = GaugeMetricFamily(
+            "headroom_unhealthy_devices",
+            "Unhealthy devices, on which nothing is placed, by reason; absent if there are none.",
+            labels=["reason"],
+        )
+        for code, count in unhealthy(snap).items():
+            devices.add_metric([code], count)
+        yield devices
+        yield GaugeMetricFamily(
+            "headroom_cordoned_devices",
+            "Devices that take no new pods only because they are cordoned.",
+            value=cordoned(snap),
+        )
+        ages_s = report_ages_s(snap, self._stale_after_s, now_s)
+        yield GaugeMetricFamily(
+            "headroom_report_oldest_age_seconds",
+            "Age of the oldest report, among nodes that ever reported.",
+            value=max(0.0, *ages_s.values(), 0.0),
+        )
+        stale = GaugeMetricFamily(
+            "headroom_report_age_seconds",
+            "Seconds since the last heartbeat of a node's agent, if its report is stale; absent "
+            "otherwise. At most 100 nodes, the oldest reports.",
+            labels=["node"],
+        )
+        late = {name: age_s for name, age_s in ages_s.items() if age_s > self._stale_after_s}
+        for name in sorted(late, key=lambda name: -late[name])[:MOST_OFFENDERS]:
+            stale.add_metric([name], late[name])
+        yield stale
+
+    def _devices(self, snap: Snapshot, devices: int) -> Iterator[Metric]:
+        listed = list(some_devices(snap, self._most_devices))
+        for name, text, figure in _OF_DEVICE:
+            family = GaugeMetricFamily(
+                f"headroom_ledger_device_{name}_bytes", text, labels=["node", "device"]
+            )
+            for node, terms in listed:
+                if terms.believed:
+                    family.add_metric([node, terms.device.uuid], figure(terms))
+            yield family
+        yield GaugeMetricFamily(
+            "headroom_ledger_devices_left_out",
+            "Devices that are in the sums but have no series of their own (setting device_series).",
+            value=devices - len(listed),
+        )
+
+
+def _fleet(fleet: Totals) -> Iterator[Metric]:
+    for name, text in _FLEET.items():
+        yield GaugeMetricFamily(f"headroom_fleet_{name}_bytes", text, value=getattr(fleet, name))
+    yield GaugeMetricFamily(
+        "headroom_fleet_devices",
+        "Devices; devices that share one memory count once.",
+        value=fleet.devices,
+    )
+    drift = GaugeMetricFamily(
+        "headroom_ledger_drift_bytes",
+        "Difference between ledger and measurement, over all devices: used above the request "
+        "(overuse), requested but unused (underuse), used without a reservation there "
+        "(unreserved).",
+        labels=["kind"],
+    )
+    for kind in _DRIFT:
+        drift.add_metric([kind], getattr(fleet, kind))
+    yield drift

@@ -1,0 +1,81 @@
+"""Describes errors, and fields that mean the same everywhere, in the OpenAPI document."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from headroom.runtime.server.problem_details import PROBLEM_JSON, ProblemBody
+
+
+def describe_answers(app: FastAPI) -> None:
+    """Describe errors and fields in the OpenAPI document of the application."""
+    without_problems = app.openapi
+
+    def with_problems() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_problems(without_problems())
+        return app.openapi_schema
+
+    app.openapi = with_problems  # type: ignore[method-assign]
+
+
+def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
+    """Add problem details to all error answers of the OpenAPI document; return the document."""
+    components = schema.setdefault("components", {}).setdefault("schemas", {})
+    components["ProblemBody"] = ProblemBody.model_json_schema()
+    _describe_fields(components)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components.pop(unused, None)
+    problem_content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
+    for path in schema["paths"].values():
+        for operation in path.values():
+            answers = operation["responses"]
+            answers.setdefault("500", {"description": "Internal error; the log has the details"})
+            for status, answer in answers.items():
+                if int(status) >= 400 and "text/plain" not in answer.get("content", {}):
+                    answer["content"] = problem_content
+    return schema
+
+
+#: Descriptions of fields that mean the same in all models; a docstring in a model takes precedence.
+_COMMON = {
+    "node": "Name of the node.",
+    "uid": "UID of the pod.",
+    "owner_kind": "Kind of the pods' owner, such as Deployment.",
+    "owner_name": "Name of the pods' owner.",
+    "container": "Name of the container.",
+    "priority": "Priority of the pod.",
+    "device": "UUID of the device.",
+    "uuid": "UUID of the device.",
+    "model": "Product name of the device.",
+    "resource": "Extended resource of the device, such as nvidia.com/gpu.",
+    "replica": "Name of the replica.",
+    "decision_id": "Id of the decision: UID.RESOURCEVERSION of the pod.",
+    "at": "Time (RFC 3339).",
+    "took_ms": "Duration of the call.",
+    "message": "A sentence for people.",
+    "sentence": "A sentence for people.",
+    "unanswered": "Extenders that send nothing at present; their newest decisions are missing.",
+    "used_bytes": "Measured use.",
+    "allocatable_bytes": "Memory that can be reserved: without the driver's part and the reserve.",
+    "reservation_bytes": "Charged to pods whose device is known: the larger of request and use.",
+    "unconfirmed_bytes": "Worst-case charge of pods that no report shows yet.",
+    "unattributed_bytes": "Used by no known pod, above the tolerance.",
+    "headroom_bytes": "Memory that more pods can reserve.",
+    "replicas_free": "Replicas that no pod holds.",
+    "waiting_pods": "Pods that wait for a GPU.",
+    "waiting_bytes": "GPU memory that the waiting pods request.",
+    "report_age_s": "Age of the node's newest report or heartbeat.",
+    "idle_since": "When the pod last used an SM (RFC 3339).",
+    "idle_s": "Time without use of an SM.",
+}
+
+
+def _describe_fields(schemas: dict[str, Any]) -> None:
+    """Describe by ``_COMMON`` the fields without a docstring."""
+    for schema in schemas.values():
+        for field, described in schema.get("properties", {}).items():
+            # A list or an object of that name is something else.
+            of_list = described.get("type") == "array" and field != "unanswered"
+            if field in _COMMON and not of_list and "$ref" not in described:
+                described.setdefault("description", _COMMON[field])

@@ -1,0 +1,1 @@
+"""The views of the debug API, one module for each resource."""

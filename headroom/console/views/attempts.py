@@ -1,0 +1,96 @@
+"""The attempts of kube-scheduler to place a pod, as an explanation shows them."""
+
+from datetime import datetime, timedelta
+
+from headroom.console.responses import counted
+from headroom.console.view import View
+from headroom.console.views.decision_bodies import DecisionView, FilterView
+from headroom.contract.kube import Pod
+from headroom.core.journal.journal import scheduler_of
+
+#: kube-scheduler retries a pod that nothing requeued after this time, by default.
+FLUSHED_AFTER = timedelta(minutes=5)
+#: Maximum number of characters quoted from a scheduler's message.
+MOST_QUOTED = 500
+
+
+class AttemptsView(View):
+    """The attempts of kube-scheduler to place the pod, as far as any replica has them on record."""
+
+    first_at: str | None
+    last_at: str | None
+    times: int
+    """Number of filter calls of the last decision."""
+    offered_nodes: int | None
+    """Number of nodes offered in the last attempt, and of known nodes that were not offered."""
+    not_offered_nodes: int | None
+    again_by: str | None
+    """When kube-scheduler retries at the latest, with its default settings; null if it does not,
+    or if that is not known."""
+    message: str
+
+
+def attempts_of(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
+    """Return the attempts of the last decision; ``nodes``: number of known nodes."""
+    filtered = last.filter if last else None
+    if last is None or filtered is None:
+        return AttemptsView(
+            first_at=last.first_at if last else None,
+            last_at=last.at if last else None,
+            times=0,
+            offered_nodes=None,
+            not_offered_nodes=None,
+            again_by=None,
+            message="the attempt that placed it is no longer on record"
+            if pod.node
+            else _no_attempt(pod),
+        )
+    not_offered = max(0, nodes - filtered.offered)
+    again_by = None
+    if not pod.node and not filtered.fits:
+        flushed_at = datetime.fromisoformat(filtered.at) + FLUSHED_AFTER
+        again_by = flushed_at.isoformat(timespec="milliseconds")
+    return AttemptsView(
+        first_at=last.first_at,
+        last_at=filtered.at,
+        times=filtered.times,
+        offered_nodes=filtered.offered,
+        not_offered_nodes=not_offered,
+        again_by=again_by,
+        message=_last_attempt(filtered, not_offered, again_by),
+    )
+
+
+def _no_attempt(pod: Pod) -> str:
+    """Return why no attempt is on record, with the scheduler's message in the pod's status."""
+    reported = (
+        condition.message
+        for condition in (pod.status and pod.status.conditions) or ()
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.message
+    )
+    if message := next(reported, ""):
+        return (
+            "its scheduler has not called Headroom for this pod lately. The scheduler reports: "
+            f"{message[:MOST_QUOTED]}"
+        )
+    return (
+        "its scheduler has not called Headroom for this pod lately, and has not reported why the "
+        f"pod is pending: is scheduler {scheduler_of(pod)} running?"
+    )
+
+
+def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) -> str:
+    """Describe the last filter call: nodes offered, nodes that fit, and the next retry."""
+    message = (
+        f"kube-scheduler offered {counted(filtered.offered, 'node')}, of which "
+        f"{f'{filtered.fits:,}' if filtered.fits else 'none'} could take the pod"
+    )
+    if not_offered:
+        message += (
+            f"; {counted(not_offered, 'node')} did not pass kube-scheduler's own checks "
+            "(selectors, taints, CPU, replicas ...), or it had found enough"
+        )
+    if again_by:
+        latest = f"{again_by[:19]}Z"
+        message += f"; it retries when the pod fits on a node, at the latest at {latest}"
+    return message

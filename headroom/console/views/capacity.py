@@ -1,0 +1,223 @@
+"""Counts the pods of one size that fit now, and shows where memory is free or stranded."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, HTTPException, Query
+from starlette.responses import Response
+
+from headroom.console.responses import (
+    AskView,
+    Body,
+    ReasonView,
+    ask_view,
+    listed,
+    obstacle_view,
+    reason_view,
+)
+from headroom.console.view import View
+from headroom.console.view_context import InContext, Newest
+from headroom.console.views.requested_pods import made_up, of_size, understood, usual_resource
+from headroom.contract.annotations import parse_vram
+from headroom.contract.errors import BadAnnotation, shortened
+from headroom.core.placement.capacity import Space, capacity_summary, device_classes, space
+from headroom.core.placement.dra_nodes import by_headroom
+from headroom.core.placement.fit import Verdicts, fit
+from headroom.core.rules.eligible_nodes import AMOUNTS, eligible_nodes
+from headroom.core.whatif.held_memory import verdicts_on
+from headroom.core.whatif.node_whatif import pod_counts
+
+
+class SpaceView(View):
+    """The memory and replicas on the nodes that a pod of one size may run on."""
+
+    open_nodes: int
+    """Number of nodes with a device of the resource that take pods, and of those that take none."""
+    closed_nodes: int
+    fitting_nodes: int
+    """Number of nodes on which one more pod fits."""
+    need_bytes: int | None
+    """Memory that one pod takes on the open node where it takes the least; null if no open node
+    has a healthy device of the resource."""
+    headroom_bytes: int
+    """Headroom of healthy devices of the resource on open nodes, and on closed nodes."""
+    closed_bytes: int
+    stranded_bytes: int
+    """The part of the headroom that no such pod can use, because the device has no free replica,
+    or its node has fewer free replicas than the pod requests."""
+    replicas_free: int
+    """Free replicas on open nodes, and how many of them are on devices without enough memory for
+    the pod."""
+    replicas_stranded: int
+    largest_fitting_bytes: int | None
+    """The largest request per device that fits; null if other reasons than memory prevent it."""
+
+
+class DeviceClassView(View):
+    model: str
+    memory_bytes: int
+    devices: int
+    nodes: int
+    largest_fitting_bytes: int | None
+    """The largest request that fits on a node with such a device; null if all those nodes reject
+    the pod for a reason other than memory."""
+
+
+class CapacityNodeView(View):
+    name: str
+    pods: int
+    """Number of pods that fit there now. If ``counted`` is false: 1, a lower bound."""
+    counted: bool
+    reason: str | None
+    """Why one pod does not fit; null if it fits."""
+    message: str | None
+    headroom_bytes: int
+    stranded_bytes: int
+    replicas_free: int
+    replicas_stranded: int
+
+
+class CapacityBody(Body):
+    request: AskView
+    pods: int
+    """Number of pods that fit now, if they are placed one after another before any is observed."""
+    pods_at_least: bool
+    """Whether ``pods`` is a lower bound, because not every node was counted."""
+    fullness: str
+    """fits (one more pod does), fragmented (enough memory is free in total, but not on any one
+    node), full, or closed (no node with such a device takes pods)."""
+    message: str
+    space: SpaceView
+    classes: list[DeviceClassView]
+    reasons: list[ReasonView]
+    ineligible: list[ReasonView]
+    """Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate."""
+    not_checked: list[str]
+    """Checks of kube-scheduler and the API server that this answer does not include."""
+    nodes: list[CapacityNodeView]
+    """By name, with ``by_node=true``; otherwise empty."""
+
+
+Vram = Annotated[
+    str,
+    Query(
+        max_length=256,
+        description="As in headroom.gpu/vram; without it, the memory share of one replica.",
+        examples=["8Gi"],
+    ),
+]
+Gpus = Annotated[int, Query(ge=1, le=1024, description="GPUs of each pod.", examples=[1])]
+Resource = Annotated[
+    str, Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"])
+]
+Tolerate = Annotated[
+    str,
+    Query(
+        max_length=1024,
+        description="Keys of taints that the pods tolerate, separated by commas. Taints of GPU "
+        "resources are always tolerated.",
+        examples=["dedicated"],
+    ),
+]
+ByNode = Annotated[
+    bool, Query(description="true: list every node with its capacity.", examples=["true"])
+]
+MostNodes = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=100_000,
+        description="Number of nodes on which pods are counted, those with the most free memory "
+        "first. On other nodes, one pod is counted if it fits. Each node takes some milliseconds.",
+        examples=[500],
+    ),
+]
+
+routes = APIRouter()
+
+
+@routes.get("/v1/capacity", response_model=CapacityBody)
+def capacity(
+    context: InContext,
+    snap: Newest,
+    vram: Vram = "",
+    count: Gpus = 1,
+    resource: Resource = "",
+    tolerate: Tolerate = "",
+    by_node: ByNode = False,
+    most_nodes: MostNodes = 500,
+) -> Response:
+    """Count the pods of one size that fit now, placed one after another as filter places them.
+    Report whether the cluster is full or fragmented, the largest request that fits, and what is
+    stranded: memory without replicas, and replicas without memory."""
+    cluster = context.cluster
+    try:
+        if vram:
+            parse_vram(vram)
+    except BadAnnotation as err:
+        text = f"query vram: {shortened(err.value)} {err.why}. Example: {err.example}"
+        raise HTTPException(422, text) from err
+    pod = made_up(
+        "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
+    )
+    request = by_headroom(of_size(understood(cluster, pod, "query resource")))
+    snap = context.seen_by(pod, snap)
+    eligible = eligible_nodes(pod, snap, cluster.node)
+    verdicts = verdicts_on(cluster, request, snap, eligible.rows, context.monotonic_s())
+    free_space = space(verdicts)
+    fitting = np.flatnonzero(verdicts.fits)
+    free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
+    by_free_bytes = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
+    pods = dict(pod_counts(cluster, verdicts, by_free_bytes[:most_nodes]))
+    # One pod for each node that was not counted.
+    total = sum(pods.values()) + len(by_free_bytes[most_nodes:])
+    at_least = len(by_free_bytes) > most_nodes
+    body = CapacityBody(
+        **context.head(snap),
+        request=ask_view(request.containers[0]),
+        pods=total,
+        pods_at_least=at_least,
+        fullness=free_space.fullness,
+        message=capacity_summary(free_space, total, at_least),
+        space=space_view(free_space),
+        classes=[DeviceClassView.of(each) for each in device_classes(verdicts)],
+        reasons=_reasons(verdicts),
+        ineligible=[obstacle_view(*pair) for pair in eligible.counts()],
+        not_checked=[AMOUNTS, "ResourceQuotas"],
+        nodes=[],
+    )
+    views = _by_node(verdicts, pods) if by_node else iter(())
+    return listed(body, "nodes", views)
+
+
+def _reasons(verdicts: Verdicts) -> list[ReasonView]:
+    """Count the nodes on which the pod does not fit by reason, the most frequent first."""
+    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
+    return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
+
+
+def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:
+    """Yield the nodes by name. ``pods``: the counted nodes by index, with their number of pods."""
+    snap, rows = verdicts.snap, verdicts.rows
+    by_name = sorted(range(len(rows)), key=lambda i: snap.nodes[int(rows[i])].name)
+    for i in by_name:
+        node_snap = snap.part(rows[[i]])
+        node_space = space(fit(verdicts.request, node_snap, np.zeros(1, np.int64), verdicts.now_s))
+        reason = verdicts.reason(i)
+        yield CapacityNodeView(
+            name=node_snap.nodes[0].name,
+            pods=pods.get(i, int(reason is None)),
+            counted=i in pods or reason is not None,
+            reason=reason.code if reason else None,
+            message=reason.sentence if reason else None,
+            headroom_bytes=node_space.headroom_bytes + node_space.closed_bytes,
+            stranded_bytes=node_space.stranded_bytes,
+            replicas_free=node_space.replicas_free,
+            replicas_stranded=node_space.replicas_stranded,
+        )
+
+
+def space_view(found: Space) -> SpaceView:
+    return SpaceView.of(found)

@@ -1,0 +1,301 @@
+"""Bodies of decisions: one attempt to place a pod, verb by verb, merged over all replicas."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+from pydantic import ConfigDict, Field
+
+from headroom.console.responses import AskView, Body, ReasonView, reason_view, stamp
+from headroom.console.view import View
+from headroom.core.eviction.preemption_report import sentences
+from headroom.core.journal.decision_records import (
+    BindTried,
+    Candidates,
+    Filtered,
+    Preempted,
+    Ranked,
+    Record,
+)
+from headroom.core.placement.snapshot import REASONS
+from headroom.runtime.server.auth import Sees, everything
+
+
+class PhaseView(View):
+    """The last call of one verb."""
+
+    replica: str
+    """The replica that served it."""
+    at: str
+    took_ms: float
+    times: int
+    """Number of calls of the verb for this version of the pod."""
+
+
+class FilterView(PhaseView):
+    snapshot_generation: int
+    offered: int
+    """Number of nodes that kube-scheduler offered, and of those that can take the pod."""
+    fits: int
+    reasons: list[ReasonView]
+    observed_only: bool = False
+    """Whether all nodes passed regardless of ``reasons`` (mode observe)."""
+    offered_nodes: list[str] | None = None
+    """Known nodes that kube-scheduler offered. Null without ``offered_nodes=true``, or if they
+    are no longer on record."""
+
+
+class ContenderView(View):
+    node: str
+    score_ratio: float
+    """0 to 1: the weighted mean of ``score_terms`` (setting score_weights)."""
+    score_terms: dict[str, float]
+
+
+class PrioritizeView(PhaseView):
+    snapshot_generation: int
+    offered: int
+    """Number of ranked nodes."""
+    winner: str | None
+    """Null if all nodes are equally good."""
+    by_filter: bool = False
+    """Whether filter ranked the nodes and returned only the winner (setting filter_best_only).
+    Then kube-scheduler did not call prioritize, and ``took_ms`` is the duration of filter."""
+    candidates: list[ContenderView]
+    """The best nodes, the winner first; empty if they were not recorded."""
+
+
+class VictimView(View):
+    namespace: str
+    name: str
+    uid: str
+    priority: int
+    leaving: bool
+    """Whether the pod was already terminating."""
+
+
+class LoserView(View):
+    """A node that was not chosen, on which other pods would have been evicted."""
+
+    node: str
+    victims: int
+    lost_by: str
+    """Why the chosen node is better."""
+
+
+class PreemptView(PhaseView):
+    offered: int
+    """Number of nodes for which kube-scheduler proposed victims, and of those in the answer."""
+    kept: int
+    node: str | None
+    """The best node and its victims; null if no pod is to be evicted."""
+    victims: list[VictimView]
+    hidden_victims: int = 0
+    """Number of further victims that the caller may not get."""
+    others: int
+    """Number of victims without a managed GPU, which kube-scheduler proposed for other
+    resources."""
+    pdb_violations: int
+    choice: str | None
+    """Origin of the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
+    (kube-scheduler proposed none for this node) or "controller" (kube-scheduler did not call
+    preempt); null if no pod is to be evicted."""
+    alternatives: list[LoserView]
+    helpless: int
+    """Number of nodes on which no eviction was found to help."""
+    soon: bool
+    """Whether the pod fits without an eviction as soon as terminating pods have ended."""
+    cut_short: bool
+    """Whether some node was not examined, or not completely, to limit the time of the search."""
+    lines: list[str]
+    """All of this as lines to read."""
+
+
+class BindView(PhaseView):
+    node: str
+    outcome: str
+    """bound, declined (the pod did not fit any more) or failed."""
+    reason: str | None
+    """Why it was declined, as a code. For a bound pod in mode observe: why Headroom would have
+    declined it."""
+    message: str | None
+    """The reason in words; for a failed bind, the error."""
+
+
+class DecisionView(View):
+    """The decision about one version of a pod."""
+
+    source: Literal["decision"] = "decision"
+    """Recorded by the extenders that decided; nothing is recomputed."""
+    decision_id: str
+    namespace: str
+    name: str
+    uid: str
+    first_at: str
+    """Time of the first and of the last call."""
+    at: str
+    node: str | None
+    """The node the pod was bound to, or the winner of prioritize, or the only node that filter
+    returned; null if there is none."""
+    request: list[AskView]
+    filter: FilterView | None
+    prioritize: PrioritizeView | None
+    preempt: PreemptView | None
+    bind: BindView | None
+
+
+class Unanswered(View):
+    """An extender whose journal cannot be read now; its decisions may be missing here."""
+
+    peer: str
+    message: str
+
+
+class DecisionsBody(Body):
+    # Clients in Python can parse an answer with this model, by the name on the wire.
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    decisions: list[DecisionView]
+    """The newest first."""
+    continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
+    """Value of the query parameter ``continue`` for the next page; null on the last page."""
+    unanswered: list[Unanswered]
+
+
+class DecisionBody(Body):
+    decision: DecisionView
+    unanswered: list[Unanswered]
+
+
+def decision_view(
+    record: Record, replica: str, sees: Sees = everything, offered_nodes: list[str] | None = None
+) -> DecisionView:
+    """Return the part of a decision that this replica served.
+
+    ``offered_nodes``: the nodes that the view lists for its filter call; None to list none.
+    """
+    filtered = record.part(Filtered)
+    return DecisionView.of(
+        record,
+        first_at=stamp(record.first_at_s),
+        at=stamp(record.at_s),
+        request=[AskView.of(ask) for ask in (filtered.asked if filtered else ())],
+        filter=_filter_view(record, replica, filtered, offered_nodes) if filtered else None,
+        prioritize=_prioritize_view(record, replica),
+        preempt=_preempt_view(record, replica, sees),
+        bind=_bind_view(record, replica),
+    )
+
+
+def _phase_fields(
+    record: Record, part: Filtered | Ranked | Preempted | BindTried, replica: str
+) -> dict[str, Any]:
+    """Return the fields of ``PhaseView``."""
+    return {
+        "replica": replica,
+        "at": stamp(part.at_s),
+        "took_ms": part.took_us / 1000,
+        "times": record.times(type(part)),
+    }
+
+
+def _filter_view(
+    record: Record, replica: str, part: Filtered, offered_nodes: list[str] | None
+) -> FilterView:
+    return FilterView(
+        **_phase_fields(record, part, replica),
+        snapshot_generation=part.generation,
+        offered=part.offered,
+        fits=part.fits,
+        reasons=[
+            reason_view(reason, nodes)
+            for code, nodes in part.rejected.items()
+            if (reason := REASONS[code])
+        ],
+        observed_only=part.observed,
+        offered_nodes=offered_nodes,
+    )
+
+
+def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
+    part, best = record.part(Ranked), record.part(Candidates)
+    if part is None:
+        return None
+    return PrioritizeView(
+        **_phase_fields(record, part, replica),
+        snapshot_generation=part.generation,
+        offered=part.offered,
+        winner=part.winner or None,
+        by_filter=part.by_filter,
+        candidates=[ContenderView.of(each) for each in (best.best if best else ())],
+    )
+
+
+def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | None:
+    part = record.part(Preempted)
+    if part is None:
+        return None
+    seen = tuple(each for each in part.victims if sees(each.namespace, each.name))
+    hidden = len(part.victims) - len(seen)
+    return PreemptView.of(
+        part,
+        **_phase_fields(record, part, replica),
+        victims=[VictimView.of(each) for each in seen],
+        hidden_victims=hidden,
+        choice=part.source or None,
+        alternatives=[LoserView.of(each) for each in part.losers],
+        lines=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
+    )
+
+
+def _bind_view(record: Record, replica: str) -> BindView | None:
+    part = record.part(BindTried)
+    if part is None:
+        return None
+    reason = REASONS[part.reason]
+    return BindView(
+        **_phase_fields(record, part, replica),
+        node=part.node,
+        outcome=part.outcome,
+        reason=reason.code if reason else None,
+        message=part.message or (reason.sentence if reason else None),
+    )
+
+
+def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
+    """Return one view for each decision, merged over all replicas, the newest first."""
+    by_id: dict[str, DecisionView] = {}
+    for view in views:
+        other = by_id.get(view.decision_id)
+        by_id[view.decision_id] = view if other is None else _joined(other, view)
+    return sorted(by_id.values(), key=position, reverse=True)
+
+
+def position(view: DecisionView) -> tuple[str, str]:
+    """Return the sort key by time. Timestamps sort as text: all have one length and time zone."""
+    return view.at, view.decision_id
+
+
+def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
+    """Merge the parts of one decision that two replicas served."""
+    older, newer = sorted((one, two), key=position)
+    phases = {
+        name: _later(getattr(older, name), getattr(newer, name))
+        for name in ("filter", "prioritize", "preempt", "bind")
+    }
+    return newer.model_copy(
+        update={
+            **phases,
+            "first_at": min(one.first_at, two.first_at),
+            "node": newer.node or older.node,
+            "request": newer.request or older.request,
+        }
+    )
+
+
+def _later(one: PhaseView | None, two: PhaseView | None) -> PhaseView | None:
+    """Return the later call of a verb, with the number of calls of both."""
+    if one is None or two is None:
+        return one or two
+    later = max(one, two, key=lambda phase: phase.at)
+    return later.model_copy(update={"times": one.times + two.times})

@@ -1,0 +1,223 @@
+"""The decisions about pods, merged over all replicas."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Path, Query
+from starlette.responses import Response
+
+from headroom.console.responses import UNKNOWN, AskedPage, InNamespace, encoded, listed, stamp
+from headroom.console.view_context import Context, InContext, Newest, Visible
+from headroom.console.views.decision_bodies import (
+    DecisionBody,
+    DecisionsBody,
+    DecisionView,
+    Unanswered,
+    decision_view,
+    merged,
+    position,
+)
+from headroom.core.journal.decision_records import Record
+from headroom.core.journal.journal import Journal
+from headroom.runtime.server.auth import Sees
+
+USUAL_PAGE = 100
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+AskedPod = Annotated[
+    str | None,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        description="Only decisions about pods with this namespace and name.",
+        examples=["default/trainer-0"],
+    ),
+]
+AskedUid = Annotated[
+    str | None,
+    Query(
+        description="Only decisions about the pod with this uid.",
+        examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab"],
+    ),
+]
+AskedNode = Annotated[
+    str | None,
+    Query(
+        description="Only decisions whose pod was bound to this node, or for which it won.",
+        examples=["gpu-a"],
+    ),
+]
+AskedNodes = Annotated[
+    bool,
+    Query(
+        description="true: include the names of the nodes in the last filter call of each pod.",
+        examples=["true"],
+    ),
+]
+AskedSince = Annotated[
+    str | None,
+    Query(description="Only what is not older: a time, or an age (s, m, h, d).", examples=["15m"]),
+]
+DecisionId = Annotated[
+    str,
+    Path(
+        description="uid and resourceVersion of the pod, as in its placement annotation.",
+        examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab.1234"],
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A filter for decisions; fields that are None or empty match all."""
+
+    pod: tuple[str, str] | None = None
+    namespace: str = ""
+    uid: str | None = None
+    node: str | None = None
+    #: Unix time, seconds.
+    since_s: float | None = None
+    #: Only decisions before this (timestamp, id) in the order of time.
+    before: tuple[str, str] | None = None
+    #: Whether to list the nodes of the last filter call of each pod; this excludes no decision.
+    offered_nodes: bool = False
+
+    def wants(self, record: Record, at_s: float) -> bool:
+        """Return whether the decision matches.
+
+        ``at_s``: Unix time of the newest part of the decision, on any replica.
+        """
+        return (
+            (self.pod is None or self.pod == (record.namespace, record.name))
+            and self.namespace in ("", record.namespace)
+            and (self.uid is None or self.uid == record.uid)
+            and (self.node is None or self.node == record.node)
+            and (self.since_s is None or at_s >= self.since_s)
+            and (self.before is None or (stamp(at_s), record.decision_id) < self.before)
+        )
+
+
+def decisions(
+    context: Context, sought: Sought, limit: int, sees: Sees
+) -> tuple[list[DecisionView], list[Unanswered]]:
+    """Return at most ``limit`` decisions, the newest first.
+
+    Also return the extenders whose journal cannot be read now: their decisions may be missing.
+    """
+    found: list[DecisionView] = []
+    journals = list(context.journal.each())
+
+    def newest_s(decision_id: str) -> float:
+        parts = [journal.records.of_id(decision_id) for _, journal in journals]
+        return max(part.at_s for part in parts if part is not None)
+
+    for replica, journal in journals:
+        wanted = (
+            record
+            for record in journal.records.newest_first()
+            if sought.wants(record, newest_s(record.decision_id))
+        )
+        found += [
+            decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
+            for record in islice(wanted, limit)
+        ]
+    return merged(found)[:limit], unread_extenders(context)
+
+
+def unread_extenders(context: Context) -> list[Unanswered]:
+    """Return the extenders whose journal cannot be read now, and why."""
+    return [
+        Unanswered(peer=each.address, message=each.problem)
+        for each in context.journal.followed()
+        if each.problem and not each.is_gone
+    ]
+
+
+routes = APIRouter()
+
+
+@routes.get("/v1/decisions", response_model=DecisionsBody)
+def many(
+    context: InContext,
+    snap: Newest,
+    sees: Visible,
+    page: AskedPage,
+    namespace: InNamespace = "",
+    pod: AskedPod = None,
+    uid: AskedUid = None,
+    node: AskedNode = None,
+    since: AskedSince = None,
+    offered_nodes: AskedNodes = False,
+) -> Response:
+    """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
+    A decision that gets another call meanwhile moves to the front: later pages leave it out. A
+    decision that several replicas served can appear on two pages."""
+    pod_namespace, _, pod_name = (pod or "").partition("/")
+    sought = Sought(
+        pod=(pod_namespace, pod_name) if pod else None,
+        namespace=namespace,
+        uid=uid,
+        node=node,
+        since_s=None if since is None else moment_s(since, context.wall_s()),
+        before=_before(page.after) if page.after else None,
+        offered_nodes=offered_nodes,
+    )
+    limit = page.limit or USUAL_PAGE
+    found, unanswered = decisions(context, sought, limit + 1, sees)
+    shown = found[:limit]
+    more = "_".join(position(shown[-1])) if len(found) > limit else None
+    body = DecisionsBody(**context.head(snap), decisions=[], continue_=more, unanswered=unanswered)
+    return listed(body, "decisions", shown)
+
+
+@routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
+def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
+    """Return one decision with the results of all its verbs, merged over all replicas."""
+    unanswered = unread_extenders(context)
+    found = [
+        decision_view(record, replica) for replica, record in context.journal.of_id(decision_id)
+    ]
+    if not found:
+        missing = "".join(f"; extender {each.peer} does not answer" for each in unanswered)
+        raise HTTPException(
+            404,
+            f"decision {decision_id} is not on record (any more){missing}; "
+            "GET /v1/decisions lists the decisions on record",
+        )
+    body = DecisionBody(**context.head(snap), decision=merged(found)[0], unanswered=unanswered)
+    return encoded(body)
+
+
+def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str] | None:
+    """Return the nodes of the filter call, if they are sought and still on record."""
+    decision = journal.of_uid(record.uid) if sought.offered_nodes else None
+    if decision is None or decision.decision_id != record.decision_id:
+        return None
+    offered = decision.offered_nodes
+    return offered.names() if offered else None
+
+
+def moment_s(text: str, now_s: float) -> float:
+    """Return the Unix time, in seconds, of a time or of an age such as ``15m``.
+
+    Raises ``HTTPException`` 422. ``now_s``: the Unix time now.
+    """
+    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
+        return now_s - int(ago[1]) * _UNITS_S[ago[2]]
+    try:
+        then = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign in a query is a space
+    except ValueError:
+        raise HTTPException(
+            422,
+            f"query since: {text[:80]!r} is neither a time nor an age. "
+            "Example: since=15m or since=2026-11-21T10:00:00Z",
+        ) from None
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+
+
+def _before(continue_: str) -> tuple[str, str]:
+    """Parse the value of ``continue``: the position of the last decision of the previous page."""
+    at, _, decision_id = continue_.replace(" ", "+").partition("_")  # as in moment_s
+    return at, decision_id

@@ -1,0 +1,223 @@
+"""Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from operator import add, sub
+from threading import Lock
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headroom.console.facts.gpu_pods import unconfirmed_by_model
+from headroom.console.responses import (
+    TAGGED,
+    Body,
+    IfNoneMatch,
+    ReasonView,
+    is_current,
+    joined,
+    reason_view,
+    unchanged,
+)
+from headroom.console.view import View
+from headroom.console.view_context import InContext, Newest, shared
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.overuse import first_of_each_memory
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.snapshot import REASONS, NodeTerms, Snapshot
+from headroom.core.placement.updated_nodes import UpdatedNodes
+
+
+class ModelView(View):
+    """All devices of one model. A pod counts once, also if it could get one of several devices.
+
+    Sums in bytes count memory that several devices share once, for the model of the first device.
+    """
+
+    model: str
+    devices: int
+    allocatable_bytes: int
+    reservation_bytes: int
+    unattributed_bytes: int
+    """Use by no known pod, and by pods without a reservation."""
+    used_bytes: int
+    headroom_bytes: int
+    """On devices that take pods; overcommitted devices count as 0."""
+    replicas_free: int
+    unhealthy: int
+    cordoned: int
+    overcommitted: int
+
+
+class FleetBody(Body):
+    nodes: int
+    closed: list[ReasonView]
+    """Why nodes take no pods, with the number of nodes; the most frequent first."""
+    models: list[ModelView]
+    """The largest first."""
+    overcommitted_bytes: int
+    pending_pods: int
+
+
+routes = APIRouter()
+
+
+@routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
+def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch = None) -> Response:
+    """Return totals over all devices by GPU model, and the nodes that take no pods."""
+    pending_pods = len(context.cluster.unbound())
+    tag = context.tag(snap, pending_pods)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    now_s = context.monotonic_s()
+
+    def compute() -> Response:
+        body = FleetBody(
+            **context.head(snap),
+            nodes=len(snap.nodes),
+            closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
+            models=[],
+            overcommitted_bytes=context.overcommitted_bytes(),
+            pending_pods=pending_pods,
+        )
+        return joined(body, "models", shared_sums(request).of(context.cluster, snap, now_s), tag)
+
+    return context.answers.of(request, now_s, compute)
+
+
+#: Fields of ``ModelView`` after ``model``, and of the sums.
+_FIELDS = tuple(ModelView.model_fields)[1:]
+#: Model -> its sums on one node, in the order of ``_FIELDS``.
+_NodeSums = Mapping[str, list[int]]
+
+
+class ModelSums:
+    """Sums over all devices by model.
+
+    The totals are kept, because a large fleet has tens of thousands of devices, of which few change
+    between two calls. Only the sums of nodes that changed are subtracted and added again. May be
+    used by several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._updated = UpdatedNodes()
+        #: Node -> its devices, whether it takes pods, and its sums, which are part of the totals.
+        self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
+        self._totals: dict[str, list[int]] = {}
+
+    def of(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> list[ModelView]:
+        """Return the sums of each model, the largest first."""
+        with self._lock:
+            self._update(cluster, snap, now_s)
+            models = [
+                ModelView(model=model, **dict(zip(_FIELDS, totals, strict=True)))
+                for model, totals in self._totals.items()
+            ]
+        return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+
+    def grouped(
+        self,
+        cluster: ClusterState,
+        snap: Snapshot,
+        now_s: float,
+        group_of: Callable[[str], str],
+    ) -> dict[tuple[str, str], dict[str, int]]:
+        """Return (group, model) -> the fields of ``ModelView``; ``group_of`` takes a node name."""
+        found: dict[tuple[str, str], list[list[int]]] = {}
+        with self._lock:
+            self._update(cluster, snap, now_s)
+            for name, (_, _, of_node) in self._nodes.items():
+                group = group_of(name)
+                for model, sums in of_node.items():
+                    found.setdefault((group, model), []).append(sums)
+        return {
+            key: dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True))
+            for key, sums in found.items()
+        }
+
+    def _update(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
+        for row in self._updated.since_last(snap, now_s):
+            node = snap.nodes[row]
+            is_open = _is_open(node, now_s)
+            known = self._nodes.get(node.name)
+            if known is None or known[0] is not node.devices or known[1] != is_open:
+                now = node.devices, is_open, _sums(cluster, node, is_open)
+                self._subtract(node.name)
+                self._nodes[node.name] = now
+                for model, sums in now[2].items():
+                    totals = self._totals.get(model, [0] * len(_FIELDS))
+                    self._totals[model] = list(map(add, totals, sums))
+        if len(self._nodes) > len(snap.nodes):
+            for name in self._nodes.keys() - snap.row_of.keys():
+                self._subtract(name)
+
+    def _subtract(self, name: str) -> None:
+        """Subtract the sums of a node from the totals, and forget them; do nothing without any."""
+        if name not in self._nodes:
+            return
+        for model, sums in self._nodes.pop(name)[2].items():
+            totals = list(map(sub, self._totals.pop(model), sums))
+            if any(totals):
+                self._totals[model] = totals
+
+
+def shared_sums(request: Request) -> ModelSums:
+    """Return the sums of the nodes, for all readers of the application."""
+    return shared(request, ModelSums)
+
+
+def _sums(cluster: ClusterState, node: NodeTerms, is_open: bool) -> _NodeSums:
+    """Return the sums of a node. Memory that devices share counts once, for the first of them."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
+    for terms in node.devices:
+        sums = found[terms.device.model]
+        sums["devices"] += 1
+        sums["replicas_free"] += terms.device.replicas.free if _takes_pods(terms, is_open) else 0
+        sums["unhealthy"] += terms.unhealthy is not None
+        sums["cordoned"] += terms.cordoned
+        sums["overcommitted"] += terms.headroom_bytes < 0
+    for terms in first_of_each_memory(node.devices):
+        sums = found[terms.device.model]
+        sums["allocatable_bytes"] += terms.allocatable_bytes
+        sums["reservation_bytes"] += terms.reservation_bytes
+        sums["unattributed_bytes"] += terms.unattributed_bytes + terms.unreserved_pods_bytes
+        sums["used_bytes"] += max(0, terms.device.used_bytes)
+    for model, unconfirmed_bytes in unconfirmed_by_model(cluster, node).items():
+        found[model]["reservation_bytes"] += unconfirmed_bytes
+    for terms in _taking_pods(node, is_open):
+        found[terms.device.model]["headroom_bytes"] += max(0, terms.headroom_bytes)
+    return {model: list(sums.values()) for model, sums in found.items()}
+
+
+def headroom_bytes(snap: Snapshot, now_s: float) -> int:
+    """Return the sum of ``ModelView.headroom_bytes`` of a snapshot, which may be hypothetical."""
+    return sum(
+        max(0, terms.headroom_bytes)
+        for node in snap.nodes
+        for terms in _taking_pods(node, _is_open(node, now_s))
+    )
+
+
+def _is_open(node: NodeTerms, now_s: float) -> bool:
+    return node.reason is None and node.fresh_until_s >= now_s
+
+
+def _taking_pods(node: NodeTerms, is_open: bool) -> Iterator[DeviceTerms]:
+    """Yield the first device of each memory with devices that take pods."""
+    return first_of_each_memory([each for each in node.devices if _takes_pods(each, is_open)])
+
+
+def _takes_pods(terms: DeviceTerms, is_open: bool) -> bool:
+    return is_open and terms.health_issue is None
+
+
+def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:
+    """Count the nodes that take no pods by reason."""
+    counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
+    closed = Counter({why: n for why, n in zip(REASONS, counts, strict=True) if why and n})
+    stale = (snap.node_reason == 0) & (snap.fresh_until_s < now_s)
+    return closed + Counter({Reason.STALE_REPORT: int(stale.sum())})

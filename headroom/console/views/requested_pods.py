@@ -1,0 +1,185 @@
+"""Pods that callers ask about: existing pods, hypothetical ones, and those of a manifest."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+from fastapi import HTTPException
+from pydantic import ConfigDict, Field
+
+from headroom.console.view import View
+from headroom.console.view_context import Context
+from headroom.console.views.pending import not_tried
+from headroom.contract.annotations import POLICY, VRAM
+from headroom.contract.commands import command
+from headroom.contract.kube import (
+    Container,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    ResourceRequirements,
+    Toleration,
+)
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.placement.request import Unreadable, VramRequest
+
+#: Namespace of hypothetical pods.
+NAMESPACE = "default"
+
+
+class StrictModel(View):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PodsAsked(StrictModel):
+    """``count`` equal pods, described by a size or by a manifest."""
+
+    count: int = Field(1, ge=1)
+    vram: str = Field("", max_length=256, description="As in headroom.gpu/vram.")
+    gpus: int = Field(1, ge=1, le=1024, description="GPUs of each pod.")
+    resource: str = Field(
+        "",
+        max_length=256,
+        description="Extended resource; default: the first of the setting resources that has no "
+        "wildcard.",
+    )
+    policy: Literal["", "pack", "spread", "fragmentation"] = Field(
+        "", description="As in headroom.gpu/policy."
+    )
+    manifest: dict[str, Any] | None = Field(
+        None, description="A pod as the API server returns it, instead of the size."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewPod:
+    """A pod that a what-if places: a new pod, or a pod of a drained node."""
+
+    request: VramRequest
+    #: Its selectors, affinity and tolerations decide where it may run.
+    pod: Pod
+    #: The drained node that the pod leaves; None if it is a new pod.
+    leaves: str | None = None
+    #: Why no scheduler tries it; "" if one does.
+    not_tried: str = ""
+    #: Whether the quotas of its namespace apply. A pod without a manifest has no real namespace.
+    counted: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.namespace}/{self.request.name}"
+
+
+def made_up(
+    name: str, vram: str, gpus: int, resource: str, policy: str = "", tolerates: Sequence[str] = ()
+) -> Pod:
+    """Return a hypothetical pod with one container; without ``vram`` it has no memory annotation.
+
+    It tolerates taints with the keys ``tolerates``, its resource and ``nvidia.com/gpu``: GPU nodes
+    often have a taint of the resource, and the admission plugin ExtendedResourceToleration adds the
+    toleration to every pod.
+    """
+    annotations = {key: text for key, text in ((VRAM, vram), (POLICY, policy)) if text}
+    main = Container(name="main", resources=ResourceRequirements(limits={resource: str(gpus)}))
+    metadata = ObjectMeta(name=name, namespace=NAMESPACE, uid=name, annotations=annotations)
+    keys = filter(None, dict.fromkeys((resource, "nvidia.com/gpu", *tolerates)))
+    tolerations = [Toleration(key=key, operator="Exists") for key in keys]
+    return Pod(metadata=metadata, spec=PodSpec(containers=[main], tolerations=tolerations))
+
+
+def understood(cluster: ClusterState, pod: Pod, where: str) -> VramRequest:
+    """Return the request of the pod.
+
+    Raises ``HTTPException`` 422 if the request cannot be read or contains no managed GPU. The
+    error names ``where``, the origin of the pod.
+    """
+    request = cluster.understand(pod)
+    if isinstance(request, Unreadable):
+        raise HTTPException(422, f"{where}: {request.message}")
+    if not request.asks:
+        managed = ", ".join(cluster.rules.resources)
+        raise HTTPException(
+            422,
+            f"{where}: requests no GPU that Headroom manages (setting resources: {managed}). "
+            f"Example: {usual_resource(cluster)}",
+        )
+    return request
+
+
+def of_size(request: VramRequest) -> VramRequest:
+    """Return the request of a hypothetical pod with the gate, which the webhook adds to pods."""
+    return replace(request, gated=True)
+
+
+def usual_resource(cluster: ClusterState) -> str:
+    """Return the first resource of the settings without a wildcard; else nvidia.com/gpu."""
+    exact = (name for name in cluster.rules.resources if not name.endswith("*"))
+    return next(exact, "nvidia.com/gpu")
+
+
+def pod_named(context: Context, namespace: str, name: str) -> Pod:
+    """Return the pod from the watch, otherwise from its last filter call on record.
+
+    Raises ``HTTPException`` 404 if neither has it.
+    """
+    decision = context.journal.of_pod(namespace, name)
+    watched = context.cluster.pod_named(namespace, name)
+    pod = watched or (decision.pod if decision else None)
+    if pod is None:
+        raise HTTPException(
+            404,
+            f"pod {namespace}/{name} is not known: Headroom watches only pods that request "
+            f"{', '.join(context.cluster.rules.resources)}. If it does not exist, the API "
+            "server may have rejected it, for example by a ResourceQuota: "
+            + command("kubectl", "-n", namespace, "get", "events"),
+        )
+    return pod
+
+
+def new_pods(
+    cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
+) -> Iterator[NewPod]:
+    """Yield the ``count`` equal pods of the entry with index ``number`` in the list ``pods``.
+
+    Raises ``HTTPException`` 422.
+    """
+    where, why = f"body pods.{number}", None
+    if asked.manifest is None:
+        name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
+        pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
+    else:
+        pod = _of_manifest(asked, number, where)
+        why = not_tried(pod, False, schedulers)
+    request = understood(cluster, pod, where)
+    if asked.manifest is None:
+        request = of_size(request)
+    for n in range(asked.count):
+        # Different uids, because the uid decides between equal scores.
+        suffix = f"-{n}" if asked.count > 1 else ""
+        one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
+        yield NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)
+
+
+def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
+    if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
+        raise HTTPException(
+            422, f"{where}: the manifest contains the size; remove all other fields but count"
+        )
+    try:
+        pod = msgspec.convert(asked.manifest, Pod)
+    except (msgspec.ValidationError, RecursionError) as err:
+        raise HTTPException(
+            422, f"{where}.manifest: {err}; send a pod as printed by kubectl get pod -o json"
+        ) from err
+    if pod.node:
+        raise HTTPException(
+            422, f"{where}.manifest: remove spec.nodeName: no scheduler places a pod with it"
+        )
+    metadata = msgspec.structs.replace(
+        pod.metadata,
+        uid=f"asked-{number}",
+        name=pod.metadata.name or f"asked-{number}",
+        namespace=pod.metadata.namespace or NAMESPACE,
+    )
+    return msgspec.structs.replace(pod, metadata=metadata)

@@ -1,0 +1,133 @@
+"""The fields of DRA's objects that Headroom reads and writes: claims, devices, DeviceClasses and
+DeviceTaintRules.
+
+They are equal in all versions of resource.k8s.io, except that v1beta1 has the attributes of a
+device under ``basic``.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from headroom.contract.kube import KubeStruct, ObjectMeta, Pod, SliceDevice
+
+#: Name of NVIDIA's driver.
+DRIVER = "gpu.nvidia.com"
+_UUID = ("uuid", f"{DRIVER}/uuid")
+_MEMORY = ("memory", f"{DRIVER}/memory")
+
+#: Beginning of the extended resource that each DeviceClass has without naming one. The rest is the
+#: name of the class. kube-scheduler accepts no such name in ``managedResources``.
+IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
+#: These resources for the classes of GPUs and MIG devices that NVIDIA's driver installs.
+IMPLICIT_GPU_RESOURCES = (
+    f"{IMPLICIT_RESOURCE}{DRIVER}",
+    f"{IMPLICIT_RESOURCE}mig.nvidia.com",
+)
+
+NO_SCHEDULE = "NoSchedule"
+#: Label of the DeviceTaintRules that Headroom writes; no others are ever deleted.
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "headroom-device-taints"
+
+
+def implicit_gpu_resources(pod: Pod) -> list[str]:
+    """Return the resources of ``IMPLICIT_GPU_RESOURCES`` that the pod requests."""
+    containers = (*(pod.spec.init_containers or ()), *(pod.spec.containers or ()))
+    requested: set[str] = set()
+    for each in containers:
+        if each.resources is not None:
+            requested.update(each.resources.requests or (), each.resources.limits or ())
+    return [name for name in IMPLICIT_GPU_RESOURCES if name in requested]
+
+
+def uuid_of(device: SliceDevice) -> str:
+    """Return the uuid that the driver publishes for a device; empty if there is none."""
+    attributes = device.attributes or (device.basic and device.basic.attributes) or {}
+    for name in _UUID:
+        if (attribute := attributes.get(name)) is not None and attribute.string:
+            return attribute.string
+    return ""
+
+
+class AllocatedDevice(KubeStruct, frozen=True):
+    """A device, or a part of its capacity, that a claim holds."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    #: Capacity -> quantity; empty if the claim holds the whole device.
+    consumed_capacity: Mapping[str, str | int] | None = None
+    #: True: the claim observes a device that others hold, and consumes nothing.
+    admin_access: bool | None = None
+
+    @property
+    def memory(self) -> str | None:
+        """The quantity of memory that is consumed; None if the whole device is."""
+        consumed = self.consumed_capacity or {}
+        text = next((consumed[name] for name in _MEMORY if name in consumed), None)
+        return None if text is None else str(text)
+
+
+class AllocatedDevices(KubeStruct, frozen=True):
+    results: list[AllocatedDevice] | None = None
+
+
+class Allocation(KubeStruct, frozen=True):
+    devices: AllocatedDevices = AllocatedDevices()
+
+
+class Consumer(KubeStruct, frozen=True):
+    """A pod that may use the claim; ``resource`` is "pods"."""
+
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class ClaimStatus(KubeStruct, frozen=True):
+    allocation: Allocation | None = None
+    reserved_for: list[Consumer] | None = None
+
+
+class ResourceClaim(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    status: ClaimStatus | None = None
+
+
+class DeviceClassSpec(KubeStruct, frozen=True):
+    #: The extended resource that devices of the class serve, such as nvidia.com/gpu.
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(KubeStruct, frozen=True):
+    """A class of devices that pods can claim, or request as an extended resource."""
+
+    metadata: ObjectMeta
+    spec: DeviceClassSpec = DeviceClassSpec()
+
+
+class DeviceSelector(KubeStruct, frozen=True):
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class DeviceTaint(KubeStruct, frozen=True):
+    key: str
+    value: str
+    effect: str
+
+
+class DeviceTaintRuleSpec(KubeStruct, frozen=True):
+    taint: DeviceTaint
+    device_selector: DeviceSelector | None = None
+
+
+class DeviceTaintRule(KubeStruct, frozen=True):
+    """Taints the selected devices, so that no more claims get them."""
+
+    metadata: ObjectMeta
+    spec: DeviceTaintRuleSpec
+    # Factories, because msgspec would omit plain defaults.
+    kind: str = msgspec.field(default_factory=lambda: "DeviceTaintRule")
+    api_version: str = msgspec.field(default="")

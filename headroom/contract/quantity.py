@@ -1,0 +1,121 @@
+"""Kubernetes quantities as whole bytes: parsed as Kubernetes parses them, and formatted.
+
+The grammar and the rounding are those of ``resource.Quantity`` and its ``Value()`` in
+k8s.io/apimachinery. All numbers are integers. Where Kubernetes computes a wrong result, this module
+differs:
+
+* Amounts above int64: Kubernetes wraps or caps them. This module rejects them.
+* Text without a digit (``Gi``, ``-``, ``.``): Kubernetes reads zero, against its own grammar. This
+  module rejects it.
+* Negative amounts: ``Value()`` of many of them is wrong, even positive. Here they are exact.
+* ``1e-999999999``: Kubernetes does not return. This module limits the exponent and the length.
+"""
+
+import re
+
+from headroom.contract.errors import BadQuantity
+
+#: Longer texts are rejected, which Kubernetes would not do. 2**63 nanobytes have 28 digits.
+MAX_LENGTH = 64
+MAX_INT64 = (1 << 63) - 1
+#: More than any device has. A larger value is a mistake; the limit keeps sums in int64.
+MAX_DEVICE_BYTES = 1 << 44
+#: A smaller amount of GPU memory is probably a number without its unit: a CUDA context needs more.
+MIN_PLAUSIBLE_BYTES = 1 << 20
+
+_SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([a-zA-Z]*|[eE][+-]?[0-9]+)")
+#: Suffix -> power of ten. ``E`` alone is exa, ``E`` with digits after it an exponent.
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+#: Suffix -> power of two, largest first.
+_BINARY = {"Ei": 60, "Pi": 50, "Ti": 40, "Gi": 30, "Mi": 20, "Ki": 10}
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a quantity into whole bytes; the result may be negative.
+
+    Rounds fractions of a byte away from zero, so that only zero becomes zero. Raises
+    ``BadQuantity`` for text that Kubernetes rejects, and in the cases that the module lists.
+    """
+    if len(text) > MAX_LENGTH:
+        raise BadQuantity(text, f"it is longer than {MAX_LENGTH} characters")
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise BadQuantity(text, "it is not a number followed by a unit")
+    sign, whole, decimals, suffix = match.groups(default="")
+    if not whole + decimals:
+        raise BadQuantity(text, "it has no digits")
+    magnitude = int(whole + decimals) << _BINARY.get(suffix, 0)
+    exponent = _exponent(text, suffix) - len(decimals)
+    # One of the two powers of ten is 1. Floor division of the negated magnitude rounds up.
+    magnitude = -(-magnitude * _power_of_ten(exponent) // _power_of_ten(-exponent))
+    if magnitude > MAX_INT64:
+        raise BadQuantity(text, "it is too large")
+    return -magnitude if sign == "-" else magnitude
+
+
+def _exponent(text: str, suffix: str) -> int:
+    """Return the power of ten of ``suffix``; a huge exponent is clamped without any effect."""
+    if suffix in _BINARY:
+        return 0
+    if suffix in _DECIMAL:
+        return _DECIMAL[suffix]
+    if not suffix[-1].isdigit():
+        raise BadQuantity(text, f"{suffix!r} is not a unit; units are like Mi, Gi, M and G")
+    exponent = int(suffix[1:])
+    if not -MAX_INT64 - 1 <= exponent <= MAX_INT64:
+        raise BadQuantity(text, "its exponent is too large")
+    # At most MAX_LENGTH digits precede the exponent. So with an exponent of twice that, any amount
+    # is above int64; with the negative, below one byte.
+    return max(-2 * MAX_LENGTH, min(2 * MAX_LENGTH, exponent))
+
+
+def _power_of_ten(exponent: int) -> int:
+    """Return ten to the power of ``exponent``; 1 if it is negative."""
+    return int(10 ** max(0, exponent))
+
+
+def format_bytes(count: int) -> str:
+    """Format bytes with the largest binary unit that is exact (``8Gi``); without one if none is
+    (``1500``)."""
+    for suffix, shift in _BINARY.items():
+        if count and count % (1 << shift) == 0:
+            return f"{count >> shift}{suffix}"
+    return str(count)
+
+
+def quantity_up_to(most_bytes: int) -> str:
+    """Return the largest quantity up to this that is easy to read and to write (``79.5Gi``).
+
+    A multiple of 0.1 Gi, or of 1 Mi below 0.1 Gi; ``0Mi`` below 1 Mi.
+    """
+    tenths = most_bytes * 10 >> 30
+    if not tenths:
+        return f"{most_bytes >> 20}Mi"
+    return f"{tenths // 10}.{tenths % 10}Gi" if tenths % 10 else f"{tenths // 10}Gi"
+
+
+def implausible(count_bytes: int) -> str:
+    """Return why an amount of GPU memory is probably a mistake; empty if it is plausible, or 0."""
+    if not 0 < count_bytes < MIN_PLAUSIBLE_BYTES:
+        return ""
+    amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
+    return f"is only {amount}; probably its unit is missing"
+
+
+def for_people(amount: str) -> str:
+    """Return a requested amount with a unit: a plain number of bytes as GiB, other texts as they
+    are."""
+    if not amount.isdecimal():
+        return amount
+    count_bytes = int(amount)
+    return gib(count_bytes) if gib(count_bytes) != gib(0) else f"{count_bytes:,} bytes"
+
+
+def gib(count_bytes: int, up: bool = False) -> str:
+    """Format bytes for people: ``7.5 GiB``, ``1,440.0 GiB``, ``-0.1 GiB``.
+
+    Rounds down, or up if ``up``.
+    """
+    tenths = -(-count_bytes * 10 >> 30) if up else count_bytes * 10 >> 30
+    whole, tenth = divmod(abs(tenths), 10)
+    return f"{'-' if tenths < 0 else ''}{whole:,}.{tenth} GiB"

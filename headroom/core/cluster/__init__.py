@@ -1,0 +1,1 @@
+"""The cluster in memory: takes changes, returns effects and immutable snapshots."""

@@ -1,0 +1,154 @@
+"""Computes reservations for unreserved pods: pods bound by another scheduler, and static pods.
+
+The reservation charges each device that the device plugin could have given to the pod, as if the
+pod had been bound by Headroom. It may overcommit a device, because the pod is there anyway.
+
+A pod that sets ``NVIDIA_VISIBLE_DEVICES`` itself is charged on every device of the node, if the
+variable may take effect there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from headroom.contract.dra import DRIVER
+from headroom.contract.gpunode import ADOPTED, CLAIMED, STARTING, Charge, Device, Reservation
+from headroom.contract.kube import Pod
+from headroom.contract.pod_limits import MAX_CONTAINERS, container_count
+from headroom.contract.quantity import MAX_DEVICE_BYTES
+from headroom.core.cluster.trackers.request_drift import asked
+from headroom.core.placement.amounts import DeviceArrays, device_arrays, needed
+from headroom.core.placement.placement_record import container_charges
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import Unreadable, VramRequest, replicas_requested, understand
+from headroom.core.placement.visible_devices import Visible
+
+
+def adopt(
+    pod: Pod,
+    default_vram: str | None,
+    devices: Sequence[Device],
+    reserve_bytes: int,
+    rules: Rules,
+    obeys_environment: bool = False,
+) -> Reservation:
+    """Return the reservation of an unreserved pod on a node with these devices.
+
+    ``obeys_environment``: whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which devices it
+    sees. If its annotations cannot be read, the pod is charged as if it had none. A pod with more
+    than ``MAX_CONTAINERS`` containers is charged the whole memory of every device it could get.
+    """
+    if container_count(pod) > MAX_CONTAINERS:
+        return _adopted(pod, _all_memory(pod, devices, rules))
+    request = understand(pod, default_vram, rules, enforce_limits=False)
+    if isinstance(request, Unreadable):
+        bare = msgspec.structs.replace(pod.metadata, annotations=None)
+        request = understand(
+            msgspec.structs.replace(pod, metadata=bare),
+            None,
+            replace(rules, reject_unannotated=False),
+            enforce_limits=False,
+        )
+    places = device_arrays(devices, reserve_bytes)
+    charges: list[Charge] = []
+    start_timeout_s = 0
+    if isinstance(request, VramRequest):
+        start_timeout_s = request.start_timeout_s
+        by_environment = obeys_environment and request.visible is not Visible.BY_PLUGIN
+        charges = _charges(request, devices, reserve_bytes, places, by_environment)
+    return _adopted(pod, charges, start_timeout_s)
+
+
+def claimed(
+    pod: Pod, held: Mapping[str, int | None], devices: Sequence[Device], reserve_bytes: int
+) -> Reservation:
+    """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA): what the claim
+    holds of each device.
+
+    ``held``: uuid -> bytes; None for the whole device. Devices that the agent does not report are
+    left out.
+    """
+    allocatable = device_arrays(devices, reserve_bytes).allocatable_bytes.tolist()
+    candidates: dict[str, int] = {}
+    for device, whole_bytes in zip(devices, allocatable, strict=True):
+        if device.uuid in held:
+            held_bytes = held[device.uuid]
+            candidates[device.uuid] = whole_bytes if held_bytes is None else held_bytes
+    # The pod certainly has these devices, whatever the device plugin chooses.
+    charge = Charge(
+        resource=DRIVER, count=len(candidates), candidates=candidates, by_environment=True
+    )
+    reservation = _adopted(pod, [charge] if candidates else [])
+    return msgspec.structs.replace(reservation, flags=[ADOPTED, CLAIMED])
+
+
+def _adopted(pod: Pod, charges: list[Charge], start_timeout_s: int = 0) -> Reservation:
+    return Reservation(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        charges=charges,
+        flags=[ADOPTED],
+        asked=asked(pod),
+        # Its start may have ended; the next check of the node's starts finds that.
+        phase=STARTING if start_timeout_s else "",
+        start_timeout_s=start_timeout_s,
+    )
+
+
+def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charge]:
+    charges: list[Charge] = []
+    for resource, count in replicas_requested(pod, rules).items():
+        candidates = {
+            device.uuid: min(device.memory_bytes, MAX_DEVICE_BYTES)
+            for device in devices
+            if device.resource == resource
+        }
+        charges.append(Charge(resource=resource, count=count, candidates=candidates))
+    return charges
+
+
+def _charges(
+    request: VramRequest,
+    devices: Sequence[Device],
+    reserve_bytes: int,
+    places: DeviceArrays,
+    by_environment: bool,
+) -> list[Charge]:
+    """Return one charge for each resource that the pod requests.
+
+    ``by_environment``: the pod may use every device of the node, whatever replicas it holds. Else
+    the device plugin chooses, and the devices of the resource are candidates.
+    """
+    charges: list[Charge] = []
+    if by_environment:
+        # All containers of the pod may use the device, and the devices that share its memory.
+        places = replace(places, common=np.ones_like(places.common))
+    for ask in request.asks:
+        need = needed(ask, request.asks, places)
+        if by_environment:
+            need = need * np.maximum(places.sharers, 1)
+        needs = np.minimum(need, MAX_DEVICE_BYTES).tolist()
+        candidates = {
+            device.uuid: needed_bytes
+            for device, needed_bytes in zip(devices, needs, strict=True)
+            if by_environment or device.resource == ask.resource
+        }
+        charges.append(
+            Charge(
+                resource=ask.resource,
+                count=ask.count,
+                candidates=candidates,
+                by_environment=by_environment,
+                containers=[]
+                if by_environment
+                else container_charges(
+                    request,
+                    ask.resource,
+                    [each for each in devices if each.resource == ask.resource],
+                    reserve_bytes,
+                ),
+            )
+        )
+    return charges

@@ -1,0 +1,106 @@
+"""The changes that ``ClusterWriter`` applies beside those of the watches, and their effects.
+
+``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
+stale.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headroom.contract.dcgm import Key
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+from headroom.contract.watched import WatchEvent
+from headroom.core.cluster.holds import HeldFor
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
+from headroom.core.placement.device_reading import Activity
+
+
+@dataclass(frozen=True, slots=True)
+class GPUNodeWritten:
+    """The API server's answer to a write of this process.
+
+    It can arrive after the watch has reported that the object was deleted, and created again. So it
+    only replaces an earlier version of the same object, by uid.
+    """
+
+    gpunode: GPUNode
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DepartureMarked:
+    """A pod with a reservation on the node was found deleted from the API server."""
+
+    node: str
+    uid: str
+    #: The resourceVersion that the agent's Lease had then; empty if the node has no agent.
+    lease_version: str
+    #: When the pod was found deleted, on the monotonic clock, in seconds.
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The monotonic clock has reached ``at_s``: back-offs may have ended, and overuse may have
+    lasted long enough to report."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActivitySeen:
+    """All SM activity from the metrics history that is not stale.
+
+    ``nodes`` have at least one device whose activity has changed.
+    """
+
+    history: Mapping[Key, Activity]
+    nodes: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BindBegun:
+    """This replica received a bind call for the pod and has not written the reservation yet."""
+
+    pod: Pod
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class BindEnded:
+    """A bind call has ended, with any outcome. A reservation it made is on the GPUNode by now."""
+
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldsSeen:
+    """All holds of the extenders; None: no extender has sent any. Only the console receives it."""
+
+    holds: Sequence[HeldFor] | None
+
+
+Event = (
+    WatchEvent
+    | GPUNodeWritten
+    | DepartureMarked
+    | TimePassed
+    | ActivitySeen
+    | BindBegun
+    | BindEnded
+    | HoldsSeen
+)
+
+
+@dataclass(slots=True)
+class Effects:
+    """Work for the rest of the process that follows from applied changes and weighed nodes."""
+
+    #: The events that were applied. They become visible once the changed nodes are weighed.
+    events: list[Event] = field(default_factory=list)
+    #: The predictions that were compared with a report.
+    outcomes: list[Outcome] = field(default_factory=list)
+    #: Nodes that may have got an orphaned or missing reservation.
+    unsettled: dict[str, None] = field(default_factory=dict)

@@ -1,0 +1,132 @@
+"""Until when memory is held for the pods of a group.
+
+kube-scheduler calls filter for each pod of a group in one cycle, and binds the pods only after
+that. With the Coscheduling plugin or in Kubernetes 1.35, it tries other pods in between, and binds
+the group after its last pod has a node. So the memory that was chosen for the first pod is held
+until the last one is bound, and the holds of a group end together:
+
+* ``FOLLOWS_WITHIN_S`` after the last call for a pod of the group. The length of the cycle does not
+  matter, because each call begins that time again.
+* ``ENDS_WITHIN_S`` after the last call if no bind has followed and the cycle may have failed. That
+  is so if filter rejected a pod of the group: the scheduler then gives up the group, unless enough
+  other pods have a node. It is also so if filter is asked about another pod after a group of
+  kube-scheduler itself, which tries no other pod during the cycle: one of its own filters may have
+  rejected a pod. If the cycle has succeeded, binds follow at once.
+* At once if the scheduler begins again with the group: filter is asked a second time about a pod
+  that has a node, or in a group of kube-scheduler itself about any pod. Nodes that were chosen
+  since then are kept.
+
+After ``FOLLOWS_WITHIN_S`` the pods that have a node can still be bound, because the Coscheduling
+plugin and kube-scheduler 1.35 let them wait for minutes. Nothing is held for them then.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from headroom.bounded import Bounded
+from headroom.core.cluster.pod_groups import Group, GroupKind
+
+#: Longer than the time between two pods that a controller creates, or between two binds. A longer
+#: time would let groups that are never complete keep memory from other pods.
+FOLLOWS_WITHIN_S = 5.0
+#: Longer than kube-scheduler takes from the last filter call of a cycle to the first bind call.
+ENDS_WITHIN_S = 0.25
+#: Longer than a pod waits for its group at most.
+BINDS_WITHIN_S = 900.0
+#: Maximum number of groups; nothing is held for the oldest ones beyond it.
+MAX_GROUPS = 512
+
+
+@dataclass(slots=True)
+class _Cycle:
+    #: Time of the last call for a pod of the group.
+    last_s: float
+    #: Whether filter has rejected a pod since the last bind.
+    rejected: bool = False
+    #: Whether the scheduler has tried another pod since the last call.
+    is_over: bool = False
+    #: Number of attempts to schedule the group before this one.
+    attempt: int = 0
+    #: Uids of the pods that filter was asked about.
+    asked: set[str] = field(default_factory=set)
+
+    @property
+    def until_s(self) -> float:
+        may_have_failed = self.rejected or self.is_over
+        return self.last_s + (ENDS_WITHIN_S if may_have_failed else FOLLOWS_WITHIN_S)
+
+
+class GroupCycles:
+    """The cycle of each group. All times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._cycles: Bounded[Group, _Cycle] = Bounded(MAX_GROUPS)
+        #: The group of the last pod that filter was asked about.
+        self._asked: Group | None = None
+
+    def ask(self, group: Group | None, uid: str, chosen_in: int | None, now_s: float) -> int | None:
+        """Filter is asked about a pod of the group; None: of no group. ``chosen_in``: the attempt
+        in which filter has named a node for the pod; None if it has not.
+
+        Return the last attempt that is over if that begins a new one, else None.
+        """
+        if self._asked is not None and self._asked != group:
+            self._try_another(self._asked)
+        self._asked = group
+        if group is None:
+            return None
+        over, cycle = chosen_in, self._cycles.get(group) or _Cycle(now_s)
+        if over is None and group.kind is GroupKind.KUBERNETES and uid in cycle.asked:
+            over = cycle.attempt
+        if over is not None:
+            cycle = _Cycle(now_s, attempt=cycle.attempt + 1)
+        cycle.last_s, cycle.is_over = now_s, False
+        cycle.asked.add(uid)
+        self._cycles[group] = cycle
+        return over
+
+    def _try_another(self, last: Group) -> None:
+        """The scheduler tries a pod that is not of the last group."""
+        cycle = self._cycles.get(last)
+        if cycle is not None and last.kind is GroupKind.KUBERNETES:
+            cycle.is_over = True
+
+    def choose(self, group: Group, now_s: float) -> int:
+        """A node was chosen for a pod of the group. Return the number of the attempt."""
+        return self._move(group, now_s).attempt
+
+    def reject(self, group: Group, now_s: float) -> None:
+        """Filter has rejected a pod of the group.
+
+        The Coscheduling plugin then gives up the group, and may begin the next attempt with pods
+        that had no node in this one.
+        """
+        cycle = self._move(group, now_s)
+        cycle.rejected = True
+        if group.kind is not GroupKind.KUBERNETES:
+            cycle.attempt += 1
+
+    def bind(self, group: Group, now_s: float) -> None:
+        """Bind is called for a pod of the group, so the others follow."""
+        self._move(group, now_s).rejected = False
+
+    def _move(self, group: Group, now_s: float) -> _Cycle:
+        cycle = self._cycles.get(group) or _Cycle(now_s)
+        cycle.last_s, cycle.is_over = now_s, False
+        self._cycles[group] = cycle
+        return cycle
+
+    def until_s(self, group: Group) -> float:
+        """Return when the holds of the group end."""
+        cycle = self._cycles.get(group)
+        return cycle.until_s if cycle else -math.inf
+
+    def binds_until_s(self, group: Group) -> float:
+        """Return until when a bind may follow, even if nothing is held for it any more."""
+        cycle = self._cycles.get(group)
+        return cycle.last_s + BINDS_WITHIN_S if cycle else -math.inf
+
+    def has_lapsed(self, group: Group, now_s: float) -> bool:
+        """Return whether what was held for the group stays lost if its cycle goes on."""
+        cycle = self._cycles.get(group)
+        return cycle is not None and cycle.last_s + FOLLOWS_WITHIN_S < now_s

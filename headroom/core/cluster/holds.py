@@ -1,0 +1,344 @@
+"""Memory of nodes that is held for pods that are not bound yet: for which pod, why, until when.
+
+kube-scheduler chooses a node for a pod first, and the pod is bound later. Any other pod could take
+the memory in between. So the memory is held, for one of three reasons:
+
+* ``NOMINATED``: other pods left the node for this pod, or are leaving it. Pods with a higher
+  priority may still take the memory.
+* ``ASSUMED``: filter or prioritize named the node, and kube-scheduler is about to call bind. If
+  filter offered the same memory to the next pod, one of the binds would be declined, and its pod
+  would back off for seconds.
+* ``BINDING``: the bind call is being served, and the reservation is not written yet.
+
+A reservation that is being written counts in the weighed nodes, because it will be in the ledger in
+a moment. Memory with the other two reasons is asked for by each decision, because it depends on the
+pod who goes first. A hold ends when the pod is bound, deleted or chosen for another node, and at
+the latest at the end of its time.
+
+Holds are kept in the memory of one extender. If extenders hold different memory, the ledger
+decides.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+
+from headroom.contract.gpunode import GPUNode, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.cluster.group_cycles import GroupCycles
+from headroom.core.cluster.object_cache import NOTHING, ObjectCache
+from headroom.core.cluster.pod_groups import Group, group_of
+from headroom.core.cluster.trackers.nominations import Nominations, yields
+from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.visible_devices import Visible
+
+#: Seconds after which the bind of a single pod is no longer expected.
+BIND_FOLLOWS_WITHIN_S = 0.25
+
+
+class Why(StrEnum):
+    NOMINATED = "nominated"
+    ASSUMED = "assumed"
+    BINDING = "binding"
+
+
+class HeldFor(msgspec.Struct, frozen=True):
+    """A hold as extenders send it to consoles.
+
+    ``reservation``: the reservation to expect; None for a nominee. ``holds``: false for a nominee
+    whose hold is over: it still takes precedence over younger nominees of the node. ``until_s``:
+    Unix time at which the hold ends at the latest, in seconds; 0 if it is not known.
+    """
+
+    uid: str
+    node: str
+    why: Why
+    reservation: Reservation | None = None
+    holds: bool = True
+    until_s: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A pod that goes before another pod on a node."""
+
+    pod: Pod
+    #: The kind of its request, if its bind is assumed; None for a nominee.
+    kind: object | None = None
+    #: Unix time at which the hold ends at the latest; None if it is not known.
+    until_s: float | None = None
+
+    @property
+    def until_text(self) -> str:
+        """When the hold ends, to follow the name of the pod."""
+        if self.until_s is None:
+            return "until it is bound"
+        at = datetime.fromtimestamp(self.until_s, UTC)
+        return f"until it is bound, at the latest until {at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Assumed:
+    pod: Pod
+    kind: object | None
+    node: str
+    #: When the hold ends; for a pod of a group ``group_cycles`` decides that.
+    until_s: float
+    group: Group | None
+    #: The attempt to schedule the group in which the node was chosen.
+    attempt: int = 0
+    #: The pod may still be bound, but nothing is held for it any more.
+    lapsed: bool = False
+
+
+class Holds(Tracker):
+    """All held memory. The thread that owns the cluster's state changes it; any thread may read.
+
+    There are never more holds than pods that fit beside each other, because each pod was fitted
+    beside the holds before it. ``reserve`` returns the reservation to expect for a pod on a node;
+    ``epoch_s`` the Unix time at which the monotonic clock was 0.
+    """
+
+    def __init__(
+        self,
+        nominations: Nominations,
+        objects: ObjectCache,
+        reserve: Callable[[Pod, GPUNode], Reservation | None],
+        epoch_s: Callable[[], float],
+    ) -> None:
+        self._nominations = nominations
+        self._objects = objects
+        self._reserve = reserve
+        self._epoch_s = epoch_s
+        #: By uid, the latest last.
+        self._assumed: dict[str, _Assumed] = {}
+        self._cycles = GroupCycles()
+        #: Node -> pod uid -> reservation that a bind is about to write.
+        self._binding: dict[str, dict[str, Reservation]] = {}
+        #: The nominees of the extenders that this process follows, by uid; None if it decides
+        #: itself or follows no extender.
+        self._followed: Mapping[str, HeldFor] | None = None
+
+    # Changes.
+
+    def ask(self, pod: Pod, now_s: float) -> None:
+        """Filter is asked about the pod: no bind followed the last call.
+
+        If the pod had a node, kube-scheduler has begun again with its whole group.
+        """
+        uid, group = pod.metadata.uid, group_of(pod)
+        held = self._assumed.pop(uid, None)
+        if group is not None and self._cycles.has_lapsed(group, now_s):
+            for member, each in list(self._assumed.items()):
+                if each.group == group:
+                    self._assumed[member] = replace(each, lapsed=True)
+        over = self._cycles.ask(group, uid, held.attempt if held else None, now_s)
+        if group is not None and over is not None:
+            self.end_group(group, over)
+
+    def assume(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
+        """Hold memory for a pod that kube-scheduler is about to bind to the node.
+
+        kube-scheduler does not call bind if it fails, or if a user's preference for another node
+        outweighs the extender's score.
+        """
+        # If the pod's own variable decides its device, its kind does not determine the device.
+        kind = request.kind if request.visible is Visible.BY_PLUGIN else None
+        for uid, each in list(self._assumed.items()):
+            if each.kind == kind:
+                kind = each.kind  # one object for all equal kinds
+            if self._follows_until_s(each) < now_s or uid == request.uid:
+                self._assumed.pop(uid, None)
+        until_s, group = now_s + BIND_FOLLOWS_WITHIN_S, group_of(pod)
+        attempt = self._cycles.choose(group, now_s) if group is not None else 0
+        self._assumed[request.uid] = _Assumed(pod, kind, node, until_s, group, attempt)
+
+    def reject(self, pod: Pod, now_s: float) -> None:
+        """Filter has rejected the pod: kube-scheduler may give up its group."""
+        if (group := group_of(pod)) is not None:
+            self._cycles.reject(group, now_s)
+
+    def call_bind(self, uid: str, now_s: float) -> None:
+        """No longer assume a bind of the pod: kube-scheduler has called it. The other pods of its
+        group follow."""
+        held = self._assumed.pop(uid, None)
+        if held is not None and held.group is not None:
+            self._cycles.bind(held.group, now_s)
+
+    def forget(self, uid: str) -> None:
+        """No longer assume a bind of the pod."""
+        self._assumed.pop(uid, None)
+
+    def end_group(self, group: Group, attempt: float = math.inf) -> None:
+        """No longer hold memory for the pods of the group, except for those that preempt others.
+
+        Memory that was chosen after that attempt stays held.
+        """
+        for uid, each in list(self._assumed.items()):
+            if each.group == group and each.attempt <= attempt:
+                self.forget(uid)
+                self._nominations.give_up(uid)
+
+    def nominate(self, pod: Pod, node: str, now_s: float) -> None:
+        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer
+        to preempt."""
+        self._nominations.expect(pod, node, now_s)
+
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
+        if pod.node or pod.ended:
+            self.forget(pod.metadata.uid)
+
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
+        self.forget(uid)
+
+    def begin(self, uid: str, node: str, reservation: Reservation) -> None:
+        """A bind is about to write this reservation."""
+        self._binding[node] = {**self.binding_to(node), uid: reservation}
+
+    def end(self, uid: str, node: str) -> None:
+        """The bind has ended, with any outcome."""
+        left = {of: each for of, each in self.binding_to(node).items() if of != uid}
+        if left:
+            self._binding[node] = left
+        else:
+            self._binding.pop(node, None)
+
+    def follow(self, holds: Iterable[HeldFor] | None) -> Collection[str]:
+        """Replace all holds with the holds of extenders; return the nodes to weigh again.
+
+        None: no extender has sent any. Then the nominations of the pods seen here count.
+        """
+        before, after = self._binding, dict[str, dict[str, Reservation]]()
+        followed: dict[str, HeldFor] = {}
+        for each in holds or ():
+            if each.reservation is not None:
+                after.setdefault(each.node, {})[each.uid] = each.reservation
+            elif each.holds or each.uid not in followed:
+                followed[each.uid] = each
+        self._binding, self._followed = after, None if holds is None else followed
+        return [
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        ]
+
+    # Readers.
+
+    def members(self, group: Group, now_s: float) -> set[str]:
+        """Return the uids of the group's pods that have a node and may be bound next."""
+        return {
+            uid
+            for uid, each in list(self._assumed.items())
+            if each.group == group and self._follows_until_s(each) >= now_s
+        }
+
+    def may_follow(self, uid: str, now_s: float) -> bool:
+        """Return whether the pod has a node and may be bound next."""
+        held = self._assumed.get(uid)
+        return held is not None and self._follows_until_s(held) >= now_s
+
+    def binding_to(self, node: str) -> Mapping[str, Reservation]:
+        """Return the reservations that binds are about to write for the node, by pod uid."""
+        return self._binding.get(node, NOTHING)
+
+    def all_binding(self) -> Mapping[str, Mapping[str, Reservation]]:
+        """Return ``binding_to`` of all nodes, by node name."""
+        return dict(self._binding)
+
+    def node_of(self, uid: str) -> str:
+        """Return the node for which the pod was nominated last; empty if there was none."""
+        if self._followed is None:
+            return self._nominations.node_of(uid)
+        held = self._followed.get(uid)
+        return held.node if held else ""
+
+    def nominees(self, now_s: float) -> Mapping[str, Sequence[Pod]]:
+        """Return node -> the pods for which it is held because other pods left it."""
+        found: dict[str, list[Pod]] = {}
+        for pod, node in self._nominees(now_s):
+            found.setdefault(node, []).append(pod)
+        return found
+
+    def nominees_before(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
+        """Return node -> the nominees that take precedence over the pod there."""
+        own = self.node_of(pod.metadata.uid)
+        return {
+            node: others
+            for node, nominees in self.nominees(now_s).items()
+            if (others := [other for other in nominees if yields(pod, other, own == node)])
+        }
+
+    def against(self, pod: Pod | None, now_s: float) -> Mapping[str, Sequence[Hold]]:
+        """Return node -> the pods that go before the pod there; for None, all that memory is held
+        for. Reservations that are being written are left out: the weighed nodes count them.
+
+        ``now_s`` is this process's monotonic clock.
+        """
+        found: dict[str, list[Hold]] = {}
+        own, epoch_s = pod.metadata.uid if pod is not None else "", self._epoch_s()
+        for uid, each in list(self._assumed.items()):
+            if (until_s := self._ends_s(each)) >= now_s and uid != own:
+                held = Hold(each.pod, each.kind, epoch_s + until_s)
+                found.setdefault(each.node, []).append(held)
+        nominees = self.nominees(now_s) if pod is None else self.nominees_before(pod, now_s)
+        for node, pods in nominees.items():
+            holds = found.setdefault(node, [])
+            known = {hold.pod.metadata.uid for hold in holds}
+            holds += [
+                Hold(nominee, None, self._until_s(uid))
+                for nominee in pods
+                if (uid := nominee.metadata.uid) not in known
+            ]
+        return found
+
+    def all(self, now_s: float) -> Iterator[HeldFor]:
+        """Yield all holds, for ``follow``: first those with a reservation, then nominees, those
+        whose hold is over last. Changes no state."""
+        known = set[tuple[str, str]]()
+        for node, binding in self.all_binding().items():
+            for uid, reservation in binding.items():
+                known.add((uid, node))
+                yield HeldFor(uid, node, Why.BINDING, reservation)
+        for uid, each in list(self._assumed.items()):
+            gpunode = self._objects.gpunodes.get(each.node)
+            if self._ends_s(each) < now_s or (uid, each.node) in known or gpunode is None:
+                continue
+            if (expected := self._reserve(each.pod, gpunode)) is not None:
+                yield HeldFor(uid, each.node, Why.ASSUMED, expected)
+        if self._followed is not None:
+            yield from self._followed.values()
+            return
+        over, epoch_s = list[HeldFor](), self._epoch_s()
+        for uid, node, holds, until_s in self._nominations.places(now_s):
+            if holds:
+                at_s = 0 if until_s is None else math.ceil(epoch_s + until_s)
+                yield HeldFor(uid, node, Why.NOMINATED, until_s=at_s)
+            else:
+                over.append(HeldFor(uid, node, Why.NOMINATED, holds=False))
+        yield from over
+
+    def _ends_s(self, held: _Assumed) -> float:
+        if held.lapsed:
+            return -math.inf
+        return held.until_s if held.group is None else self._cycles.until_s(held.group)
+
+    def _follows_until_s(self, held: _Assumed) -> float:
+        return held.until_s if held.group is None else self._cycles.binds_until_s(held.group)
+
+    def _nominees(self, now_s: float) -> Iterable[tuple[Pod, str]]:
+        if self._followed is None:
+            return self._nominations.current(now_s)
+        unbound, followed = self._objects.unbound, self._followed.values()
+        held = ((unbound.get(each.uid), each.node) for each in followed if each.holds)
+        return ((pod, node) for pod, node in held if pod is not None)
+
+    def _until_s(self, uid: str) -> float | None:
+        """Return the Unix time at which the hold for a nominee ends at the latest."""
+        if self._followed is not None:
+            held = self._followed.get(uid)
+            return (held.until_s or None) if held else None
+        until_s = self._nominations.until_s(uid)
+        return None if until_s is None else self._epoch_s() + until_s

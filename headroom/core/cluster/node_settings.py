@@ -1,0 +1,134 @@
+"""Parses a node's annotations, and finds the reason why a node takes no GPU pods at all."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from headroom.contract.annotations import (
+    CORDON,
+    DEVICE_CHOICE,
+    RESERVE,
+    DeviceChoice,
+    parse_cordon,
+    parse_device_choice,
+    parse_reserve,
+)
+from headroom.contract.errors import BadAnnotation
+from headroom.contract.gpunode import GPUNode, GPUNodeStatus
+from headroom.contract.kube import Node
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.label_inventory import mig_obstacle, why_not_believed
+from headroom.core.placement.policy import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """The settings in a node's annotations."""
+
+    #: Memory to keep free on each device.
+    reserve_bytes: int = 0
+    device_choice: DeviceChoice = DeviceChoice.PREDICTED
+    #: UUIDs of devices that take no new pods.
+    cordoned: frozenset[str] = frozenset()
+    #: Set while one of the annotations is not valid: no pod is placed on the node.
+    reason: Reason | None = None
+    #: The invalid annotation, its value, and an example.
+    detail: str = ""
+
+
+def node_settings(node: Node | None) -> NodeSettings:
+    """Parse the node's annotations."""
+    annotations = (node.metadata.annotations if node else None) or {}
+    reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
+    try:
+        return NodeSettings(
+            0 if reserve is None else parse_reserve(reserve),
+            DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
+            parse_cordon(annotations.get(CORDON, "")),
+        )
+    except BadAnnotation as err:
+        return NodeSettings(reason=Reason.BAD_NODE_ANNOTATION, detail=str(err))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The settings of a Node that its agent reads in the GPUNode, where it sees a change at once.
+
+    The API server copies nothing: the extender writes them there.
+    """
+
+    #: Device choice; empty if the Node has no annotation.
+    device_choice: str
+    #: UUIDs of cordoned devices, in alphabetical order.
+    cordoned: tuple[str, ...]
+
+
+def settings_to_copy(node: Node | None, gpunode: GPUNode) -> AgentSettings | None:
+    """Return the settings to copy from the Node's annotations to its GPUNode.
+
+    None if nothing has to be copied: both agree, or there is no Node. An annotation that is not
+    valid changes nothing.
+    """
+    if node is None:
+        return None
+    annotations, spec = node.metadata.annotations or {}, gpunode.spec
+    choice, cordoned = spec.device_choice, tuple(spec.cordoned)
+    with suppress(BadAnnotation):
+        text = annotations.get(DEVICE_CHOICE, "")
+        choice = parse_device_choice(text).value if text else ""
+    with suppress(BadAnnotation):
+        cordoned = tuple(sorted(parse_cordon(annotations.get(CORDON, ""))))
+    if (choice, cordoned) == (spec.device_choice, tuple(spec.cordoned)):
+        return None
+    return AgentSettings(choice, cordoned)
+
+
+def offers_gpus(node: Node | None, rules: Rules) -> bool:
+    """Return whether the node's allocatable contains a managed resource."""
+    allocatable = node.status.allocatable if node and node.status else None
+    return any(rules.manages(resource) for resource in allocatable or ())
+
+
+def has_allocatable(node: Node | None, rules: Rules) -> bool:
+    """Return whether a device plugin offers a GPU of the node: the kubelet keeps a resource without
+    a plugin in the node's allocatable, with the value 0."""
+    allocatable = node.status.allocatable if node and node.status else None
+    return any(
+        rules.manages(resource) and str(amount).strip() not in ("", "0")
+        for resource, amount in (allocatable or {}).items()
+    )
+
+
+def obstacle(
+    node: Node | None,
+    gpunode: GPUNode | None,
+    status: GPUNodeStatus | None,
+    settings: NodeSettings,
+    manager: Reason | None,
+    backs_off: bool,
+    rules: Rules,
+) -> tuple[Reason | None, str]:
+    """Return the reason why no pod is placed on the node, and a detail for people.
+
+    The reason is None if pods are placed there. Then the detail is a warning, or empty. ``status``
+    is the node's report, from its agent or its labels; ``manager`` names a foreign allocator;
+    ``backs_off``: whether a pod was evicted from the node recently.
+    """
+    if node is None:
+        return Reason.UNKNOWN_NODE, ""
+    if manager is not None:
+        return manager, ""
+    if settings.reason is not None:
+        return settings.reason, settings.detail
+    if (by_mig := mig_obstacle(node)) is not None:
+        return by_mig
+    if backs_off:
+        return Reason.EVICTED_RECENTLY, ""
+    if status is None:
+        reason = Reason.NO_REPORT if rules.require_report else Reason.LABELS_INCOMPLETE
+        return reason, why_not_believed(node, rules)
+    if gpunode is None or not gpunode.spec.initialised:
+        return Reason.NOT_INITIALISED, ""
+    if settings.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
+        why = status.plugin.choice_obstacle or "its agent has not reported that it steers"
+        return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"
+    return None, ""

@@ -1,0 +1,305 @@
+"""Weighs nodes: computes eligibility, and per device the reserved, unconfirmed and free memory."""
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from math import inf
+
+import msgspec
+
+from headroom.contract.annotations import DeviceChoice
+from headroom.contract.gpunode import (
+    CLAIMED,
+    UNATTRIBUTED_TOLERANCE_BYTES,
+    GPUNode,
+    GPUNodeStatus,
+    Reservation,
+)
+from headroom.contract.kube import Node, Pod
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.adoption import adopt, claimed
+from headroom.core.cluster.dra_allocation import holds_gpus_by_claim
+from headroom.core.cluster.label_inventory import believed
+from headroom.core.cluster.node_settings import (
+    NodeSettings,
+    has_allocatable,
+    node_settings,
+    obstacle,
+    offers_gpus,
+)
+from headroom.core.cluster.object_cache import NOTHING, Namespaces, ObjectCache
+from headroom.core.cluster.trackers.eviction_candidates import BackOffs
+from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators
+from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
+from headroom.core.cluster.trackers.request_drift import as_bound
+from headroom.core.cluster.trackers.sm_activity import Activities
+from headroom.core.placement.device_accounting import DeviceTerms, weigh
+from headroom.core.placement.dra_nodes import suits_dra
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.report_delta import Found, find, with_new_measurements
+from headroom.core.placement.request import (
+    Unreadable,
+    VramRequest,
+    asks_for_gpu,
+    replicas_requested,
+    understand,
+)
+from headroom.core.placement.snapshot import NodeTerms
+
+#: The last third of the time until a report is stale: by then a heartbeat is overdue.
+AGEING_RATIO = 1 / 3
+
+
+class NodeWeigher:
+    """Computes the terms of nodes from the objects and trackers, and changes none of them.
+
+    Any thread may call a method unless its docstring restricts it to the owner of the state.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        objects: ObjectCache,
+        namespaces: Namespaces,
+        heartbeats: Heartbeats,
+        allocators: ForeignAllocators,
+        back_offs: BackOffs,
+        activities: Activities,
+    ) -> None:
+        self.rules = rules
+        self._objects = objects
+        self._namespaces = namespaces
+        self._heartbeats = heartbeats
+        self._allocators = allocators
+        self._back_offs = back_offs
+        self._activities = activities
+        #: Node -> the pods in each of its memories when it was weighed last.
+        self._found: dict[str, Found] = {}
+
+    def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
+        """Return the devices of the node: its agent's last report, however old.
+
+        If no agent ever reported, return what the node's labels show, provided that the rules
+        accept labels; else None.
+        """
+        if gpunode is not None and gpunode.status is not None:
+            return gpunode.status
+        node = self._objects.nodes.get(name)
+        return None if node is None else believed(node, self.rules)
+
+    def understand(self, pod: Pod) -> VramRequest | Unreadable:
+        """Return what the pod requests, with the default of its namespace applied."""
+        namespace, rules = pod.metadata.namespace, self.rules
+        exempt = self._namespaces.are_exempt(namespace)
+        if exempt and rules.reject_unannotated:
+            rules = replace(rules, reject_unannotated=False)
+        request = understand(pod, self._namespaces.default_vram(namespace), rules)
+        if isinstance(request, Unreadable) or not request.asks:
+            return request
+        may_use_dra = exempt or suits_dra(request)
+        return replace(request, may_use_dra=True) if may_use_dra else request
+
+    def by_dra(self, name: str) -> frozenset[str]:
+        """Return the extended resources that kube-scheduler serves on the node by DRA, and no
+        device plugin does."""
+        node = self._objects.nodes.get(name)
+        managed = self._allocators.manager(name) is Reason.DRA_MANAGES
+        if not managed or has_allocatable(node, self.rules):
+            return frozenset()
+        return self._allocators.allocation.resources
+
+    def is_left_to_dra(self, pod: Pod, name: str) -> bool:
+        """Return whether the pod needs no reservation on the node, because kube-scheduler allocates
+        its GPUs there by DRA."""
+        served = self.by_dra(name)
+        if not served or (pod.node and not holds_gpus_by_claim(pod, self.rules)):
+            return False
+        request = self.understand(pod)
+        if isinstance(request, Unreadable) or not request.may_use_dra:
+            return False
+        return all(ask.resource in served for ask in request.asks)
+
+    def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """Return the reservation to write for an unreserved pod on the node.
+
+        None if the pod requests no GPU resource that Headroom manages, if kube-scheduler allocates
+        its GPUs by DRA, or if it is not known yet what its ResourceClaim holds.
+        """
+        if not asks_for_gpu(pod, self.rules) or self.is_left_to_dra(pod, gpunode.name):
+            return None
+        status = self.report(gpunode.name, gpunode)
+        if holds_gpus_by_claim(pod, self.rules):
+            held = self._allocators.allocation.held(pod, gpunode.name)
+            reserve_bytes = self.node_settings(gpunode.name).reserve_bytes
+            devices = status.devices if status else ()
+            return claimed(pod, held, devices, reserve_bytes) if held else None
+        by_dra = frozenset() if pod.node else self.by_dra(gpunode.name)
+        if by_dra and by_dra >= replicas_requested(pod, self.rules).keys():
+            return None  # kube-scheduler makes a claim for it
+        return adopt(
+            as_bound(pod),
+            self._namespaces.default_vram(pod.metadata.namespace),
+            status.devices if status else (),
+            self.node_settings(gpunode.name).reserve_bytes,
+            self.rules,
+            obeys_environment=status is None or not status.plugin.ignores_visible_devices,
+        )
+
+    def adopted(self, gpunode: GPUNode) -> dict[str, Reservation]:
+        """Return the reservations to charge for pods without one in exactly this version of the
+        GPUNode. An earlier version may have had reservations that were removed since."""
+        return {
+            pod.metadata.uid: reservation
+            for pod in self._objects.pods_on(gpunode.name)
+            if pod.metadata.uid not in gpunode.spec.reservations
+            and (reservation := self.adopt(pod, gpunode)) is not None
+        }
+
+    def leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
+        """Return uids of pods that the report still shows and that are ending, have ended or are
+        deleted. The kubelet may or may not free their replicas before it admits the next pod."""
+        staying = {
+            pod.metadata.uid
+            for pod in self._objects.pods_on(name)
+            if not pod.metadata.deletion_timestamp
+        }
+        return {use.uid for use in status.pods} - staying
+
+    def node_settings(self, name: str) -> NodeSettings:
+        return node_settings(self._objects.nodes.get(name))
+
+    def fresh_until_s(self, name: str) -> float:
+        return self._heartbeats.fresh_until_s(name, self._objects.gpunodes.get(name))
+
+    def terms_of(
+        self,
+        name: str,
+        gpunode: GPUNode | None,
+        excluded: Set[str] = frozenset(),
+        assumed: Mapping[str, Reservation] = NOTHING,
+        keep: bool = False,
+        device_choice: DeviceChoice | None = None,
+    ) -> NodeTerms:
+        """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
+
+        ``assumed``: reservations of assumed binds. Only filter passes them: a bind that counted
+        them could fail because of reservations that are never written.
+
+        ``keep``: the arguments describe the actual node, not a hypothetical one, and the result
+        is reused by the next weighing. Only the thread that owns the state may set it.
+
+        ``device_choice`` replaces the node's annotation, in a simulation.
+        """
+        settings, status = self.node_settings(name), self.report(name, gpunode)
+        if device_choice is not None:
+            settings = replace(settings, device_choice=device_choice)
+        node, manager = self._objects.nodes.get(name), self._allocators.manager(name)
+        by_dra = self.by_dra(name)
+        if manager is Reason.DRA_MANAGES:
+            if self._has_both(node, gpunode):
+                manager, by_dra = Reason.DRA_AND_PLUGIN, frozenset()
+            elif settings.cordoned:  # kube-scheduler could choose the cordoned device
+                manager, by_dra = Reason.CORDONED_DEVICE, frozenset()
+        reason, detail = obstacle(
+            node,
+            gpunode,
+            status,
+            settings,
+            manager,
+            gpunode is not None and self._back_offs.holds_in(gpunode),
+            self.rules,
+        )
+        if gpunode is None or status is None:
+            others = manager is not None or offers_gpus(node, self.rules)
+            equipped = gpunode is not None or others
+            if keep:
+                self._found.pop(name, None)
+            return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped, by_dra=by_dra)
+        reservations: Mapping[str, Reservation] = gpunode.spec.reservations
+        unwritten = {**assumed, **self.adopted(gpunode)}
+        if unwritten or not reservations.keys().isdisjoint(excluded):
+            reservations = {**unwritten, **reservations}
+            reservations = {uid: each for uid, each in reservations.items() if uid not in excluded}
+        leaving = self.leaving(status, name) - assumed.keys()
+        before = self._found.get(name) if keep else None
+        found = find(status, reservations, leaving, before)
+        if keep:
+            self._found[name] = found
+        devices = weigh(
+            found.occupancy,
+            status,
+            settings.reserve_bytes,
+            UNATTRIBUTED_TOLERANCE_BYTES,
+            settings.cordoned,
+            self.rules.largest_devices,
+        )
+        devices = self._activities.applied(devices)
+        by_agent = status is gpunode.status
+        # Labels come without a heartbeat, so they never become stale.
+        fresh_until_s = self.fresh_until_s(name) if by_agent else inf
+        return NodeTerms(
+            name,
+            reason,
+            fresh_until_s,
+            devices,
+            self._ageing_from_s(fresh_until_s) if by_agent else inf,
+            any(source.state == "degraded" for source in status.sources),
+            unmeasured="" if by_agent else status.sources[0].message,
+            obeys_environment=not status.plugin.ignores_visible_devices,
+            gated=settings.device_choice is DeviceChoice.GATED,
+            detail=detail,
+            by_dra=by_dra,
+        )
+
+    def _has_both(self, node: Node | None, gpunode: GPUNode | None) -> bool:
+        """Return whether a device plugin offers a GPU of the node, or a pod with a GPU from the
+        plugin still runs there. kube-scheduler would allocate the same GPU by DRA."""
+        if gpunode is None or has_allocatable(node, self.rules):
+            return has_allocatable(node, self.rules)
+        reservations = {**self.adopted(gpunode), **gpunode.spec.reservations}
+        return any(
+            CLAIMED not in each.flags and any(charge.candidates for charge in each.charges)
+            for each in reservations.values()
+        )
+
+    def remeasure(self, before: NodeTerms, held: GPUNode, gpunode: GPUNode) -> NodeTerms | None:
+        """Return the terms for a version of a GPUNode in which only measured use differs from the
+        version ``held``; None, and change nothing, if more differs.
+
+        Most reports qualify, because use below a pod's reservation changes no free memory. Only the
+        thread that owns the state may call this.
+        """
+        name, found = gpunode.name, self._found.get(gpunode.name)
+        if (
+            held.status is None
+            or gpunode.status is None
+            or found is None
+            or found.status is not held.status
+            or held.status.sources != gpunode.status.sources
+            or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
+        ):
+            return None
+        occupancy, tolerance_bytes = found.occupancy, UNATTRIBUTED_TOLERANCE_BYTES
+        devices = with_new_measurements(
+            before.devices, occupancy, held.status, gpunode.status, tolerance_bytes
+        )
+        if devices is None:
+            return None
+        self._found[name] = msgspec.structs.replace(found, status=gpunode.status)
+        return self.refreshed(before, self._activities.applied(devices))
+
+    def refreshed(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
+        """Return the terms with these devices and the current staleness deadline."""
+        fresh_until_s = self.fresh_until_s(before.name)
+        return msgspec.structs.replace(
+            before,
+            devices=devices,
+            fresh_until_s=fresh_until_s,
+            ageing_from_s=self._ageing_from_s(fresh_until_s),
+        )
+
+    def forget(self, name: str) -> None:
+        """Drop what was kept of a deleted node."""
+        self._found.pop(name, None)
+
+    def _ageing_from_s(self, fresh_until_s: float) -> float:
+        return fresh_until_s - self._heartbeats.stale_after_s * AGEING_RATIO

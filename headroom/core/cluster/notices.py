@@ -1,0 +1,201 @@
+"""Notices about pods and nodes; each becomes one Kubernetes Event.
+
+A notice is derived from the current state, not from a change of it. So a replica that starts late
+or misses the moment reports it all the same. The key of a notice is the same on every replica and
+differs for each occurrence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headroom.contract.annotations import PLACEMENT, VRAM
+from headroom.contract.decision import decision_of
+from headroom.contract.event_reasons import EventReason
+from headroom.contract.gpunode import UnattributedProcess
+from headroom.contract.kube import Node, Pod
+from headroom.contract.quantity import gib
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.overuse import Overcommit
+
+#: Maximum number of names in one message; of the others it contains only the count.
+_MAX_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The object of an Event; ``namespace`` is empty for a node."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    about: Subject
+    reason: EventReason
+    message: str
+    #: Distinguishes one occurrence from the next.
+    key: str
+    #: Whether the same Event is updated when the message changes.
+    follows: bool = False
+    #: The decision that the notice is about, if any.
+    decision_id: str = ""
+
+
+def pod_subject(pod: Pod) -> Subject:
+    metadata = pod.metadata
+    return Subject("Pod", metadata.namespace, metadata.name, metadata.uid)
+
+
+def pod_notice(pod: Pod, reason: EventReason, message: str, key: str) -> Notice:
+    """Build a notice about a bound pod, with the id of the decision that placed it, if any."""
+    return Notice(pod_subject(pod), reason, message, key, decision_id=decision_of(pod))
+
+
+def notices(state: ClusterState) -> Iterator[Notice]:
+    """Yield all notices one by one: if a driver fails everywhere there are tens of thousands.
+
+    The state may change between two of them.
+    """
+    yield from _overcommitting(state)
+    yield from _edited(state)
+    yield from _overcommitted_nodes(state)
+    yield from _unhealthy(state)
+    yield from _overusing(state)
+
+
+def _overcommitting(state: ClusterState) -> Iterator[Notice]:
+    """Yield notices about unreserved pods on devices that had no headroom for them."""
+    worst: dict[str, Overcommit] = {}
+    for over in state.overcommits.now():
+        for holder in over.holders:
+            known = worst.get(holder.uid)
+            if known is None or known.excess_bytes < over.excess_bytes:
+                worst[holder.uid] = over
+    for uid, over in worst.items():
+        pod = state.pod(uid)
+        if pod is None or not _is_unreserved(pod, over.node):
+            continue
+        yield pod_notice(
+            pod,
+            EventReason.OVERCOMMITTED,
+            f"This pod was bound without Headroom to a node without enough free GPU memory. Device "
+            f"{over.device} of node {over.node} is, or may become, overcommitted by "
+            f"{gib(over.excess_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
+            "Headroom charges the pod's memory all the same. To place the pod where it fits, "
+            "delete it and create it again with a scheduler that uses Headroom.",
+            key=over.node,
+        )
+
+
+def _is_unreserved(pod: Pod, node: str) -> bool:
+    return pod.node == node and pod.annotation(PLACEMENT) is None
+
+
+def _edited(state: ClusterState) -> Iterator[Notice]:
+    for pod, message in state.edits.now():
+        yield pod_notice(pod, EventReason.REQUEST_CHANGE_IGNORED, message, key=message)
+
+
+def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
+    """Yield notices about devices overcommitted by unreserved pods or unattributed processes."""
+    for over in state.overcommits.now():
+        node = state.node(over.node)
+        if node is None:
+            continue
+        unreserved = [
+            pod
+            for holder in over.holders
+            if (pod := state.pod(holder.uid)) is not None and _is_unreserved(pod, over.node)
+        ]
+        processes = _unattributed(state, over) if over.unattributed_bytes else []
+        causes = [
+            # Events on nodes are in namespace default, and their readers may not read other pods.
+            f"{_count(unreserved)} bound without Headroom (to list: kubectl headroom top pod -A "
+            f"--search {over.node})"
+            if unreserved
+            else "",
+            f"{gib(over.unattributed_bytes, up=True)} used by processes of no known pod "
+            f"({_some([f'{each.command} {each.pid}' for each in processes])})"
+            if over.unattributed_bytes
+            else "",
+            f"{gib(over.unreserved_pods_bytes, up=True)} used by pods without a reservation there"
+            if over.unreserved_pods_bytes
+            else "",
+        ]
+        if not any(causes):
+            continue
+        # Only the largest process: small ones come and go, and each would be another occurrence.
+        causers = sorted(pod.metadata.uid for pod in unreserved)
+        causers += [f"pid {each.pid}" for each in processes[:1]]
+        yield Notice(
+            _node_subject(node),
+            EventReason.GPU_OVERCOMMITTED,
+            f"Device {over.device} is overcommitted by {gib(over.excess_bytes, up=True)} "
+            f"(allocatable: {gib(over.allocatable_bytes)}): {', '.join(filter(None, causes))}. "
+            "No pod is placed on it until memory is freed.",
+            key="\n".join((over.device, *causers)),
+        )
+
+
+def _unattributed(state: ClusterState, over: Overcommit) -> list[UnattributedProcess]:
+    """Return the unattributed processes on the device, the largest first."""
+    gpunode = state.gpunode(over.node)
+    if gpunode is None or gpunode.status is None:
+        return []
+    found = [each for each in gpunode.status.unattributed_processes if each.device == over.device]
+    return sorted(found, key=lambda each: -(each.used_bytes or 0))
+
+
+def _unhealthy(state: ClusterState) -> Iterator[Notice]:
+    snap = state.snapshot()
+    for row, slot in np.argwhere(snap.columns.health_issue > 0).tolist():
+        terms = snap.nodes[row].devices[slot]
+        node = state.node(snap.nodes[row].name)
+        if node is None or terms.unhealthy is None:
+            continue
+        why = f" ({terms.health_detail})" if terms.health_detail else ""
+        yield Notice(
+            _node_subject(node),
+            EventReason.GPU_UNHEALTHY,
+            f"No pod is placed on device {terms.device.uuid}: {terms.unhealthy.sentence}{why}.",
+            key="\n".join((terms.device.uuid, terms.unhealthy.code, terms.device.unhealthy_since)),
+        )
+
+
+def _overusing(state: ClusterState) -> Iterator[Notice]:
+    """Yield notices about pods that use more than requested: a new one each time the excess has
+    doubled."""
+    for over in state.overuses.lasting:
+        pod = state.pod(over.uid)
+        if pod is None:
+            continue
+        yield pod_notice(
+            pod,
+            EventReason.GPU_MEMORY_OVERUSE,
+            f"This pod uses {gib(over.measured_bytes, up=True)} of device {over.device} of node "
+            f"{over.node}, {gib(over.excess_bytes, up=True)} more than the "
+            f"{gib(over.requested_bytes, up=True)} that it requested. Headroom charges what the "
+            "pod uses, and other pods on the device may run out of memory. Request more in "
+            f"annotation {VRAM}, or reduce the pod's use.",
+            key=f"{over.device}\n{over.excess_bytes.bit_length()}",
+        )
+
+
+def _node_subject(node: Node) -> Subject:
+    return Subject("Node", "", node.metadata.name, node.metadata.uid)
+
+
+def _count(pods: list[Pod]) -> str:
+    return "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "process unknown"
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,100 @@
+"""Tracks the pods that start alone, and finds those whose start has ended.
+
+``placement.start_phase`` has the rule. The phase is in the ledger, so all replicas have the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headroom.contract.annotations import GATED, STARTUP
+from headroom.contract.commands import command
+from headroom.contract.gate import GATE, has_gate, waits
+from headroom.contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.heartbeats import age
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.start_phase import Start, StartEnd
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStart:
+    """The end of the start of one pod."""
+
+    end: StartEnd
+    #: Seconds since its bind; None if unknown.
+    age_s: float | None
+
+
+def ended_starts(cluster: ClusterState, gpunode: GPUNode, wall_s: float) -> dict[str, EndedStart]:
+    """Return uid -> the end of its start, for the pods that the ledger still shows as starting.
+
+    ``wall_s``: Unix seconds.
+    """
+    ended: dict[str, EndedStart] = {}
+    rows_of: Mapping[str, list[PodUse]] | None = None
+    for uid, reservation in gpunode.spec.reservations.items():
+        if not reservation.is_starting:
+            continue
+        if rows_of is None:
+            rows_of = _rows_by_pod(gpunode)
+        pod = cluster.pod(uid)
+        request = cluster.understand(pod) if pod is not None else None
+        names = request.containers if isinstance(request, VramRequest) else ()
+        start = Start(
+            age_s=_age_s(reservation, pod, wall_s),
+            timeout_s=reservation.start_timeout_s,
+            pod=pod,
+            gpu_containers={each.name for each in names},
+            rows=rows_of.get(uid, []),
+        )
+        if (end := start.end) is not None:
+            ended[uid] = EndedStart(end, start.age_s)
+    return ended
+
+
+def start_sentence(cluster: ClusterState, pod: Pod) -> str:
+    """Return whether a bound pod's start keeps other pods waiting, and whether it waits when it
+    starts again. Empty if the pod is not bound or does not start alone."""
+    gpunode = cluster.gpunode(pod.node)
+    reservation = gpunode.spec.reservations.get(pod.metadata.uid) if gpunode else None
+    if reservation is None or not reservation.starts_alone:
+        return ""
+    if waits(pod):
+        metadata = pod.metadata
+        return "starts alone: it is at its gate. What it waits for: " + command(
+            "kubectl", "logs", "-n", metadata.namespace, metadata.name, "-c", GATE
+        )
+    if reservation.is_starting:
+        return (
+            f"starts alone: other pods with {STARTUP}: alone wait until its start on its GPU has "
+            "ended"
+        )
+    if has_gate(pod):
+        return (
+            "has started alone. If all its containers start again (reboot, RestartAllContainers), "
+            "its gate waits for other such pods on its GPU. A container that restarts by itself "
+            "does not wait"
+        )
+    return (
+        "has started alone. If it starts again in place, it does not wait for other such pods, "
+        f"because it has no gate. To change that, annotate its template. Example: {GATED}: 'true'"
+    )
+
+
+def _rows_by_pod(gpunode: GPUNode) -> dict[str, list[PodUse]]:
+    found: dict[str, list[PodUse]] = {}
+    for row in gpunode.status.pods if gpunode.status else ():
+        found.setdefault(row.uid, []).append(row)
+    return found
+
+
+def _age_s(reservation: Reservation, pod: Pod | None, wall_s: float) -> float | None:
+    """Return the seconds since the pod was bound.
+
+    An adopted pod was bound before its reservation was written: by then its start may be over.
+    """
+    started_at = pod.status.start_time if pod is not None and pod.status is not None else None
+    if ADOPTED in reservation.flags and started_at:
+        return age(started_at, wall_s)
+    return age(reservation.since, wall_s)

@@ -1,0 +1,136 @@
+"""Decides which pods may be evicted, and lets nodes back off after an eviction.
+
+A node that backs off takes no pods, and none is evicted from it. If the device plugin chooses
+devices that Headroom did not predict, the next pod would most likely be evicted too. Every replica
+follows the eviction marks in the ledger, whichever replica set them. A replica that was restarted
+starts again with the shortest back-off.
+
+Only pods that have not started their work are evicted, because that only costs time.
+"""
+
+from collections.abc import Iterable, Set
+
+from headroom.contract.cordon import may_start_on
+from headroom.contract.gate import has_gate, waits
+from headroom.contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
+from headroom.contract.kube import Pod
+from headroom.core.cluster.trackers.heartbeats import age
+from headroom.core.cluster.trackers.tracker import Tracker
+from headroom.core.placement.overfull_devices import Idle
+from headroom.core.placement.policy import Rules
+
+#: Back-off after the first eviction from a node, in seconds, doubled with each further one; and
+#: its maximum.
+FIRST_S, LONGEST_S = 10.0, 320.0
+#: Seconds without an eviction after which the back-off starts from ``FIRST_S`` again.
+FORGOTTEN_S = 900.0
+
+
+class BackOffs(Tracker):
+    """The nodes that back off, and the pods marked for eviction."""
+
+    def __init__(self) -> None:
+        #: Node -> uids of the pods that the ledger marks for eviction.
+        self._marked: dict[str, Set[str]] = {}
+        #: Node -> length and start of its last back-off, in seconds.
+        self._last: dict[str, tuple[float, float]] = {}
+        #: Node -> when it takes pods again, on the receiver's monotonic clock.
+        self._until_s: dict[str, float] = {}
+
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
+        self.note(gpunode.name, marked(gpunode), at_s)
+
+    def gpunode_gone(self, name: str) -> None:
+        self._marked.pop(name, None)
+        self._last.pop(name, None)
+        self._until_s.pop(name, None)
+
+    def note(self, node: str, marked: Set[str], at_s: float) -> None:
+        """Record the node's pods that are marked for eviction. A new mark starts a back-off."""
+        if marked - self._marked.get(node, set()):
+            length_s, since_s = self._last.get(node, (0.0, at_s))
+            again = length_s > 0 and at_s - since_s < FORGOTTEN_S
+            length_s = min(2 * length_s, LONGEST_S) if again else FIRST_S
+            self._last[node] = length_s, at_s
+            self._until_s[node] = at_s + length_s
+        if marked:
+            self._marked[node] = marked
+        else:
+            self._marked.pop(node, None)
+
+    def marks(self, node: str) -> bool:
+        """Whether the node's ledger marks any pod for eviction."""
+        return node in self._marked
+
+    def holds(self, node: str) -> bool:
+        """Whether the node backs off."""
+        return node in self._until_s
+
+    def holds_in(self, gpunode: GPUNode) -> bool:
+        """Whether the node backs off, or must according to this version of its GPUNode.
+
+        The version may be newer than the watch: another replica may just have marked a pod.
+        """
+        known = self._marked.get(gpunode.name, set())
+        return self.holds(gpunode.name) or not marked(gpunode) <= known
+
+    def over(self, now_s: float) -> list[str]:
+        """Return the nodes whose back-off has ended."""
+        return [node for node, until_s in self._until_s.items() if until_s <= now_s]
+
+    def end(self, node: str) -> None:
+        self._until_s.pop(node, None)
+
+
+def marked(gpunode: GPUNode) -> set[str]:
+    """Return the uids of the pods that the ledger marks for eviction."""
+    return {uid for uid, held in gpunode.spec.reservations.items() if EVICTED in held.flags}
+
+
+#: A pod without a gate that uses no memory counts as new for this long after its reservation. An
+#: older pod may already have done work.
+NEW_FOR_S = 120.0
+
+
+def idle_on(
+    gpunode: GPUNode, sitting: Iterable[Pod], wall_s: float, rules: Rules
+) -> dict[str, Idle]:
+    """Return by uid the pods that wait at their gate and, with ``evict_misses``, new pods."""
+    found: dict[str, Idle] = {}
+    for pod in sitting:
+        uid, metadata = pod.metadata.uid, pod.metadata
+        reservation = gpunode.spec.reservations.get(uid)
+        if reservation is None or metadata.deletion_timestamp:
+            continue
+        gated = waits(pod)
+        if gated or (rules.evict_misses and _is_new(pod, reservation, gpunode.status, wall_s)):
+            owners = metadata.owner_references or ()
+            found[uid] = Idle(
+                since=reservation.since,
+                gated=gated,
+                replaced=any(owner.controller for owner in owners),
+                marked=EVICTED in reservation.flags,
+                granted=ADOPTED not in reservation.flags,
+                placed_on=frozenset(
+                    uuid
+                    for charge in reservation.charges
+                    for uuid in charge.candidates
+                    if may_start_on(reservation, uuid)
+                ),
+            )
+    return found
+
+
+def _is_new(
+    pod: Pod, reservation: Reservation, status: GPUNodeStatus | None, wall_s: float
+) -> bool:
+    """Return whether the pod was bound recently and is known to use no memory."""
+    stamps = [reservation.since]
+    if ADOPTED in reservation.flags:  # it may be much older than its reservation
+        stamps.append(pod.metadata.creation_timestamp or "")
+    ages_s = [age(stamp, wall_s) for stamp in stamps]
+    # The time can be in the future if the replica that wrote it had a clock that was ahead.
+    if has_gate(pod) or any(each is None or abs(each) > NEW_FOR_S for each in ages_s):
+        return False
+    used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
+    return bool(used) and all(figure == 0 for figure in used)

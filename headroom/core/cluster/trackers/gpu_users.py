@@ -1,0 +1,40 @@
+"""Pods that use GPUs and request none that Headroom manages.
+
+They see GPUs by their image's NVIDIA_VISIBLE_DEVICES, for example, or request a resource that the
+settings do not name. The state keeps only pods that request managed GPUs. A report shows the use of
+all pods, but an agent is not believed which pods exist. So the console looks them up
+(``console.gpu_user_reader``), and the doctor lists all pods anyway.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Pod
+
+_NONE: Mapping[str, Pod] = MappingProxyType({})
+
+
+class GpuUsers:
+    """The pods that were found. May be read by any thread."""
+
+    def __init__(self) -> None:
+        #: By uid; replaced as a whole.
+        self.pods: Mapping[str, Pod] = _NONE
+
+    def replace(self, pods: Mapping[str, Pod]) -> None:
+        self.pods = pods
+
+    def find(self, gpunodes: Iterable[GPUNode], pods: Iterable[Pod]) -> None:
+        """Replace the pods by those of ``pods`` that use a GPU of their node without a
+        reservation."""
+        users = {gpunode.name: unreserved_users(gpunode) for gpunode in gpunodes}
+        self.replace(
+            {pod.metadata.uid: pod for pod in pods if pod.metadata.uid in users.get(pod.node, ())}
+        )
+
+
+def unreserved_users(gpunode: GPUNode) -> frozenset[str]:
+    """Return the uids of the pods in the report of a node that have no reservation there."""
+    uses = gpunode.status.pods if gpunode.status else ()
+    return frozenset(use.uid for use in uses if use.uid) - gpunode.spec.reservations.keys()

@@ -1,0 +1,190 @@
+"""Holds nodes for nominated pods while their victims leave, until the pods are bound there.
+
+Memory becomes free between the eviction and the bind, and any other pod could take it. So filter
+counts the *nominees* of a node as if they were being bound to it, against every pod that does not
+outrank them. All replicas do so because the nomination is on the pod: in
+``status.nominatedNodeName`` if kube-scheduler preempted, in the annotation
+``headroom.gpu/preempting`` if Headroom did.
+
+kube-scheduler clears its nomination if it retries the pod before the memory is free and finds no
+other victim. The node is held a while longer then. It also nominates pods that preempt no other
+pod, while they wait for the rest of their group or for volumes. If it clears such a nomination, the
+node is not held any more. A hold lasts while a pod is leaving the node,
+plus ``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
+forever. The hold ends at once when the nominee is bound, deleted, or nominated elsewhere.
+
+``cluster.holds`` combines these holds with the other reasons for which memory is held.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from headroom.contract.kube import Pod
+from headroom.contract.preemption import attempt_of
+from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
+
+#: A hold lasts this long after kube-scheduler cleared the nomination.
+CLEARED_S = 15.0
+#: Maximum time from the preempt answer until kube-scheduler writes the nomination to the pod.
+EXPECTED_S = 5.0
+#: Maximum duration of a hold, even if pods keep leaving the node: they may have other reasons.
+LONGEST_S = 1800.0
+
+
+@dataclass(slots=True)
+class _Hold:
+    pod: Pod
+    node: str
+    #: The hold lasts for ``for_s`` after ``since_s``, the last time at which a pod was leaving the
+    #: node, on the receiver's clock.
+    for_s: float
+    since_s: float | None = None
+    #: Id of Headroom's preemption attempt; empty if kube-scheduler nominated the pod.
+    by: str = ""
+    #: Whether the nomination is expected but not yet seen on the pod.
+    expected: bool = False
+    #: Whether a pod is leaving the node, or has left it, since the nomination.
+    preempts: bool = False
+    #: When the hold was first counted.
+    began_s: float | None = None
+
+
+class Nominations(Tracker):
+    """Tracks which node is held for which pod.
+
+    ``hold_s``: seconds for which a node is held after the last pod has left it. ``ours``: whether
+    annotations with Headroom's nominations count; if Headroom does not preempt, only users write
+    them. ``is_left`` returns whether a pod is leaving the node. All readers may be called from any
+    thread.
+    """
+
+    def __init__(self, hold_s: float, ours: bool, is_left: Callable[[str], bool]) -> None:
+        self._hold_s = hold_s
+        self._ours = ours
+        self._is_left = is_left
+        self._holds: dict[str, _Hold] = {}
+
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
+        if pod.node or pod.ended:
+            self._holds.pop(pod.metadata.uid, None)
+        elif managed:
+            self._update(pod)
+
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
+        self._holds.pop(uid, None)
+        for hold in list(self._holds.values()):
+            hold.preempts = hold.preempts or (last is not None and last.node == hold.node)
+
+    def give_up(self, uid: str) -> None:
+        """End the hold of a pod that is not bound with its group, unless it preempts other pods."""
+        hold = self._holds.get(uid)
+        if hold is not None and not (hold.preempts or self._is_left(hold.node)):
+            self._holds.pop(uid, None)
+
+    def _update(self, pod: Pod) -> None:
+        """Update the hold of an unbound pod."""
+        uid, (node, by) = pod.metadata.uid, self._nomination(pod)
+        hold = self._holds.get(uid)
+        if node and (hold is None or hold.node != node or (by and hold.by != by)):
+            self._holds[uid] = _Hold(pod, node, self._hold_s, by=by, preempts=bool(by))
+        elif hold is not None:
+            hold.pod = pod
+            hold.expected = hold.expected and not node
+            if node and hold.for_s != self._hold_s:
+                hold.for_s, hold.since_s = self._hold_s, None
+            elif not node:
+                self.give_up(uid)
+            if not node and hold.for_s == self._hold_s:
+                hold.for_s, hold.since_s = min(CLEARED_S, self._hold_s), None
+
+    def expect(self, pod: Pod, node: str, now_s: float) -> None:
+        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer.
+
+        Pods that leave the node later do not extend this hold. If the nomination never shows up,
+        the pod may be gone, and nothing else would end the hold.
+        """
+        hold = self._holds.get(pod.metadata.uid)
+        if hold is None or hold.node != node:
+            expected = _Hold(pod, node, EXPECTED_S, now_s, expected=True, preempts=True)
+            self._holds[pod.metadata.uid] = expected
+
+    def _nomination(self, pod: Pod) -> tuple[str, str]:
+        """Return the node nominated for an unbound pod, and the id of Headroom's attempt; empty
+        strings if there is none."""
+        by_scheduler = pod.status.nominated_node_name if pod.status else None
+        if by_scheduler:
+            return by_scheduler, ""
+        attempt = attempt_of(pod) if self._ours else None
+        return (attempt.node, attempt.id) if attempt else ("", "")
+
+    def node_of(self, uid: str) -> str:
+        """Return the node that was last held for the pod; empty if there was none."""
+        hold = self._holds.get(uid)
+        return hold.node if hold else ""
+
+    def current(self, now_s: float) -> Iterator[tuple[Pod, str]]:
+        """Yield each nominee and its node, while the node is held. This starts the clocks."""
+        for uid, hold in list(self._holds.items()):
+            if hold.began_s is None:
+                hold.began_s = now_s
+            hold.since_s = self._left_at_s(hold, now_s)
+            if self._is_held(hold, now_s):
+                yield hold.pod, hold.node
+            elif hold.expected:
+                self._holds.pop(uid, None)  # another thread may have removed it
+
+    def places(self, now_s: float) -> Iterator[tuple[str, str, bool, float | None]]:
+        """Yield (uid, node, is held, monotonic time at which that ends at the latest) of all.
+
+        A pod that stays nominated still takes precedence over younger nominees of the node when its
+        hold is over. The time is None if it is not known. Unlike ``current`` this starts no clock.
+        """
+        for uid, hold in list(self._holds.items()):
+            if is_held := self._is_held(hold, now_s):
+                yield uid, hold.node, True, self._until_s(hold)
+            elif not hold.expected:
+                yield uid, hold.node, is_held, None
+
+    def until_s(self, uid: str) -> float | None:
+        """Return the monotonic time at which a hold ends at the latest; None if not known."""
+        hold = self._holds.get(uid)
+        return self._until_s(hold) if hold else None
+
+    def _left_at_s(self, hold: _Hold, now_s: float) -> float:
+        """Return when a pod was last leaving the node of the hold."""
+        leaves = self._is_left(hold.node) and not hold.expected
+        hold.preempts = hold.preempts or leaves
+        return now_s if hold.since_s is None or leaves else hold.since_s
+
+    def _until_s(self, hold: _Hold) -> float | None:
+        if hold.began_s is None or hold.since_s is None:
+            return None  # its clock has not started
+        last_s = hold.began_s + LONGEST_S
+        leaves = self._is_left(hold.node) and not hold.expected
+        return last_s if leaves else min(last_s, hold.since_s + hold.for_s)
+
+    def _is_held(self, hold: _Hold, now_s: float) -> bool:
+        began_s = now_s if hold.began_s is None else hold.began_s
+        return now_s <= min(self._left_at_s(hold, now_s) + hold.for_s, began_s + LONGEST_S)
+
+
+def priority(pod: Pod) -> int:
+    return pod.spec.priority or 0
+
+
+def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
+    """Return whether the nominee takes precedence over the pod on a node; ``is_nominated``: the
+    pod is nominated there as well.
+
+    Of two nominees with the same priority the older one comes first. If each waited for the other,
+    neither would ever be bound.
+    """
+    if pod.metadata.uid == nominee.metadata.uid or priority(nominee) < priority(pod):
+        return False
+    if priority(nominee) > priority(pod) or not is_nominated:
+        return True
+    return _age(nominee) < _age(pod)
+
+
+def _age(pod: Pod) -> tuple[str, str]:
+    return pod.metadata.creation_timestamp or "", pod.metadata.uid

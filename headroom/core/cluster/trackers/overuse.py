@@ -1,0 +1,202 @@
+"""Tracks overcommitted devices, and pods that use more memory than they requested.
+
+Headroom's own reservations never overcommit a device. An unreserved pod can, as can an unattributed
+process that grows, or a device that turns out to be smaller. The actual use is charged, and the
+device is reported here until it is no longer overcommitted.
+
+Measured use is charged at once. Overuse is reported only after it has lasted for a while, because
+many pods use more during their start than later.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction
+from headroom.core.cluster.trackers.tracker import Tracker, WeighedNode
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.occupancy import Holder
+
+#: Seconds for which a pod is left out after its eviction was rejected.
+REJECTED_FOR_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overuse:
+    """One pod on one device of one node."""
+
+    node: str
+    device: str
+    uid: str
+    namespace: str
+    name: str
+    requested_bytes: int
+    measured_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.measured_bytes - self.requested_bytes
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.uid, self.device
+
+
+class Overuses(Tracker):
+    """Written by the thread that owns the cluster state; ``lasting`` may be read by any thread."""
+
+    def __init__(self, lasting_s: float) -> None:
+        #: Minimum duration of overuse that is reported, in seconds.
+        self._lasting_s = lasting_s
+        self._of_node: dict[str, tuple[Overuse, ...]] = {}
+        #: Nodes with a device that a pod which was bound without Headroom overcommits. Such a pod
+        #: may use less than is charged for it, and more than other pods leave.
+        self._overcommitted: set[str] = set()
+        #: Nodes on which a pod is to be evicted because of its overuse.
+        self._decided: set[str] = set()
+        #: Node -> uid -> when the pod's eviction was rejected (RFC 3339, in the ledger), and when
+        #: that was first seen, on the monotonic clock: clocks of replicas are not compared.
+        self._rejected: dict[str, dict[str, tuple[str, float]]] = {}
+        #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
+        self._since_s: dict[tuple[str, str], float] = {}
+        #: Overuse of at least ``lasting_s``; replaced, never changed in place.
+        self.lasting: tuple[Overuse, ...] = ()
+
+    def node_weighed(self, node: WeighedNode) -> None:
+        if found := tuple(_overuses(node.name, node.written_devices)):
+            self._of_node[node.name] = found
+        else:
+            self._of_node.pop(node.name, None)
+        reservations = node.gpunode.spec.reservations.values() if node.gpunode else ()
+        _keep(self._decided, node.name, any(each.overuse for each in reservations))
+        _keep(
+            self._overcommitted,
+            node.name,
+            any(ADOPTED in each.flags for each in reservations)
+            and any_overcommitted(node.written_devices),
+        )
+
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
+        before = self._rejected.pop(gpunode.name, {})
+        found: dict[str, tuple[str, float]] = {}
+        for uid, reservation in gpunode.spec.reservations.items():
+            if reservation.overuse and (stamp := reservation.overuse.rejected_at):
+                seen = before.get(uid)
+                found[uid] = seen if seen and seen[0] == stamp else (stamp, at_s)
+        if found:
+            self._rejected[gpunode.name] = found
+
+    def gpunode_gone(self, name: str) -> None:
+        self._rejected.pop(name, None)
+
+    def rejected_lately(self, node: str, uid: str, decision: OveruseEviction, now_s: float) -> bool:
+        """Return whether the eviction of the pod was rejected in the last ``REJECTED_FOR_S``.
+
+        ``decision`` is from the ledger, so that all replicas leave out the pod. ``now_s``: the
+        monotonic clock. A rejection that the watch has not shown yet happened just now.
+        """
+        if not decision.rejected_at:
+            return False
+        stamp, at_s = self._rejected.get(node, {}).get(uid, ("", now_s))
+        return stamp != decision.rejected_at or now_s - at_s < REJECTED_FOR_S
+
+    def nodes(self) -> tuple[list[str], list[str]]:
+        """Return the nodes on which a pod is to be evicted because of its overuse, and the other
+        nodes with possible overuse, by name."""
+        others = (self._of_node.keys() | self._overcommitted) - self._decided
+        return sorted(self._decided), sorted(others)
+
+    def update(self, now_s: float) -> None:
+        """Update ``lasting``. ``now_s``: the monotonic clock."""
+        found = [each for of_node in self._of_node.values() for each in of_node]
+        self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}
+        self.lasting = tuple(
+            each for each in found if now_s - self._since_s[each.key] >= self._lasting_s
+        )
+
+
+def _keep(names: set[str], name: str, is_in: bool) -> None:
+    if is_in:
+        names.add(name)
+    else:
+        names.discard(name)
+
+
+def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:
+    """Yield one device for each memory: devices that share a memory have the same figures."""
+    seen: set[tuple[str | None, int | None]] = set()
+    for term in terms:
+        if term.sharers > 1:
+            memory = term.device.parent, term.device.gpu_instance
+            if memory in seen:
+                continue
+            seen.add(memory)
+        yield term
+
+
+def _overuses(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overuse]:
+    for term in first_of_each_memory(terms):
+        for holder in term.holders:
+            measured_bytes = holder.measured_bytes or 0
+            if term.believed and measured_bytes > holder.requested_bytes:
+                yield Overuse(
+                    node,
+                    term.device.uuid,
+                    holder.uid,
+                    holder.namespace,
+                    holder.name,
+                    holder.requested_bytes,
+                    measured_bytes,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Overcommit:
+    """One device of one node."""
+
+    node: str
+    device: str
+    #: By how much the worst-case use exceeds the device's allocatable memory.
+    excess_bytes: int
+    allocatable_bytes: int
+    holders: tuple[Holder, ...]
+    #: Measured use of pods without a reservation there, and of processes of no known pod.
+    unreserved_pods_bytes: int = 0
+    unattributed_bytes: int = 0
+
+
+class Overcommits(Tracker):
+    """Written by the thread that owns the cluster state; may be read by any thread."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, tuple[Overcommit, ...]] = {}
+
+    def node_weighed(self, node: WeighedNode) -> None:
+        if found := tuple(_overcommitted(node.name, node.written_devices)):
+            self._of_node[node.name] = found
+        else:
+            self._of_node.pop(node.name, None)
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._of_node
+
+    def now(self) -> list[Overcommit]:
+        return [each for of_node in list(self._of_node.values()) for each in of_node]
+
+
+def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
+    return any(True for _ in _overcommitted("", terms))
+
+
+def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
+    for term in terms:
+        # Contradictory or missing figures prove nothing and must not raise an alarm.
+        if term.headroom_bytes < 0 and term.believed:
+            yield Overcommit(
+                node,
+                term.device.uuid,
+                -term.headroom_bytes,
+                term.allocatable_bytes,
+                term.holders,
+                term.unreserved_pods_bytes,
+                term.unattributed_bytes,
+            )

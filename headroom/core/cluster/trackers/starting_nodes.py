@@ -1,0 +1,23 @@
+"""Tracks the nodes with pods that start alone and have not started yet."""
+
+from headroom.contract.gpunode import GPUNode
+from headroom.core.cluster.trackers.tracker import Tracker
+
+
+class StartingNodes(Tracker):
+    """Written by the thread that owns the cluster state; may be read by any thread."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, None] = {}
+
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
+        if any(reservation.is_starting for reservation in gpunode.spec.reservations.values()):
+            self._nodes[gpunode.name] = None
+        else:
+            self._nodes.pop(gpunode.name, None)
+
+    def gpunode_gone(self, name: str) -> None:
+        self._nodes.pop(name, None)
+
+    def nodes(self) -> list[str]:
+        return list(self._nodes)

@@ -1,0 +1,67 @@
+"""The common interface of all trackers: one method for each kind of change.
+
+``ClusterWriter`` calls the methods of all trackers, on the thread that owns the state. If a tracker
+raises an exception, the other trackers still get the change.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headroom.contract.gpunode import GPUNode
+from headroom.contract.kube import Node, Pod
+from headroom.core.placement.device_accounting import DeviceTerms
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """The last state of a deleted pod: its node ("" if unbound), and whether it had ended."""
+
+    node: str
+    ended: bool
+
+    def settles(self, node: str) -> bool:
+        """Whether none of its containers can run on this node."""
+        return self.ended or self.node != node
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedNode:
+    """A node that was just weighed. For a deleted node, all fields except the name are empty."""
+
+    name: str
+    gpunode: GPUNode | None = None
+    #: The pods bound to the node that have not ended.
+    pods: Sequence[Pod] = ()
+    devices: Sequence[DeviceTerms] = ()
+    #: The same devices without the reservations of assumed binds.
+    written_devices: Sequence[DeviceTerms] = ()
+
+
+class Tracker:
+    """Follows the cluster. The ``..._seen`` and ``..._gone`` methods may return nodes whose terms
+    have changed, apart from the node that the change is about."""
+
+    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str] | None:
+        """``managed``: the pod requests GPU resources that Headroom manages."""
+        return None
+
+    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str] | None:
+        """``last`` is None if the last state of the pod is not known."""
+        return None
+
+    def node_seen(self, node: Node, before: Node | None) -> Iterable[str] | None:
+        return None
+
+    def node_gone(self, name: str) -> Iterable[str] | None:
+        return None
+
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str] | None:
+        """``at_s``: when it was received, on the monotonic clock. The same version may come twice,
+        if another tracker raised an exception."""
+        return None
+
+    def gpunode_gone(self, name: str) -> Iterable[str] | None:
+        return None
+
+    def node_weighed(self, node: WeighedNode) -> None:
+        pass

@@ -1,0 +1,166 @@
+"""Sorts the pods of a node for preemption: those that leave anyway and those that may be evicted.
+
+``left_bytes`` computes the memory that evictions free. ``Needs`` computes what they must free so
+that kube-scheduler's own filters, which do not run here, pass.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from decimal import Decimal
+
+from headroom.contract.annotations import MIRROR
+from headroom.contract.foreign_keys import MIRRORED
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.heartbeats import age
+from headroom.core.cluster.trackers.nominations import priority
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.victims import NOT_STARTED_S, Evictable
+from headroom.core.rules.eligible_nodes import not_modeled
+from headroom.core.rules.pod_requests import NOTHING, Demands, amount, demands, total
+
+#: Priority of system-cluster-critical; user-defined priorities are lower.
+CRITICAL = 2_000_000_000
+#: A terminating pod is overdue if it still exists this long after its grace period.
+OVERDUE_S = 60.0
+
+
+def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> set[str]:
+    """Return the uids of pods that leave the node within ``within_s`` seconds in any case.
+
+    Memory of the node is still charged for them. They are terminating, have ended, or are deleted
+    but their memory is not yet free.
+    """
+    gpunode = state.gpunode(name)
+    reservations = gpunode.spec.reservations if gpunode else {}
+    status = gpunode.status if gpunode else None
+    uids = {*reservations, *(use.uid for use in (status.pods if status else ()))}
+    uids |= {pod.metadata.uid for pod in state.pods_on(name)}
+    return {uid for uid in uids if _goes_soon(state, uid, name, now_s, within_s)}
+
+
+def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s: float) -> bool:
+    pod = state.pod(uid)
+    if pod is None:
+        # A pod that was never seen may be so new that only its reservation is known.
+        return state.departures.seen(uid) is not None
+    late_s = _overdue_s(state, pod, now_s)
+    return pod.ended or (
+        late_s is not None and pod.node == name and -within_s <= late_s <= OVERDUE_S
+    )
+
+
+def is_stuck(state: ClusterState, pod: Pod, now_s: float) -> bool:
+    """Return whether the pod is terminating and overdue: evicting it again frees nothing."""
+    late_s = _overdue_s(state, pod, now_s)
+    return late_s is not None and late_s > OVERDUE_S
+
+
+def _overdue_s(state: ClusterState, pod: Pod, now_s: float) -> float | None:
+    """Return the seconds since the end of a terminating pod's grace period, negative before it;
+    None if the pod is not terminating."""
+    deleted = pod.metadata.deletion_timestamp
+    return age(deleted, state.epoch_s + now_s) if deleted else None
+
+
+def leaves_within(pod: Pod, most_grace_s: int | None) -> bool:
+    """Return whether the pod is being deleted, with at most this grace period; None for any."""
+    metadata = pod.metadata
+    grace_s = metadata.deletion_grace_period_seconds or 0
+    return bool(metadata.deletion_timestamp) and (most_grace_s is None or grace_s <= most_grace_s)
+
+
+def may_preempt(pod: Pod) -> bool:
+    return pod.spec.preemption_policy != "Never"
+
+
+def is_evictable(pod: Pod, preemptor: Pod) -> bool:
+    """Return whether the pod can be evicted and has a lower priority than the preemptor.
+
+    Static pods cannot. Only the annotation shows that a pod is one: its author could write an owner
+    of kind Node. A kubelet runs no pod with the annotation that is not one of its static pods.
+    """
+    return priority(pod) < min(priority(preemptor), CRITICAL) and not is_static(pod)
+
+
+def is_static(pod: Pod) -> bool:
+    return pod.annotation(MIRRORED) is not None
+
+
+def as_evictable(pod: Pod) -> Evictable:
+    """Return the pod's values in kube-scheduler's order of victims."""
+    stamp = pod.status.start_time if pod.status else None
+    since_s = age(stamp, 0.0) if stamp else None
+    started_s = NOT_STARTED_S if since_s is None else round(-since_s)
+    return Evictable(pod.metadata.uid, priority(pod), started_s)
+
+
+def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
+    """Return an upper bound of the free bytes on the device once the pods ``gone`` have left.
+
+    Unattributed and unreserved use does not count. -1 if a pod stays on an unshared device.
+    """
+    staying = [h for h in terms.holders if h.observed and h.uid not in gone]
+    if staying and not terms.common:
+        return -1
+    return terms.allocatable_bytes - sum(holder.charged_bytes for holder in staying)
+
+
+class Needs:
+    """The amounts to free on a node, by resource.
+
+    Managed GPU resources: the amount that is missing. Other resources: the amount that
+    kube-scheduler's own victims would free.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        name: str,
+        asked: Demands,
+        proposed: Sequence[Pod],
+        held_for: Iterable[Pod],
+    ) -> None:
+        """Compute the amounts.
+
+        ``asked``: the preemptor's requests. ``proposed``: kube-scheduler's victims on the node with
+        managed GPUs. ``held_for``: pods for which the node is held.
+        """
+        sitting = {pod.metadata.uid: demands(pod) for pod in state.pods_on(name)}
+        freed = total(sitting[pod.metadata.uid] for pod in proposed)
+        node = state.node(name)
+        offers = (node.status.allocatable if node and node.status else None) or {}
+        held = total(map(demands, held_for))
+        #: For each resource, what each pod on the node requests, and the amount to free.
+        self._terms: list[tuple[dict[str, int], int]] = []
+        for key, wanted in asked.items():
+            if wanted <= 0:
+                continue
+            taken = {uid: _nanos(of.get(key, NOTHING)) for uid, of in sitting.items()}
+            if key in offers and (state.rules.manages(key) or key == MIRROR):
+                # Only GPU pods request these resources, so the missing amount is known.
+                left = amount(offers[key]) - wanted - held.get(key, NOTHING)
+                self._terms.append((taken, sum(taken.values()) - _nanos(left)))
+            else:
+                self._terms.append((taken, _nanos(freed.get(key, NOTHING))))
+
+    def met(self, gone: Set[str]) -> bool:
+        """Return whether the pods ``gone`` free enough. If a set does, every superset does too."""
+        return all(
+            least <= 0 or sum(taken[uid] for uid in gone if uid in taken) >= least
+            for taken, least in self._terms
+        )
+
+
+def _nanos(of: Decimal) -> int:
+    return int(of * 1_000_000_000)
+
+
+def only_resources_missing(pod: Pod, proposed: Iterable[Pod]) -> bool:
+    """Return whether insufficient resources are the only possible reason why kube-scheduler did not
+    choose the node. Then other pods can be evicted instead of those that it proposed."""
+    affinity = pod.spec.affinity
+    return not (
+        (affinity and (affinity.pod_affinity or affinity.pod_anti_affinity))
+        or not_modeled(pod)
+        or any(p.spec.affinity and p.spec.affinity.pod_anti_affinity for p in proposed)
+    )

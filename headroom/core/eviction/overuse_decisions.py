@@ -1,0 +1,240 @@
+"""Decides which pods of a node to evict because of their overuse, from one version of its GPUNode.
+
+``placement.overuse_eviction`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
+their annotation allows it. Static pods are never evicted: the API server has only a copy of them.
+Nothing else in a pod exempts it: not its priority, its scheduler, its owner or its grace period.
+With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from headroom.contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
+from headroom.contract.errors import BadAnnotation
+from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
+from headroom.contract.kube import Pod
+from headroom.contract.quantity import gib
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.trackers.nominations import priority
+from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S, first_of_each_memory
+from headroom.core.eviction.evictable_pods import is_static, leaves_within
+from headroom.core.placement.overuse_eviction import (
+    NONE,
+    TOLERANCE_BYTES,
+    Balance,
+    OveruseEvictions,
+    Overusing,
+    RunningPod,
+    balance,
+    overuse_evictions,
+)
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.snapshot import NodeTerms
+
+#: Longest grace period, in seconds, of a pod that is evicted for its overuse. Its author could
+#: write one of years, or delete the pod with it, and the pod would keep the memory of others.
+MOST_GRACE_S = 120
+
+
+def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
+    """Return the pods to evict from the node; none if its report is missing or stale.
+
+    ``now_s``: the extender's monotonic clock.
+    """
+    terms = cluster.terms_of(gpunode.name, gpunode)
+    if gpunode.status is None or terms.fresh_until_s < now_s:
+        return NONE
+    devices = first_of_each_memory(terms.devices)
+    pods = _running_pods(cluster, gpunode, now_s)
+    return overuse_evictions(devices, pods, cluster.rules.overuse_margin_bytes)
+
+
+def _running_pods(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
+    """Return uid -> pod of the pods that are bound to the node and have a reservation there."""
+    reservations = gpunode.spec.reservations
+    return {
+        pod.metadata.uid: RunningPod(
+            priority=priority(pod),
+            evictable=not _protected(pod, cluster.rules)
+            and not (
+                reservation.overuse
+                and cluster.overuses.rejected_lately(
+                    gpunode.name, pod.metadata.uid, reservation.overuse, now_s
+                )
+            ),
+            leaving=leaves_within(pod, MOST_GRACE_S),
+            selected_for=reservation.overuse.device if reservation.overuse else "",
+            granted=ADOPTED not in reservation.flags,
+        )
+        for pod in cluster.pods_on(gpunode.name)
+        if (reservation := reservations.get(pod.metadata.uid)) is not None
+    }
+
+
+def _protected(pod: Pod, rules: Rules) -> str:
+    """Return why the pod is never evicted for its overuse; empty if it may be."""
+    if is_static(pod):
+        return "it is a static pod"
+    text = pod.annotation(ON_OVERUSE)
+    try:
+        wish = None if text is None else parse_on_overuse(text)
+    except BadAnnotation:  # the pod was bound before the annotation was edited
+        wish = None
+    if rules.evict_overuse:
+        excluded = rules.overuse_opt_out and wish is OnOveruse.REPORT
+        return f"it has the annotation {ON_OVERUSE}: report" if excluded else ""
+    if wish is OnOveruse.EVICT:
+        return ""
+    return f"setting on_overuse is report, and it has no annotation {ON_OVERUSE}: evict"
+
+
+#: evicting: decided, and the grace period runs. next: selected and not decided yet. observed: would
+#: be evicted, but the mode is observe. ending: being deleted. other: another pod of the device is
+#: evicted first. rejected: the API server rejected the eviction lately. protected: may not be
+#: evicted. none: the other pods lack no memory.
+Outcome = Literal[
+    "evicting", "next", "observed", "ending", "other", "rejected", "protected", "none"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OverusingPod:
+    """A pod that uses more than it reserved on a device, and whether it is evicted for that."""
+
+    namespace: str
+    name: str
+    uid: str
+    device: str
+    reserved_bytes: int
+    used_bytes: int
+    #: Measured free memory of the device, and how much must stay free for its other pods.
+    free_bytes: int
+    needed_bytes: int
+    outcome: Outcome
+    #: RFC 3339, when its eviction was decided; empty if it was not.
+    decided_at: str
+    #: The outcome and its reason, as a clause.
+    message: str
+
+
+def overusing_pods(
+    cluster: ClusterState, node: NodeTerms, now_s: float, observes: bool
+) -> Iterator[OverusingPod]:
+    """Yield the pods of the node that use more than they reserved; none if its report is stale.
+
+    ``now_s``: the monotonic clock. ``observes``: whether the mode is observe.
+    """
+    gpunode = cluster.gpunode(node.name)
+    devices = list(first_of_each_memory(node.devices))
+    measured = any(h.observed and h.measured_bytes for each in devices for h in each.holders)
+    if not measured or gpunode is None or gpunode.status is None or node.fresh_until_s < now_s:
+        return
+    pods = _running_pods(cluster, gpunode, now_s)
+    margin_bytes = cluster.rules.overuse_margin_bytes
+    evictions = overuse_evictions(devices, pods, margin_bytes)
+    for each in devices:
+        found = balance(each, pods, margin_bytes)
+        for holder in each.holders if found else ():
+            pod = cluster.pod(holder.uid)
+            reservation = gpunode.spec.reservations.get(holder.uid)
+            if not found or not pod or not reservation or not holder.observed:
+                continue
+            used_bytes = holder.measured_bytes or 0
+            reserved_bytes = found.reserved_bytes.get(holder.uid, holder.requested_bytes)
+            if used_bytes <= reserved_bytes:
+                continue
+            over = Overusing(
+                holder.uid,
+                each.device.uuid,
+                reserved_bytes,
+                used_bytes,
+                found.free_bytes,
+                found.needed_bytes,
+            )
+            outcome, why = _outcome(pod, reservation, over, found, evictions, cluster, now_s)
+            if observes and outcome in ("evicting", "next"):
+                outcome = "observed"
+                why = f"would be evicted if the mode were not observe; {_lacking(over)}"
+            yield OverusingPod(
+                holder.namespace,
+                holder.name,
+                holder.uid,
+                each.device.uuid,
+                reserved_bytes,
+                used_bytes,
+                found.free_bytes,
+                found.needed_bytes,
+                outcome,
+                reservation.overuse.since if reservation.overuse else "",
+                why,
+            )
+
+
+def _lacking(over: Overusing) -> str:
+    free, needed = gib(max(0, over.free_bytes)), gib(over.needed_bytes, up=True)
+    return f"only {free} of its GPU are free, and the other pods there need {needed}"
+
+
+def _outcome(
+    pod: Pod,
+    reservation: Reservation,
+    over: Overusing,
+    found: Balance,
+    evictions: OveruseEvictions,
+    cluster: ClusterState,
+    now_s: float,
+) -> tuple[Outcome, str]:
+    """Return whether a pod that uses more than it reserved is evicted, and why."""
+    decision, lacking = reservation.overuse or None, _lacking(over)
+    if leaves_within(pod, MOST_GRACE_S):
+        if decision and not decision.rejected_at:
+            return "ending", "it was evicted for that, and ends"
+        return "ending", "it is being deleted"
+    if not found.under_pressure:
+        if len(found.staying) < 2:
+            return "none", "not evicted, because no other pod is on its GPU"
+        free, needed = gib(over.free_bytes), gib(over.needed_bytes, up=True)
+        return "none", (
+            f"not evicted, because {free} of its GPU are free, and the other pods there need "
+            f"{needed}"
+        )
+    if over.excess_bytes <= TOLERANCE_BYTES:
+        return "none", (
+            f"not evicted, because it uses at most {gib(TOLERANCE_BYTES)} more than it reserved; "
+            f"{lacking}"
+        )
+    if why := _protected(pod, cluster.rules):
+        return "protected", f"not evicted, because {why}; {lacking}"
+    if decision and cluster.overuses.rejected_lately(pod.node, over.uid, decision, now_s):
+        return "rejected", (
+            f"its eviction was rejected at {decision.rejected_at[:19]}Z, for example by a "
+            f"PodDisruptionBudget, and is tried again after {REJECTED_FOR_S:.0f} s; {lacking}"
+        )
+    if over.device in evictions.unresolved:
+        return "protected", (
+            "not evicted, because a pod of another namespace exceeds its reservation by more, and "
+            f"may not be evicted; {lacking}"
+        )
+    selected = evictions.selected.get(over.uid)
+    if selected is None or selected.device != over.device:
+        return "other", f"not evicted now, because another pod is evicted first; {lacking}"
+    if decision:
+        return "evicting", f"evicted within seconds; {lacking}"
+    return "next", f"evicted next; {lacking}"
+
+
+def latest_sample(cluster: ClusterState, gpunode: GPUNode) -> str:
+    """Return when the newest sample was taken that confirms this status of the node (RFC 3339).
+
+    The node's clock can be set back. So two stamps are only equal or different samples, and none of
+    them is the later one.
+    """
+    if gpunode.status is None:
+        return ""
+    observed_at = gpunode.status.observed_at
+    heartbeat = cluster.confirmation(gpunode.name)
+    confirms = heartbeat is not None and (
+        (heartbeat.gpunode, heartbeat.observed_at) == (gpunode.metadata.uid, observed_at)
+    )
+    return heartbeat.sampled_at if heartbeat is not None and confirms else observed_at

@@ -1,0 +1,1 @@
+"""Decisions on record: the journal, and dumps of everything that decisions depend on."""

@@ -1,0 +1,292 @@
+"""Records of scheduling attempts: the result of each extender call, compact and bounded.
+
+The decision id identifies an attempt: the pod's uid and resourceVersion. A record keeps one part
+per verb, encoded as MessagePack. Parts hold codes, numbers and names; sentences are built only when
+a record is read. If a verb is called again for the same version of a pod, its part is replaced and
+a counter grows. So a storm of retries fills one record and displaces no others.
+
+One thread writes. Other threads may read the records they were given at any time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import takewhile
+from typing import TypeVar
+
+import msgspec
+
+from headroom.core.placement.policy import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of the kept records. The oldest records are dropped once any limit is exceeded."""
+
+    decisions: int = 10_000
+    size_bytes: int = 16 << 20
+    age_s: float = 86_400.0
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The request of one container."""
+
+    container: str
+    resource: str
+    count: int
+    #: The amount of memory as the user wrote it.
+    amount: str
+    #: The origin of the amount, such as the pod's annotation or the namespace's default.
+    source: str
+
+
+class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a filter call."""
+
+    #: Unix time, seconds; as in all parts.
+    at_s: float
+    took_us: int
+    generation: int
+    offered: int
+    fits: int
+    #: Code of the reason -> number of nodes rejected for it.
+    rejected: dict[int, int]
+    asked: tuple[Asked, ...]
+    #: Whether the mode was observe: all nodes passed, the rejected ones too.
+    observed: bool = False
+
+
+class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a prioritize call, or of filter if it returns only the best node."""
+
+    at_s: float
+    took_us: int
+    generation: int
+    offered: int
+    #: The node with the highest score; empty if all nodes are equally good.
+    winner: str
+    #: Whether filter ranked the nodes and returned only the winner.
+    by_filter: bool = False
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A scored node. Score and terms are in thousandths, the terms in the order of ``TERMS``."""
+
+    node: str
+    score: int
+    terms: tuple[int, ...]
+
+    @property
+    def score_ratio(self) -> float:
+        return self.score / 1000
+
+    @property
+    def score_terms(self) -> Mapping[str, float]:
+        return {name: term / 1000 for name, term in zip(TERMS, self.terms, strict=True)}
+
+
+class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The nodes with the highest scores, the winner first."""
+
+    best: tuple[Candidate, ...]
+
+
+class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A pod to evict, or one that is being deleted already (``leaving``)."""
+
+    namespace: str
+    name: str
+    uid: str
+    priority: int
+    leaving: bool
+
+
+class Loser(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A node with possible victims that was not chosen."""
+
+    node: str
+    victims: int
+    #: Why the chosen node is better, from ``preemption_report.LOST_BY``.
+    lost_by: str
+
+
+class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a preempt call, or of the preemption controller."""
+
+    at_s: float
+    took_us: int
+    #: Number of nodes that kube-scheduler proposed with victims.
+    offered: int
+    #: Number of nodes returned to kube-scheduler.
+    kept: int
+    #: The best node; empty if no pod has to be evicted.
+    node: str = ""
+    victims: tuple[Victim, ...] = ()
+    #: Number of victims without a GPU, which kube-scheduler needs for other resources.
+    others: int = 0
+    pdb_violations: int = 0
+    #: The origin of the victims: "proposed" by kube-scheduler and accepted, "corrected", "added"
+    #: if it proposed none on this node, or "controller" if it made no preempt call.
+    source: str = ""
+    losers: tuple[Loser, ...] = ()
+    #: Number of offered nodes on which no eviction was found to help.
+    helpless: int = 0
+    #: Whether the pod will fit once pods that are ending have ended.
+    soon: bool = False
+    #: Whether the search reached its limits before it had examined every node completely.
+    cut_short: bool = False
+
+
+class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a bind call."""
+
+    at_s: float
+    took_us: int
+    node: str
+    #: "bound", "declined" or "failed".
+    outcome: str
+    #: Code of the reason why the bind was declined; 0 for none.
+    reason: int
+    #: The error, if the bind failed.
+    message: str
+
+
+Part = Filtered | Ranked | Candidates | Preempted | BindTried
+_KINDS: tuple[type, ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
+_INDEX_OF = {kind: index for index, kind in enumerate(_KINDS)}
+#: Names of the terms of a score.
+TERMS = tuple(each.name for each in fields(Weights))
+P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
+MAX_NAME_CHARS = 1024
+_encode = msgspec.msgpack.encode
+#: Measured memory of a record without parts and texts, and of a part without its content.
+RECORD_BYTES, PART_BYTES = 540, 55
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One scheduling attempt."""
+
+    decision_id: str
+    namespace: str
+    name: str
+    #: Unix time of the first call, in seconds.
+    first_at_s: float
+    #: Unix time of the last call, in seconds.
+    at_s: float = 0.0
+    #: The node that the pod was bound to, else the best node; empty if there is none.
+    node: str = ""
+    #: ``Records.version`` when this record was last written.
+    version: int = 0
+    #: Estimated memory. A test compares it with what Python allocates.
+    size_bytes: int = field(init=False)
+    #: The encoded part of each kind, and how often its verb was called.
+    _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
+    _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
+
+    def __post_init__(self) -> None:
+        self.size_bytes = RECORD_BYTES + self.name_chars
+
+    @property
+    def name_chars(self) -> int:
+        return len(self.decision_id) + len(self.namespace) + len(self.name)
+
+    @property
+    def uid(self) -> str:
+        return self.decision_id.rpartition(".")[0]
+
+    def part(self, kind: type[P]) -> P | None:
+        part = self._parts[_INDEX_OF[kind]]
+        return msgspec.msgpack.decode(part, type=kind) if part else None
+
+    def times(self, kind: type) -> int:
+        return self._times[_INDEX_OF[kind]]
+
+    def put(self, part: Part, times: int | None = None) -> int:
+        """Replace the part of this kind; return by how many bytes the record has grown.
+
+        ``times``: how often the verb was called; None: one more than before.
+        """
+        index, encoded = _INDEX_OF[type(part)], _encode(part)
+        before = self._parts[index]
+        self._parts[index] = encoded
+        self._times[index] = self._times[index] + 1 if times is None else times
+        growth_bytes = len(encoded) - len(before) + (0 if before else PART_BYTES)
+        self.size_bytes += growth_bytes
+        return growth_bytes
+
+
+class Records:
+    """All records within the bounds. The record written longest ago is dropped first."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.size_bytes = 0
+        #: Grows with every part that is written.
+        self.version = 0
+        self._records: OrderedDict[str, Record] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def oldest_at_s(self) -> float | None:
+        oldest = next(iter(list(self._records.values())), None)
+        return oldest.at_s if oldest else None
+
+    def note(
+        self, decision_id: str, namespace: str, name: str, part: Part, at_s: float, node: str = ""
+    ) -> None:
+        """Record the result of a verb. ``at_s`` is the current Unix time, in seconds.
+
+        Names that are longer than the API server accepts are not recorded.
+        """
+        record = self._records.get(decision_id)
+        if record is None:
+            record = Record(decision_id, namespace, name, at_s)
+            if record.name_chars > MAX_NAME_CHARS:
+                return
+            self._records[decision_id] = record
+            self.size_bytes += record.size_bytes
+        self.size_bytes += record.put(part)
+        record.at_s = at_s
+        record.node = node or record.node
+        self._written(record)
+
+    def adopt(self, record: Record) -> None:
+        """Add a record of another process, or replace the one with the same decision id."""
+        if record.name_chars > MAX_NAME_CHARS:
+            return
+        before = self._records.get(record.decision_id)
+        self.size_bytes += record.size_bytes - (before.size_bytes if before else 0)
+        self._records[record.decision_id] = record
+        self._written(record)
+
+    def newer_than(self, version: int) -> list[Record]:
+        """Return the records written after this version, the oldest first."""
+        newer = list(takewhile(lambda record: record.version > version, self.newest_first()))
+        newer.reverse()
+        return newer
+
+    def of_id(self, decision_id: str) -> Record | None:
+        return self._records.get(decision_id)
+
+    def newest_first(self) -> Iterator[Record]:
+        return reversed(list(self._records.values()))
+
+    def _written(self, record: Record) -> None:
+        """Make the record the newest, and drop records beyond the bounds."""
+        self._records.move_to_end(record.decision_id)
+        self.version += 1
+        record.version = self.version
+        bounds, now_s = self.bounds, record.at_s
+        while self._records:
+            first = next(iter(self._records.values()))
+            too_many = len(self._records) > bounds.decisions or self.size_bytes > bounds.size_bytes
+            if not too_many and first.at_s >= now_s - bounds.age_s:
+                return
+            del self._records[first.decision_id]
+            self.size_bytes -= first.size_bytes

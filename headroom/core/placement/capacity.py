@@ -1,0 +1,211 @@
+"""Reports whether the cluster is full or fragmented for pods of one size.
+
+It computes how much free memory such a pod can use, and how much no such pod can use. All values
+come from the ``Verdicts`` of one request, as in filter. ``whatif.node_whatif`` counts how many pods
+fit, because that requires placing them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from headroom.contract.quantity import gib
+from headroom.contract.reasons import Reason
+from headroom.core.placement.chosen_device import Nodes
+from headroom.core.placement.fit import Verdicts
+from headroom.core.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
+
+INT64_MAX = int(np.iinfo(np.int64).max)
+#: Codes of nodes where only memory decides: the pod fits, or lacks memory.
+MEMORY_CODES = [
+    CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME, Reason.HELD)
+]
+#: "fits": one more pod fits. "fragmented": the total headroom suffices for one more pod, but the
+#: pod fits on no node. "full": the total headroom does not suffice. "closed": no node that has a
+#: healthy device of the resource accepts pods.
+Fullness = Literal["fits", "fragmented", "full", "closed"]
+_ORDER = list(Reason)
+#: Codes of reasons that concern the pod or the whole node, not single devices: by the order of
+#: ``Reason``, all up to NO_SUCH_RESOURCE.
+_CLOSED_CODES = [CODE_OF[r] for r in _ORDER[: _ORDER.index(Reason.NO_SUCH_RESOURCE) + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """Devices of one model and memory size with one resource name."""
+
+    resource: str
+    model: str
+    memory_bytes: int
+    devices: int
+    nodes: int
+    #: The largest request per device that fits on a node with a candidate device of this class;
+    #: None if reasons other than memory reject the pod on all of them.
+    largest_fitting_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The free capacity of nodes for pods of one size."""
+
+    #: Numbers of nodes with a device of the resource: those that accept pods, and all others.
+    open_nodes: int
+    closed_nodes: int
+    #: Nodes on which one more pod fits.
+    fitting_nodes: int
+    #: The least bytes that one pod takes on any open node; None without healthy devices there.
+    need_bytes: int | None
+    #: Total headroom of the healthy devices of the resource, on open nodes and on closed nodes.
+    headroom_bytes: int
+    closed_bytes: int
+    #: Part of ``headroom_bytes`` that no such pod can use: the device has no free replica, or its
+    #: node has fewer free replicas than the pod requests.
+    stranded_bytes: int
+    #: Free replicas on open nodes, and the part of them on devices with too little free memory.
+    replicas_free: int
+    replicas_stranded: int
+    #: The largest request per device that fits on some node; None if every node rejects the pod for
+    #: reasons other than memory.
+    largest_fitting_bytes: int | None
+
+    @property
+    def fullness(self) -> Fullness:
+        if self.fitting_nodes:
+            return "fits"
+        if not self.open_nodes or self.need_bytes is None:
+            return "closed"
+        return "fragmented" if self.headroom_bytes >= self.need_bytes else "full"
+
+
+def space(verdicts: Verdicts) -> Space:
+    """Compute the free capacity for a request for one resource."""
+    snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
+    verdict = verdicts.asks[0]
+    slots = snap.slots_of(verdict.ask.resource)
+    healthy: Mask = slots & (columns.health_issue == 0)
+    is_open: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
+    has_any = np.asarray(slots.any(axis=1))[rows]
+    # Each of the devices that share a memory shows the headroom of all of it, so divide it.
+    headroom_bytes = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
+    headroom_bytes = np.where(healthy, headroom_bytes, 0)[rows]
+    free_replicas = np.where(healthy, columns.replicas_free, 0)[rows].astype(np.int64)
+    unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)[rows]
+    # Unconfirmed pods will take replicas that the report still shows as free.
+    too_few: Nodes = free_replicas.sum(axis=1) - unconfirmed < verdict.ask.count
+    no_replica: Mask = (free_replicas == 0) | too_few[:, None]
+    small = verdict.free_bytes < verdict.need_bytes
+    needs = verdict.need_bytes[is_open][healthy[rows][is_open]]
+    return Space(
+        open_nodes=int((is_open & has_any).sum()),
+        closed_nodes=int((~is_open & has_any).sum()),
+        fitting_nodes=int(verdicts.fits.sum()),
+        need_bytes=int(needs.min()) * verdict.ask.count if len(needs) else None,
+        headroom_bytes=int(headroom_bytes[is_open].sum()),
+        closed_bytes=int(headroom_bytes[~is_open].sum()),
+        stranded_bytes=int(np.where(no_replica, headroom_bytes, 0)[is_open].sum()),
+        replicas_free=int(free_replicas[is_open].sum()),
+        replicas_stranded=int(np.where(small, free_replicas, 0)[is_open].sum()),
+        largest_fitting_bytes=largest_fitting(verdicts),
+    )
+
+
+def device_classes(verdicts: Verdicts) -> list[DeviceClass]:
+    """Return the device classes of the requested resource, largest memory first."""
+    found: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    resource = verdicts.asks[0].ask.resource
+    for i, row in enumerate(verdicts.rows.tolist()):
+        for slot, terms in enumerate(verdicts.snap.nodes[row].devices):
+            if terms.device.resource == resource and terms.believed:
+                key = terms.device.memory_bytes, terms.device.model
+                found.setdefault(key, []).append((i, slot))
+    return [_class(verdicts, *key, found[key]) for key in sorted(found, reverse=True)]
+
+
+def _class(
+    verdicts: Verdicts, memory_bytes: int, model: str, at: list[tuple[int, int]]
+) -> DeviceClass:
+    """Return the device class. ``at``: (index of the node in ``verdicts``, slot) of each device."""
+    candidates = verdicts.asks[0].candidates
+    nodes = sorted({i for i, slot in at if candidates[i, slot]})
+    return DeviceClass(
+        resource=verdicts.asks[0].ask.resource,
+        model=model,
+        memory_bytes=memory_bytes,
+        devices=len(at),
+        nodes=len({i for i, _ in at}),
+        largest_fitting_bytes=largest_fitting(verdicts, np.array(nodes, np.int64)),
+    )
+
+
+def largest_devices(snap: Snapshot) -> dict[str, int]:
+    """Return device model -> the allocatable bytes of its largest device in the snapshot."""
+    found: dict[str, int] = {}
+    for node in snap.nodes:
+        for terms in node.devices:
+            if terms.believed and terms.allocatable_bytes > found.get(terms.device.model, 0):
+                found[terms.device.model] = terms.allocatable_bytes
+    return found
+
+
+def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
+    """Return one sentence: how many ``pods`` fit, or why none does.
+
+    ``at_least``: more pods may fit.
+    """
+    free = gib(space.headroom_bytes)
+    stranded = (
+        f"; {gib(space.stranded_bytes)} are on devices without a free replica"
+        if space.stranded_bytes
+        else ""
+    )
+    match space.fullness:
+        case "fits":
+            more = "at least " if at_least else ""
+            nodes = space.open_nodes + space.closed_nodes
+            on = f"{space.fitting_nodes} of {nodes} node{'' if nodes == 1 else 's'}"
+            fit = "1 such pod fits" if pods == 1 else f"{pods} such pods fit"
+            return f"{more}{fit} now, on {on}; {free} are free in total{stranded}"
+        case "closed":
+            return "no node with a device of this resource accepts pods now"
+        case "full":
+            return f"full: {free} are free in total, less than one such pod needs{stranded}"
+        case "fragmented":
+            if space.largest_fitting_bytes is None:
+                why = "every node also rejects the pod for reasons other than memory"
+            else:
+                why = f"the largest request that fits is {gib(space.largest_fitting_bytes)}"
+            return f"fragmented: {free} are free in total, and {why}{stranded}"
+
+
+def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
+    """Return the pod's least need and the largest allocatable memory if no device is large enough.
+
+    Both are bytes, for the first resource without a device that could ever hold the pod. None if
+    each requested resource has a device that is large enough.
+    """
+    for verdict in verdicts.asks:
+        slots = verdicts.snap.slots_of(verdict.ask.resource)[verdicts.rows]
+        allocatable = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
+        needs = verdict.need_bytes[slots]
+        if allocatable.any() and (needs > allocatable).all():
+            return int(needs.min()), int(allocatable.max())
+    return None
+
+
+def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
+    """Return the largest request, in bytes per device, that would fit on some node.
+
+    Nodes with reasons other than memory do not count. None if no node counts or the pod requests no
+    GPU. ``among`` restricts the nodes to these indices of the verdicts.
+    """
+    by_memory = np.isin(verdicts.codes, MEMORY_CODES)
+    if among is not None:
+        by_memory &= np.isin(np.arange(len(verdicts.rows)), among)
+    if not verdicts.asks or not by_memory.any():
+        return None
+    least_bytes = np.full(len(verdicts.rows), INT64_MAX)
+    for verdict in verdicts.asks:
+        free_bytes = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
+        least_bytes = np.minimum(least_bytes, free_bytes.min(axis=1, initial=INT64_MAX))
+    return max(0, int(least_bytes[by_memory].max()))

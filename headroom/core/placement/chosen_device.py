@@ -1,0 +1,135 @@
+"""Candidate devices on nodes where Headroom or the pod chooses the device, and not the plugin.
+
+*Steered*: the agent makes the kubelet allocate the device that Headroom chooses. *Anywhere*: the
+pod sets NVIDIA_VISIBLE_DEVICES itself, so it must fit on every device of the node, whatever
+resource they belong to. Then the plugin also allocates a replica, of any device. It counts for the
+plugin's next choice but not for memory. It can displace unconfirmed pods to any device. So while
+the unconfirmed pods together could overcommit a device, no such pod fits.
+
+On steered nodes Headroom chooses the device with the least free memory after placement, or with the
+most for the policy spread, adjusted for SM activity: full activity costs as much as leaving a
+quarter of the node's largest device unused. So of two devices with equal free memory the less busy
+one is chosen. Without spread, an idle device is preferred to a fully busy one only if it has less
+than a quarter of a device more free memory. Unknown activity counts as 50 %.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headroom.contract.annotations import ScoringPolicy
+from headroom.core.placement.amounts import DeviceArrays, needed
+from headroom.core.placement.request import Ask, VramRequest
+from headroom.core.placement.snapshot import (
+    MOST_BYTES,
+    Bytes2D,
+    Int2D,
+    Mask,
+    NodeTerms,
+    Snapshot,
+    clamped,
+)
+from headroom.core.placement.visible_devices import Visible
+
+Nodes = NDArray[np.bool_]
+#: Full SM activity costs as much as 1 / this number of the node's largest device.
+_ACTIVITY_DIVISOR = 4
+_UNKNOWN_PPM = 500_000
+
+
+def by_environment(request: VramRequest, node: NodeTerms) -> bool:
+    """Return whether the pod's NVIDIA_VISIBLE_DEVICES decides its devices on the node.
+
+    False if the plugin decides, or if the node rejects such pods.
+    """
+    return request.visible is Visible.BY_POD and node.obeys_environment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Candidate devices of an ask, with needed and free bytes; (nodes, slots)."""
+
+    #: Whether the pod could get the device.
+    could: Mask
+    need_bytes: Bytes2D
+    free_bytes: Bytes2D
+
+
+def candidates_by_environment(
+    ask: Ask, request: VramRequest, snap: Snapshot, arrays: DeviceArrays, by_plugin: Candidates
+) -> Candidates:
+    """Return the candidates on all nodes, computed again where the pod's variable decides.
+
+    ``by_plugin`` are the candidates as if the plugin decided, which are correct for all other
+    nodes.
+    """
+    shape = by_plugin.could.shape
+    result = Candidates(
+        could=by_plugin.could.copy(),
+        need_bytes=np.array(np.broadcast_to(by_plugin.need_bytes, shape)),
+        free_bytes=by_plugin.free_bytes.copy(),
+    )
+    rows = [row for row, node in enumerate(snap.nodes) if by_environment(request, node)]
+    selected = DeviceArrays(
+        **{f: getattr(arrays, f)[rows] for f in DeviceArrays.__dataclass_fields__}
+    )
+    # All containers of the pod can use one device, and each of the devices that share a memory.
+    together = replace(selected, common=np.ones_like(selected.common))
+    need_bytes = needed(ask, request.asks, together) * np.clip(selected.sharers, 1, None)
+    result.could[rows] = snap.columns.resource[rows] >= 0
+    result.need_bytes[rows] = np.minimum(need_bytes, MOST_BYTES)
+    result.free_bytes[rows] = -MOST_BYTES
+    for row in rows:
+        for slot, slot_bytes in enumerate(_free_bytes(snap.nodes[row])):
+            result.free_bytes[row, slot] = slot_bytes
+    return result
+
+
+def _free_bytes(node: NodeTerms) -> list[int]:
+    """Return the bytes on each device that are free for a pod that certainly uses the device.
+
+    ``-MOST_BYTES`` for all devices if unconfirmed pods together could overcommit one of them.
+    """
+    if any(terms.crowd_bytes and terms.certain_free_bytes < 0 for terms in node.devices):
+        return [-MOST_BYTES] * len(node.devices)
+    return [clamped(terms.certain_free_bytes) for terms in node.devices]
+
+
+def steered_candidates(
+    request: VramRequest, snap: Snapshot, could: Mask, usable: Mask, left_bytes: Bytes2D
+) -> Mask:
+    """Return the mask (nodes, slots) of the device that Headroom chooses on each steered node.
+
+    ``could`` are the devices that the plugin could give to the pod. ``usable`` are those without a
+    fault that have enough free replicas. ``left_bytes`` are free after placement. If the pod fits
+    on no device, the mask has all usable devices, or all of ``could`` if none is usable.
+    """
+    fitting = usable & (left_bytes >= 0)
+    columns = snap.columns
+    chosen = fitting & _preferred(
+        request, fitting, left_bytes, columns.sm_ppm, columns.allocatable_bytes
+    )
+    rest = np.where(usable.any(axis=1, keepdims=True), usable, could)
+    narrowed: Mask = np.where(fitting.any(axis=1, keepdims=True), chosen, rest)
+    return narrowed
+
+
+def _preferred(
+    request: VramRequest,
+    among: Mask,
+    left_bytes: Bytes2D,
+    sm_ppm: Int2D,
+    allocatable_bytes: Bytes2D,
+) -> Mask:
+    """Return the mask (n, slots) of the best device of each node among ``among``.
+
+    On nodes without such a device, the mask has an arbitrary device.
+    """
+    bytes_of_ppm = allocatable_bytes.max(axis=1, initial=0) // (_ACTIVITY_DIVISOR * 1_000_000)
+    activity_bytes = bytes_of_ppm[:, None] * np.where(sm_ppm < 0, _UNKNOWN_PPM, sm_ppm)
+    spread = request.policy is ScoringPolicy.SPREAD
+    cost = activity_bytes - left_bytes if spread else activity_bytes + left_bytes
+    best = np.where(among, cost, MOST_BYTES).argmin(axis=1)
+    mask: Mask = best[:, None] == np.arange(among.shape[1])
+    return mask

@@ -1,0 +1,273 @@
+"""Prices device classes by the demand of recent pods, for the scoring policy fragmentation.
+
+Devices of one memory size are a *class*: almost every GPU model has its own size. Each pod in a
+filter call adds its memory to the demand for the set of classes that it can use. It can use the
+classes that are large enough and that kube-scheduler has offered for pods with equal selectors. So
+Headroom need not evaluate the selectors, and classes that are full now still count. Older pods
+count less.
+
+A class has a *price*. The demand of each set is divided by the free memory of all its classes; the
+price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
+every device. A price rises if many pods depend on the class, and as its free memory shrinks. Prices
+do not depend on single nodes, so a new price does not change the cached fit of any node.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headroom.bounded import Bounded
+from headroom.contract.annotations import Amount, Bytes, ScoringPolicy, Share
+from headroom.contract.kube import Pod
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.snapshot import Mask, Rows, Snapshot
+
+Prices = NDArray[np.float64]
+Classes = tuple[int, ...]
+MILLION = 1_000_000
+
+#: Memory sizes are rounded down to a multiple of this. It is doubled until there are at most
+#: MOST_CLASSES classes.
+CLASS_BYTES = 64 << 20
+MOST_CLASSES = 64
+#: After this many further pods, the demand of a pod counts half.
+HALF_LIFE_PODS = 2000
+#: Maximum number of sets of classes with demand; the set with the least demand is dropped.
+MOST_SETS = 32
+#: Maximum number of pods between two updates of the prices; the first updates follow sooner.
+EVERY_PODS = 64
+#: Part of a class's memory, 0..1, that is added to its free memory, because some pods end soon.
+LEFT_AT_LEAST = 0.05
+#: Prices are replaced if any of them has changed by more than this fraction. They decide only if
+#: they differ by more than it.
+MATERIAL = 0.1
+#: Maximum numbers of recorded pods, which must count only once, and of recorded selectors.
+REMEMBERED, MOST_SELECTORS = 4096, 256
+#: Costs are rounded down to steps. A mean device at price 1 costs this many steps. Between nodes at
+#: an equal step the best fit decides: finer steps would rank nodes by noise.
+STEPS = 2.5
+#: Cost, in steps, at which the price term is one half.
+HALF_AT_STEPS = 8
+
+
+@dataclass(eq=False)
+class Market:
+    """The device classes of a cluster and their prices. Its values never change."""
+
+    #: Memory sizes are rounded down to a multiple of this.
+    unit_bytes: int
+    #: (classes,) sizes of the classes in units of ``unit_bytes``, ascending.
+    sizes: Rows
+    #: (classes,) 1 if each pod can use every device.
+    prices: Prices
+    #: Mean allocatable memory of a device.
+    mean_bytes: float
+    #: The last column of largest devices, and the class of each of its rows.
+    _classes: tuple[Rows, Rows] | None = None
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all prices are about equal, so that they prefer no class.
+
+        Size 0 does not count: it is that of nodes without devices, such as nodes without a report.
+        """
+        priced = self.prices[self.sizes > 0]
+        return not len(priced) or float(priced.max()) <= (1 + MATERIAL) * float(priced.min())
+
+    def classes(self, snap: Snapshot, rows: Rows) -> Rows:
+        """Return for each of these rows the index in ``sizes`` of its largest device's class.
+
+        The length of ``sizes`` stands for other classes.
+        """
+        column = snap.node_largest_device_bytes  # snapshots share it until a node's device changes
+        if self._classes is None or self._classes[0] is not column:
+            sizes = column // self.unit_bytes
+            indices = np.searchsorted(self.sizes, sizes)
+            found = self.sizes.take(indices, mode="clip") == sizes
+            self._classes = column, np.where(found, indices, len(self.sizes))
+        return self._classes[1].take(rows)
+
+    def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
+        """Return the price term of each row, 0..1, from the bytes that the pod takes there.
+
+        The term is 1 if these bytes cost less than one step.
+        """
+        price = np.append(self.prices, 1.0)[self.classes(snap, rows)]
+        steps = np.floor(STEPS * price * np.maximum(taken_bytes, 0) / self.mean_bytes)
+        term: Prices = HALF_AT_STEPS / (HALF_AT_STEPS + steps)
+        return term
+
+
+@dataclass(slots=True)
+class DemandMix:
+    """Demand in weighted bytes, for each set of classes that can serve it."""
+
+    demand: dict[Classes, float] = field(default_factory=dict)
+    #: Factor by which a new pod's demand is multiplied. It grows with each pod, so older demand
+    #: counts less in comparison.
+    _gain: float = 1.0
+
+    def add(self, classes: Classes, demand_bytes: float) -> None:
+        """Add the demand of one pod. All earlier demand loses weight (``HALF_LIFE_PODS``)."""
+        self._gain *= 2 ** (1 / HALF_LIFE_PODS)
+        if self._gain > 1e100:
+            self.demand = {each: weight / self._gain for each, weight in self.demand.items()}
+            self._gain = 1.0
+        self.demand[classes] = self.demand.get(classes, 0.0) + demand_bytes * self._gain
+        if len(self.demand) > MOST_SETS:
+            del self.demand[min(self.demand, key=lambda each: (self.demand[each], each))]
+
+
+def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows) -> Prices:
+    """Return the price of each class; all are 1 without demand or free memory.
+
+    The classes in ``demand`` are sizes in bytes, as in ``sizes_bytes``. ``left_bytes`` is the free
+    memory of each class.
+    """
+    total_left_bytes, total_demand = float(left_bytes.sum()), sum(demand.values())
+    if not total_demand or not total_left_bytes:
+        return np.ones(len(sizes_bytes))
+    found = np.zeros(len(sizes_bytes))
+    for classes, weight in sorted(demand.items()):
+        usable = np.isin(sizes_bytes, classes)
+        supply_bytes = float(left_bytes[usable].sum())
+        if supply_bytes:
+            found[usable] += weight / total_demand * total_left_bytes / supply_bytes
+    return found
+
+
+def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
+    """Return the classes and prices of the snapshot's nodes; None without allocatable memory."""
+    unit_bytes = CLASS_BYTES
+    sizes = _sizes(snap, unit_bytes)
+    while len(np.unique(sizes)) > MOST_CLASSES:
+        unit_bytes *= 2
+        sizes = _sizes(snap, unit_bytes)
+    # Each of the devices that share a memory has the figures of all of it, so divide them.
+    sharers = np.maximum(snap.columns.sharers, 1)
+    allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0) // sharers
+    memories = float(((snap.columns.memory_bytes > 0) / sharers).sum())
+    if not memories or not allocatable_bytes.any():
+        return None
+    classes, indices = np.unique(sizes, return_inverse=True)
+    # Floats, because sums of absurd reports would overflow int64, and only ratios matter.
+    capacity_bytes = np.bincount(
+        indices, allocatable_bytes.sum(axis=1, dtype=np.float64), len(classes)
+    )
+    free_bytes = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
+    mean_bytes = max(1.0, float(capacity_bytes.sum()) / memories)
+    left_bytes = free_bytes + LEFT_AT_LEAST * capacity_bytes
+    return Market(unit_bytes, classes, prices(demand, classes * unit_bytes, left_bytes), mean_bytes)
+
+
+def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
+    """Return the memory of each node's largest device in units of ``unit_bytes``, (rows,)."""
+    found: Rows = snap.node_largest_device_bytes // unit_bytes
+    return found
+
+
+class DemandTracker:
+    """Tracks the demand of the pods in filter calls, and the resulting prices.
+
+    ``wanted``: track from the start. Else tracking starts with the first pod that has the policy
+    fragmentation.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        #: None before the first tracked pod, and without allocatable memory.
+        self.market: Market | None = None
+        self._wanted = wanted
+        self._mix = DemandMix()
+        self._seen: Bounded[str, None] = Bounded(REMEMBERED)
+        self._pods = 0
+        self._update_at = 1
+        #: Digest of node constraints -> bytes of the classes that were offered for such pods.
+        self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
+
+    def prepare(self, request: VramRequest, snap: Snapshot) -> None:
+        """Update the prices if they are due, before nodes are ranked for a pod.
+
+        They change only for a pod that was not seen before. So filter and prioritize rank the nodes
+        for a pod with the same prices.
+        """
+        self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
+        if not self._wanted or request.uid in self._seen:
+            return
+        if self.market is None or self._pods >= self._update_at:
+            self._update_at = self._pods + min(self._pods, EVERY_PODS)
+            self._update_prices(snap)
+
+    def see(self, request: VramRequest, pod: Pod, snap: Snapshot, offered: Rows) -> None:
+        """Add the demand of a pod that requests GPUs, once for each pod.
+
+        ``offered`` are the rows that kube-scheduler offers, -1 for nodes outside the snapshot.
+        """
+        if not self._wanted or request.uid in self._seen:
+            return
+        self._seen[request.uid] = None
+        rows = offered[offered >= 0]
+        has_class = self._has_class(snap, rows)
+        if has_class is None:
+            self._update_prices(snap)
+            has_class = self._has_class(snap, rows)
+        market = self.market
+        if market is None or has_class is None or not len(rows):
+            return
+        affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
+        constraints = msgspec.msgpack.encode(
+            (pod.spec.node_selector, affinity, pod.spec.tolerations)
+        )
+        key = blake2b(constraints, digest_size=16).digest()  # the text may be long
+        sizes = self._offered[key] = self._offered.get(key, set())
+        sizes.update((market.sizes[has_class] * market.unit_bytes).tolist())
+        for ask in request.asks:
+            amounts = [part.amount for phase in ask.phases for part in phase]
+            fixed = max(
+                (each.count_bytes for each in amounts if isinstance(each, Bytes)), default=0
+            )
+            # Sizes are rounded down to the unit, so a class can be larger than its size.
+            classes = tuple(sorted(size for size in sizes if size + market.unit_bytes > fixed))
+            if classes:
+                worth = max((_worth(each, market) for each in amounts), default=0.0)
+                self._mix.add(classes, worth * ask.count)
+        self._pods += 1
+
+    def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
+        """Return for each class of the market whether one of the rows has it, (classes,).
+
+        None without a market, or if a row has another class.
+        """
+        if self.market is None:
+            return None
+        known = len(self.market.sizes)
+        counts = np.bincount(self.market.classes(snap, rows), minlength=known + 1)
+        return None if counts[known] else counts[:known] > 0
+
+    def _update_prices(self, snap: Snapshot) -> None:
+        now = market(snap, self._mix.demand)
+        if now is None or self.market is None or _differs(now, self.market):
+            self.market = now
+
+
+def _differs(one: Market, other: Market) -> bool:
+    """Return whether the classes differ, or a price or the mean memory by more than MATERIAL."""
+    if one.unit_bytes != other.unit_bytes or not np.array_equal(one.sizes, other.sizes):
+        return True
+    moved = np.abs(one.prices - other.prices) > MATERIAL * other.prices
+    return bool(moved.any()) or abs(one.mean_bytes - other.mean_bytes) > MATERIAL * one.mean_bytes
+
+
+def _worth(amount: Amount, market: Market) -> float:
+    """Return the bytes of the amount on a mean device; a replica's share counts as all of it."""
+    match amount:
+        case Bytes(count_bytes):
+            return float(count_bytes)
+        case Share(ppm):
+            return market.mean_bytes * ppm / MILLION
+        case _:
+            return market.mean_bytes

@@ -1,0 +1,371 @@
+"""Computes the committed memory of each device of a node, term by term.
+
+    allocatable(d) = memory - driver reserved - node reserve
+    committed(d)   = reserved(d) + unconfirmed(d) + unreserved pods(d) + unattributed(d)
+    headroom(d)    = allocatable(d) - committed(d)
+    free(d)        = what one more pod can use, if the plugin gives it d
+
+*reserved*: for each pod on d, the larger of its request and its measured use.
+
+*unconfirmed*: the most that unconfirmed pods can add. ``placement.device_plugin_model`` computes
+how many of them can get d; the largest ones are assumed to get it. Terminating pods count as
+present or as gone, whichever is worse. If such a pod has released its replica, its memory is free
+too, because the kubelet reclaims a replica after the containers have ended.
+
+*unreserved pods*: measured use of pods without a reservation.
+
+*unattributed*: use by no known pod, above the tolerance.
+
+If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, its memory is reserved on exactly those
+devices. The replica that the plugin allocates counts only for the plugin's next choice. If the pod
+also uses another device, its memory counts there too.
+
+One more pod changes which devices the others can get: the next pod can get only one of two equal
+devices, but the next two pods can get both. So *free* is computed with one more pick. One of the
+picks that can reach d is the new pod, and the largest unconfirmed pods are the others. If instead
+the new pod displaces the next largest pod to d, and that pod does not fit, the new pod must not be
+bound.
+
+All terms concern a *memory*, not a device. MIG compute instances of one GPU instance share their
+memory, and each of them shows all that is committed of it.
+
+All values are bytes in Python integers, which do not overflow.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence, Set
+
+import msgspec
+
+from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_plugin_model import Policy
+from headroom.core.placement.device_reading import UNBELIEVED, Activity, health_issues, reported
+from headroom.core.placement.occupancy import Holder, Occupancy, Starting, Tenancy
+from headroom.core.placement.policy import LargestDevice
+from headroom.core.placement.report_index import memories_of
+
+
+class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
+    """All terms of one device.
+
+    A large cluster has tens of thousands of them, so the garbage collector does not track them.
+    """
+
+    device: Device
+    reserve_bytes: int
+    #: Zero if the reported values are implausible or the reserves take all memory.
+    allocatable_bytes: int
+    #: The term *reserved*.
+    reservation_bytes: int
+    unconfirmed_bytes: int
+    #: The term *unreserved pods*: measured use of pods without a reservation.
+    unreserved_pods_bytes: int
+    unattributed_bytes: int
+    #: Whether the agent attributes the use to processes. If not, ``unattributed_bytes`` is the use
+    #: above what is charged for the pods in the report, and idle pods can hide unattributed use.
+    attributed: bool
+    #: Free for a new pod if it gets this device: for a pod that requests one replica of its
+    #: resource, and for a pod that requests several. Can be negative.
+    free_bytes: int
+    several_free_bytes: int
+    #: Sum of the requests of all unconfirmed pods, as if each of them could get this device.
+    crowd_bytes: int
+    #: Replicas of this device's resource that are reserved for unconfirmed pods.
+    unconfirmed_replicas: int
+    #: The policy by which the plugin is assumed to choose.
+    policy: Policy
+    #: The fewest replicas of its resource that the plugin allocates before one of this device; None
+    #: if it never allocates one.
+    first: int | None
+    #: Replicas of this device that terminating pods hold.
+    leaving: int
+    #: Whether the plugin rejects a container that requests more than one replica of this device.
+    single: bool
+    #: Whether no pod here, and no unconfirmed pod that can get here, is charged more than one
+    #: replica's equal part of the memory, less unattributed use and unreserved pods. Then the
+    #: memory suffices whichever replicas these pods get.
+    slot_safe: bool
+    #: Pods in the whole memory, if several devices share it.
+    holders: tuple[Holder, ...]
+    #: Number of devices that share its memory, itself included.
+    sharers: int
+    #: Why no pod may be placed on the device, and the details; None and "" if it is healthy.
+    health_issue: Reason | None
+    health_detail: str
+    #: SM activity; None if no source reports it.
+    activity: Activity | None
+    #: Which new pods would meet a pod there that starts alone.
+    starting: Starting = Starting.NO_POD
+
+    @property
+    def believed(self) -> bool:
+        """Whether the reported values of the device are plausible."""
+        return self.health_issue not in UNBELIEVED
+
+    @property
+    def shared(self) -> bool:
+        return self.device.sharing != "none"
+
+    @property
+    def common(self) -> bool:
+        """Whether several pods can use its memory at once."""
+        return self.shared or self.sharers > 1
+
+    @property
+    def committed_bytes(self) -> int:
+        return (
+            self.reservation_bytes
+            + self.unconfirmed_bytes
+            + self.unreserved_pods_bytes
+            + self.unattributed_bytes
+        )
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether the device takes no new pods only because it is cordoned."""
+        return self.health_issue is Reason.CORDONED_DEVICE
+
+    @property
+    def unhealthy(self) -> Reason | None:
+        """The reason why the device itself takes no pods; None if it is only cordoned."""
+        return None if self.cordoned else self.health_issue
+
+    @property
+    def certain_free_bytes(self) -> int:
+        """Free for a pod that uses this device whichever devices the plugin allocates.
+
+        All unconfirmed pods that could get the device are assumed to be on it.
+        """
+        taken_bytes = self.reservation_bytes + self.unreserved_pods_bytes + self.unattributed_bytes
+        return self.allocatable_bytes - taken_bytes - self.crowd_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Memory free for reservation; negative if the device is overcommitted."""
+        return self.allocatable_bytes - self.committed_bytes
+
+
+def weigh(
+    occupancy: Occupancy,
+    status: GPUNodeStatus,
+    reserve_bytes: int,
+    unattributed_tolerance_bytes: int,
+    cordoned: Set[str] = frozenset(),
+    largest: Sequence[LargestDevice] = (),
+) -> tuple[DeviceTerms, ...]:
+    """Compute the terms of every reported device, in the order of the report.
+
+    ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
+    ``reserve_bytes`` is the node's reserve on each device. Unattributed use up to
+    ``unattributed_tolerance_bytes`` does not count. ``cordoned`` are UUIDs of devices or GPUs that
+    take no new pods. Devices above ``largest`` take none either.
+    """
+    devices, plugin = status.devices, status.plugin
+    issues = health_issues(devices, occupancy.memories, occupancy.doubled, cordoned, largest)
+    used_bytes = [known(row.used_bytes) for row in status.pods]
+    weighed: dict[tuple[int, ...], _Commitments] = {}
+    terms: list[DeviceTerms] = []
+    for device, slot, memory, tenancy, (health_issue, health_detail) in zip(
+        devices, occupancy.slots, occupancy.memories, occupancy.tenancies, issues, strict=True
+    ):
+        commitments = weighed.get(memory)
+        if commitments is None:
+            commitments = weighed[memory] = _Commitments(tenancy, used_bytes)
+        believed = health_issue not in UNBELIEVED
+        mates = [devices[mate] for mate in memory]
+        reported_bytes = _attributed(mates) if commitments.all_measured else None
+        unattributed_bytes = 0
+        if believed:
+            explained_bytes = commitments.reservation_bytes + commitments.unreserved_pods_bytes
+            if reported_bytes is not None:
+                unattributed_bytes = reported_bytes
+            else:
+                # All use above what is charged for the pods in the report.
+                unattributed_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
+            unattributed_bytes = max(0, unattributed_bytes - unattributed_tolerance_bytes)
+        allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
+        available_bytes = allocatable_bytes - commitments.unreserved_pods_bytes - unattributed_bytes
+        terms.append(
+            DeviceTerms(
+                device=device,
+                reserve_bytes=reserve_bytes,
+                allocatable_bytes=allocatable_bytes,
+                reservation_bytes=commitments.reservation_bytes,
+                unconfirmed_bytes=commitments.unconfirmed_bytes,
+                unreserved_pods_bytes=commitments.unreserved_pods_bytes,
+                unattributed_bytes=unattributed_bytes,
+                attributed=reported_bytes is not None,
+                free_bytes=commitments.free_bytes(available_bytes, tenancy.with_newcomer),
+                several_free_bytes=commitments.free_bytes(available_bytes, tenancy.with_several),
+                crowd_bytes=tenancy.crowd_bytes,
+                unconfirmed_replicas=slot.unconfirmed_replicas,
+                policy=slot.policy,
+                first=slot.first,
+                leaving=slot.leaving,
+                single=_rejects_several(device, plugin),
+                slot_safe=believed
+                and commitments.largest_bytes * sum([mate.replicas.total for mate in mates])
+                <= available_bytes,
+                holders=commitments.holders,
+                sharers=len(memory),
+                health_issue=health_issue,
+                health_detail=health_detail,
+                activity=reported(device, status.observed_at),
+                starting=tenancy.starting,
+            )
+        )
+    return tuple(terms)
+
+
+def allocatable(device: Device, reserve_bytes: int) -> int:
+    """Return the bytes that can be reserved on a device with plausible values."""
+    return max(0, device.memory_bytes - device.reserved_bytes - reserve_bytes)
+
+
+def _rejects_several(device: Device, plugin: Plugin) -> bool:
+    """Return whether the plugin rejects a container with several shared replicas at admission."""
+    if device.sharing == "none":
+        return False
+    rejects = plugin.fail_requests_greater_than_one
+    return device.sharing == "mps" if rejects is None else rejects
+
+
+def known(used_bytes: int | None) -> int | None:
+    """Return the measured bytes, or None if they are absent or negative."""
+    return used_bytes if used_bytes is not None and used_bytes >= 0 else None
+
+
+def _attributed(mates: Sequence[Device]) -> int | None:
+    """Return the unattributed bytes of the devices of one memory; None if one is not reported."""
+    found = 0
+    for device in mates:
+        unattributed_bytes = known(device.unattributed_bytes)
+        if unattributed_bytes is None:
+            return None
+        found += unattributed_bytes
+    return found
+
+
+class _Commitments:
+    """The committed bytes of one memory: of the pods there, and of unconfirmed pods at worst."""
+
+    def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
+        """``used_bytes`` has one value for each row of the report's pods; None if unknown."""
+        self.tenancy = tenancy
+        occupants: list[Holder] = []
+        charged_bytes: list[int] = []
+        for occupant in tenancy.occupants:
+            measured_bytes = sum_known(occupant.rows, used_bytes)
+            observed = bool(measured_bytes) if occupant.by_environment else True
+            requested_bytes = occupant.requested_bytes
+            occupants.append(
+                Holder(
+                    occupant.uid,
+                    occupant.namespace,
+                    occupant.name,
+                    requested_bytes,
+                    measured_bytes,
+                    observed,
+                    occupant.starting,
+                )
+            )
+            charged_bytes.append(
+                requested_bytes
+                if measured_bytes is None or measured_bytes < requested_bytes
+                else measured_bytes
+            )
+        unconfirmed = tenancy.unconfirmed
+        self.reservation_bytes = sum(charged_bytes)
+        self.largest_bytes = max([*charged_bytes, *tenancy.most_bytes[:2]])
+        self.holders = (*occupants, *unconfirmed) if any(tenancy.arrivals) else tuple(occupants)
+        self.unreserved_pods_bytes = sum(
+            [sum_known(rows, used_bytes) or 0 for rows in tenancy.unreserved_pods]
+        )
+        #: Whether the report has the use of each pod.
+        self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
+        #: Charged bytes of each terminating pod, the smallest first.
+        self._ending_bytes = sorted([charged_bytes[index] for index in tenancy.ending])
+        #: The most that unconfirmed pods can add, less the memory that terminating pods have freed
+        #: in this worst case.
+        self.unconfirmed_bytes = max(
+            [
+                self._most_bytes(count) - self._freed_bytes(gone)
+                for gone, count in enumerate(tenancy.arrivals)
+            ]
+        )
+
+    def free_bytes(self, available_bytes: int, others_with: Sequence[int | None]) -> int:
+        """Return how many of ``available_bytes`` are free for a new pod.
+
+        ``others_with[n]`` is how many unconfirmed pods can get here beside the new pod if
+        terminating pods have released n replicas; None if the new pod cannot get here then.
+        """
+        most_bytes = self.tenancy.most_bytes
+        least: int | None = None
+        for gone, others in enumerate(others_with):
+            if others is None:
+                continue
+            taken_bytes = (
+                self.reservation_bytes - self._freed_bytes(gone) + self._most_bytes(others)
+            )
+            free_bytes = available_bytes - taken_bytes
+            if others + 1 < len(most_bytes):
+                next_bytes = most_bytes[others + 1] - most_bytes[others]
+                if next_bytes > free_bytes:
+                    # If the new pod gets another device, it can displace this pod to the device.
+                    free_bytes -= next_bytes
+            least = free_bytes if least is None else min(least, free_bytes)
+        if least is None:
+            return available_bytes - self.reservation_bytes - self.unconfirmed_bytes
+        return least
+
+    def _freed_bytes(self, gone: int) -> int:
+        """Return the least bytes that terminating pods free if they release ``gone`` replicas."""
+        if not gone:
+            return 0
+        staying = self.tenancy.leaving - gone
+        return sum(self._ending_bytes[: max(0, len(self._ending_bytes) - staying)])
+
+    def _most_bytes(self, count: int) -> int:
+        """Return the most bytes that ``count`` unconfirmed pods request together."""
+        most_bytes = self.tenancy.most_bytes
+        return most_bytes[count] if count < len(most_bytes) else most_bytes[-1]
+
+
+def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
+    """Return the sum of the rows' measured bytes; None without rows or with an unknown value."""
+    total: int | None = None
+    for row in rows:
+        used = used_bytes[row]
+        if used is None:
+            return None
+        total = used if total is None else total + used
+    return total
+
+
+def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
+    """Return the report as if these pods were gone, with their replicas and measured use free.
+
+    A row without a replica frees none: the pod uses the device without holding a replica of it.
+    """
+    freed_bytes: Counter[str] = Counter()
+    freed_replicas: Counter[str] = Counter()
+    removed = [use for use in status.pods if use.uid in uids]
+    for use in removed:
+        freed_bytes[use.device] += max(0, use.used_bytes or 0)
+    for _, device_uuid, _ in {(use.uid, use.device, use.replica) for use in removed if use.replica}:
+        freed_replicas[device_uuid] += 1
+    devices: list[Device] = []
+    for device, memory in zip(status.devices, memories_of(status.devices), strict=True):
+        replicas = device.replicas
+        freed = min(freed_replicas[device.uuid], max(0, replicas.allocated))
+        replicas = msgspec.structs.replace(
+            replicas, free=replicas.free + freed, allocated=replicas.allocated - freed
+        )
+        # Each device of a memory reports the use of the whole memory.
+        gone_bytes = sum([freed_bytes[status.devices[mate].uuid] for mate in memory])
+        used_bytes = max(min(device.used_bytes, 0), device.used_bytes - gone_bytes)
+        devices.append(msgspec.structs.replace(device, replicas=replicas, used_bytes=used_bytes))
+    pods = [use for use in status.pods if use.uid not in uids]
+    return msgspec.structs.replace(status, devices=devices, pods=pods)

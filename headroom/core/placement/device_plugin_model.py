@@ -1,0 +1,270 @@
+"""Models which device the kubelet and the plugin can choose next, and how many replicas of it.
+
+The kubelet admits unconfirmed pods in any order, and may reject any of them. Terminating pods hold
+their replicas or have released them. Between equal devices the plugin may choose either. So the
+model computes bounds over all cases, in *picks*: a pick is one replica that the plugin allocates.
+The *level* of a device is its number of replicas taken.
+
+*distributed* chooses the device with the fewest replicas taken, so picks fill the lowest level
+first. A device with v replicas taken gets its next one only after all other devices have at least v
+taken or are full. So before a device can get x replicas, the plugin has allocated those x, and all
+free replicas of other devices below the level of the last of them. A replica that a terminating pod
+releases lowers the level of its device, so it makes no other device come earlier.
+
+*packed* chooses the device with the most replicas taken, and fills it. A device is next once all
+devices with more replicas taken are full, except those that released replicas can put below it.
+
+*steered* chooses the device that the ledger chose: the agent answers instead of the plugin. The
+kubelet does not identify the pod for which it asks. So while there are unconfirmed pods, only the
+device chosen for them is possible. Else any device with a free replica is possible.
+
+*unknown* chooses any device with a free replica: the worst case, if the report does not show how
+the plugin chooses.
+
+If the topology manager aligns, the kubelet offers the plugin only the replicas of some NUMA nodes.
+Then each NUMA node is modelled separately, as if it could get all picks.
+
+A test compares the bounds with ``tests/placement/brute.py``, which tries all orders,
+subsets and ties.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from headroom.contract.gpunode import MAX_REPLICAS, Device, Plugin
+
+#: More picks than there are replicas on any node.
+ALL_PICKS = 1 << 20
+
+Policy = Literal["distributed", "packed", "unknown", "steered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """The replicas of one device as the plugin counts them."""
+
+    free: int
+    #: Allocated or unhealthy, which the plugin does not distinguish.
+    taken: int
+    #: Part of ``taken`` that terminating pods hold in the report; they may have released it since.
+    leaving: int = 0
+
+
+class Choice:
+    """The possible choices of the plugin among some devices; arguments ``device`` are indices.
+
+    This class models the policy *unknown*. Subclasses model other policies.
+    """
+
+    def __init__(self, stocks: Sequence[Stock]) -> None:
+        self._stocks = stocks
+
+    def first(self, device: int) -> int | None:
+        """Return the fewest picks that come before one of the device; None if it gets no pick."""
+        stock = self._stocks[device]
+        return 0 if stock.free + stock.leaving else None
+
+    def most(self, device: int, picks: int, gone: int) -> int:
+        """Return how many of ``picks`` picks can be replicas of the device, at most.
+
+        Terminating pods have released at most ``gone`` of the device's replicas.
+        """
+        return min(picks, self._stocks[device].free + gone)
+
+
+class _Distributed(Choice):
+    def __init__(self, stocks: Sequence[Stock]) -> None:
+        super().__init__(stocks)
+        steps = [0] * (2 + max((stock.taken + stock.free for stock in stocks), default=0))
+        for stock in stocks:
+            steps[stock.taken] += 1
+            steps[stock.taken + stock.free] -= 1
+        #: Item v is the number of free replicas of all devices below level v.
+        self._below = [0, *accumulate(accumulate(steps))]
+
+    def first(self, device: int) -> int | None:
+        stock = self._stocks[device]
+        if stock.free + stock.leaving == 0:
+            return None
+        # None of the device's own free replicas is below its level.
+        return self._below[stock.taken - stock.leaving]
+
+    def most(self, device: int, picks: int, gone: int) -> int:
+        stock, below = self._stocks[device], self._below
+        lowest = stock.taken - gone
+
+        def needed(count: int) -> int:
+            """Return the fewest picks with which the device can get ``count`` replicas."""
+            level = lowest + count - 1
+            own = min(max(level - stock.taken, 0), stock.free)
+            return count + below[level] - own
+
+        # Find the largest count by bisection, because ``needed`` increases with it.
+        return bisect_right(range(1, min(stock.free + gone, picks) + 1), picks, key=needed)
+
+
+class _Packed(Choice):
+    def first(self, device: int) -> int | None:
+        stock = self._stocks[device]
+        if stock.free + stock.leaving == 0:
+            return None
+        # A full device must release a replica first.
+        level = stock.taken - (stock.free == 0)
+        return sum(other.free for other in self._stocks if other.taken - other.leaving > level)
+
+    def most(self, device: int, picks: int, gone: int) -> int:
+        before = self.first(device)
+        stock = self._stocks[device]
+        return 0 if before is None else min(max(picks - before, 0), stock.free + gone)
+
+
+class _Steered(Choice):
+    """Only the device reserved for unconfirmed pods; any device with a free replica if none is."""
+
+    def __init__(self, stocks: Sequence[Stock], reserved: int | None) -> None:
+        super().__init__(stocks)
+        self._reserved = reserved
+
+    def first(self, device: int) -> int | None:
+        open_to_all = self._reserved is None or self._reserved == device
+        return 0 if open_to_all and self._stocks[device].free else None
+
+    def most(self, device: int, picks: int, gone: int) -> int:
+        return super().most(device, picks, gone) if self._reserved in (None, device) else 0
+
+
+def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
+    """Return the choice among devices of one resource that the kubelet offers together.
+
+    ``reserved`` is the index of the device that the ledger chose for unconfirmed pods, if any. Only
+    the policy steered needs it.
+    """
+    match policy:
+        case "distributed":
+            return _Distributed(stocks)
+        case "packed":
+            return _Packed(stocks)
+        case "unknown":
+            return Choice(stocks)
+        case "steered":
+            return _Steered(stocks, reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginChoice:
+    """When and how often the plugin can choose one device, among those offered together with it."""
+
+    policy: Policy
+    #: Replicas of the device that terminating pods hold.
+    leaving: int
+    #: Allocated replicas of the device that no pod in the report holds; an unconfirmed pod may.
+    unexplained: int
+    #: Replicas of the device's resource that unconfirmed pods will get, on the whole node.
+    picks: int
+    #: The fewest replicas that the plugin allocates before one of this device; None if it never
+    #: allocates one.
+    first: int | None
+    _choice: Choice
+    _index: int
+
+    def most(self, newcomers: int, gone: int) -> int:
+        """Return how many replicas of the device unconfirmed and new pods can get, at most.
+
+        New pods take ``newcomers`` picks. Terminating pods have released at most ``gone`` of the
+        device's replicas.
+        """
+        return self._choice.most(self._index, self.picks + newcomers, gone)
+
+
+def plugin_choices(
+    devices: Sequence[Device],
+    plugin: Plugin,
+    picks: Mapping[str, int],
+    reserved: Mapping[str, Set[str]],
+    leaving: Sequence[int],
+    explained: Sequence[int],
+) -> list[PluginChoice]:
+    """Return how the plugin can choose each device, in the order of ``devices``.
+
+    ``picks``: resource -> replicas that unconfirmed pods will get. ``reserved``: resource -> the
+    devices that the ledger chose for them, "" if the plugin chooses. ``leaving`` and ``explained``
+    have, for each device, the replicas that terminating pods and all pods hold in the report.
+    """
+    count_of = Counter(device.uuid for device in devices)
+    uncertain = {d.resource for d in devices if count_of[d.uuid] > 1 or not _countable(d)}
+    # With any other or an unknown policy of the topology manager, the kubelet may offer the devices
+    # of one NUMA node only.
+    aligned = plugin.topology_manager_policy != "none"
+    offered: dict[tuple[str, int | None], list[int]] = {}
+    for slot, device in enumerate(devices):
+        numa_node = device.numa_node if aligned else None
+        offered.setdefault((device.resource, numa_node), []).append(slot)
+    # Among several NUMA nodes, the kubelet may choose one regardless of the preferred allocation.
+    numa_nodes_of = Counter(resource for resource, _ in offered)
+    divided = {resource for resource, count in numa_nodes_of.items() if count > 1}
+    found: dict[int, PluginChoice] = {}
+    for (resource, _), slots in offered.items():
+        policy: Policy = plugin.allocation_policy
+        reserved_here = reserved.get(resource, frozenset())
+        reserved_index = None
+        if resource in uncertain or any(reserved_here):
+            # Some unconfirmed pods were bound while the resource was steered. For these pods the
+            # plugin's policy does not apply.
+            policy = "unknown"
+        if resource in plugin.steered and _shared(devices[slot] for slot in slots):
+            policy = "unknown"
+            index_of = {devices[slot].uuid: index for index, slot in enumerate(slots)}
+            if (
+                resource not in uncertain | divided
+                and reserved_here <= index_of.keys()
+                and len(reserved_here) < 2
+            ):
+                policy = "steered"
+                reserved_index = next((index_of[uuid] for uuid in reserved_here), None)
+        stocks = [_stock(devices[slot], leaving[slot]) for slot in slots]
+        chosen = choice(policy, stocks, reserved_index)
+        for index, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):
+            found[slot] = PluginChoice(
+                policy=policy,
+                leaving=stock.leaving,
+                unexplained=max(0, devices[slot].replicas.allocated - explained[slot]),
+                picks=picks.get(resource, 0),
+                first=chosen.first(index),
+                _choice=chosen,
+                _index=index,
+            )
+    return [found[slot] for slot in range(len(devices))]
+
+
+def _shared(devices: Iterable[Device]) -> bool:
+    """Return whether any of the devices is shared: the agent steers no others."""
+    return any(device.sharing != "none" for device in devices)
+
+
+def may_have_free_replica(device: Device) -> bool:
+    """Return whether the plugin may have a free replica of the device.
+
+    The plugin counts by itself, so with implausible reported counts it may have one.
+    """
+    replicas = device.replicas
+    return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
+
+
+def _countable(device: Device) -> bool:
+    """Return whether the reported numbers of replicas are plausible."""
+    replicas = device.replicas
+    believable = min(replicas.free, replicas.allocated, replicas.unhealthy) >= 0
+    return believable and replicas.total <= MAX_REPLICAS
+
+
+def _stock(device: Device, leaving: int) -> Stock:
+    """Return the replicas of a device; implausible numbers count as unlimited free ones or none."""
+    replicas = device.replicas
+    if not _countable(device):
+        return Stock(free=ALL_PICKS if may_have_free_replica(device) else 0, taken=0)
+    taken = replicas.allocated + replicas.unhealthy
+    return Stock(replicas.free, taken, min(leaving, taken))

@@ -1,0 +1,329 @@
+"""Explains verdicts as data, from the arrays by which filter decided."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from headroom.contract.gate import GATE
+from headroom.contract.reasons import Reason
+from headroom.core.placement.capacity import (
+    INT64_MAX,
+    MEMORY_CODES,
+    larger_than_any,
+    largest_fitting,
+)
+from headroom.core.placement.chosen_device import by_environment
+from headroom.core.placement.demand_pricing import Market
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.fit import Verdicts
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.score import Ranking, rank
+from headroom.core.placement.snapshot import CODE_OF, REASONS, NodeTerms
+
+#: Why a pod that chooses its devices itself could get a device.
+_BECAUSE_OF_POD = "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device"
+#: Reasons that are decided before any device is examined.
+_CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
+#: Detail for a pod without a gate on a node for gated pods.
+_NO_GATE = (
+    f"make {GATE} its first init container, without a GPU: only the gate can stop the pod on a"
+    " device without enough free memory"
+)
+#: Code -> text of a verdict in the digest.
+_WORDS = [reason.code if reason else "fits" for reason in REASONS]
+#: Reason -> less specific reasons that always hold together with it, and are left out.
+_IMPLIED = {
+    Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
+    Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceExplanation:
+    """One candidate device, with the bytes that the pod needs there and those that are free."""
+
+    terms: DeviceTerms
+    need_bytes: int
+    #: Free for this pod, if the pod gets the device.
+    free_bytes: int
+    #: Why the pod could get this device, as a phrase.
+    because: str
+
+    @property
+    def short_bytes(self) -> int:
+        return max(0, self.need_bytes - self.free_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExplanation:
+    node: str
+    #: None if the pod fits.
+    reason: Reason | None
+    #: The most bytes that any candidate lacks; None if the reason is not memory.
+    short_bytes: int | None
+    candidates: tuple[DeviceExplanation, ...]
+    #: The source of the capacity, such as labels, if no agent measured it; else empty.
+    unmeasured: str
+    #: Details of a reason that concerns the whole node; mostly empty.
+    detail: str
+    #: Whether the node rejects this pod or every pod before any device is examined.
+    closed: bool
+    #: Whether the pod chooses its devices, by its own NVIDIA_VISIBLE_DEVICES.
+    chosen_by_pod: bool
+    #: Whether the node is for gated pods only.
+    gated: bool
+    #: Whether kube-scheduler allocates the pod's GPUs there by DRA.
+    by_dra: bool
+    #: 0..1, the weighted mean of ``terms``; None, without terms, if the pod does not fit, requests
+    #: no GPU, or gets its GPUs by DRA.
+    score: float | None
+    terms: Mapping[str, float]
+    #: Limit of SM activity for each candidate, in parts per million; None without a limit.
+    max_sm_ppm: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    #: Number of nodes on which the pod fits.
+    fits: int
+    #: Reason -> number of nodes, most frequent first.
+    reasons: tuple[tuple[Reason, int], ...]
+    #: First the winning node, then other nodes that fit, then those that lack the least memory.
+    nearest: tuple[NodeExplanation, ...]
+    #: The largest request per device that would fit on some node now, all else equal. None if all
+    #: nodes have reasons other than memory, or the pod requests no GPU.
+    largest_fitting_bytes: int | None
+    #: If no device could ever hold the pod: the least bytes that it needs on a device, and the
+    #: allocatable bytes of the largest device. Else None.
+    too_large: tuple[int, int] | None = None
+
+
+def because(terms: DeviceTerms) -> str:
+    """Return a phrase: why the plugin could give the device to the next pod, or why it cannot."""
+    first, unconfirmed = terms.first, terms.unconfirmed_replicas
+    if terms.policy == "steered" and terms.device.replicas.free > 0:
+        if first is None:
+            return "unconfirmed pods on the node must get their device first"
+        return "Headroom chooses: the agent makes the kubelet allocate the reserved device"
+    if first is None:
+        return "it has no free replica"
+    ending = ", if terminating pods have released theirs" if terms.leaving else ""
+    if terms.policy == "unknown":
+        return f"it has a free replica, and the device plugin's policy is unknown{ending}"
+    if not terms.shared:
+        return f"it is free{ending}" if terms.device.replicas.free else f"it is free next{ending}"
+    order = "fewest" if terms.policy == "distributed" else "most"
+    if first == 0:
+        return f"the device plugin's next choice ({order} replicas in use){ending}"
+    if first <= unconfirmed:
+        picks = _replicas(first)
+        return f"the device plugin's next choice after {picks} for unconfirmed pods{ending}"
+    return f"the device plugin allocates {_replicas(first - unconfirmed)} of other devices first"
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def certainty(node: NodeTerms) -> str:
+    """Return how certain it is which device the next pod that requests one replica gets.
+
+    * ``exact``: every resource has at most one candidate device.
+    * ``slot-safe``: several candidates, but no pod needs more than one replica's share, so no
+      choice of the plugin overcommits a device.
+    * ``predicted``: several candidates, each of which must have enough free memory.
+    * ``steered``: Headroom chooses.
+    """
+    if any(terms.policy == "steered" for terms in node.devices):
+        return "steered"
+    candidates_of = Counter(
+        terms.device.resource
+        for terms in node.devices
+        if terms.first is not None and terms.first <= terms.unconfirmed_replicas
+    )
+    if max(candidates_of.values(), default=0) <= 1:
+        return "exact"
+    return "slot-safe" if all(terms.slot_safe for terms in node.devices) else "predicted"
+
+
+def explain(
+    verdicts: Verdicts, weights: Weights, nearest: int = 5, market: Market | None = None
+) -> Explanation:
+    """Explain the verdicts of one request in total, and at most ``nearest`` nodes in detail."""
+    request, snap = verdicts.request, verdicts.snap
+    ranking = rank(verdicts, weights, market)
+    won = np.arange(len(verdicts.rows)) == ranking.winner
+    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
+    missing_bytes = _missing_bytes(verdicts)
+    order = np.lexsort(
+        (snap.name_rank[verdicts.rows], missing_bytes, -ranking.scores, ~won, ~verdicts.fits)
+    )
+    largest = largest_fitting(verdicts)
+    return Explanation(
+        fits=counts.pop(None, 0),
+        reasons=tuple((reason, n) for reason, n in counts.most_common() if reason is not None),
+        nearest=tuple(explain_node(verdicts, ranking, i) for i in order[:nearest].tolist()),
+        largest_fitting_bytes=largest if request.asks else None,
+        too_large=larger_than_any(verdicts),
+    )
+
+
+def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanation:
+    """Explain the i-th node of ``verdicts``, device by device."""
+    node = verdicts.snap.nodes[int(verdicts.rows[i])]
+    chosen_by_pod = by_environment(verdicts.request, node)
+    devices = tuple(
+        DeviceExplanation(
+            node.devices[slot],
+            int(verdict.need_bytes[i, slot]),
+            int(verdict.free_bytes[i, slot]),
+            _BECAUSE_OF_POD if chosen_by_pod else because(node.devices[slot]),
+        )
+        for verdict in verdicts.asks
+        for slot in np.flatnonzero(verdict.candidates[i]).tolist()
+    )
+    reason, by_dra = verdicts.reason(i), bool(verdicts.by_dra[i])
+    scored = reason is None and not by_dra
+    by_memory = verdicts.codes[i] in MEMORY_CODES
+    short_bytes = max((device.short_bytes for device in devices), default=0)
+    return NodeExplanation(
+        node.name,
+        reason,
+        short_bytes if by_memory and (short_bytes or reason is not Reason.HELD) else None,
+        devices,
+        node.unmeasured,
+        _detail(verdicts.request, node, reason),
+        closed=reason is node.reason is not None or reason in _CLOSING,
+        chosen_by_pod=chosen_by_pod,
+        gated=node.gated and not by_dra,
+        by_dra=by_dra,
+        score=float(ranking.scores[i]) if ranking.terms and scored else None,
+        terms={name: float(term[i]) for name, term in ranking.terms.items() if scored},
+        max_sm_ppm=verdicts.request.max_sm_ppm,
+    )
+
+
+def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str:
+    """Return the details of a reason that concerns the whole node; mostly empty."""
+    if reason is Reason.NO_GATE:
+        return _NO_GATE
+    if reason is Reason.NO_SUCH_RESOURCE and node.reason is Reason.DRA_MANAGES:
+        missing = next(ask.resource for ask in request.asks if ask.resource not in node.by_dra)
+        return f"no DeviceClass has extendedResourceName: {missing}"
+    if reason is Reason.NO_SUCH_RESOURCE:
+        offered = sorted({terms.device.resource for terms in node.devices if terms.device.resource})
+        return f"the node offers {', '.join(offered)}" if offered else ""
+    if reason is Reason.NO_REPLICA:
+        for ask in request.asks:
+            of_resource = [t.device for t in node.devices if t.device.resource == ask.resource]
+            total = sum(device.replicas.total for device in of_resource)
+            if ask.count > total:
+                return f"the pod requests {ask.count} {ask.resource}; the node has {total} in all"
+    return node.detail if node.reason is None or reason is node.reason else ""
+
+
+def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the bytes that the worst candidate of each node lacks, (n,); 0 if the pod fits.
+
+    ``INT64_MAX`` for nodes that reject the pod for reasons other than memory, except that another
+    pod is starting: then no memory is missing.
+    """
+    missing_bytes = np.zeros(len(verdicts.rows), np.int64)
+    for verdict in verdicts.asks:
+        short_bytes = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
+        missing_bytes = np.maximum(missing_bytes, short_bytes.max(axis=1, initial=0))
+    by_memory = np.isin(verdicts.codes, [*MEMORY_CODES, CODE_OF[Reason.OTHER_STARTING]])
+    return np.where(by_memory, missing_bytes, INT64_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the score, which is the weighted mean of all terms."""
+
+    name: str
+    #: 0..1
+    value: float
+    #: The weight in the settings.
+    weight: float
+    #: The weight divided by the sum of all weights, 0..1.
+    part: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One node compared with all other nodes of the verdicts."""
+
+    node: NodeExplanation
+    #: All reasons against the node, filter's reason first; empty if the pod fits.
+    failing: tuple[Reason, ...]
+    #: Terms of the score; empty if the pod does not fit.
+    terms: tuple[Term, ...]
+    #: Nodes on which the pod fits.
+    fits: int
+    #: 1 plus the number of fitting nodes with a higher score; None if the pod does not fit.
+    rank: int | None
+    #: Number of other fitting nodes with an equal score; ``score`` describes how ties are broken.
+    tied: int
+    #: Name of the node that wins; empty if the pod fits on no node.
+    winner: str
+    winner_score: float | None
+
+
+def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None) -> Comparison:
+    """Compare the i-th node of ``verdicts`` with the others; the pod must request a GPU."""
+    ranking = rank(verdicts, weights, market)
+    node = explain_node(verdicts, ranking, i)
+    scores, fits = ranking.scores, verdicts.fits
+    fitting = bool(fits[i])
+    winner = ranking.winner
+    return Comparison(
+        node=node,
+        failing=tuple(failing(verdicts, i)),
+        terms=tuple(
+            Term(name, node.terms[name], weight, weights.parts[name])
+            for name, weight in asdict(weights).items()
+            if name in node.terms
+        ),
+        fits=int(fits.sum()),
+        rank=1 + int((scores[fits] > scores[i]).sum()) if fitting else None,
+        tied=int(np.count_nonzero(scores[fits] == scores[i])) - 1 if fitting else 0,
+        winner="" if winner is None else verdicts.snap.nodes[int(verdicts.rows[winner])].name,
+        winner_score=None if winner is None else float(scores[winner]),
+    )
+
+
+def verdict_digest(verdicts: Verdicts) -> str:
+    """Return a digest of the verdicts of all nodes: 16 hexadecimal digits.
+
+    Processes with equal state return equal digests. Names only determine the order of the nodes.
+    """
+    order = np.argsort(verdicts.snap.name_rank[verdicts.rows], kind="stable")
+    words = (_WORDS[code] for code in verdicts.codes[order].tolist())
+    return sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
+    """Yield all reasons why the pod does not fit on the i-th node, first the one filter returned.
+
+    For a node without devices, only reasons that concern the whole node.
+    """
+    if (first := verdicts.reason(i)) is Reason.HELD or verdicts.by_dra[i]:
+        if first is not None:  # without held memory, nothing rejects the pod
+            yield first
+        return
+    row = int(verdicts.rows[i])
+    node = verdicts.snap.nodes[row]
+    found: dict[Reason | None, None] = {verdicts.reason(i): None, node.reason: None}
+    for reason, holds in verdicts.closed.items():
+        # A node that has never reported has no stale report.
+        if holds[i] and (node.devices or reason is not Reason.STALE_REPORT):
+            found[reason] = None
+    for verdict in verdicts.asks if node.devices else ():
+        of_ask = [reason for reason, holds in verdict.all_rejected.items() if holds[row]]
+        implied = {each for reason in of_ask for each in _IMPLIED.get(reason, ())}
+        found |= dict.fromkeys(reason for reason in of_ask if reason not in implied)
+    yield from (reason for reason in found if reason is not None)

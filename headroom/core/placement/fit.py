@@ -1,0 +1,249 @@
+"""Decides on which nodes a pod fits: it must fit on every candidate device of the node."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headroom.contract.reasons import Reason
+from headroom.core.placement.amounts import DeviceArrays, above_cap, needed
+from headroom.core.placement.chosen_device import (
+    Candidates,
+    Nodes,
+    candidates_by_environment,
+    steered_candidates,
+)
+from headroom.core.placement.dra_nodes import served
+from headroom.core.placement.occupancy import Starting
+from headroom.core.placement.request import Ask, VramRequest
+from headroom.core.placement.snapshot import (
+    CODE_OF,
+    REASONS,
+    SHARING,
+    Bytes2D,
+    Int2D,
+    Mask,
+    Rows,
+    Snapshot,
+)
+from headroom.core.placement.visible_devices import Visible
+
+Codes = NDArray[np.int8]
+
+#: The health issues that reject a node, in the order of precedence.
+_HEALTH_ISSUES = (
+    Reason.CONTRADICTORY_REPORT,
+    Reason.MEMORY_UNKNOWN,
+    Reason.UNHEALTHY_DEVICE,
+    Reason.COMPUTE_MODE,
+    Reason.CORDONED_DEVICE,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskVerdict:
+    """The comparison of one ask with every node.
+
+    ``all_*`` arrays cover all nodes of the snapshot: to select the requested rows of every column
+    before computing would cost more. The properties cover the n requested rows only.
+    """
+
+    ask: Ask
+    rows: Rows
+    #: (nodes,) code of the first reason; 0 if it fits.
+    all_codes: Codes
+    #: (nodes, slots)
+    all_candidates: Mask
+    all_need_bytes: Bytes2D
+    all_free_bytes: Bytes2D
+    #: (nodes,) whether Headroom chooses the device, not the plugin.
+    all_ours: Nodes
+    #: Each reason that may hold for some node, in the order of precedence -> (nodes,) whether it
+    #: holds. Only explanations need it.
+    all_rejected: Mapping[Reason, Nodes]
+
+    @property
+    def candidates(self) -> Mask:
+        """The candidate devices, (n, slots)."""
+        return self.all_candidates[self.rows]
+
+    @property
+    def need_bytes(self) -> Bytes2D:
+        """The most bytes that the pod can take on each device, (n, slots)."""
+        return self.all_need_bytes[self.rows]
+
+    @property
+    def free_bytes(self) -> Bytes2D:
+        """The bytes that are free for the pod on each device, (n, slots)."""
+        return self.all_free_bytes[self.rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdicts:
+    """The verdict for each of the n requested rows, in the order of ``rows``."""
+
+    request: VramRequest
+    snap: Snapshot
+    rows: Rows
+    #: (n,) code of the first reason; 0 if the pod fits.
+    codes: Codes
+    asks: tuple[AskVerdict, ...]
+    #: Time of the extender's monotonic clock.
+    now_s: float
+    #: Each reason that concerns the pod and the whole node -> (n,) whether it holds.
+    closed: Mapping[Reason, Nodes] = field(default_factory=dict)
+    #: (n,) whether kube-scheduler allocates the pod's GPUs there by DRA, without a reservation.
+    by_dra: Mask = field(default_factory=lambda: np.zeros(0, bool))
+
+    @property
+    def fits(self) -> Mask:
+        fits: Mask = self.codes == 0
+        return fits
+
+    def reason(self, i: int) -> Reason | None:
+        return REASONS[int(self.codes[i])]
+
+    def large_enough(self) -> Mask:
+        """Return, (n,), whether some device of each requested resource has as much allocatable
+        memory as the pod needs, so that the pod could fit if other pods left.
+
+        True if the pod's own variable may decide which devices it gets.
+        """
+        large = np.ones(len(self.rows), bool)
+        if self.request.visible is Visible.BY_PLUGIN:
+            for verdict in self.asks:
+                slots = self.snap.slots_of(verdict.ask.resource)
+                enough = self.snap.columns.allocatable_bytes >= verdict.all_need_bytes
+                large &= (slots & enough).any(axis=1).take(self.rows)
+        return large
+
+
+def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
+    """Decide for each node whether the request fits.
+
+    ``rows`` are valid indices into the snapshot, int64 (n,); the verdicts keep their order.
+    ``now_s`` is the extender's monotonic clock: a node with a stale report never fits. A pod that
+    requests no GPU fits everywhere. Raises nothing.
+    """
+    if not request.asks:
+        none = np.zeros(len(rows), bool)
+        return Verdicts(request, snap, rows, none.astype(np.int8), (), now_s, by_dra=none)
+    codes = snap.node_reason[rows].astype(np.int8)
+    by_dra = served(request, snap, rows, codes)
+    closed: dict[Reason, Nodes] = {
+        Reason.STALE_REPORT: (snap.fresh_until_s[rows] < now_s) & ~by_dra
+    }
+    if request.visible is Visible.REJECTED:
+        # The pod could use any device, whatever the plugin chooses. Such pods are rare, so the
+        # snapshot has no column for this.
+        rejects = [snap.nodes[row].obeys_environment for row in rows.tolist()]
+        closed[Reason.CHOOSES_DEVICES] = np.array(rejects, bool) & ~by_dra
+    if not request.gated:
+        # On a gated node only gates enforce the reservations. A pod without a gate could start on a
+        # device without enough memory, or take memory reserved for another pod.
+        closed[Reason.NO_GATE] = snap.gated[rows] & ~by_dra
+    for reason, holds in closed.items():
+        codes[(codes == 0) & holds] = CODE_OF[reason]
+    asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
+    for verdict in asks:
+        codes = np.where((codes == 0) & ~by_dra, verdict.all_codes[rows], codes)
+        verdict.all_candidates[rows[by_dra]] = False
+    return Verdicts(request, snap, rows, codes, asks, now_s, closed, by_dra)
+
+
+def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
+    """Compare one ask with every node of the snapshot; ``rows`` are the requested ones."""
+    columns = snap.columns
+    slots = snap.slots_of(ask.resource)
+    # The plugin allocates by replicas only, regardless of memory and of the health in the report.
+    candidates: Mask = slots & (columns.reach <= ask.count)
+    sharing = columns.sharing
+    sharers = columns.sharers.astype(np.int64)
+    arrays = DeviceArrays(
+        allocatable_bytes=columns.allocatable_bytes,
+        replicas=columns.replicas.astype(np.int64),
+        common=(sharing != SHARING.index("none")) | (sharers > 1),
+        sharers=sharers,
+        mps=sharing == SHARING.index("mps"),
+    )
+    need_bytes = needed(ask, request.asks, arrays)
+    free_bytes = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
+    # MEMORY_ON_ANY holds only if no device of the resource has enough memory, candidate or not.
+    relevant = slots
+    by_variable = request.visible is not Visible.BY_PLUGIN
+    if by_variable:
+        by_plugin = Candidates(candidates, need_bytes, free_bytes)
+        found = candidates_by_environment(ask, request, snap, arrays, by_plugin)
+        candidates, need_bytes, free_bytes = found.could, found.need_bytes, found.free_bytes
+        relevant = candidates | slots
+    enough_memory = free_bytes >= need_bytes
+    free_replicas = (columns.replicas_free * slots).sum(axis=1)
+    unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
+
+    # Each of these rejects a node if it holds for at least one candidate device. With few nodes the
+    # number of numpy calls dominates the cost, so faults that no device has are left out.
+    health_issue = columns.health_issue
+    issues = _HEALTH_ISSUES if health_issue.any() else ()
+    faults = {reason: health_issue == CODE_OF[reason] for reason in issues}
+    if ask.widest > 1:
+        faults[Reason.TOO_MANY_SHARED] = columns.single == 1
+    mps = candidates & (sharing == SHARING.index("mps"))
+    if mps.any():
+        above = above_cap(ask, request.processes, columns.memory_bytes, arrays)
+        faults[Reason.ABOVE_MPS_LIMIT] = mps & above
+    if request.max_sm_ppm is not None:
+        activity = columns.sm_ppm
+        faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
+    #: (nodes, slots) where the pod would meet another one that starts alone; None if it may.
+    meets_starting = _meets_starting(ask, request, columns.starting)
+    steered = (slots & (columns.steered == 1)).any(axis=1) & (not by_variable)
+    #: (nodes,) steered nodes without a device that has enough memory and free replicas.
+    stuck = None
+    if steered.any():
+        usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
+        for fault in faults.values():
+            usable &= ~fault
+        fitting = usable & enough_memory
+        stuck = steered & ~fitting.any(axis=1)
+        open_to_pod = usable if meets_starting is None else usable & ~meets_starting
+        chosen = steered_candidates(request, snap, candidates, open_to_pod, free_bytes - need_bytes)
+        if meets_starting is not None:
+            # The pod fits, but not yet: the devices on which it fits are those that it waits for.
+            waits = ~stuck & ~(open_to_pod & enough_memory).any(axis=1)
+            chosen = np.where(waits[:, None], fitting, chosen)
+        candidates = np.where(steered[:, None], chosen, candidates)
+        relevant = np.where(steered[:, None], candidates, relevant)
+    faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
+    rejected = {
+        Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
+        Reason.NO_REPLICA: free_replicas - unconfirmed < ask.count,
+        **dict(zip(faults, faulty, strict=False)),
+        **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (unconfirmed > 0)}),
+        Reason.MEMORY_ON_ANY: ~(relevant & enough_memory).any(axis=1),
+        Reason.MEMORY_ON_SOME: faulty[-1],
+    }
+    if meets_starting is not None:  # last, because it passes by itself
+        rejected[Reason.OTHER_STARTING] = (candidates & meets_starting).any(axis=1)
+    codes = np.zeros(len(snap.nodes), np.int8)
+    for reason, holds in reversed(rejected.items()):  # the first reason wins
+        codes[holds] = CODE_OF[reason]
+    if stuck is not None:
+        # Memory is not the reason: the devices with enough memory have too few free replicas.
+        replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
+        codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
+    return AskVerdict(ask, rows, codes, candidates, need_bytes, free_bytes, steered, rejected)
+
+
+def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:
+    """Return where the pod would meet another one that starts alone, (nodes, slots).
+
+    None if it does not start alone.
+    """
+    if not request.starts_alone:
+        return None
+    if request.visible is not Visible.BY_PLUGIN:
+        least = Starting.BY_ENVIRONMENT
+    else:
+        least = Starting.ANY_POD if ask.count == 1 else Starting.SEVERAL
+    return starting >= least

@@ -1,0 +1,145 @@
+"""Selects the pods to evict from a device that lacks memory for all of its pods.
+
+If all predictions are correct, no eviction is necessary. But the plugin may have chosen a device
+that was not predicted, or unattributed use may have appeared. Then a device can be *overfull*:
+
+    sum over pods on the device: max(requested, measured)
+    + unreserved pods + unattributed > allocatable
+
+The agent lets no gated pod start on a device that is overfull, unhealthy or closed by its compute
+mode, nor on a cordoned one on which Headroom did not place it. Pods that have not started can be
+evicted: first those that were bound without Headroom, then the newest, and only as many as
+necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it is gone.
+
+A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
+only while it keeps no pod of another namespace from starting or from its memory: the pod's author
+decides whether it has a controller, and that must not decide whose pod is evicted.
+
+At most one pod is marked at a time. Marking two could evict both, although evicting one of them is
+enough.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.occupancy import Holder
+
+#: Issues of a device on which the agent lets no gated pod start.
+_CLOSED = (Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A pod that has not started: it waits at its gate, or uses no memory yet."""
+
+    #: When its reservation was made (RFC 3339): the newest pod is evicted first.
+    since: str
+    gated: bool
+    #: Whether a controller creates a replacement after its eviction.
+    replaced: bool
+    #: Whether the ledger already marks it for eviction.
+    marked: bool
+    #: Whether Headroom granted its reservation. A pod that was bound without it is evicted first.
+    granted: bool = True
+    #: UUIDs of the devices on which it may start although they are cordoned.
+    placed_on: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    #: Uids of pods to evict.
+    leave: frozenset[str] = frozenset()
+    #: Uids of gated pods that cannot start, and that no controller would replace after eviction.
+    stuck: frozenset[str] = frozenset()
+
+
+def overfull(devices: Iterable[DeviceTerms]) -> bool:
+    """Return whether some device with pods that have reservations is overfull or closed to some
+    pods."""
+    return any(
+        terms.reservation_bytes
+        and (
+            _excess_bytes(terms, _observed_holders(terms)) > 0
+            or terms.health_issue in (*_CLOSED, Reason.CORDONED_DEVICE)
+        )
+        for terms in devices
+    )
+
+
+def misplaced(
+    devices: Sequence[DeviceTerms], idle: Mapping[str, Idle], leaving: Set[str], may_mark: bool
+) -> Misplaced:
+    """Return the pods to evict from the node, including pods already marked for eviction.
+
+    ``idle`` maps uids to the pods that have not started; no other pod is evicted. ``leaving`` are
+    the uids of pods that are terminating or have ended. ``may_mark`` allows one more mark.
+    """
+    leave: set[str] = set()
+    stuck: set[str] = set()
+    for terms in devices:
+        if not terms.believed:
+            continue  # no pod starts there, and its free memory is unknown
+        observed = [
+            holder for holder in _observed_holders(terms) if holder.uid not in leaving | leave
+        ]
+        excess_bytes = _excess_bytes(terms, observed)
+        for holder in sorted(observed, key=lambda h: _eviction_order(h, idle), reverse=True):
+            pod = idle.get(holder.uid)
+            if pod is None or not (excess_bytes > 0 or _is_closed_to(terms, pod)):
+                continue
+            harms = excess_bytes > 0 and _harms_others(holder, pod, observed, idle)
+            if not pod.replaced and not harms:
+                if pod.gated:
+                    stuck.add(holder.uid)
+            elif pod.marked or may_mark:
+                may_mark = may_mark and pod.marked
+                leave.add(holder.uid)
+                excess_bytes -= holder.charged_bytes
+    return Misplaced(frozenset(leave), frozenset(stuck))
+
+
+def _is_closed_to(terms: DeviceTerms, pod: Idle) -> bool:
+    """Return whether the agent lets the pod not start there, whatever memory is free."""
+    if not pod.gated:
+        return False
+    if terms.cordoned:
+        return terms.device.uuid not in pod.placed_on
+    return terms.health_issue in _CLOSED
+
+
+def _harms_others(
+    holder: Holder, pod: Idle, observed: Iterable[Holder], idle: Mapping[str, Idle]
+) -> bool:
+    """Return whether a pod of another namespace lacks memory because of this one.
+
+    A gated pod uses no memory, so it only keeps other gated pods from starting.
+    """
+    return any(
+        other.namespace != holder.namespace
+        and (not pod.gated or (other.uid in idle and idle[other.uid].gated))
+        for other in observed
+    )
+
+
+def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, bool, str, str]:
+    """Return a sort key; the largest is evicted first: marked pods, then pods that were bound
+    without Headroom, then the newest pod."""
+    pod = idle.get(holder.uid)
+    return (pod.marked, not pod.granted, pod.since, holder.uid) if pod else (False, False, "", "")
+
+
+def _observed_holders(terms: DeviceTerms) -> list[Holder]:
+    return [holder for holder in terms.holders if holder.observed]
+
+
+def _excess_bytes(terms: DeviceTerms, observed: Iterable[Holder]) -> int:
+    """Return the bytes by which the observed pods exceed the memory; negative if some is free."""
+    charged_bytes = sum(holder.charged_bytes for holder in observed)
+    return (
+        charged_bytes
+        + terms.unreserved_pods_bytes
+        + terms.unattributed_bytes
+        - terms.allocatable_bytes
+    )

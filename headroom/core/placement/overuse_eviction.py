@@ -1,0 +1,227 @@
+"""Selects the pods to evict because they use more memory than they reserved.
+
+Overuse alone evicts no pod: the device must be under *pressure*, according to what the driver
+measures. It is if its free memory is less than
+
+    max(margin, sum over its other pods within their reservation: reserved - used)
+
+so that a pod could not allocate memory that Headroom reserved for it. A pod that uses more than it
+reserved by more than ``TOLERANCE_BYTES`` is an *offender*. The offender with the largest excess
+relative to its reservation is evicted first; of equal ones, that with the lowest priority. A pod
+within its reservation is never evicted, and a pod that is alone on its device harms only itself.
+
+The author of a pod must not decide that another tenant's pod is evicted instead. So if an offender
+may not be evicted, no smaller one of another namespace is. A pod that was bound without Headroom is
+an offender like any other. It has no claim to memory that was reserved for other pods: only what
+they leave of the device counts as its reservation. What it does not use of that puts no device
+under pressure.
+
+At most one more pod of a device is selected at a time. A pod that was selected keeps its warning
+while it is an offender, also if another pod exceeds its reservation by more. So two pods that
+overtake each other do not delay their evictions. Memory of pods that are leaving counts as free.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.occupancy import Holder
+
+#: Excess that makes no pod an offender. A process that uses CUDA needs a context of several hundred
+#: MiB on the device, before it allocates anything.
+TOLERANCE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPod:
+    """A pod that is bound to the node and has not ended."""
+
+    priority: int
+    #: Whether its annotation and the settings allow its eviction, and no eviction of it was
+    #: rejected lately.
+    evictable: bool
+    leaving: bool = False
+    #: Uuid of the device because of which the ledger already selects it; empty for none.
+    selected_for: str = ""
+    #: Whether Headroom granted its reservation; False if it was bound without Headroom.
+    granted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Overusing:
+    """A pod that uses more than it reserved on a device under pressure."""
+
+    uid: str
+    device: str
+    reserved_bytes: int
+    used_bytes: int
+    #: Measured free memory of the device, and what its pods need to be free.
+    free_bytes: int
+    needed_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.used_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OveruseEvictions:
+    #: By uid, the pods to evict: at most one for each device.
+    selected: Mapping[str, Overusing]
+    #: By uid, pods that were selected before, and are evicted only if they are selected again.
+    warned: Mapping[str, Overusing] = field(default_factory=dict)
+    #: Devices under pressure on which pods exceed their reservations, and none may be evicted.
+    unresolved: tuple[str, ...] = ()
+
+    @property
+    def decided(self) -> Mapping[str, Overusing]:
+        """By uid, the pods about which the ledger has a decision."""
+        return {**self.warned, **self.selected}
+
+
+NONE = OveruseEvictions({})
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The free memory of a device, and how much of it must stay free."""
+
+    #: As the driver measures it, with the memory of pods that are leaving.
+    free_bytes: int
+    #: Memory that its pods have reserved and do not use, or the margin if that is more.
+    needed_bytes: int
+    #: The pods that stay on it, and those of them that use more than they reserved.
+    staying: tuple[Holder, ...]
+    over: tuple[Holder, ...]
+    #: Uid -> the bytes that count as reserved for the pod, for those that stay.
+    reserved_bytes: Mapping[str, int]
+
+    @property
+    def under_pressure(self) -> bool:
+        return self.free_bytes < self.needed_bytes and bool(self.over) and len(self.staying) > 1
+
+    def excess_bytes(self, holder: Holder) -> int:
+        return (holder.measured_bytes or 0) - self.reserved_bytes[holder.uid]
+
+    def is_offender(self, holder: Holder) -> bool:
+        return self.excess_bytes(holder) > TOLERANCE_BYTES
+
+
+def balance(
+    terms: DeviceTerms, pods: Mapping[str, RunningPod], margin_bytes: int
+) -> Balance | None:
+    """Return the balance of a device; None if its use is implausible or unknown.
+
+    ``pods`` maps uids to the pods of the node; other pods in the report have left.
+    """
+    device = terms.device
+    if not terms.believed:
+        return None
+    observed = [holder for holder in terms.holders if holder.observed]
+    staying = tuple(h for h in observed if h.uid in pods and not pods[h.uid].leaving)
+    leaving_bytes = sum(h.measured_bytes or 0 for h in observed if h not in staying)
+    memory_bytes = device.memory_bytes - max(0, device.reserved_bytes)
+    reserved_bytes = _reserved_bytes(staying, pods, memory_bytes)
+    # The use of a pod that is not measured is unknown, so it needs nothing.
+    unused_bytes = sum(
+        max(0, reserved_bytes[holder.uid] - holder.measured_bytes)
+        for holder in staying
+        if holder.measured_bytes is not None and pods[holder.uid].granted
+    )
+    return Balance(
+        memory_bytes - device.used_bytes + leaving_bytes,
+        max(margin_bytes, unused_bytes),
+        staying,
+        tuple(h for h in staying if (h.measured_bytes or 0) > reserved_bytes[h.uid]),
+        reserved_bytes,
+    )
+
+
+def _reserved_bytes(
+    staying: Iterable[Holder], pods: Mapping[str, RunningPod], memory_bytes: int
+) -> dict[str, int]:
+    """Return uid -> the bytes that count as reserved for each pod on a device.
+
+    Pods that were bound without Headroom share what granted reservations leave of ``memory_bytes``,
+    in proportion to what is charged for them.
+    """
+    charged = {holder.uid: holder.requested_bytes for holder in staying}
+    adopted = {uid: asked_bytes for uid, asked_bytes in charged.items() if not pods[uid].granted}
+    adopted_bytes = sum(adopted.values())
+    left_bytes = max(0, memory_bytes - sum(charged.values()) + adopted_bytes)
+    if adopted_bytes <= left_bytes:
+        return charged
+    shares = {uid: asked * left_bytes // adopted_bytes for uid, asked in adopted.items()}
+    return charged | shares
+
+
+def overuse_evictions(
+    devices: Iterable[DeviceTerms], pods: Mapping[str, RunningPod], margin_bytes: int
+) -> OveruseEvictions:
+    """Return the pods to evict from the node.
+
+    ``devices``: one for each memory. ``pods``: as for ``balance``. Devices with an implausible or
+    unknown use are never under pressure.
+    """
+    selected: dict[str, Overusing] = {}
+    warned: dict[str, Overusing] = {}
+    unresolved: list[str] = []
+    for terms in devices:
+        found = balance(terms, pods, margin_bytes)
+        if found is None or not found.under_pressure:
+            continue
+        uuid = terms.device.uuid
+        offenders = sorted(
+            filter(found.is_offender, found.over), key=lambda h: _eviction_order(h, found, pods)
+        )
+        first = _first_to_evict(offenders, pods)
+        if first is None:
+            unresolved.append(uuid)
+        for holder in offenders:
+            uid = holder.uid
+            is_first, is_warned = holder is first, pods[uid].selected_for == uuid
+            if uid not in selected and (is_first or (is_warned and pods[uid].evictable)):
+                (selected if is_first else warned)[uid] = Overusing(
+                    uid,
+                    uuid,
+                    found.reserved_bytes[uid],
+                    holder.measured_bytes or 0,
+                    found.free_bytes,
+                    found.needed_bytes,
+                )
+    warned = {uid: over for uid, over in warned.items() if uid not in selected}
+    return OveruseEvictions(selected, warned, tuple(unresolved))
+
+
+def _eviction_order(
+    holder: Holder, found: Balance, pods: Mapping[str, RunningPod]
+) -> tuple[Fraction, int, str]:
+    """Return a sort key; the smallest is evicted first."""
+    excess_bytes = found.excess_bytes(holder) - TOLERANCE_BYTES
+    relative = Fraction(excess_bytes, max(1, found.reserved_bytes[holder.uid]))
+    return -relative, pods[holder.uid].priority, holder.uid
+
+
+def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod]) -> Holder | None:
+    """Return the pod to evict, of the offenders in their order; None if none may be evicted."""
+    exempt: set[str] = set()
+    for holder in offenders:
+        if pods[holder.uid].evictable:
+            return holder if exempt <= {holder.namespace} else None
+        exempt.add(holder.namespace)
+    return None
+
+
+def changes(
+    before: Mapping[str, str], after: Mapping[str, Overusing]
+) -> Iterator[tuple[str, Overusing | None]]:
+    """Yield the uids whose selection changes, with the new one; None if it ends.
+
+    ``before`` maps each selected uid to its device.
+    """
+    for uid in before.keys() - after.keys():
+        yield uid, None
+    for uid, found in after.items():
+        if before.get(uid) != found.device:
+            yield uid, found

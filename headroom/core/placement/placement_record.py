@@ -1,0 +1,234 @@
+"""Builds the record of a placement: the ledger's charges and the pod's annotations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from headroom.contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
+from headroom.contract.gpunode import STARTING, Charge, ContainerCharge, Device, Reservation
+from headroom.contract.quantity import MAX_DEVICE_BYTES
+from headroom.core.placement.amounts import bytes_of, device_arrays
+from headroom.core.placement.chosen_device import by_environment
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.fit import AskVerdict, Verdicts
+from headroom.core.placement.request import ContainerAsk, VramRequest
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
+
+#: Maximum length of the pod's VRAM annotation that the placement repeats. The API server limits the
+#: total size of annotations.
+_LONGEST_QUOTED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A reservation to make: charges for the ledger, annotations for the Binding."""
+
+    charges: tuple[Charge, ...]
+    annotations: Mapping[str, str]
+    #: Seconds after which the pod's start times out, if it starts alone; else 0.
+    start_timeout_s: int = 0
+
+    def reservation(self, namespace: str, name: str) -> Reservation:
+        """Return the reservation of the pod with this name, as long as the pod is not bound."""
+        return Reservation(
+            namespace=namespace,
+            name=name,
+            charges=list(self.charges),
+            phase=STARTING if self.start_timeout_s else "",
+            start_timeout_s=self.start_timeout_s,
+        )
+
+
+def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
+    """Return the placement on the i-th node of ``verdicts``, on which the request fits.
+
+    It is empty if kube-scheduler allocates the GPUs by DRA.
+    """
+    if verdicts.by_dra[i]:
+        return Placement((), {})
+    node = snap.nodes[int(verdicts.rows[i])]
+    devices = {
+        resource: [node.devices[slot] for slot in slots]
+        for resource, slots in _candidates(verdicts, i).items()
+    }
+    by_variable = by_environment(request, node)
+    possible = {
+        resource: _possible(resource, node, candidates, by_variable)
+        for resource, candidates in devices.items()
+    }
+    annotations = _annotations(request, node.name, devices, possible)
+    return Placement(charges(request, snap, verdicts, i), annotations, request.start_timeout_s)
+
+
+def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:
+    """Return the charges on the i-th node of ``verdicts``, on which the request fits; none if
+    kube-scheduler allocates the GPUs by DRA."""
+    if verdicts.by_dra[i]:
+        return ()
+    node, candidates = snap.nodes[int(verdicts.rows[i])], _candidates(verdicts, i)
+    by_variable = by_environment(request, node)
+    return tuple(
+        _charge(request, verdict, node, i, candidates[verdict.ask.resource], by_variable)
+        for verdict in verdicts.asks
+    )
+
+
+def _candidates(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
+    """Return resource -> slots of the candidate devices on the i-th node."""
+    return {
+        verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
+        for verdict in verdicts.asks
+    }
+
+
+def _charge(
+    request: VramRequest,
+    verdict: AskVerdict,
+    node: NodeTerms,
+    i: int,
+    candidates: Sequence[int],
+    by_variable: bool,
+) -> Charge:
+    """Return the charge for one ask.
+
+    ``by_variable``: the pod's own NVIDIA_VISIBLE_DEVICES decides its devices, so other pods cannot
+    displace it.
+    """
+    listed = candidates if by_variable else _listed_slots(verdict, node, i)
+    steered = _is_steered([node.devices[slot] for slot in candidates])
+    return Charge(
+        resource=verdict.ask.resource,
+        count=verdict.ask.count,
+        candidates={
+            node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot]) for slot in listed
+        },
+        beyond=[node.devices[slot].device.uuid for slot in listed if slot not in candidates],
+        by_environment=by_variable,
+        choice=node.devices[candidates[0]].device.uuid if steered and not by_variable else "",
+        containers=[]
+        if by_variable
+        else container_charges(
+            request,
+            verdict.ask.resource,
+            [node.devices[slot].device for slot in listed],
+            node.devices[listed[0]].reserve_bytes,
+        ),
+    )
+
+
+def container_charges(
+    request: VramRequest, resource: str, devices: Sequence[Device], reserve_bytes: int
+) -> list[ContainerCharge]:
+    """Return the containers of a charge if several request the resource; else none.
+
+    ``devices`` are all devices of the resource that the charge lists; ``reserve_bytes`` is the
+    reserve of their node on each.
+    """
+    asks = [ask for ask in request.containers if ask.resource == resource]
+    if len(asks) < 2:
+        return []
+    arrays = device_arrays(devices, reserve_bytes)
+    return [
+        ContainerCharge(
+            name=ask.name,
+            count=ask.count,
+            device_bytes=min(
+                int(bytes_of(ask.amount, ask.count, arrays).max(initial=0)), MAX_DEVICE_BYTES
+            ),
+        )
+        for ask in asks
+    ]
+
+
+def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
+    """Return the slots whose bytes the charge must list.
+
+    These are the candidates. If the pod needs different amounts on different devices, these are all
+    devices of the resource: later pods can displace the pod to a device that is no candidate yet.
+    """
+    slots = [
+        slot
+        for slot, terms in enumerate(node.devices)
+        if terms.device.resource == verdict.ask.resource
+    ]
+    if len({int(verdict.need_bytes[i, slot]) for slot in slots}) > 1:
+        return slots
+    return np.flatnonzero(verdict.candidates[i]).tolist()
+
+
+def _is_steered(candidates: Sequence[DeviceTerms]) -> bool:
+    """Return whether the agent makes the kubelet choose the only candidate."""
+    return len(candidates) == 1 and candidates[0].policy == "steered"
+
+
+def _possible(
+    resource: str, node: NodeTerms, candidates: Sequence[DeviceTerms], by_variable: bool
+) -> Sequence[DeviceTerms]:
+    """Return the devices on which the pod can start: the candidates, if Headroom chooses.
+
+    If the plugin chooses, pods that are bound later can displace the pod to any other device of the
+    resource.
+    """
+    if by_variable or _is_steered(candidates):
+        return candidates
+    return [t for t in node.devices if t.device.resource == resource and t.believed]
+
+
+def _annotations(
+    request: VramRequest,
+    node: str,
+    candidates: Mapping[str, Sequence[DeviceTerms]],
+    possible: Mapping[str, Sequence[DeviceTerms]],
+) -> dict[str, str]:
+    """Return the placement as JSON, and values per container for the downward API.
+
+    The devices are written only if they are certain. Bytes and fraction are the smallest of all
+    possible devices, so they are within the reservation on whichever device the pod starts.
+    """
+    if not request.asks:
+        return {}
+    containers: dict[str, object] = {}
+    written: dict[str, str] = {}
+    for ask in request.containers:
+        devices = candidates[ask.resource]
+        sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
+        # Several replicas of shared devices can be on one device.
+        each_on_own_device = ask.count == 1 or not any(term.shared for term in devices)
+        # A single candidate is a prediction: a pod that ends can change the plugin's next choice.
+        gets_all = len(possible[ask.resource]) == ask.count and each_on_own_device
+        certain = gets_all and len(request.containers) == 1
+        containers[ask.name] = {
+            "resource": ask.resource,
+            "count": ask.count,
+            "bytes": sizes,
+            "devices" if certain else "candidates": list(sizes),
+        }
+        if ask.index is None:
+            continue
+        if certain:
+            written[f"{DEVICES}{ask.index}"] = ",".join(sizes)
+        shares = [(_bytes_on(ask, t), t.device.memory_bytes) for t in possible[ask.resource]]
+        written[f"{BYTES}{ask.index}"] = str(min(part for part, _ in shares))
+        written[f"{FRACTION}{ask.index}"] = min(_fraction(*share) for share in shares)
+    body: dict[str, object] = {
+        "node": node,
+        "decision": request.decision_id,
+        "containers": containers,
+    }
+    if request.annotated is None or len(request.annotated) <= _LONGEST_QUOTED:
+        body["asked"] = request.annotated
+    return {PLACEMENT: msgspec.json.encode(body).decode(), **written}
+
+
+def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
+    return int(bytes_of(ask.amount, ask.count, device_arrays([term.device], term.reserve_bytes))[0])
+
+
+def _fraction(part_bytes: int, whole_bytes: int) -> str:
+    """Return the part as a decimal fraction, rounded down to four decimals.
+
+    So a program that allocates this fraction never exceeds its reservation.
+    """
+    return f"0.{part_bytes * 10_000 // whole_bytes:04d}" if part_bytes < whole_bytes else "1.0000"

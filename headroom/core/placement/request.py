@@ -1,0 +1,391 @@
+"""Parses the GPU request of a pod: bytes per device and replicas per resource.
+
+A pod's containers do not all run at once. Native sidecars run beside the app containers. An
+ordinary init container runs beside the sidecars started before it, and later containers reuse its
+devices. So a request for one resource has *phases*: each is a set of containers that hold GPUs at
+the same time. The most that a pod can take of one device is its largest phase.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+from headroom.contract.annotations import (
+    DEFAULT_VRAM,
+    MAX_SM,
+    ON_OVERUSE,
+    POLICY,
+    PROCESSES,
+    STARTUP,
+    STARTUP_TIMEOUT,
+    STARTUP_TIMEOUT_S,
+    VRAM,
+    VRAM_FROM,
+    Amount,
+    ReplicaShare,
+    ScoringPolicy,
+    parse_max_sm,
+    parse_on_overuse,
+    parse_policy,
+    parse_processes,
+    parse_startup,
+    parse_startup_timeout,
+    parse_vram,
+    render_amount,
+)
+from headroom.contract.decision import decision_id
+from headroom.contract.errors import BadAnnotation, BadQuantity, shortened
+from headroom.contract.gate import is_gated
+from headroom.contract.kube import Container, Pod
+from headroom.contract.pod_limits import exceeded
+from headroom.contract.quantity import parse_bytes
+from headroom.contract.reasons import Reason
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.visible_devices import Visible, visible
+
+#: Maximum number of replicas that a container may request; more than any node could have.
+MAX_COUNT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAsk:
+    """One GPU container: ``count`` replicas of ``resource``, ``amount`` of VRAM on each device."""
+
+    #: Index among the pod's app containers, or None for an init container.
+    index: int | None
+    name: str
+    resource: str
+    count: int
+    amount: Amount
+    #: The source of the amount: "annotation", "namespace", "recommendation" or "replica".
+    source: str
+
+    @property
+    def amount_text(self) -> str:
+        """The amount as users write it; "1 replica" without an annotation."""
+        return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
+
+
+class Portion(msgspec.Struct, frozen=True, gc=False):
+    """One container of a phase: ``amount`` on each device of its ``count`` replicas."""
+
+    amount: Amount
+    count: int
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """A pod's request for one resource."""
+
+    resource: str
+    #: The most replicas that the pod holds at once.
+    count: int
+    #: The most replicas that one container of the pod holds.
+    widest: int
+    #: One tuple for each phase: portions that may all be on one shared device at the same time.
+    phases: tuple[tuple[Portion, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VramRequest:
+    """The parsed request of a pod; without ``asks``, it requests no GPU that Headroom manages."""
+
+    uid: str
+    resource_version: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerAsk, ...]
+    asks: tuple[Ask, ...]
+    policy: ScoringPolicy
+    #: Limit of a device's SM activity, in parts per million; None without a limit.
+    max_sm_ppm: int | None
+    #: Processes per container, for MPS.
+    processes: int
+    #: The source that decides which devices the pod sees, on nodes that obey the variable
+    #: NVIDIA_VISIBLE_DEVICES.
+    visible: Visible = Visible.BY_PLUGIN
+    #: Whether the pod has a gate, which lets it start only on a device with enough free memory.
+    gated: bool = False
+    #: The VRAM annotation of the pod; None if it has none.
+    annotated: str | None = None
+    #: Seconds after which its start times out, if it starts alone; else 0.
+    start_timeout_s: int = 0
+    #: Whether it may go to nodes where kube-scheduler allocates its GPUs by DRA.
+    may_use_dra: bool = False
+
+    @property
+    def starts_alone(self) -> bool:
+        """Whether the pod fits only on devices where no other such pod is starting."""
+        return self.start_timeout_s > 0
+
+    @property
+    def kind(self) -> "Kind":
+        """All values of the request on which fit and score depend.
+
+        Requests of equal kind have equal verdicts and scores. Only the choice between nodes with
+        equal scores can differ.
+        """
+        return (
+            *(self.asks, self.policy, self.max_sm_ppm, self.processes),
+            *(self.visible, self.gated, self.starts_alone, self.may_use_dra),
+        )
+
+    @property
+    def by_prices(self) -> bool:
+        """Whether the score depends on the prices of device classes.
+
+        Pods that request several devices are packed instead: they compete with later pods like them
+        for whole nodes, which prices of memory do not reflect.
+        """
+        several = sum(ask.count for ask in self.asks) > 1
+        return self.policy is ScoringPolicy.FRAGMENTATION and not several
+
+    @property
+    def decision_id(self) -> str:
+        """The decision id, equal on every replica and in every verb."""
+        return decision_id(self.uid, self.resource_version)
+
+
+Kind = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Why the request of a pod cannot be parsed or is not accepted, so that it fits on no node.
+
+    ``message`` is a sentence for the author of the pod.
+    """
+
+    reason: Reason
+    message: str
+
+
+_REASON_OF_KEY = {
+    VRAM: Reason.BAD_VRAM,
+    DEFAULT_VRAM: Reason.BAD_DEFAULT_VRAM,
+    POLICY: Reason.BAD_POLICY,
+    MAX_SM: Reason.BAD_MAX_SM,
+    PROCESSES: Reason.BAD_PROCESSES,
+    ON_OVERUSE: Reason.BAD_ON_OVERUSE,
+    STARTUP: Reason.BAD_STARTUP,
+    STARTUP_TIMEOUT: Reason.BAD_STARTUP_TIMEOUT,
+}
+
+
+def understand(
+    pod: Pod, default_vram: str | None, rules: Rules, *, enforce_limits: bool = True
+) -> VramRequest | Unreadable:
+    """Parse the GPU request of ``pod``; return ``Unreadable`` if it is not valid. Raises nothing.
+
+    ``default_vram`` is the namespace's ``headroom.gpu/default-vram``, None if it has none. Pods
+    that exceed ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False. A pod
+    that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
+    """
+    try:
+        gpu_containers = _gpu_containers(pod, rules)
+        found = [*islice(gpu_containers, 1)]
+        # Before the other containers are parsed: a pod can have thousands.
+        if enforce_limits and found and (too_much := exceeded(pod)):
+            return Unreadable(Reason.POD_TOO_LARGE, too_much)
+        found += gpu_containers
+    except BadQuantity as err:
+        return Unreadable(Reason.BAD_POD, str(err))
+    try:
+        annotations = pod.metadata.annotations or {}
+        relevant = annotations if found else {}
+        policy, max_sm = relevant.get(POLICY), relevant.get(MAX_SM)
+        if (on_overuse := relevant.get(ON_OVERUSE)) is not None:
+            parse_on_overuse(on_overuse)
+        annotated_processes = relevant.get(PROCESSES)
+        processes = 1 if annotated_processes is None else parse_processes(annotated_processes)
+        containers = _container_asks(relevant, found, default_vram, processes)
+        if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
+            return Unreadable(
+                Reason.UNANNOTATED,
+                f"pod asks for a GPU without annotation {VRAM}. Example: {VRAM}: 8Gi",
+            )
+        return VramRequest(
+            uid=pod.metadata.uid,
+            resource_version=pod.metadata.resource_version,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            containers=containers,
+            asks=_asks(pod, containers),
+            policy=rules.policy if policy is None else parse_policy(policy),
+            max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
+            processes=processes,
+            visible=_visible(pod, containers, rules),
+            gated=is_gated(pod, rules.gate_image),
+            annotated=annotations.get(VRAM),
+            start_timeout_s=_start_timeout_s(relevant, rules),
+        )
+    except BadAnnotation as err:
+        return Unreadable(_REASON_OF_KEY[err.key], str(err))
+
+
+def _start_timeout_s(annotations: Mapping[str, str], rules: Rules) -> int:
+    """Return ``VramRequest.start_timeout_s``; raises ``BadAnnotation``."""
+    text = annotations.get(STARTUP_TIMEOUT)
+    timeout_s = STARTUP_TIMEOUT_S if text is None else parse_startup_timeout(text)
+    if (startup := annotations.get(STARTUP)) is None:
+        return 0
+    parse_startup(startup)
+    return min(timeout_s, rules.max_startup_timeout_s)
+
+
+def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
+    """Return what decides which devices the pod sees; pods with several resources are rejected."""
+    found = visible([*(pod.spec.init_containers or ()), *(pod.spec.containers or ())], rules)
+    # With several resources, the resource of a device that the variable names is unknown.
+    several = len({ask.resource for ask in asks}) > 1
+    return Visible.REJECTED if several and found is not Visible.BY_PLUGIN else found
+
+
+def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
+    """Return resource -> sum of the replicas that all containers request, at most ``MAX_COUNT``.
+
+    A count that cannot be parsed is taken as 1. The time is linear in the pod's size.
+    """
+    total: dict[str, int] = {}
+    for _, container in _containers(pod):
+        for resource, quantity in _requested(container).items():
+            if rules.manages(resource):
+                try:
+                    count = _count(resource, quantity)
+                except BadQuantity:
+                    count = 1
+                total[resource] = min(total.get(resource, 0) + count, MAX_COUNT)
+    return {resource: count for resource, count in total.items() if count}
+
+
+def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
+    """Return whether the pod requests a GPU that Headroom manages.
+
+    True if a count cannot be parsed, because Headroom must reject such a pod.
+    """
+    try:
+        return next(_gpu_containers(pod, rules), None) is not None
+    except BadQuantity:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuContainer:
+    """The replicas of one resource that a container requests; see ``ContainerAsk``."""
+
+    index: int | None
+    name: str
+    resource: str
+    count: int
+
+
+def _gpu_containers(pod: Pod, rules: Rules) -> Iterator[_GpuContainer]:
+    """Yield containers with managed resources, init containers first; raise ``BadQuantity``."""
+    return (
+        _GpuContainer(index, container.name, resource, count)
+        for index, container in _containers(pod)
+        for resource, quantity in _requested(container).items()
+        if rules.manages(resource) and (count := _count(resource, quantity))
+    )
+
+
+def _containers(pod: Pod) -> list[tuple[int | None, Container]]:
+    """Return all containers, init containers first, with the index of each app container."""
+    return [
+        *((None, container) for container in pod.spec.init_containers or ()),
+        *enumerate(pod.spec.containers or ()),
+    ]
+
+
+def _requested(container: Container) -> Mapping[str, str | int]:
+    if container.resources is None:
+        return {}
+    # For extended resources the request equals the limit, and users often omit it.
+    return {**(container.resources.limits or {}), **(container.resources.requests or {})}
+
+
+def _count(resource: str, quantity: str | int) -> int:
+    """Return the number of replicas; raises ``BadQuantity`` if it is not a valid count."""
+    try:
+        count = parse_bytes(str(quantity))
+    except BadQuantity as err:
+        raise BadQuantity(f"{resource}: {quantity}", err.why) from err
+    if not 0 <= count <= MAX_COUNT:
+        raise BadQuantity(f"{resource}: {quantity}", f"a count is from 0 to {MAX_COUNT}")
+    return count
+
+
+def _container_asks(
+    annotations: Mapping[str, str],
+    found: Sequence[_GpuContainer],
+    default_vram: str | None,
+    processes: int,
+) -> tuple[ContainerAsk, ...]:
+    """Return the containers with their amounts.
+
+    The amount is from the pod's annotation, else from the namespace's default, else the share of a
+    replica. An invalid default does not affect pods with their own annotation.
+
+    Raises ``BadAnnotation``, also if the annotation names a container without a GPU. That is
+    probably a typo, and the intended container would have no amount.
+    """
+    if not found:
+        return ()
+    own, vram, origin = annotations.get(VRAM), None, "namespace"
+    if own is not None:
+        vram = parse_vram(own)
+        origin = _origin(annotations.get(VRAM_FROM, ""))
+        names = {container.name for container in found}
+        if unknown := [name for name in vram.by_container if name not in names]:
+            raise BadAnnotation(
+                VRAM,
+                own,
+                f"names container {shortened(unknown[0])}, but the GPU containers are: "
+                f"{', '.join(sorted(names))}",
+                f"{min(names)}=8Gi",
+            )
+    elif default_vram is not None:
+        vram = parse_vram(default_vram, DEFAULT_VRAM)
+    asks: list[ContainerAsk] = []
+    for each in found:
+        amount: Amount | None = None if vram is None else vram.of(each.name)
+        source = origin
+        if amount is None:
+            amount, source = ReplicaShare(processes), "replica"
+        asks.append(ContainerAsk(each.index, each.name, each.resource, each.count, amount, source))
+    return tuple(asks)
+
+
+def _origin(written_from: str) -> str:
+    """Return the source of an amount that the webhook may have written onto the pod."""
+    if written_from.startswith("namespace "):
+        return "namespace"
+    return "recommendation" if written_from.startswith("VRAMProfile ") else "annotation"
+
+
+def _asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:
+    """Return one ask for each resource, with its phases."""
+    init = pod.spec.init_containers or ()
+    sidecars = {each.name for each in init if each.restart_policy == "Always"}
+    asks: list[Ask] = []
+    for resource in dict.fromkeys(ask.resource for ask in containers):
+        own = [ask for ask in containers if ask.resource == resource]
+        phases: list[list[ContainerAsk]] = []
+        running_sidecars: list[ContainerAsk] = []
+        for ask in own:  # init containers come first, in their order
+            if ask.index is None and ask.name in sidecars:
+                running_sidecars.append(ask)
+            elif ask.index is None:
+                phases.append([*running_sidecars, ask])
+        phases.append([*running_sidecars, *(ask for ask in own if ask.index is not None)])
+        portions = (tuple(Portion(ask.amount, ask.count) for ask in phase) for phase in phases)
+        asks.append(
+            Ask(
+                resource=resource,
+                count=max(sum(ask.count for ask in phase) for phase in phases),
+                widest=max(ask.count for ask in own),
+                phases=tuple(dict.fromkeys(portions)),
+            )
+        )
+    return tuple(asks)

@@ -1,0 +1,243 @@
+"""Ranks the nodes that fit by a weighted score of named terms, and chooses a single winner.
+
+Scores are floats in 0..1. A node's score does not depend on which other nodes are offered. Bytes
+are only compared as integers. The best fit breaks ties: the least free memory on the node after
+placement, then on the device (with ``spread``, the most). A hash of the pod breaks remaining ties,
+so that a burst of pods does not compete for one of many equal nodes. All replicas of the extender
+choose the same winner.
+
+A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. It is best
+placed on a node without GPUs, else on the node with the least *spare* GPU memory. Filling nodes one
+by one keeps the others whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headroom.contract.annotations import ScoringPolicy
+from headroom.core.placement.demand_pricing import Market
+from headroom.core.placement.fit import Verdicts
+from headroom.core.placement.policy import Weights
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.score_terms import KEPT, Scores, report, terms
+from headroom.core.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
+
+#: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
+_SCATTER = 2_654_435_761
+_HASH_BITS = (1 << 32) - 1
+#: Part of ``packing`` that prices determine if they decide. The rest is as with policy pack.
+_CHEAP = 0.9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Scores of the n requested rows, in their order."""
+
+    #: (n,) 0..1; 0 if the pod does not fit.
+    scores: Scores
+    #: Index of the best node; None if the pod fits on no node or requests no GPU.
+    winner: int | None
+    #: Named terms, each (n,) 0..1, whose weighted mean is the score. Only ``rank`` fills them.
+    terms: Mapping[str, Scores] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """The part of the score that is cached for one kind of request, for each node of a snapshot."""
+
+    #: Weighted sum of all terms but ``report``, with weights relative to the total weight, and
+    #: without prices.
+    score: Scores
+    #: Free after placement, on the node and on its fullest candidate device.
+    node_left_bytes: Rows
+    device_left_bytes: Rows
+    #: (nodes, terms) in the order of ``KEPT``, without prices.
+    terms: Scores
+    #: Whether kube-scheduler allocates the pod's GPUs there by DRA. Such a node scores 0,
+    #: because no term of its score is known.
+    by_dra: Mask
+
+    @classmethod
+    def empty(cls) -> "Standing":
+        """Return the values of no rows."""
+        none = np.empty(0, np.int64)
+        return cls(np.empty(0), none, none, np.empty((0, len(KEPT))), np.empty(0, bool))
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        return (
+            *(self.score, self.node_left_bytes, self.device_left_bytes, self.terms),
+            self.by_dra,
+        )
+
+    def term(self, name: str, rows: Rows) -> Scores:
+        values: Scores = self.terms[rows, KEPT.index(name)]
+        return values
+
+
+def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> Ranking:
+    """Rank the nodes that fit, with the terms of their scores.
+
+    The score and all terms of other nodes are 0. If the request has no GPU, there is no winner.
+    """
+    request, snap, rows = verdicts.request, verdicts.snap, verdicts.rows
+    fits, now_s = verdicts.fits, verdicts.now_s
+    if not request.asks:
+        return Ranking(np.zeros(len(rows)), None)
+    cached = standing(verdicts, weights)
+    ranking = rank_rows(request, snap, rows, fits, cached, now_s, weights, market)
+    named = named_terms(request, snap, rows, cached, now_s, market)
+    counts = fits & ~verdicts.by_dra
+    return Ranking(ranking.scores, ranking.winner, {n: term * counts for n, term in named.items()})
+
+
+def rank_rows(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    fits: Mask,
+    standing: Standing,
+    now_s: float,
+    weights: Weights,
+    market: Market | None = None,
+) -> Ranking:
+    """Rank the rows that fit by the cached part of their scores, without returning the terms.
+
+    ``fits`` belongs to ``rows``. Other rows score 0.
+    """
+    if not fits.any():
+        return Ranking(np.zeros(len(rows)), None)
+    parts = weights.parts
+    score = standing.score.take(rows) + report(snap, rows, now_s) * parts["report"]
+    if market is not None and prices_decide(request, market):
+        for name, term in _price_terms(snap, rows, standing, market).items():
+            score = score + parts[name] * (term - standing.term(name, rows))
+    by_dra = standing.by_dra.take(rows)
+    scores = score * (fits & ~by_dra)
+    sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
+    tied = (fits & (scores == scores.max())).nonzero()[0]
+    for left_bytes in (standing.node_left_bytes, standing.device_left_bytes):
+        values = sign * left_bytes.take(rows[tied])
+        tied = tied[values == values.min()]
+    if len(tied) > 1:
+        offset = crc32(request.uid.encode())
+        hashes = (snap.name_rank.take(rows[tied]).astype(np.int64) * _SCATTER + offset) & _HASH_BITS
+        tied = tied[hashes.argmin() :]
+    return Ranking(scores, int(tied[0]))
+
+
+def named_terms(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    standing: Standing,
+    now_s: float,
+    market: Market | None,
+) -> dict[str, Scores]:
+    """Return all terms of the score of each row."""
+    named = dict(zip(KEPT, standing.terms[rows].T, strict=True))
+    named["report"] = np.full(rows.shape, report(snap, rows, now_s))
+    if market is not None and prices_decide(request, market):
+        named |= _price_terms(snap, rows, standing, market)
+    return named
+
+
+def prices_decide(request: VramRequest, market: Market) -> bool:
+    """Return whether prices change the score. With equal prices it is that of pack."""
+    return request.by_prices and not market.uniform
+
+
+def _price_terms(
+    snap: Snapshot, rows: Rows, standing: Standing, market: Market
+) -> dict[str, Scores]:
+    """Return the terms that prices replace, 0..1 for each row.
+
+    ``packing``: the cheaper the taken memory, the higher. ``smallest_device`` is neutral: prices
+    already cover it, and in addition to them it wasted 2 % of a cluster's memory.
+    """
+    taken_bytes = (snap.node_headroom_bytes - standing.node_left_bytes).take(rows)
+    cheap = market.cheap(snap, rows, taken_bytes)
+    return {
+        "packing": (1 - _CHEAP) * standing.term("packing", rows) + _CHEAP * cheap,
+        "smallest_device": np.full(len(rows), 0.5),
+    }
+
+
+def standing(verdicts: Verdicts, weights: Weights) -> Standing:
+    """Compute the cached part of the score for each node of the verdicts' snapshot."""
+    found = terms(verdicts)
+    parts, score = weights.parts, np.zeros(len(found.values))
+    for name, value in zip(KEPT, found.values.T, strict=True):
+        score += parts[name] * value
+    by_dra = np.zeros(len(score), bool)
+    by_dra[verdicts.rows] = verdicts.by_dra
+    return Standing(score, found.node_left_bytes, found.device_left_bytes, found.values, by_dra)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    node: str
+    #: 0..1, the weighted mean of ``terms``.
+    score: float
+    terms: Mapping[str, float]
+
+
+def best(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    ranking: Ranking,
+    standing: Standing,
+    now_s: float,
+    market: Market | None,
+    most: int,
+) -> tuple[Contender, ...]:
+    """Return the winner, and then the other nodes with the highest scores, at most ``most`` nodes.
+
+    Names break ties. Empty if the pod fits on no node. ``ranking`` belongs to ``rows``.
+    """
+    if ranking.winner is None:
+        return ()
+    scores = ranking.scores
+    remaining = scores.copy()
+    highest: list[int] = []
+    for _ in range(min(most, len(rows))):  # argpartition is slow with many equal scores
+        highest.append(int(remaining.argmax()))
+        remaining[highest[-1]] = -1.0
+    others = [index for index in highest if scores[index] > 0 and index != ranking.winner]
+    others.sort(key=lambda index: (-scores[index], snap.name_rank[rows[index]]))
+    indices = np.array([ranking.winner, *others][:most])
+    top_rows = rows[indices]
+    named = named_terms(request, snap, top_rows, standing, now_s, market)
+    values = np.array([*named.values()]).T.tolist()
+    return tuple(
+        Contender(snap.names[row], score, dict(zip(named, terms, strict=True)))
+        for row, score, terms in zip(
+            top_rows.tolist(), scores[indices].tolist(), values, strict=True
+        )
+    )
+
+
+def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:
+    """Return the mask (n,) of the best rows for a pod without a GPU.
+
+    If there are nodes without devices, all of them are best. Else the best is the one node with the
+    least spare GPU memory. Its name breaks ties, so that pods fill one node before they use the
+    next. A row of -1, an unknown node, is never best.
+    """
+    best = np.zeros(len(rows), bool)
+    known = np.flatnonzero(rows >= 0)
+    if not len(known):
+        return best
+    spare = snap.spare_bytes.take(rows[known])
+    least = known[spare == spare.min()]
+    if spare.min() == NO_DEVICE:
+        best[least] = True
+    else:
+        best[least[snap.name_rank.take(rows[least]).argmin()]] = True
+    return best

@@ -1,0 +1,212 @@
+"""An immutable snapshot of the cluster, in dense arrays.
+
+A row is a node, and a *slot* is a device: slot j of row i is the j-th device that node i reports.
+All arrays are read-only. In a slot that a node does not have, all values are -1. Only
+``placement.snapshot_builder`` builds snapshots.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import repeat
+from math import inf
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headroom.contract.gpunode import Reservation
+from headroom.contract.reasons import Reason
+from headroom.core.placement.device_accounting import DeviceTerms
+
+Bytes2D = NDArray[np.int64]
+Int2D = NDArray[np.int32]
+#: One-dimensional: indices of rows, or a value for each row.
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+#: Code 0 is "fits"; every other code is an index into this tuple.
+REASONS: tuple[Reason | None, ...] = (None, *Reason)
+CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
+#: Limit of the absolute values of all columns in bytes, and of all needs compared with them:
+#: differences of two values fit int64.
+MOST_BYTES = 1 << 61
+#: Column ``sharing`` holds indices into this tuple.
+SHARING = ("none", "time-slicing", "mps")
+#: ``Snapshot.spare_bytes`` of a node without devices; less than any node with a device has.
+NO_DEVICE = -1
+
+
+class NodeTerms(msgspec.Struct, frozen=True, gc=False):
+    """The values of one node, from which the columns are filled and explanations are made."""
+
+    name: str
+    #: Why the node accepts no pod; None if that depends on its devices.
+    reason: Reason | None
+    #: When its report becomes stale, in seconds of the extender's monotonic clock.
+    fresh_until_s: float
+    devices: tuple[DeviceTerms, ...] = ()
+    #: When its report begins to age, in seconds of the same clock.
+    ageing_from_s: float = inf
+    #: Whether the report lacks the data of some probe.
+    degraded: bool = False
+    #: The source of the node's capacity, such as labels, if no agent measured it; else empty.
+    unmeasured: str = ""
+    #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
+    obeys_environment: bool = True
+    #: Whether the node is for gated pods only.
+    gated: bool = False
+    #: Details of ``reason``, if its sentence is not enough.
+    detail: str = ""
+    #: Whether the node has GPUs, even if no agent reports them.
+    equipped: bool = True
+    #: Extended resources that kube-scheduler serves there by DRA.
+    by_dra: frozenset[str] = frozenset()
+
+
+def clamped(count_bytes: int) -> int:
+    """Return the value, limited to ±``MOST_BYTES``, so that absurd amounts cannot overflow."""
+    return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The values of every (node, slot)."""
+
+    memory_bytes: Bytes2D
+    allocatable_bytes: Bytes2D
+    #: Free for a new pod if it gets the device: for a pod that requests one replica of the
+    #: resource, and for a pod that requests several.
+    free_bytes: Bytes2D
+    several_free_bytes: Bytes2D
+    #: Allocatable less committed memory, with the worst case of unconfirmed pods.
+    headroom_bytes: Bytes2D
+    replicas: Int2D
+    #: Replicas that are neither allocated nor unhealthy, according to the report.
+    replicas_free: Int2D
+    #: Replicas of the slot's resource reserved for unconfirmed pods, on the whole node.
+    replicas_unconfirmed: Int2D
+    #: The fewest replicas with which the next pod could get one of this device; larger than any
+    #: request if no pod could.
+    reach: Int2D
+    #: 1 if the agent makes the kubelet allocate the device that the ledger chooses.
+    steered: Int2D
+    #: 1 if the plugin rejects, after the binding, a container that requests several replicas.
+    single: Int2D
+    #: Number of the resource in ``Snapshot.resources``.
+    resource: Int2D
+    #: Number of devices that share the slot's memory, itself included.
+    sharers: Int2D
+    #: Index into ``SHARING``.
+    sharing: Int2D
+    #: Code of the device's health issue; 0 for none.
+    health_issue: Int2D
+    #: SM activity in parts per million; -1 if unknown.
+    sm_ppm: Int2D
+    #: Use of its pods above their requests, in parts per million of the allocatable memory.
+    exceeded_ppm: Int2D
+    #: Which new pods would meet a pod there that starts alone (``occupancy.Starting``).
+    starting: Int2D
+
+
+#: Fields of ``Snapshot`` with the values of every node -> their type in the array.
+PER_NODE: Mapping[str, type[np.generic]] = {
+    "node_reason": np.int32,
+    "gated": np.bool_,
+    "fresh_until_s": np.float64,
+    "ageing_from_s": np.float64,
+    "degraded": np.bool_,
+    "changed_in": np.int64,
+    "updated_in": np.int64,
+    "node_headroom_bytes": np.int64,
+    "node_largest_device_bytes": np.int64,
+    "node_memory_bytes": np.int64,
+    "spare_bytes": np.int64,
+}
+_columns = attrgetter(*(f.name for f in fields(Columns)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    #: Increases with every snapshot of a process.
+    generation: int
+    #: Node name -> row.
+    row_of: Mapping[str, int]
+    #: (rows,) the names of all nodes.
+    names: tuple[str, ...]
+    #: Hash of the set of all names.
+    names_hash: int
+    #: (rows,) the values from which the columns were filled.
+    nodes: tuple[NodeTerms, ...]
+    #: Resource name -> value of column ``resource``.
+    resources: Mapping[str, int]
+    columns: Columns
+    #: (rows,) code of the reason why the node accepts no pod; 0 for none.
+    node_reason: Int2D
+    #: (rows,) whether the node is for gated pods only.
+    gated: NDArray[np.bool_]
+    #: (rows,) when the report becomes stale and when it begins to age, in seconds of the extender's
+    #: monotonic clock.
+    fresh_until_s: NDArray[np.float64]
+    ageing_from_s: NDArray[np.float64]
+    #: (rows,) whether part of the report is missing, or labels replace it.
+    degraded: NDArray[np.bool_]
+    #: (rows,) index of the node's name in the sorted names: the last tie-breaker.
+    name_rank: Int2D
+    #: (rows,) generation of the first snapshot with the node's current values.
+    changed_in: Rows
+    #: (rows,) generation of the first snapshot since the node's devices, GPUNode or pods were
+    #: replaced, whether or not a value in this snapshot differs. A mere heartbeat replaces none.
+    updated_in: Rows
+    #: (rows,) headroom of all devices of the node; overcommitted ones count as full, and each of
+    #: the devices that share a memory counts its part.
+    node_headroom_bytes: Rows
+    #: (rows,) memory of the node's largest device and of all its devices; 0 without devices.
+    node_largest_device_bytes: Rows
+    node_memory_bytes: Rows
+    #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
+    spare_bytes: Rows
+    #: Node -> uid -> reservation of a pod that is not bound yet, and for which memory is held. They
+    #: count in this snapshot (``whatif.held_memory``).
+    held: Mapping[str, Mapping[str, Reservation]]
+
+    def part(self, rows: Rows) -> "Snapshot":
+        """Return a snapshot of these rows only."""
+        nodes = tuple(self.nodes[row] for row in rows.tolist())
+        names = tuple(node.name for node in nodes)
+        # A slice is a view, which takes a tenth of the time of a copy. Not take(): it first copies
+        # a whole array that is in Fortran order.
+        selected = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
+        columns = [column[selected] for column in _columns(self.columns)]
+        return replace(
+            self,
+            row_of={name: row for row, name in enumerate(names)},
+            names=names,
+            names_hash=hash(frozenset(names)),
+            nodes=nodes,
+            columns=Columns(*columns),
+            name_rank=self.name_rank[selected],
+            **{name: getattr(self, name)[selected] for name in PER_NODE},
+        )
+
+    def slots_of(self, resource: str) -> Mask:
+        """Return the mask (nodes, slots) of devices that are advertised as ``resource``."""
+        index = self.resources.get(resource)
+        advertised = self.columns.resource
+        return np.zeros(advertised.shape, bool) if index is None else advertised == index
+
+    def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
+        """Return the names in any order, and the row of each; -1 for unknown names.
+
+        kube-scheduler often offers all nodes. Then the names are returned in the order of the rows.
+        Only hashes are compared, which takes a third of the time of looking up 5,000 names. Python
+        hashes strings with a random key of 64 bits, so another set of as many names practically
+        never has the same hash.
+        """
+        if len(names) == len(self.names) and hash(frozenset(names)) == self.names_hash:
+            return self.names, np.arange(len(names))
+        return names, self.rows(names)
+
+    def rows(self, names: Sequence[str]) -> Rows:
+        """Return the row of each name, in the given order; -1 for unknown names."""
+        return np.fromiter(map(self.row_of.get, names, repeat(-1)), np.int64, len(names))

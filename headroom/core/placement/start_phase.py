@@ -1,0 +1,137 @@
+"""Decides when the start of a pod that starts alone has ended.
+
+Such a pod is *starting* from its bind on, and other pods that start alone are not placed on its
+devices, until one of these holds:
+
+* It is ready, and each of its GPU containers has a readiness or startup probe. Without a probe, a
+  container is ready as soon as it runs.
+* The use of each of its GPU containers has settled on every device that the container uses,
+  according to the agent. Init containers that end do not count: the engine starts after them.
+* The kubelet cannot start its containers, for example because an image cannot be pulled, and
+  ``STUCK_AFTER_S`` have passed since the bind.
+* Its start has timed out.
+
+A pod that restarts later does not start alone again.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from headroom.contract.gpunode import PodUse
+from headroom.contract.kube import Container, ContainerStatus, Pod
+
+#: Seconds after the bind in which a failed image pull does not end the start: the kubelet retries.
+STUCK_AFTER_S = 60.0
+#: Reasons of waiting containers that do not run, and will not before their user or a registry acts.
+_STUCK = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+    }
+)
+
+
+class StartEnd(Enum):
+    """Why a start has ended."""
+
+    READY = "ready"
+    SETTLED = "settled"
+    STUCK = "stuck"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a pod."""
+
+    #: Seconds since its bind; None if unknown, which counts as timed out.
+    age_s: float | None
+    timeout_s: int
+    #: The pod; None if it is deleted. Its containers may still run.
+    pod: Pod | None
+    #: Names of its containers that request a GPU.
+    gpu_containers: Collection[str]
+    #: Its rows in the node's report.
+    rows: Sequence[PodUse]
+
+    @property
+    def _engines(self) -> list[str]:
+        """Names of the GPU containers that run on after the start; empty if unknown or none."""
+        of_app = () if self.pod is None else _app_containers(self.pod)
+        return [each.name for each in of_app if each.name in self.gpu_containers]
+
+    @property
+    def end(self) -> StartEnd | None:
+        """Why the start has ended; None if the pod is starting."""
+        if self.pod is not None and _is_ready(self.pod, self.gpu_containers):
+            return StartEnd.READY
+        if _has_settled(self._engines, self.rows):
+            return StartEnd.SETTLED
+        # A bind in the far future is an error of a clock, and must not block the device for long.
+        age_s = self.timeout_s if self.age_s is None else abs(self.age_s)
+        if age_s >= self.timeout_s:
+            return StartEnd.TIMED_OUT
+        if self.pod is not None and age_s >= STUCK_AFTER_S and stuck_reason(self.pod):
+            return StartEnd.STUCK
+        return None
+
+
+def _is_ready(pod: Pod, gpu_containers: Collection[str]) -> bool:
+    status = pod.status
+    if status is None or not any(
+        each.type == "Ready" and each.status == "True" for each in status.conditions or ()
+    ):
+        return False
+    return not lacks_probe(pod, gpu_containers)
+
+
+def lacks_probe(pod: Pod, gpu_containers: Collection[str]) -> bool:
+    """Return whether one of these containers is ready as soon as it runs, because it has neither a
+    readiness nor a startup probe."""
+    return any(
+        not (container.readiness_probe or container.startup_probe)
+        for container in _app_containers(pod)
+        if container.name in gpu_containers
+    )
+
+
+def _app_containers(pod: Pod) -> list[Container]:
+    """Return the containers that count for the pod's readiness, native sidecars included."""
+    init_containers = pod.spec.init_containers or ()
+    sidecars = [each for each in init_containers if each.restart_policy == "Always"]
+    return [*sidecars, *(pod.spec.containers or ())]
+
+
+def _has_settled(engines: Sequence[str], rows: Iterable[PodUse]) -> bool:
+    """Return whether the use of each of these containers has settled, in every row of it that
+    shows a start. Without ``engines``: in every such row of the pod.
+
+    A row without a container name can be of any container: the pod chose the device itself.
+    """
+    started = [row for row in rows if row.started_at]
+    if not engines:
+        return _all_settled(started)
+    return all(_all_settled([r for r in started if r.container in (name, "")]) for name in engines)
+
+
+def _all_settled(rows: Sequence[PodUse]) -> bool:
+    return bool(rows) and all(row.settled_at for row in rows)
+
+
+def stuck_reason(pod: Pod) -> str:
+    """Return why the kubelet cannot start the pod's containers; empty if it can, or one runs."""
+    status = pod.status
+    if status is None:
+        return ""
+    of_app = status.container_statuses or ()
+    if any(each.state and each.state.running for each in of_app):
+        return ""
+    statuses: list[ContainerStatus] = [*(status.init_container_statuses or ()), *of_app]
+    reasons = (each.state.waiting.reason for each in statuses if each.state and each.state.waiting)
+    return next((reason for reason in reasons if reason in _STUCK), "")

@@ -1,0 +1,57 @@
+"""Determines from a pod's manifest what decides which devices its containers see.
+
+The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``. The plugin sets it. If the pod sets it too,
+the pod's value wins, except on nodes that ignore it (``Plugin.ignores_visible_devices``). Then the
+pod itself chooses its devices, and Headroom cannot predict them: the content of a ConfigMap is
+unknown, and a uuid belongs to one node. Only with ``none``, ``void`` and the empty value the pod
+sees no device.
+
+``envFrom`` adds all keys of a ConfigMap or Secret, and the manifest does not name them. Headroom
+does not read Secrets. If Headroom assumed that each ``envFrom`` sets the variable, it would reject
+many ordinary pods. So it does that only with ``Rules.suspect_env_from``, and not if a prefix or the
+pod's own ``env``, which wins, excludes it. The agent detects the remaining cases: if a process uses
+a device that its pod does not hold, its memory counts there.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+
+from headroom.contract.foreign_keys import VISIBLE_DEVICES
+from headroom.contract.kube import Container
+from headroom.core.placement.policy import Rules, VisibleDevices
+
+#: Values of the variable with which a container sees no device.
+NO_DEVICES = ("", "none", "void")
+
+
+class Visible(Enum):
+    """The source that decides which devices a pod sees, on nodes that obey the variable."""
+
+    #: The device plugin, as usual.
+    BY_PLUGIN = "by-plugin"
+    #: The pod itself. It gets a reservation on every device of a node that may obey it.
+    BY_POD = "by-pod"
+    #: The pod itself. Nodes that may obey it reject the pod.
+    REJECTED = "rejected"
+
+
+def visible(containers: Iterable[Container], rules: Rules) -> Visible:
+    """Return what decides which devices a pod with these containers sees.
+
+    ``containers`` include init containers.
+    """
+    if not any(_chooses_itself(container, rules) for container in containers):
+        return Visible.BY_PLUGIN
+    reject = rules.visible_devices is VisibleDevices.REJECT
+    return Visible.REJECTED if reject else Visible.BY_POD
+
+
+def _chooses_itself(container: Container, rules: Rules) -> bool:
+    """Return whether the container's value of the variable may name devices of its own choice."""
+    named = [each for each in container.env or () if each.name == VISIBLE_DEVICES]
+    if not named:
+        return rules.suspect_env_from and any(
+            VISIBLE_DEVICES.startswith(source.prefix) for source in container.env_from or ()
+        )
+    last = named[-1]  # wins
+    return last.value_from is not None or (last.value or "") not in NO_DEVICES

@@ -1,0 +1,210 @@
+"""Decides which lives count, and records the lives of one program.
+
+A life whose peak is only a lower bound of what it needed is *censored*: it was OOM-killed,
+failed or was evicted within a day, has run for less than a day, grew or jumped after its first day
+(``growth``), was not measured all the time, or its end is unknown. Censored lives can only raise a
+recommendation. They do not count as lives, and their peaks matter only above the request that
+follows from the others.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headroom.core.recommend.estimate import (
+    LEAST_MARGIN,
+    NO_OTHERS,
+    NO_SPREAD,
+    OTHERS_KNOWN_FREEDOM,
+    Estimate,
+    Others,
+    Spread,
+    estimate,
+    margin_after,
+    spread,
+)
+from headroom.core.recommend.histogram import Histogram, highest
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+#: A peak loses half of its weight in this time.
+HALF_LIFE_S = 10 * DAY_S
+#: A life of this length counts as complete, whether it still runs, failed or was evicted.
+MATURE_S = DAY_S
+#: Fewer complete lives than this give no recommendation, unless the container's other programs have
+#: shown how much its peaks differ. Then one life is enough.
+LEAST_LIVES = 3
+#: Maximum factor by which a request is above the censored peak that raises it.
+CENSORED_MARGIN = 1.2
+#: A program is unsettled if at least this number of its lives is, and at least this share.
+UNSETTLED_LIVES, UNSETTLED_SHARE = 2, 0.2
+#: A life is flat if its peak is at most this factor above its startup peak.
+FLAT_WITHIN = 1.02
+
+
+class Ending(Enum):
+    """How a life ended."""
+
+    #: The process exited with status 0, or the pod's controller or author deleted the pod.
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EVICTED = "evicted"
+    OOM_KILLED = "oom-killed"
+    #: Nothing was seen of its end.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One container on one device, from its start to its end, or until now."""
+
+    peak_bytes: int
+    started_s: float
+    #: When it ended, or now if it runs.
+    until_s: float
+    #: None while it runs.
+    ending: Ending | None = None
+    #: Highest use until it settled; None if it was not measured.
+    startup_peak_bytes: int | None = None
+    #: Whether a part of the life was not measured.
+    partial: bool = False
+    #: Whether its use grew or jumped after its first day.
+    unsettled: bool = False
+
+    @property
+    def censored(self) -> bool:
+        if self.partial or self.unsettled or self.ending in (Ending.OOM_KILLED, Ending.UNKNOWN):
+            return True
+        if self.ending is Ending.COMPLETED:
+            return False
+        return self.until_s - self.started_s < MATURE_S
+
+    @property
+    def flat(self) -> bool:
+        """Return whether its memory jumped once, at the start, and then stayed the same."""
+        startup = self.startup_peak_bytes
+        return startup is not None and self.peak_bytes <= startup * FLAT_WITHIN
+
+
+@dataclass(slots=True)
+class Track:
+    """The lives of one program of one container on one device model."""
+
+    complete: Histogram = field(default_factory=Histogram)
+    censored: Histogram = field(default_factory=Histogram)
+    #: Lives that run. They are replaced as a whole and do not decay.
+    running: Histogram = field(default_factory=Histogram)
+    running_censored: Histogram = field(default_factory=Histogram)
+    #: Complete lives that ended, without decay; flat lives among them.
+    ended: int = 0
+    flat: int = 0
+    #: Start of the first life and end of the last, in seconds since the epoch; 0 without lives.
+    first_s: float = 0.0
+    last_s: float = 0.0
+    #: Lives that ended while there was a recommendation, and those whose peak was above it.
+    tested: int = 0
+    missed: int = 0
+    #: Lives whose use grew or jumped after their first day: that ended, and that run.
+    unsettled: int = 0
+    running_unsettled: int = 0
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Return whether so many lives grew or jumped late that peaks show no future need."""
+        lives = self.unsettled + self.running_unsettled
+        return lives >= UNSETTLED_LIVES and lives >= UNSETTLED_SHARE * (lives + self.lives)
+
+    @property
+    def highest_bytes(self) -> int:
+        """Return the highest recorded peak, also of censored lives; 0 without any."""
+        parts = self.complete, self.censored, self.running, self.running_censored
+        return max(highest(each.weights) for each in parts)
+
+    @property
+    def lives(self) -> int:
+        """Return the number of lives that count, running ones included."""
+        return self.ended + round(self.running.total)
+
+    def record(self, life: Life, others: Others = NO_OTHERS) -> None:
+        """Add a life that ended. ``others``: of the container's other programs."""
+        self.decay(life.until_s)
+        if (found := self.estimate(others, running=False)) is not None:
+            self.tested += 1
+            self.missed += life.peak_bytes > found.request_bytes
+        self.first_s = min(self.first_s or life.started_s, life.started_s)
+        self.last_s = max(self.last_s, life.until_s)
+        if life.censored:
+            self.censored.add(life.peak_bytes, _weight(life, self.censored))
+            self.unsettled += life.unsettled
+            return
+        self.complete.add(life.peak_bytes, _weight(life, self.complete))
+        self.ended += 1
+        self.flat += life.flat
+
+    def replace_running(self, lives: Iterable[Life]) -> None:
+        """Replace the lives that run."""
+        self.running, self.running_censored = Histogram(), Histogram()
+        self.running_unsettled = 0
+        for life in lives:
+            self.running_unsettled += life.unsettled
+            (self.running_censored if life.censored else self.running).add(life.peak_bytes)
+            self.first_s = min(self.first_s or life.started_s, life.started_s)
+            self.last_s = max(self.last_s, life.until_s)
+
+    def decay(self, now_s: float) -> None:
+        self.complete.decay(now_s, HALF_LIFE_S)
+        self.censored.decay(now_s, HALF_LIFE_S)
+
+    def merge(self, other: "Track") -> None:
+        """Add the lives of another track that ended."""
+        self.complete.merge(other.complete, HALF_LIFE_S)
+        self.censored.merge(other.censored, HALF_LIFE_S)
+        self.ended += other.ended
+        self.flat += other.flat
+        self.first_s = min(self.first_s or other.first_s, other.first_s or self.first_s)
+        self.last_s = max(self.last_s, other.last_s)
+        self.tested += other.tested
+        self.missed += other.missed
+        self.unsettled += other.unsettled
+
+    def spread(self) -> Spread:
+        """Return how much the peaks of lives that ended differ; ``NO_SPREAD`` with too few."""
+        if self.ended < LEAST_LIVES or not self.complete:
+            return NO_SPREAD
+        return spread(self.complete.weights, self.ended)
+
+    def estimate(self, others: Others = NO_OTHERS, running: bool = True) -> Estimate | None:
+        """Return the estimate as of the last decay; None with too few lives.
+
+        Without ``running``, from lives that ended only.
+        """
+        lives = self.lives if running else self.ended
+        weights = dict(self.complete.weights)
+        censored = dict(self.censored.weights)
+        if running:
+            _add(weights, self.running)
+            _add(censored, self.running_censored)
+        least_lives = 1 if others.spread.freedom >= OTHERS_KNOWN_FREEDOM else LEAST_LIVES
+        if lives < least_lives or not weights:
+            return None
+        margin = margin_after(self.tested, self.missed + others.missed)
+        found = estimate(weights, lives, others.spread, margin)
+        beyond = highest(censored)
+        if beyond <= found.request_bytes:
+            return found
+        # Later lives may also reach the censored peak, so it gets a margin as the centre does.
+        ratio = found.request_bytes / found.centre_bytes
+        factor = min(CENSORED_MARGIN, max(1 + LEAST_MARGIN, ratio))
+        return Estimate(found.centre_bytes, max(found.highest_bytes, beyond), int(beyond * factor))
+
+
+def _weight(life: Life, among: Histogram) -> float:
+    """Return the weight of a life; less than 1 if it ended before the histogram's time."""
+    late_s = max(0.0, among.as_of_s - life.until_s)
+    return math.exp(-math.log(2) * late_s / HALF_LIFE_S)
+
+
+def _add(weights: dict[int, float], more: Histogram) -> None:
+    for bucket, weight in more.weights.items():
+        weights[bucket] = weights.get(bucket, 0.0) + weight

@@ -1,0 +1,1 @@
+"""Answers what would happen on a changed copy of the cluster."""

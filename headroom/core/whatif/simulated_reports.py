@@ -1,0 +1,76 @@
+"""Changes of reports that the simulation makes: devices become idle, shared or allocated."""
+
+from math import inf
+
+import msgspec
+
+from headroom.contract.gpunode import Device, GPUNodeStatus, Replicas
+from headroom.contract.reasons import Reason
+from headroom.core.placement.snapshot import NodeTerms
+
+#: Temporary reasons, which do not apply to an added node even if its model node has them.
+_PASSING = frozenset({Reason.EVICTED_RECENTLY})
+
+
+def shared_resources(status: GPUNodeStatus) -> set[str]:
+    """Return the resources that the plugin offers with shared devices, which can be steered."""
+    return {each.resource for each in status.devices if each.sharing != "none" and each.resource}
+
+
+def allocated(device: Device, count: int) -> Device:
+    """Return the device with ``count`` more of its free replicas allocated."""
+    replicas = device.replicas
+    taken = msgspec.structs.replace(
+        replicas, free=replicas.free - count, allocated=replicas.allocated + count
+    )
+    return msgspec.structs.replace(device, replicas=taken)
+
+
+def idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
+    """Return a status with equal devices of another machine, healthy and idle."""
+    devices = [
+        msgspec.structs.replace(
+            device,
+            uuid=device.uuid + suffix,
+            parent=device.parent + suffix if device.parent else device.parent,
+            used_bytes=min(device.used_bytes, 0),
+            unattributed_bytes=0,
+            sm_activity=None,
+            healthy=device.memory_bytes > 0,
+            health_reason=device.health_reason if device.memory_bytes <= 0 else "",
+            replicas=Replicas(free=device.replicas.total),
+        )
+        for device in status.devices
+    ]
+    return msgspec.structs.replace(status, devices=devices, pods=[], unattributed_processes=[])
+
+
+def shared(device: Device, count: int) -> Device:
+    """Return the device with ``count`` replicas; 1 disables sharing.
+
+    Raises ``ValueError`` if more replicas than that are in use or unhealthy.
+    """
+    replicas, sharing = device.replicas, device.sharing
+    taken = replicas.allocated + replicas.unhealthy
+    if taken > count:
+        taken_replicas = "1 replica" if taken == 1 else f"{taken} replicas"
+        raise ValueError(f"{device.uuid} has {taken_replicas} in use or unhealthy")
+    if count == 1:
+        sharing = "none"
+    elif sharing == "none":
+        sharing = "time-slicing"
+    return msgspec.structs.replace(
+        device, sharing=sharing, replicas=msgspec.structs.replace(replicas, free=count - taken)
+    )
+
+
+def as_added(terms: NodeTerms, name: str) -> NodeTerms:
+    """Return the terms of an added node, with a fresh report."""
+    return msgspec.structs.replace(
+        terms,
+        name=name,
+        reason=None if terms.reason in _PASSING else terms.reason,
+        fresh_until_s=inf,
+        ageing_from_s=inf,
+        degraded=False,
+    )

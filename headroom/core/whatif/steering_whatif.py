@@ -1,0 +1,251 @@
+"""Finds pods that wait only because the device plugin chooses the device, by simulated steering.
+
+On a *predicted* node a pod must fit on every device that the plugin could choose next, and on an
+*any* node on every device. On a steered node it needs one device. The nodes that are examined are
+those where steering is not active; gated and pinned nodes are left out, because their pods rely on
+the gate or on their variable.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from headroom.contract.annotations import DEVICE_CHOICE, DeviceChoice
+from headroom.contract.commands import command
+from headroom.contract.device_choice import STEERING_NOT_PERMITTED, why_kubelet_not_steered
+from headroom.contract.quantity import gib
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.node_settings import node_settings
+from headroom.core.placement.fit import Verdicts, fit
+from headroom.core.placement.request import Kind, VramRequest
+from headroom.core.placement.snapshot import CODE_OF, Snapshot
+from headroom.core.rules.eligible_nodes import Eligible, eligibility_key, eligible_nodes
+from headroom.core.whatif.simulated_reports import shared_resources
+from headroom.core.whatif.simulation import Placed, Simulation, urgency
+
+#: Reasons that concern a device which the plugin could choose, although another one may fit. With
+#: ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
+_BY_CHOICE = (
+    Reason.MEMORY_ON_SOME,
+    Reason.UNHEALTHY_DEVICE,
+    Reason.COMPUTE_MODE,
+    Reason.CORDONED_DEVICE,
+    Reason.SM_ABOVE_LIMIT,
+)
+#: Maximum number of nodes that are simulated for one pod.
+_MAX_NODES_OF_POD = 8
+#: Maximum number of pods, of different requests among them, and of nodes, that are simulated for
+#: the whole cluster.
+MAX_PODS = 256
+_MAX_KINDS = 64
+_MAX_NODES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Steerable:
+    """A node where steering is not active."""
+
+    node: str
+    #: Whether the annotation or the agent's default requests steering already.
+    requested: bool
+    #: Why steering is not possible; empty if no obstacle is known.
+    obstacle: str
+    #: Whether the agent has reported that it may steer, or what prevents it.
+    known: bool
+    #: Whether the node's kubelet can be steered.
+    supported: bool = True
+
+    @property
+    def command(self) -> str:
+        """The command that steers the node; it also replaces another value of the annotation."""
+        words = "annotate", "--overwrite", "node", self.node, f"{DEVICE_CHOICE}=steered"
+        return command("kubectl", *words)
+
+    @property
+    def to_do(self) -> str:
+        """The steps to steer the node, as a phrase."""
+        if self.requested:
+            return f"remove the obstacle to steering node {self.node}: {self.obstacle}"
+        if self.obstacle:
+            return f"steering node {self.node} is {self.obstacle}; permit it, then {self.command}"
+        return self.command
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The pods that wait because of the device plugin's choice, and those that steering places."""
+
+    waiting_pods: int
+    waiting_bytes: int
+    placed_pods: int
+    placed_bytes: int
+    #: The steered nodes that took pods, those that took the most first.
+    nodes: tuple[Steerable, ...]
+
+    @property
+    def sentence(self) -> str:
+        nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
+        waiting, placed = gib(self.waiting_bytes), gib(self.placed_bytes)
+        if self.waiting_pods == 1:
+            return (
+                f"1 pending pod with {waiting} waits although a GPU has enough free memory for it, "
+                f"because the device plugin chooses the device; steering {nodes} would place it"
+            )
+        return (
+            f"{self.waiting_pods} pending pods with {waiting} wait although a GPU has enough free "
+            "memory for each of them, because the device plugin chooses the device; steering "
+            f"{nodes} would place {self.placed_pods} of them ({placed})"
+        )
+
+
+def steerable(cluster: ClusterState, name: str) -> Steerable | None:
+    """Return the node if it has shared devices and steering could replace the plugin's choice."""
+    gpunode = cluster.gpunode(name)
+    choice = node_settings(cluster.node(name)).device_choice
+    if gpunode is None or gpunode.status is None:
+        return None
+    plugin = gpunode.status.plugin
+    if choice is DeviceChoice.GATED or plugin.steered:
+        return None
+    if not shared_resources(gpunode.status):
+        return None
+    requested = choice is DeviceChoice.STEERED or plugin.choice_obstacle != ""
+    if not_supported := why_kubelet_not_steered(plugin.kubelet_version):
+        return Steerable(name, requested, not_supported, known=True, supported=False)
+    obstacle = plugin.choice_obstacle
+    if not obstacle and plugin.steering_permitted is False:
+        obstacle = STEERING_NOT_PERMITTED
+    if not obstacle and requested:
+        obstacle = "its agent has not reported that it steers"
+    return Steerable(name, requested, obstacle, obstacle != "" or plugin.steering_permitted is True)
+
+
+def helped_by_steering(cluster: ClusterState, verdicts: Verdicts) -> list[Steerable]:
+    """Return nodes on which the pod would fit if they were steered, without an obstacle first.
+
+    At most 8 of the nodes that reject the pod are simulated, the first ones by name.
+    """
+    found = islice(_rejecting(cluster, verdicts), _MAX_NODES_OF_POD)
+    helped = [each for row, each in found if _fits_if_steered(cluster, verdicts, row, each.node)]
+    return sorted(helped, key=lambda each: (each.obstacle != "", each.node))
+
+
+def steering_gain(cluster: ClusterState, snap: Snapshot, now_s: float) -> Gain | None:
+    """Simulate all pending pods on steered nodes; None if steering would place none of them.
+
+    The first 256 pods by priority and age are examined, and at most 32 nodes are steered: those
+    that reject the most pods because of the plugin's choice. Pods that would fit on none of these
+    do not count. ``now_s`` is this process's monotonic clock.
+    """
+    rejected = list(_rejected(cluster, snap, now_s))
+    counts = Counter(row for each in rejected for row in each.nodes)
+    if not counts:
+        return None
+    chosen = sorted(counts, key=lambda row: (-counts[row], snap.nodes[row].name))[:_MAX_NODES]
+    index_of = {row: index for index, row in enumerate(chosen)}
+    simulation = Simulation(cluster, snap.part(np.array(chosen, np.int64)), now_s)
+    for row in chosen:
+        simulation.steer(snap.nodes[row].name)
+    waiting: list[tuple[VramRequest, int, Eligible]] = []
+    idle = simulation.snapshot()
+    for each in rejected:
+        rows = np.array(sorted(index_of[row] for row in each.nodes & index_of.keys()), np.int64)
+        if fit(each.request, idle, rows, now_s).fits.any():
+            waiting.append((each.request, each.need_bytes, Eligible(rows, {})))
+    placed_on: Counter[str] = Counter()
+    placed_bytes = 0
+    for request, need_bytes, where in waiting:
+        at = simulation.place(request, where)
+        if isinstance(at, Placed):
+            simulation.confirm(request.uid, at)
+            placed_on[at.node] += 1
+            placed_bytes += need_bytes
+    names = sorted(placed_on, key=lambda name: (-placed_on[name], name))
+    if not names:
+        return None
+    return Gain(
+        len(waiting),
+        sum(need_bytes for _, need_bytes, _ in waiting),
+        placed_on.total(),
+        placed_bytes,
+        tuple(found for name in names if (found := steerable(cluster, name)) is not None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    """A pod that fits on no node, and the nodes that reject it because of the plugin's choice."""
+
+    request: VramRequest
+    #: Rows of the snapshot.
+    nodes: frozenset[int]
+    #: The bytes that the pod needs on one device of each of its resources.
+    need_bytes: int
+
+
+def _rejected(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_Rejected]:
+    """Yield the pods that some node rejects because of the plugin's choice, in the order of
+    scheduling."""
+    eligible_by_key: dict[bytes, Eligible] = {}
+    found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
+    pods = sorted(cluster.unbound(), key=urgency)
+    for pod in pods[:MAX_PODS]:
+        if any(pod.metadata.uid in held for held in snap.held.values()):
+            continue  # it waits for memory that is held for it
+        request = cluster.understand(pod)
+        if not isinstance(request, VramRequest) or not request.asks or pod.spec.scheduling_gates:
+            continue
+        key = request.kind, (where := eligibility_key(pod))
+        if key not in found_by_kind:
+            if len(found_by_kind) == _MAX_KINDS:
+                continue
+            if where not in eligible_by_key:
+                eligible_by_key[where] = eligible_nodes(pod, snap, cluster.node)
+            verdicts = fit(request, snap, eligible_by_key[where].rows, now_s)
+            found_by_kind[key] = _rejecting_nodes(cluster, verdicts)
+        nodes, need_bytes = found_by_kind[key]
+        if nodes:
+            yield _Rejected(request, nodes, need_bytes)
+
+
+def _rejecting_nodes(cluster: ClusterState, verdicts: Verdicts) -> tuple[frozenset[int], int]:
+    """Return rows of nodes that reject the pod because of the plugin's choice, and the bytes that
+    the pod needs; no rows if it fits on some node."""
+    if verdicts.fits.any():
+        return frozenset(), 0
+    rows = [row for row, _ in islice(_rejecting(cluster, verdicts), _MAX_NODES)]
+    need_bytes = 0
+    if rows:
+        i = int(np.flatnonzero(verdicts.rows == rows[0])[0])
+        for verdict in verdicts.asks:
+            least = np.where(verdict.candidates[i], verdict.need_bytes[i], np.iinfo(np.int64).max)
+            need_bytes += int(least.min())
+    return frozenset(rows), need_bytes
+
+
+def _rejecting(cluster: ClusterState, verdicts: Verdicts) -> Iterator[tuple[int, Steerable]]:
+    """Yield the nodes that reject the pod because of the plugin's choice and can be steered, each
+    with its row, by name."""
+    by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in _BY_CHOICE])
+    rows = verdicts.rows[by_choice]
+    for row in rows[np.argsort(verdicts.snap.name_rank[rows])].tolist():
+        found = steerable(cluster, verdicts.snap.nodes[row].name)
+        if found is not None and found.supported:
+            yield row, found
+
+
+def _fits_if_steered(cluster: ClusterState, verdicts: Verdicts, row: int, name: str) -> bool:
+    part = verdicts.snap.part(np.array([row], np.int64))
+    simulation = Simulation(cluster, part, verdicts.now_s)
+    simulation.steer(name)
+    return simulation.fits(verdicts.request, name)
+
+
+def nodes_text(found: Sequence[Steerable]) -> str:
+    """Return the nodes as a phrase: the only one, or the number and the first."""
+    first = found[0].node
+    return f"node {first}" if len(found) == 1 else f"one of {len(found)} nodes, such as {first}"

@@ -1,0 +1,88 @@
+"""Rules of the doctor about pods that wait for steering, overuse memory, start alone, or use GPUs
+without a request."""
+
+from collections.abc import Iterator
+
+from headroom.contract.annotations import VRAM
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
+from headroom.core.eviction.overuse_decisions import overusing_pods
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.start_phase import lacks_probe
+from headroom.core.whatif.steering_whatif import steering_gain
+from headroom.doctor.findings import Finding, Weight
+
+#: Outcomes of pods that Headroom does not evict now, although other pods lack memory.
+_KEPT = ("protected", "rejected")
+
+
+def examine_steering(state: ClusterState, now_s: float) -> Iterator[Finding]:
+    """Yield a finding if steering would place pending pods; it names the nodes to steer."""
+    gain = steering_gain(state, state.snapshot(), now_s)
+    if gain is None:
+        return
+    first, *others = gain.nodes
+    to_do = f"{first.to_do}; docs/concepts/modes.md compares the modes"
+    if others:
+        to_do = f"begin with one node: {to_do}"
+    names = tuple(sorted(each.node for each in gain.nodes))
+    yield Finding(Weight.ADVICE, names, gain.sentence, to_do)
+
+
+def examine_overuse(state: ClusterState, now_s: float) -> Iterator[Finding]:
+    """Yield a finding about nodes where pods take reserved memory of others and are not evicted."""
+    names = sorted(
+        node.name
+        for node in state.snapshot().nodes
+        if any(each.outcome in _KEPT for each in overusing_pods(state, node, now_s, False))
+    )
+    if not names:
+        return
+    to_do = (
+        "kubectl headroom top pod shows these pods, and why they are not evicted: delete one, or "
+        "request more for them"
+    )
+    if not state.rules.evict_overuse:
+        to_do += "; or set on_overuse: evict (docs/how-to/overuse.md)"
+    found = (
+        "pods use more GPU memory than they reserved, so other pods lack memory that they reserved"
+    )
+    yield Finding(Weight.WARNING, tuple(names), found, to_do)
+
+
+def examine_starts(state: ClusterState) -> Iterator[Finding]:
+    """Yield a finding if the readiness of pods that start alone shows nothing."""
+    names: list[str] = []
+    for pod in state.pods():
+        request = state.understand(pod)
+        if (
+            isinstance(request, VramRequest)
+            and request.starts_alone
+            and not pod.ended
+            and lacks_probe(pod, {ask.name for ask in request.containers})
+        ):
+            names.append(f"{pod.metadata.namespace}/{pod.metadata.name}")
+    if names:
+        yield Finding(
+            Weight.ADVICE,
+            tuple(sorted(names)),
+            "these pods start alone, and a GPU container has no readiness or startup probe: their "
+            "start ends only when the agent finds that its memory use has settled, or times out",
+            "add a readinessProbe that succeeds when the model is loaded: "
+            "docs/how-to/starting-alone.md",
+        )
+
+
+def examine_users(state: ClusterState) -> Iterator[Finding]:
+    """Yield a finding about pods that use GPUs and request none."""
+    pods, manages = state.gpu_users.pods.values(), state.rules.manages
+    users = [pod for pod in pods if not unmanaged_requests(pod, manages)]
+    if users:
+        yield Finding(
+            Weight.WARNING,
+            tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in users)),
+            "these pods use GPUs and request none, as by NVIDIA_VISIBLE_DEVICES in their image: "
+            "only the memory that they use at the moment is kept from others",
+            f"request a GPU and {VRAM} in these pods; or keep GPUs from them with the variable "
+            "NVIDIA_VISIBLE_DEVICES: void",
+        )

@@ -1,0 +1,1 @@
+"""The controller of device taints: taints DRA devices with use beyond their claims."""

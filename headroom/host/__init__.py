@@ -1,0 +1,1 @@
+"""Parts of the machine that processes use: listening sockets and the memory allocator."""

@@ -1,0 +1,68 @@
+"""Reads metrics of a history from Prometheus, one day at a time, so that no answer is too large."""
+
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from headroom.errors import BadSettings, PrometheusUnreadable
+from headroom.planner.metrics_history import reading
+from headroom.planner.workload import History
+from headroom.runtime.metric_history import Asked, Sample, answered
+from headroom.runtime.prometheus import connected, read_moment
+from headroom.runtime.promql import EVERY_CLUSTER, Queries
+
+#: Limit of one query; a day of a large cluster takes seconds.
+_TIMEOUT_S = 120.0
+#: Limit of one answer, which has a series for each pod of a day.
+_MOST_BYTES = 256 << 20
+#: Pauses before further attempts of a query that failed within ``_EARLY_S``.
+_PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
+#: Length limit of a quoted error.
+_MOST_QUOTED = 200
+
+
+def read_prometheus(
+    url: str,
+    days: int,
+    nodes: Mapping[str, str],
+    end_s: float | None = None,
+    queries: Queries = EVERY_CLUSTER,
+) -> History:
+    """Return the history of ``days`` days until the Unix time ``end_s``; None: until now.
+
+    ``nodes``: labels that the nodes must have. Raises ``BadSettings`` if Prometheus cannot be read
+    or has too little data.
+    """
+    parts = urlsplit(url)
+    public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+    end_s = time.time() if end_s is None else end_s
+    try:
+        return answered(reading(queries, days, end_s, nodes), lambda asked: _samples(url, asked))
+    except PrometheusUnreadable as err:
+        raise BadSettings(
+            f"--prometheus {public}: {_reason(err)}. To check the address: curl "
+            f"{public}/api/v1/query?query=up"
+        ) from err
+
+
+def _reason(err: Exception) -> str:
+    """Return why a query failed: the connection's error without the long URL, or else ``err``."""
+    root: BaseException = err
+    while (cause := root.__cause__ or root.__context__) is not None:
+        root = cause
+    strerror = root.strerror if isinstance(root, OSError) else None
+    return (strerror or str(err))[:_MOST_QUOTED]
+
+
+def _samples(url: str, asked: Asked) -> list[Sample]:
+    """Return the samples of one query, which is repeated if it fails early."""
+    began_s, pauses_s = time.monotonic(), list(_PAUSES_S)
+    while True:
+        try:
+            with connected(url, _TIMEOUT_S, most_bytes=_MOST_BYTES) as connection:
+                found = read_moment(connection, *asked, _TIMEOUT_S)
+            return [Sample(*each) for each in found]
+        except PrometheusUnreadable:
+            if not pauses_s or time.monotonic() - began_s > _EARLY_S:
+                raise
+            time.sleep(pauses_s.pop(0))

@@ -1,0 +1,171 @@
+"""Finds how far the need of another such history may be from that of a given one.
+
+*Short* pods begin and end in the history. Many of them often have one cause, such as the traffic or
+the data of a day, so their number in the next history follows from how much days differ. Long pods
+differ by chance, which matters more the fewer they are and the more GPUs each has. Pods that run
+all the time do not differ.
+
+The *swing* is how far the largest day is above the median day, of a workload or of all pods. If it
+is large, the load follows something that one history does not show, such as a date, and no range
+can be had. A *campaign* is a workload that hardly runs on most days, and then with several pods at
+once. The next one may be several times larger than the last.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headroom.planner.intervals import Reach
+from headroom.planner.wording import plural
+from headroom.planner.workload import DAY_S, History
+
+#: Shorter histories, and those with fewer new pods, have no ranges.
+LEAST_DAYS, LEAST_PODS = 7, 40
+#: The swing above which there are no ranges, as a part of the largest demand. In long histories,
+#: what independent pods would differ by chance is added, as a square; one week does not
+#: show whether a load rises or differs by chance.
+MOST_SWING, LONG_DAYS = 0.35, 14
+#: The reach of short pods in a long history, as a part of that in a week: it shows more days.
+LONG_REACH = 0.7
+#: Least reach; its square is added to that of the others.
+LEAST_REACH = 0.05
+#: Reach if all GPU time is that of short pods: a part that is always added, and standard deviations
+#: of the largest days.
+SHORT_REACH, DAYS_REACH = 0.15, 1.5
+#: Part of the days that count as the largest, because weekends differ from working days.
+_WORKING = 5 / 7
+#: Standard deviations by which the number of GPUs in use can differ by chance.
+CHANCE_REACH = 1.65
+#: On the median day, a campaign has at most this part of its largest demand.
+_RARE = 0.25
+#: Pods that a campaign has at once, at least.
+_CAMPAIGN_PODS = 5
+#: The next campaign may need more by this factor of the last one. If sizes have a Pareto tail with
+#: an exponent of 1.6, the next largest is four times as large in 1 of 10 cases.
+_CAMPAIGN_GROWTH = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """How much needs of histories like a given one vary."""
+
+    #: None if no range can be had.
+    reach: Reach | None = None
+    #: Why no range can be had, as a sentence; empty if it can.
+    missing: str = ""
+
+
+def variation(history: History, gpus: Sequence[float]) -> Variation:
+    """Return how much the needs of histories like a given one vary, if its pods take these GPUs."""
+    created_s = np.array([life.created_s for life in history.lives])
+    created = int(np.count_nonzero(created_s > 0))
+    if history.days < LEAST_DAYS or created < LEAST_PODS:
+        return Variation(
+            missing=f"Figures have no ranges, because ranges need {LEAST_DAYS} days and "
+            f"{LEAST_PODS} pods that were created in them: the history has "
+            f"{plural(history.days, 'day')} and {plural(created, 'such pod')}."
+        )
+    names = sorted({life.workload for life in history.lives})
+    code_of = {name: code for code, name in enumerate(names)}
+    codes = np.array([code_of[life.workload] for life in history.lives])
+    ended_s = created_s + np.array([life.run_s for life in history.lives])
+    taken = np.array(gpus)
+    every = np.zeros_like(codes)
+
+    def daily(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a row for each workload, and one of all pods."""
+        rows = _daily(codes, created_s, ended_s, weights, history.days, len(names))
+        return np.append(rows, _daily(every, created_s, ended_s, weights, history.days, 1), axis=0)
+
+    demand = daily(taken)
+    largest = float(demand[-1].max())
+    if largest <= 0:
+        return Variation(Reach(LEAST_REACH, LEAST_REACH))
+    top, median = demand.max(axis=1), _median(demand)
+    swing, limit = (top - median) / largest, np.full(len(top), MOST_SWING)
+    if history.days >= LONG_DAYS:
+        deviation = np.sqrt(daily(taken**2).max(axis=1)) / largest
+        limit = np.hypot(limit, _chance(history.days) * deviation)
+    if np.any(swing > limit):
+        most = int(np.argmax(swing - limit))
+        name = names[most] if most < len(names) else "the whole cluster"
+        return Variation(
+            missing=f"Figures have no ranges, because days differ too much: {name} used up to "
+            f"{100 * top[most] / largest:.0f} % of all GPUs in use on its largest day, and "
+            f"{100 * median[most] / largest:.0f} % on its median day. Another period may need far "
+            "less, or several times more."
+        )
+    half = _reach(created_s, ended_s, taken, demand[-1])
+    at_once = daily(np.ones(len(codes))).max(axis=1)
+    campaign = (median <= _RARE * top) & (at_once >= _CAMPAIGN_PODS)
+    grown = _CAMPAIGN_GROWTH * float(top[campaign].max(initial=0.0)) / largest
+    return Variation(Reach(half, math.hypot(half, math.log1p(grown))))
+
+
+def _reach(
+    created_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    taken: NDArray[np.float64],
+    by_day: NDArray[np.float64],
+) -> float:
+    """Return the reach of a need. ``by_day``: the largest demand of each day."""
+    # Days count from the first creation, which may be late on the first day.
+    end_s = min(float(ended_s.max()), float(created_s.min()) + len(by_day) * DAY_S)
+    begins, ends = created_s > 0, ended_s < end_s
+    gpu_s = taken * (np.minimum(ended_s, end_s) - created_s)
+    short = float(gpu_s[begins & ends].sum() / gpu_s.sum())
+    largest = np.sort(by_day)[-round(_WORKING * len(by_day)) :]
+    differ = float(largest.std(ddof=1) / largest.mean())
+    # Independent pods: their number at a time has a Poisson distribution.
+    variance = float((taken * gpu_s)[begins | ends].sum()) / end_s
+    chance = math.sqrt(variance) / float(by_day.max())
+    of_short = (SHORT_REACH + DAYS_REACH * differ) * short
+    if len(by_day) >= LONG_DAYS:
+        of_short *= LONG_REACH
+    return math.hypot(LEAST_REACH, of_short, CHANCE_REACH * chance)
+
+
+def _chance(days: int) -> float:
+    """Return how far the largest of so many normal values is above their median, in standard
+    deviations (Blom)."""
+    return NormalDist().inv_cdf((days - 0.375) / (days + 0.25))
+
+
+def _median(demand: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the demand of the median day; of two middle days, the larger."""
+    found: NDArray[np.float64] = np.sort(demand, axis=1)[:, demand.shape[1] // 2]
+    return found
+
+
+def _daily(
+    codes: NDArray[np.int64],
+    created_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    days: int,
+    workloads: int,
+) -> NDArray[np.float64]:
+    """Return the largest sum of the weights at once, by workload and day."""
+    first = np.clip(created_s // DAY_S, 0, days - 1).astype(np.int64)
+    last = np.clip(ended_s // DAY_S, first, days - 1).astype(np.int64)
+    # One row for each day on which a pod runs, with its time of that day.
+    counts = last - first + 1
+    pod = np.repeat(np.arange(len(codes)), counts)
+    day = first[pod] + np.arange(len(pod)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin_s = np.maximum(created_s[pod], day * DAY_S)
+    end_s = np.maximum(begin_s, np.minimum(ended_s[pod], (day + 1) * DAY_S))
+    group = codes[pod] * days + day
+    groups = np.concatenate([group, group])
+    times = np.concatenate([begin_s, end_s])
+    changes = np.concatenate([weights[pod], -weights[pod]])
+    order = np.lexsort((changes, times, groups))
+    # The changes of each group add up to 0, so the sum begins at 0 in each group.
+    running, groups = np.cumsum(changes[order]), groups[order]
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    found = np.zeros(workloads * days)
+    found[groups[starts]] = np.maximum.reduceat(running, starts)
+    return found.reshape(workloads, days)

@@ -1,0 +1,367 @@
+"""Configurations to compare, and the replays that find the GPUs that each of them needs.
+
+A configuration splits the pods in two pools with nodes of their own. The *exclusive* pool has
+unshared GPUs, for pods with several GPUs and for those that need almost a whole one. The *shared*
+pool has all others. For each pool, a search finds the fewest nodes with which its pods wait no
+longer on average than on today's unshared cluster.
+
+Nodes are added in an order in which each number of them has about the same mix of shapes as today.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from headroom.planner.contention import NONE, Contention
+from headroom.planner.demand import demand, gpus_of, mean_gpu_bytes
+from headroom.planner.life_replay import Outcome, Replay
+from headroom.planner.mig import split_by_mig
+from headroom.planner.placers import ByCounting, ByHeadroom, Placer, Request
+from headroom.planner.rhythm import Variation, variation
+from headroom.planner.simulated_fleet import Sharing
+from headroom.planner.workload import (
+    History,
+    Life,
+    Machine,
+    Vram,
+    first_machines,
+    largest_bytes,
+    mixed_order,
+    stays_exclusive,
+)
+
+#: A shorter mean waiting time counts as none.
+NO_WAIT_S = 5.0
+#: The search ends when the number of nodes is known to within one part in this many.
+_RESOLUTION = 50
+#: The search gives up at this multiple of the nodes that pods use at most if none waits, plus
+#: today's nodes.
+_MOST_TIMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One way to run the cluster."""
+
+    #: exclusive, counting, predicted, steered or mig.
+    mode: str
+    replicas: int
+    vram: Vram
+    #: With MIG, the profile of all instances, such as 1g.
+    profile: str | None = None
+    #: Limit of the SM activity of a GPU that takes another pod, in percent; None: no limit.
+    max_sm: int | None = None
+
+    @property
+    def text(self) -> str:
+        match self.mode:
+            case "exclusive":
+                return "unshared"
+            case "mig":
+                return f"MIG {self.profile}"
+            case "counting":
+                return f"{self.replicas} replicas, counted only"
+            case _:
+                limit = "" if self.max_sm is None else f", max-sm {self.max_sm} %"
+                return f"{self.replicas} replicas, {self.mode}{limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The fewest machines for some pods."""
+
+    machines: tuple[Machine, ...]
+    #: The replay with these machines.
+    outcome: Outcome
+
+    @property
+    def gpus(self) -> int:
+        return sum(machine.gpus for machine in self.machines)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result for one configuration and one seed."""
+
+    #: None if the pods wait longer than today with any number of nodes.
+    needed: tuple[Pool, Pool] | None
+    #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods leave no node for
+    #: the pods that share.
+    today_wait_s: float | None
+    #: Pods that run out of memory on today's nodes.
+    today_out_of_memory: int
+    #: Pods that are too large for every node, and are left out.
+    left_out: int
+
+    @property
+    def gpus(self) -> int | None:
+        return None if self.needed is None else sum(pool.gpus for pool in self.needed)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        return () if self.needed is None else self.needed[0].machines + self.needed[1].machines
+
+    @property
+    def out_of_memory(self) -> int:
+        return sum(pool.outcome.out_of_memory for pool in self.needed or ())
+
+    def ratio(self, of: Callable[[Outcome], float], size: Callable[[Machine], int]) -> float:
+        """Return the mean of a ratio over both pools, each with the size of its machines."""
+        weighed = [(sum(map(size, pool.machines)), of(pool.outcome)) for pool in self.needed or ()]
+        total = sum(weight for weight, _ in weighed)
+        return sum(weight * ratio for weight, ratio in weighed) / total if total else 0.0
+
+    @property
+    def contention(self) -> Contention:
+        """Contention of the pods that share GPUs."""
+        return self.needed[1].outcome.contention if self.needed else NONE
+
+    @property
+    def memory_ratio(self) -> float:
+        """Used part of the GPU memory, 0..1."""
+        return self.ratio(lambda o: o.memory_ratio, lambda m: m.devices * m.memory_bytes)
+
+    @property
+    def sm_ratio(self) -> float:
+        """Mean of the summed SM activity per GPU."""
+        return self.ratio(lambda o: o.sm_ratio, lambda m: m.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Today's cluster with unshared GPUs, for one seed."""
+
+    #: Mean waiting time on today's nodes, in seconds.
+    wait_s: float
+    #: Maximum mean waiting time that counts as the same.
+    target_s: float
+    #: Pods that are too large for every node.
+    left_out: int
+
+
+def baseline(history: History, lives: Sequence[Life], seed: int) -> Baseline:
+    """Replay today's cluster with unshared GPUs."""
+    machines = mixed_order(history.machines)
+    shapes = shapes_of(machines)
+    fitting = [life for life in lives if _has_machine(life, None, shapes)]
+    today = _exclusive(fitting, machines, seed).run()
+    assert today is not None, "without a limit the replay ends"
+    target_s = max(NO_WAIT_S, today.mean_wait_s)
+    return Baseline(today.mean_wait_s, target_s, len(lives) - len(fitting))
+
+
+def unshared_pool(
+    history: History, lives: Sequence[Life], seed: int, today: Baseline
+) -> Pool | None:
+    """Return the fewest unshared nodes for all pods; None if no number suffices."""
+    machines = mixed_order(history.machines)
+    shapes = shapes_of(machines)
+    fitting = [life for life in lives if _has_machine(life, None, shapes)]
+    return _fewest_exclusive(fitting, machines, seed, today.target_s)
+
+
+def exclusive_pool(
+    history: History,
+    lives: Sequence[Life],
+    configuration: Configuration,
+    seed: int,
+    today: Baseline,
+) -> Pool | None:
+    """Return the fewest unshared nodes for the pods that stay exclusive in this configuration."""
+    machines = mixed_order(history.machines)
+    stay, _ = split(lives, machines, configuration)
+    return _fewest_exclusive(stay, machines, seed, today.target_s)
+
+
+def answer(
+    history: History,
+    lives: Sequence[Life],
+    configuration: Configuration,
+    seed: int,
+    today: Baseline,
+    exclusive: Pool | None,
+) -> Answer:
+    """Return the answer of a configuration with shared GPUs.
+
+    ``exclusive``: its exclusive pool; None if no number of nodes suffices for it.
+    """
+    today_machines = mixed_order(history.machines)
+    machines = shared_machines(today_machines, configuration)
+    vram = configuration.vram
+    _, share = split(lives, today_machines, configuration)
+    sharing = Sharing(configuration.replicas, configuration.mode == "steered")
+    by = ByCounting if configuration.mode == "counting" else ByHeadroom
+    requests = [_request(life, vram.need_bytes(life), configuration.max_sm) for life in share]
+
+    def replay(some: Sequence[Machine]) -> Replay:
+        placer: Placer = by(some, sharing, seed)
+        return Replay(share, requests, some, placer)
+
+    pool = None
+    if exclusive is not None:
+        pool = _fewest(replay, share, machines, sharing.replicas, vram, today.target_s)
+    kept = 0 if exclusive is None else len(exclusive.machines)
+    left = shared_machines(today_machines[kept:], configuration)
+    wait_s, out_of_memory = None, 0
+    if exclusive is not None and (left or not share):
+        rest = replay(left).run() if share else None
+        waits = [(exclusive.outcome.pods, exclusive.outcome.mean_wait_s)]
+        if rest is not None:
+            waits.append((rest.pods, rest.mean_wait_s))
+            out_of_memory = rest.out_of_memory
+        wait_s = sum(pods * each_s for pods, each_s in waits) / max(1, sum(p for p, _ in waits))
+    needed = None if exclusive is None or pool is None else (exclusive, pool)
+    return Answer(needed, wait_s, out_of_memory, today.left_out)
+
+
+def shared_machines(machines: Sequence[Machine], configuration: Configuration) -> list[Machine]:
+    """Return the machines as the shared pool has them: with MIG, those that support it, split."""
+    if configuration.profile is None:
+        return list(machines)
+    return split_by_mig(machines, configuration.profile)
+
+
+class Pools:
+    """Decides for each pod whether it shares GPUs in a configuration."""
+
+    def __init__(self, machines: Sequence[Machine], configuration: Configuration) -> None:
+        self._vram, self._mig = configuration.vram, configuration.profile is not None
+        self._sizes, self._shapes = largest_bytes(machines), shapes_of(machines)
+        self._shared = shapes_of(shared_machines(machines, configuration))
+
+    def shares(self, life: Life) -> bool | None:
+        """Return whether the pod shares GPUs; None if it is too large for every machine."""
+        need_bytes = self._vram.need_bytes(life)
+        if self._mig:
+            stays = self._vram.largest(life).gpus > 1 or need_bytes is None
+            stays = stays or not _has_machine(life, need_bytes, self._shared)
+        else:
+            stays = stays_exclusive(life, self._vram, self._sizes)
+        if stays:
+            return False if _has_machine(life, None, self._shapes) else None
+        return True if _has_machine(life, need_bytes, self._shared) else None
+
+
+def split(
+    lives: Sequence[Life], machines: Sequence[Machine], configuration: Configuration
+) -> tuple[list[Life], list[Life]]:
+    """Return the pods that keep GPUs of their own, and the pods that share; without those that are
+    too large for every machine."""
+    pools = Pools(machines, configuration)
+    found = [(life, pools.shares(life)) for life in lives]
+    return [life for life, shares in found if shares is False], [life for life, s in found if s]
+
+
+def variation_of(history: History, configuration: Configuration) -> Variation:
+    """Return how much the need varies in this configuration."""
+    pools = Pools(history.machines, configuration)
+    shared = shared_machines(history.machines, configuration)
+    mean_bytes = mean_gpu_bytes(history.machines)
+    instances = sum(each.devices for each in shared) / max(1, sum(each.gpus for each in shared))
+    gpus: list[float] = []
+    for life in history.lives:
+        shares = pools.shares(life)
+        if not shares:
+            gpus.append(0.0 if shares is None else float(life.gpus))
+        elif configuration.profile is not None:
+            gpus.append(1 / instances)
+        else:
+            gpus.append(gpus_of(life, configuration.vram, configuration.replicas, mean_bytes))
+    return variation(history, gpus)
+
+
+def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> Request:
+    least_bytes = max(life.known_bytes or 0, need_bytes or 0)
+    return Request(
+        life.gpus,
+        need_bytes,
+        life.models,
+        life.cpu_milli,
+        life.host_bytes,
+        least_bytes,
+        max_sm,
+    )
+
+
+def _has_machine(life: Life, need_bytes: int | None, machines: Sequence[Machine]) -> bool:
+    least_bytes = max(life.known_bytes or 0, need_bytes or 0)
+    return any(
+        machine.gpus >= life.gpus
+        and machine.memory_bytes >= least_bytes
+        and (not life.models or machine.model in life.models)
+        and (machine.cpu_milli is None or machine.cpu_milli >= life.cpu_milli)
+        and (machine.host_bytes is None or machine.host_bytes >= life.host_bytes)
+        for machine in machines
+    )
+
+
+def shapes_of(machines: Sequence[Machine]) -> list[Machine]:
+    """Return one machine of each shape."""
+    return list({replace(machine, name=""): machine for machine in machines}.values())
+
+
+def _exclusive(lives: Sequence[Life], machines: Sequence[Machine], seed: int) -> Replay:
+    requests = [_request(life, None) for life in lives]
+    return Replay(lives, requests, machines, ByHeadroom(machines, Sharing(), seed))
+
+
+def _fewest_exclusive(
+    lives: Sequence[Life], machines: Sequence[Machine], seed: int, target_s: float
+) -> Pool | None:
+    def replay(some: Sequence[Machine]) -> Replay:
+        return _exclusive(lives, some, seed)
+
+    return _fewest(replay, lives, machines, 1, Vram("requests"), target_s)
+
+
+def _fewest(
+    replay: Callable[[Sequence[Machine]], Replay],
+    lives: Sequence[Life],
+    ordered: Sequence[Machine],
+    replicas: int,
+    vram: Vram,
+    target_s: float,
+) -> Pool | None:
+    """Return the fewest machines, in the given order, with which the pods wait at most ``target_s``
+    on average; None if no number of machines suffices."""
+    if not lives:
+        return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
+    # In devices: with MIG an instance takes one pod.
+    size = sum(machine.devices for machine in ordered) / len(ordered)
+    most, mean = demand(lives, replicas, vram, mean_gpu_bytes(ordered))
+    widest, found = _widest(lives, vram), dict[int, Outcome]()
+
+    def suffices(count: int) -> bool:
+        machines = first_machines(ordered, count)
+        shapes = shapes_of(machines)
+        if not all(_has_machine(life, vram.need_bytes(life), shapes) for life in widest):
+            return False
+        outcome = replay(machines).run(target_s)
+        if outcome is None or outcome.never_ran or outcome.mean_wait_s > target_s:
+            return False
+        found[count] = outcome
+        return True
+
+    # Waiting pods make the demand flatter, so far fewer than the most at once may suffice.
+    low, high = max(0, int(0.5 * mean / size) - 1), max(1, round(most / size))
+    limit = _MOST_TIMES * high + len(ordered)
+    while not suffices(high):
+        if high >= limit:
+            return None
+        low, high = high, min(limit, high + max(1, high // 4))
+    while high - low > max(1, high // _RESOLUTION):
+        middle = (low + high) // 2
+        if suffices(middle):
+            high = middle
+        else:
+            low = middle
+    return Pool(tuple(first_machines(ordered, high)), found[high])
+
+
+def _widest(lives: Sequence[Life], vram: Vram) -> list[Life]:
+    """Return the pod that needs the most memory for each number of GPUs and set of models."""
+    found: dict[tuple[int, frozenset[str]], tuple[int, Life]] = {}
+    for life in lives:
+        key, need = (life.gpus, life.models), max(life.known_bytes or 0, vram.need_bytes(life) or 0)
+        if key not in found or found[key][0] < need:
+            found[key] = need, life
+    return [life for _, life in found.values()]

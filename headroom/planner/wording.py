@@ -1,0 +1,70 @@
+"""Words for figures: ranges, percents, waiting times."""
+
+import math
+from collections.abc import Sequence
+
+from headroom.planner.intervals import Reach, interval, need_interval
+
+
+def need_range(figures: Sequence[int | None], reach: Reach | None) -> str | None:
+    """Return the range of what another history needs, as text; None if a figure is missing."""
+    ends = need_ends(figures, reach)
+    return span(*ends) if ends else None
+
+
+def need_ends(
+    figures: Sequence[int | None], reach: Reach | None, step: float = 0.0
+) -> tuple[int, int] | None:
+    """Return the range of what another history needs; None if a figure is missing.
+
+    ``reach`` and ``step`` are those of ``need_interval``.
+    """
+    known = [each for each in figures if each is not None]
+    if len(known) < len(figures) or not known:
+        return None
+    return outward(*need_interval(known, reach, step))
+
+
+def number_range(figures: Sequence[int | None]) -> str | None:
+    """Return "96 to 104"; None if a figure is missing."""
+    known = [each for each in figures if each is not None]
+    return span(*whole(known)) if len(known) == len(figures) and known else None
+
+
+def whole(figures: Sequence[float]) -> tuple[int, int]:
+    """Return the range of figures that are not negative, in whole numbers."""
+    return outward(*interval(figures))
+
+
+def outward(low: float, high: float) -> tuple[int, int]:
+    """Return the smallest range of whole numbers, from 0 on, that contains this range."""
+    # Sums of prices differ in their last digits: 3,504.0000000000005 is no 3,505.
+    return max(0, math.floor(round(low, 6))), math.ceil(round(high, 6))
+
+
+def span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def percent_range(ratios: Sequence[float]) -> str:
+    return f"{span(*whole([round(100 * ratio) for ratio in ratios]))} %" if ratios else "-"
+
+
+def wait_range(figures: Sequence[float | None]) -> str:
+    known = [each for each in figures if each is not None]
+    if not known or len(known) < len(figures):
+        return "too few GPUs"
+    low, high = seconds_text(min(known)), seconds_text(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def seconds_text(seconds: float) -> str:
+    if seconds < 1:
+        return "0 s" if seconds < 0.05 else f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

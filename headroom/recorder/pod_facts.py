@@ -1,0 +1,131 @@
+"""The fields of a pod that the recorder reads: controller, programs, ends of containers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headroom.contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodStatus
+from headroom.contract.vramprofile import ProfileController, seconds
+from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import asks_for_gpu
+from headroom.core.recommend.families import profile_controller
+from headroom.core.recommend.pod_programs import programs_of
+from headroom.core.recommend.programs import Program
+
+#: Condition of a pod that is ended by an eviction, a preemption or the loss of its node.
+DISRUPTED = "DisruptionTarget"
+OOM_KILLED = "OOMKilled"
+
+
+class _Terminated(KubeStruct, frozen=True):
+    exit_code: int = 0
+    reason: str = ""
+    finished_at: str = ""
+
+
+class _State(KubeStruct, frozen=True):
+    terminated: _Terminated | None = None
+
+
+class _Status(KubeStruct, frozen=True):
+    name: str = ""
+    state: _State | None = None
+    last_state: _State | None = None
+
+
+class _PodStatus(KubeStruct, frozen=True):
+    container_statuses: list[_Status] | None = None
+    init_container_statuses: list[_Status] | None = None
+
+
+class _Ends(KubeStruct, frozen=True):
+    """The fields of a pod that ``contract.kube.Pod`` does not have."""
+
+    status: _PodStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a container ended last."""
+
+    exit_code: int
+    reason: str
+    #: Seconds since the epoch; 0 if unknown.
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    namespace: str
+    name: str
+    generate_name: str
+    controller: OwnerReference | None
+    #: Container -> its program.
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    #: Container -> how it ended last; absent if it has not ended.
+    ends: Mapping[str, End] = field(default_factory=dict)
+    #: Whether the pod is or was ended by an eviction, a preemption or the loss of its node.
+    disrupted: bool = False
+    #: Whether its deletion was requested.
+    deleting: bool = False
+    #: The node that it is bound to; empty if it is pending. Only reports of this node count for it.
+    node: str = ""
+    #: The controller by which a new pod of the same owner finds the profile.
+    found_by: ProfileController = field(default_factory=ProfileController)
+
+
+class ObservedPod(Pod, frozen=True):
+    """A pod as it is watched: its identity, and its facts; None for pods without a GPU."""
+
+    facts: Any = None
+
+
+_pod_decoder = msgspec.json.Decoder(Pod)
+_ends_decoder = msgspec.json.Decoder(_Ends)
+
+
+def read_pod(raw: bytes | msgspec.Raw, rules: Rules) -> ObservedPod:
+    """Decode a pod; raise ``ValueError``."""
+    pod = _pod_decoder.decode(raw)
+    identity = ObjectMeta(
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        uid=pod.metadata.uid,
+        resource_version=pod.metadata.resource_version,
+    )
+    if not asks_for_gpu(pod, rules):
+        return ObservedPod(metadata=identity)
+    status = _ends_decoder.decode(raw).status or _PodStatus()
+    return ObservedPod(metadata=identity, facts=_facts(pod, status, *programs_of(raw)))
+
+
+def _facts(
+    pod: Pod, status: _PodStatus, programs: Mapping[str, Program], generate_name: str
+) -> PodFacts:
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    return PodFacts(
+        pod.metadata.namespace,
+        pod.metadata.name,
+        generate_name,
+        pod.metadata.controller,
+        programs,
+        {each.name: end for each in statuses if (end := _end(each)) is not None},
+        _is_disrupted(pod.status),
+        pod.metadata.deletion_timestamp is not None,
+        pod.node,
+        profile_controller(pod, generate_name),
+    )
+
+
+def _end(status: _Status) -> End | None:
+    for state in (status.state, status.last_state):
+        if state is not None and (ended := state.terminated) is not None:
+            return End(ended.exit_code, ended.reason, seconds(ended.finished_at))
+    return None
+
+
+def _is_disrupted(status: PodStatus | None) -> bool:
+    conditions = (status.conditions if status else None) or ()
+    return any(each.type == DISRUPTED and each.status == "True" for each in conditions)

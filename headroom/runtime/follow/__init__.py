@@ -1,0 +1,1 @@
+"""A process that follows the cluster: watches, the writer of its state, and loops."""

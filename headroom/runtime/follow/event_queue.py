@@ -1,0 +1,226 @@
+"""Applies changes to the state: own ones at once, watch events in short turns of the event loop.
+
+Turns keep latency low: a list of thousands of objects delays a call of kube-scheduler by at most
+one turn. Watch events that arrive within ``TOGETHER_S`` share one snapshot, because a snapshot
+costs nearly the same for one changed node as for many.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from headroom.core.cluster.changes import Effects, Event
+from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.runtime.loops import STUCK_AFTER_S, Loops
+
+#: Maximum length of a turn, in seconds. A call waits for at most one turn.
+TURN_S = 0.001
+#: Minimum time between two snapshots made for watch events, in seconds.
+TOGETHER_S = 0.05
+#: Interval at which a thread checks again whether the queue is still full, in seconds.
+_POLL_S = 0.001
+#: Delay before a retry after an exception, in seconds.
+RETRY_S = 1.0
+#: Maximum number of queued batches of watch events. A batch is what a watch has read at once.
+MAX_QUEUED = 1_000
+
+
+class EventQueue:
+    """Serialises all changes of ``cluster`` on the event loop of the thread that created it.
+
+    After own changes and after each turn, the effects are passed to all ``reactions``.
+    """
+
+    def __init__(self, cluster: ClusterWriter, loops: Loops) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._owner = threading.get_ident()
+        self._cluster = cluster
+        self._loops = loops
+        #: Whether a snapshot for decisions is made after each turn. Views make their own.
+        self.settles = True
+        self.reactions: list[Callable[[Effects], None]] = []
+        self._progress_at_s = time.monotonic()
+        self._own: deque[Sequence[Event]] = deque()
+        self._watched: deque[Sequence[Event]] = deque()
+        #: The batch being applied, and its remaining steps.
+        self._applying: tuple[Sequence[Event], Iterator[None]] | None = None
+        #: Events to apply again, one by one, because one event of their batch raised an exception.
+        self._again: deque[Event] = deque()
+        self._snapshot_due = False
+        #: Set while no turn is scheduled.
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_scheduled = False
+        #: The next turn, if it is delayed to collect more events.
+        self._later: asyncio.TimerHandle | None = None
+        self._snapshot_at_s = -TOGETHER_S
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Apply own changes at once, in the order of calls. May be called from any thread."""
+        self._cluster.set_epoch(_epoch_s())
+        self._own.append(events)
+        if threading.get_ident() == self._owner:
+            self._apply_own()
+        else:
+            self._loop.call_soon_threadsafe(self._apply_own)
+
+    def enqueue(self, events: Sequence[Event]) -> None:
+        """Queue watch events, to be applied in turns, in the order of calls.
+
+        May be called from any thread. Another thread than the owner waits while the queue is full.
+        """
+        self._cluster.set_epoch(_epoch_s())
+        if threading.get_ident() != self._owner:
+            self._wait_while_full()
+        self._watched.append(events)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def _wait_while_full(self) -> None:
+        """Wait while the queue is full. Meanwhile further events wait at the API server.
+
+        The wait has a limit, because an event loop that has ended applies nothing. ``/healthz``
+        reports a queue that is stuck.
+        """
+        until_s = time.monotonic() + STUCK_AFTER_S
+        while len(self._watched) >= MAX_QUEUED and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+
+    async def idle(self) -> None:
+        """Wait until all queued events are applied and all nodes are weighed."""
+        if self.is_behind:
+            self._begin()
+        await self._idle.wait()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a queued event is not applied yet, or a node is not weighed yet."""
+        return (
+            bool(self._watched)
+            or bool(self._again)
+            or self._applying is not None
+            or self._cluster.has_unweighed
+        )
+
+    def stuck(self) -> dict[str, float]:
+        """Return the seconds without progress if the queue is stuck, in the form of
+        ``Loops.stuck``. May be called from any thread."""
+        since_s = time.monotonic() - self._progress_at_s
+        return {"event_queue": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
+
+    def _apply_own(self) -> None:
+        """Apply all own changes delivered so far, in the order of delivery."""
+        while self._own:
+            events = self._own.popleft()
+            try:
+                effects = self._cluster.apply(events)
+            except Exception:  # noqa: BLE001 - later events must be applied all the same
+                self._failing()
+                self._again.extend(events)
+                effects = self._cluster.take_effects()
+            self._react(effects)
+        self._snapshot_due = True
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._idle.is_set() and self._later is None:
+            return
+        self._idle.clear()
+        wait_s = TOGETHER_S - (time.monotonic() - self._snapshot_at_s)
+        if self._snapshot_due or wait_s <= 0:
+            if self._later is not None:
+                self._later.cancel()
+            self._loop.call_soon(self._turn)
+            self._later = None
+        elif self._later is None:
+            self._later = self._loop.call_later(wait_s, self._turn)
+
+    def _turn(self) -> None:
+        self._later = None
+        self._progress_at_s = time.monotonic()
+        try:
+            self._take_turn()
+        except Exception:  # noqa: BLE001 - as above
+            self._failing()
+            self._loop.call_later(RETRY_S, self._turn)
+
+    def _take_turn(self) -> None:
+        if self._work():
+            self._loop.call_soon(self._turn)
+        else:
+            self._idle.set()
+            self._is_scheduled = False
+            if self._watched:  # queued by another thread after `_work` returned
+                self._begin()
+
+    def _work(self) -> bool:
+        """Do one turn; return whether anything is left to do."""
+        if self._snapshot_due:
+            if self.settles:
+                self._cluster.settle()
+            self._snapshot_due = False
+            self._snapshot_at_s = time.monotonic()
+        elif self.is_behind:
+            until_s = time.monotonic() + TURN_S
+            while self._step() and time.monotonic() < until_s:
+                pass
+            self._react(self._cluster.take_effects())
+            late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
+            self._snapshot_due = late or not self.is_behind
+        return self._snapshot_due or self.is_behind
+
+    def _step(self) -> bool:
+        """Apply a step of a queued event, or weigh a node; return false if there is nothing to do.
+
+        All queued events are applied first, so that a node changed twice is weighed once.
+        """
+        if self._again:
+            event = self._again.popleft()
+            self._guarded(lambda: self._react(self._cluster.apply([event])))
+            return True
+        if self._applying is None and self._watched:
+            events = self._watched.popleft()
+            self._applying = events, self._cluster.steps(events)
+        if self._applying is None:
+            try:
+                return self._cluster.weigh_next()
+            except Exception:  # noqa: BLE001 - as above
+                self._failing()
+                return True
+        events, steps = self._applying
+        try:
+            for _ in steps:
+                return True
+        except Exception:  # noqa: BLE001 - as above
+            self._failing()
+            self._again.extend(events)
+        self._applying = None
+        return True
+
+    def _weigh_failed_again(self) -> None:
+        self._cluster.weigh_failed_again()
+        self._begin()
+
+    def _react(self, effects: Effects) -> None:
+        for reaction in self.reactions:
+            self._guarded(partial(reaction, effects))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - as above
+            self._failing()
+
+    def _failing(self) -> None:
+        """Count and log the current exception. Schedule failed nodes to be weighed again."""
+        self._loops.failing("event_queue")
+        self._loop.call_later(RETRY_S, self._weigh_failed_again)
+
+
+def _epoch_s() -> float:
+    """Return the Unix time at which the monotonic clock was 0. It changes with the wall clock."""
+    return time.time() - time.monotonic()

@@ -1,0 +1,323 @@
+"""An extender's journal as lines of JSON, for the processes that show it.
+
+Each line is complete by itself: it replaces the earlier line about the same decision, or about all
+holds. So the writer needs a cursor for each reader and no queue. A reader
+that was slow or disconnected misses only intermediate states.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from headroom.bounded import Bounded
+from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.holds import HeldFor
+from headroom.core.journal.decision_records import (
+    Asked,
+    BindTried,
+    Candidates,
+    Filtered,
+    Part,
+    Preempted,
+    Ranked,
+    Record,
+)
+from headroom.core.journal.journal import (
+    MAX_NODE_SETS,
+    Decision,
+    Journal,
+    NodeSet,
+    NodeSets,
+    OfferedNodes,
+)
+from headroom.core.placement.snapshot import CODE_OF, REASONS
+
+#: Decisions for which a cursor remembers that it sent their filter calls.
+MAX_SHOWN = 1_000
+#: Maximum number of holds in one line; further ones are left out.
+MAX_HOLDS = 1_000
+_KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
+
+
+class BadLine(ValueError):
+    """The line cannot be read; the extender may have another version."""
+
+
+class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
+    """The state of the extender; the first line, then at least one every few seconds."""
+
+    replica: str
+    version: str
+    #: Unix time, seconds.
+    at_s: float
+    generation: int
+    #: A sentence; empty if it is ready.
+    not_ready_because: str
+    mode: str
+    #: The schedulers that called about pods.
+    schedulers: tuple[str, ...] = ()
+
+
+class NodesLine(msgspec.Struct, frozen=True, tag_field="type", tag="nodes"):
+    """The names of all nodes, in the order of the bits of ``Offered``.
+
+    Lines of decisions refer to it by its number. Only the last ``MAX_NODE_SETS`` are kept.
+    """
+
+    number: int
+    names: tuple[str, ...]
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """The nodes that a filter call named: one bit for each name of a ``NodesLine``."""
+
+    nodes: int
+    bits: bytes
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """The last filter call about a pod: the pod as kube-scheduler sent it, and the result.
+
+    ``core.journal.journal.Decision`` describes the fields.
+    """
+
+    pod: Pod
+    at_s: float
+    generation: int
+    offered: int
+    fits: int
+    #: Code of the reason -> nodes.
+    rejected: dict[int, int]
+    sure: bool
+    took_s: float
+    asked: tuple[Asked, ...]
+    node: str
+    observed: bool
+    offered_nodes: Offered | None
+
+
+#: Fields that ``Shown`` and ``Decision`` have in common.
+_SAME = [name for name in Shown.__struct_fields__ if name not in ("rejected", "offered_nodes")]
+
+
+class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"):
+    """The current state of one attempt to place a pod."""
+
+    decision_id: str
+    namespace: str
+    name: str
+    first_at_s: float
+    at_s: float
+    node: str
+    version: int
+    #: How often each verb was called, in the order of the parts below.
+    times: tuple[int, ...]
+    filtered: Filtered | None = None
+    ranked: Ranked | None = None
+    candidates: Candidates | None = None
+    preempted: Preempted | None = None
+    bind: BindTried | None = None
+    #: None if this filter call was sent before, or is no longer kept.
+    shown: Shown | None = None
+    #: Whether the extender has dropped the pod's last filter call.
+    dropped: bool = False
+
+
+class HoldsLine(msgspec.Struct, frozen=True, tag_field="type", tag="holds"):
+    """All memory that the extender holds for pods; replaces the previous line."""
+
+    holds: Annotated[tuple[HeldFor, ...], Meta(max_length=MAX_HOLDS)] = ()
+
+
+def holds_line(cluster: ClusterState, now_s: float) -> HoldsLine:
+    """Return the extender's holds, up to ``MAX_HOLDS``, those of nominees that are over last."""
+    return HoldsLine(tuple(islice(cluster.holds.all(now_s), MAX_HOLDS)))
+
+
+Line = StateLine | NodesLine | DecisionLine | HoldsLine
+_decoder = msgspec.json.Decoder(Line)
+_encode = msgspec.json.encode
+
+
+def encode(line: Line) -> bytes:
+    return _encode(line) + b"\n"
+
+
+class _Sent(NamedTuple):
+    """The filter call of a pod that was sent last."""
+
+    decision_id: str
+    #: Time of the filter call.
+    at_s: float
+    size_bytes: int
+    #: At the last line about the pod: the number of lines, and the memory of their pods, before it.
+    lines: int = 0
+    pod_bytes: int = 0
+
+
+class Cursor:
+    """The position of one reader in the journal.
+
+    ``after`` is the last version of the records that the reader has. ``holds`` returns the
+    current line about holds.
+    """
+
+    def __init__(
+        self, journal: Journal, after: int = 0, holds: Callable[[], HoldsLine] = HoldsLine
+    ) -> None:
+        self._journal = journal
+        self._version = after
+        self._holds = holds
+        #: None before the first line: the reader may hold a line of an earlier stream.
+        self._holds_sent: HoldsLine | None = None
+        self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
+        self._next_set = 1
+        #: Uid of a pod -> the filter call that was sent last.
+        self._shown: Bounded[str, _Sent] = Bounded(MAX_SHOWN)
+        #: Number of lines of decisions so far, and the memory of their pods.
+        self._lines = self._pod_bytes = 0
+
+    def lines(self) -> Iterator[Line]:
+        """Yield all new lines, the oldest first. Changes in the meantime are yielded by the next
+        call."""
+        records = self._journal.records
+        if (until := records.version) != self._version:
+            for record in records.newer_than(self._version):
+                yield from self._lines_of(record)
+            self._version = until
+        if (holds := self._holds()) != self._holds_sent:
+            self._holds_sent = holds
+            yield holds
+
+    def _lines_of(self, record: Record) -> Iterator[Line]:
+        shown, (decision, size_bytes) = None, self._journal.kept(record.uid)
+        sent = self._shown.get(record.uid)
+        if (
+            decision is not None
+            and decision.decision_id == record.decision_id
+            and not self._is_kept(decision, sent)
+        ):
+            sent = _Sent(decision.decision_id, decision.at_s, size_bytes)
+            offered, named = decision.offered_nodes, None
+            if offered is not None and offered.nodes.row_of is not None:
+                number = self._number_of(offered.nodes)
+                if number is None:
+                    number = self._next_set
+                    self._next_set += 1
+                    self._sets.append((number, offered.nodes))
+                    yield NodesLine(number, tuple(offered.nodes.row_of))
+                named = Offered(number, offered.bits)
+            shown = _shown(decision, named)
+        if sent is not None:
+            self._shown[record.uid] = sent._replace(lines=self._lines, pod_bytes=self._pod_bytes)
+            self._pod_bytes += sent.size_bytes
+        self._lines += 1
+        yield DecisionLine(
+            record.decision_id,
+            record.namespace,
+            record.name,
+            record.first_at_s,
+            record.at_s,
+            record.node,
+            record.version,
+            tuple(record.times(kind) for kind in _KINDS),
+            record.part(Filtered),
+            record.part(Ranked),
+            record.part(Candidates),
+            record.part(Preempted),
+            record.part(BindTried),
+            shown,
+            decision is None,
+        )
+
+    def _is_kept(self, decision: Decision, sent: _Sent | None) -> bool:
+        """Return whether the reader certainly has this filter call.
+
+        It has dropped the call if lines of many other pods have come since, even if the journal
+        itself has kept the call: calls in between are sent together, so that only the last one
+        counts for the order in which the reader drops them.
+        """
+        return (
+            sent is not None
+            and (sent.decision_id, sent.at_s) == (decision.decision_id, decision.at_s)
+            and self._lines - sent.lines < self._journal.records.bounds.decisions
+            and self._pod_bytes - sent.pod_bytes <= self._journal.max_shown_bytes
+        )
+
+    def _number_of(self, nodes: NodeSet) -> int | None:
+        return next((number for number, known in self._sets if known is nodes), None)
+
+
+def _shown(decision: Decision, offered: Offered | None) -> Shown:
+    rejected = {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()}
+    same = {name: getattr(decision, name) for name in _SAME}
+    return Shown(rejected=rejected, offered_nodes=offered, **same)
+
+
+class Copy:
+    """A journal rebuilt from the lines of one extender.
+
+    Only one thread may call ``take``. Other threads may read ``journal``, ``state`` and ``holds``
+    at any time.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.state: StateLine | None = None
+        self.holds: HoldsLine | None = None
+        self._node_sets = NodeSets()
+        self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
+        #: The last version of a record, from which to continue.
+        self.version = 0
+
+    def take(self, raw: bytes) -> None:
+        """Apply one line; raise ``BadLine``."""
+        try:
+            line = _decoder.decode(raw)
+        except (ValueError, RecursionError) as err:
+            raise BadLine(f"a line of the journal cannot be read: {err}") from err
+        match line:
+            case StateLine():
+                self.state = line
+                self.journal.asked_by(line.schedulers)
+            case NodesLine(number, names):
+                row_of = {name: row for row, name in enumerate(names)}
+                self._sets[number] = self._node_sets.add(row_of)
+            case DecisionLine():
+                self._put(line)
+            case HoldsLine():
+                self.holds = line
+
+    def _put(self, line: DecisionLine) -> None:
+        parts = (line.filtered, line.ranked, line.candidates, line.preempted, line.bind)
+        if len(line.times) != len(_KINDS):
+            raise BadLine(
+                f"decision {line.decision_id} has {len(line.times)} call counts, not {len(_KINDS)}"
+            )
+        record = Record(
+            line.decision_id, line.namespace, line.name, line.first_at_s, line.at_s, line.node
+        )
+        for part, times in zip(parts, line.times, strict=True):
+            if part is not None:
+                record.put(part, times)
+        shown = line.shown
+        decision = None if shown is None else self._decision(line.decision_id, shown)
+        self.journal.adopt(record, decision, line.dropped)
+        self.version = line.version
+
+    def _decision(self, decision_id: str, shown: Shown) -> Decision:
+        rejected: dict[Reason, int] = {}
+        for code, nodes in shown.rejected.items():
+            if 0 < code < len(REASONS) and (reason := REASONS[code]):
+                rejected[reason] = nodes
+        named, offered = shown.offered_nodes, None
+        if named is not None and (known := self._sets.get(named.nodes)) is not None:
+            offered = OfferedNodes(known, named.bits)
+        same = {name: getattr(shown, name) for name in _SAME}
+        return Decision(decision_id=decision_id, rejected=rejected, offered_nodes=offered, **same)

@@ -1,0 +1,66 @@
+"""Queries Prometheus for the SM activity of each device: HTTP, and how answers are read.
+
+The queries ask for a high quantile over a window, and for the time of the newest sample. Among the
+series that exist now and contain a ratio, the highest counts: dcgm-exporter repeats a device for
+each pod that shares it, and two exporters or two Prometheus servers may cover it. If the exporter
+labels a series with one pod of the device, the series starts and ends with that pod. The figure
+then covers the pods on the device now, over as much of the window as they have run, and not pods
+that have left. Values that are no ratio (NaN, infinities, DCGM's marks for missing figures) are
+ignored.
+
+A subquery over the highest value at each step would be more exact, and costs Prometheus three times
+as much.
+
+The fleet is queried in parts. A JSON decoder holds the interpreter's lock until it has read a whole
+answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to 200 ms.
+"""
+
+import math
+
+from headroom.contract.dcgm import key_of_series
+from headroom.errors import PrometheusUnreadable
+from headroom.runtime.follow.sm_history import Answer, QuerySource
+from headroom.runtime.prometheus import BAD_FORMAT, Series, connected, series
+from headroom.runtime.promql import MOST_RATIO
+
+#: An abandoned query ends by itself this long after its timeout.
+_EXTRA_S = 1.0
+
+
+def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
+    """Return one answer per query, and warnings that they may be incomplete.
+
+    Raise ``PrometheusUnreadable``, and the errors of requests and urllib3.
+    """
+    within_s = source.timeout_s + _EXTRA_S
+    limits = {"timeout": f"{source.timeout_s:g}s"}
+    with connected(source.url, within_s, source.token_file, source.ca) as connection:
+        answers = [
+            read(connection.client.custom_query(promql, params=limits))
+            for promql in source.queries.sm_activity(source.span.quantile, source.span.window_s)
+        ]
+        return answers, list(connection.warnings)
+
+
+def read(result: object) -> Answer:
+    """Return the series of one answer; raise ``PrometheusUnreadable``."""
+    answer = Answer()
+    try:
+        for each in series(result):
+            _add(answer, each)
+    except ValueError as err:
+        raise PrometheusUnreadable(BAD_FORMAT) from err
+    return answer
+
+
+def _add(answer: Answer, of: Series) -> None:
+    answer.evaluated_at_s, figure = of.value[0], float(of.value[1])
+    key = key_of_series(of.metric)
+    if key is None or not math.isfinite(figure) or figure < 0:
+        return
+    if of.metric.get("figure") == "ratio":
+        if figure <= MOST_RATIO:
+            answer.ratios[key] = max(answer.ratios.get(key, 0.0), min(figure, 1.0))
+    else:
+        age_s = answer.evaluated_at_s - figure
+        answer.ages_s[key] = min(age_s, answer.ages_s.get(key, math.inf))

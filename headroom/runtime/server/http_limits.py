@@ -1,0 +1,265 @@
+"""Limits on every client of a port, applied before a request is parsed: time, bytes, connections.
+
+uvicorn limits the time between two requests, but neither the time nor the bytes of one request.
+This module limits the time and the header bytes of one request. It also limits, for each port, the
+number of connections and the total bytes of the bodies being received or answered:
+
+* With too many connections, the one that has waited longest is dropped.
+* With too many bytes of bodies, the client with the largest incomplete body is dropped.
+
+So a client that sends a short request at once is always served. A peer that never completes the TLS
+close cannot block shutdown.
+"""
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from httptools import HttpParserCallbackError
+from starlette.requests import Request
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headroom.runtime.server.client_certificates import PEER, peer_of
+
+JSON = "application/json"
+
+#: Key in the ASGI scope: a counter to which the CPU seconds of the request are added, from its
+#: first byte to the last of its answer. Other work of the thread in between counts too.
+CPU_COUNTER = "headroom.cpu_counter"
+
+#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5 s. Time
+#: limits are checked once in this interval, so a request can take almost twice as long.
+REQUEST_S = 30.0
+
+#: Seconds in which a new connection must begin its first request. uvicorn limits later pauses.
+IDLE_S = 120.0
+
+#: Seconds at shutdown for a client to complete the close of its connection.
+CLOSE_S = 0.5
+
+#: Maximum bytes of the request line, headers and trailers of one request.
+MAX_HEADER_BYTES = 64 << 10
+
+#: Maximum number of connections of one port.
+MAX_CONNECTIONS = 512
+
+#: Maximum bytes of the bodies being received or answered on all connections of one port.
+MAX_BODIES_BYTES = 64 << 20
+
+#: A body of at most this size does not cause a check of ``MAX_BODIES_BYTES``.
+_SHORT_BODY_BYTES = 64 << 10
+
+_REQUEST_TIMEOUT = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"connection: close\r\n\r\nthe request was not complete within %d seconds\n"
+)
+
+_HEADERS_TOO_LONG = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n\r\n"
+    b"the headers are longer than %d bytes\n"
+)
+
+
+class _HeadersTooLong(Exception):
+    """Ends parsing before the application sees the request."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. One timer checks its time limits, because a timer for each request would cost
+    more."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        #: When the request being read began; None if no request is being read.
+        self._reading_since_s: float | None = None
+        #: When the connection was made; None after its first request has begun.
+        self._idle_since_s: float | None = self.loop.time()
+        #: Since when the client is idle or sends a request; None while a request is being answered.
+        self._waits_since_s: float | None = self._idle_since_s
+        #: Bytes of the current request: its body, and all other bytes (headers, chunk sizes).
+        self.body_bytes = self._other_bytes = 0
+        #: Whether a request is being parsed.
+        self._is_parsing = False
+        #: Number of requests that began in the last received bytes.
+        self._begun_count = 0
+        #: Whether the next response ends the connection.
+        self._is_ending = False
+        self._timer = self.loop.call_later(REQUEST_S, self._check_time)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._drop_longest_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def end_after_response(self) -> None:
+        """Send "connection: close" with the next response, and close the connection after it."""
+        self._is_ending = True
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._timer.cancel()
+        self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
+
+    def _abort_closed(self) -> None:
+        """Abort the connection if it is closing and all is sent, else try again in ``CLOSE_S``."""
+        transport: Any = self.transport
+        if transport.is_closing() and not transport.get_write_buffer_size():
+            transport.abort()
+        else:
+            self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        was_parsing, self._begun_count = self._is_parsing, 0
+        super().data_received(data)
+        if not self._is_parsing or self.transport.is_closing():
+            return
+        # If another request ended in these bytes, it is unknown how many belong to this request.
+        if was_parsing + self._begun_count == 1:
+            self._other_bytes += len(data)
+        # Chunked encoding adds some bytes to each chunk of a body, which the limit allows for.
+        if self._other_bytes > MAX_HEADER_BYTES + self.body_bytes // 8:
+            self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
+
+    def on_message_begin(self) -> None:
+        self._cpu_began_s = time.thread_time()
+        self._reading_since_s, self._idle_since_s = self.loop.time(), None
+        self._waits_since_s = self._reading_since_s
+        self.body_bytes = self._other_bytes = 0
+        self._is_parsing, self._begun_count = True, self._begun_count + 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        header_bytes = sum(len(name) + len(text) + 4 for name, text in self.headers)
+        if len(self.url) + header_bytes > MAX_HEADER_BYTES:
+            raise _HeadersTooLong
+        super().on_headers_complete()
+        if self._is_ending:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        self._other_bytes -= len(body)
+        if not self.cycle.body:  # uvicorn would copy it twice
+            self.cycle.body, body = body, b""  # type: ignore[assignment]
+        super().on_body(body)
+        if self.body_bytes > _SHORT_BODY_BYTES:
+            self._drop_largest_body()
+
+    def on_message_complete(self) -> None:
+        self._reading_since_s, self._is_parsing = None, False
+        self._waits_since_s = self.loop.time() if self.cycle.response_complete else None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        scope: Any = self.scope
+        if counter := scope.get(CPU_COUNTER):
+            counter.inc(time.thread_time() - self._cpu_began_s)
+        if self._reading_since_s is None:
+            self._waits_since_s, self.body_bytes = self.loop.time(), 0
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        # The parser wraps exceptions of callbacks; the expected one is ``_HeadersTooLong``.
+        if isinstance(sys.exception(), HttpParserCallbackError):
+            self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
+        else:
+            super().send_400_response(msg)
+
+    def _drop_longest_waiting(self) -> None:
+        """If there are too many connections, drop the one that has waited longest.
+
+        Drop this connection if all others are being answered.
+        """
+        others = self._others()
+        if len(others) < MAX_CONNECTIONS:
+            return
+        waiting = [each for each in others if each._waits_since_s is not None]
+        longest = min(waiting, key=lambda each: each._waits_since_s or 0.0, default=self)
+        longest._drop()
+
+    def _drop_largest_body(self) -> None:
+        """If all bodies exceed ``MAX_BODIES_BYTES``, drop the client with the largest incomplete
+        body."""
+        others = self._others()
+        total_bytes = self.body_bytes + sum(each.body_bytes for each in others)
+        if total_bytes <= MAX_BODIES_BYTES:
+            return
+        sending = [each for each in (self, *others) if each._is_parsing]
+        if sending:
+            max(sending, key=lambda each: each.body_bytes)._drop()
+
+    def _drop(self) -> None:
+        """Abort the connection, which frees its memory at once: a TLS close would wait for the
+        peer."""
+        transport: Any = self.transport
+        transport.abort()
+
+    def _others(self) -> list["LimitedProtocol"]:
+        """Return the other connections of the port that are not being closed."""
+        limited = (each for each in self.connections if isinstance(each, LimitedProtocol))
+        return [each for each in limited if each is not self and not each.transport.is_closing()]
+
+    def _check_time(self) -> None:
+        """End the connection if a time limit has passed, else check again in ``REQUEST_S``."""
+        now_s = self.loop.time()
+        if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
+            self._end(_REQUEST_TIMEOUT % REQUEST_S)
+        elif self._idle_since_s is not None and now_s - self._idle_since_s >= IDLE_S:
+            self._end(b"")
+        else:
+            self._timer = self.loop.call_later(REQUEST_S, self._check_time)
+
+    def _end(self, answer: bytes) -> None:
+        """Send ``answer``, unless a response is being sent, and close the connection."""
+        transport: Any = self.transport
+        # A response that has begun cannot be replaced.
+        begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+        if answer and not begun:
+            transport.write(answer)
+        transport.close()
+
+
+class PeerProtocol(LimitedProtocol):
+    """Passes the ``Peer`` of TLS connections to the application in the ASGI scope."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        connection = transport.get_extra_info("ssl_object")
+        self._peer = None if connection is None else peer_of(connection)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._peer is not None:
+            scope: Any = self.scope
+            scope[PEER] = self._peer
+
+
+class BodyTooLarge(Exception):
+    """The body exceeds the limit; it was read to its end and dropped."""
+
+
+async def read_whole(request: Request, max_body_bytes: int) -> bytes:
+    """Return the whole body.
+
+    A body above ``max_body_bytes`` is read to its end and dropped, because a client that is still
+    writing would not read the response. Raises ``BodyTooLarge``, and ``ClientDisconnect`` of
+    starlette.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= max_body_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+    if size > max_body_bytes:
+        raise BodyTooLarge
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

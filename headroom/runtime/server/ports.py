@@ -1,0 +1,178 @@
+"""Listens on the ports of one process and serves them until a signal."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.types import ASGIApp
+
+from headroom.host.listening import host_port, listening_socket
+from headroom.runtime.server.http_limits import LimitedProtocol
+from headroom.runtime.server.tls import Handshakes, ServerTls
+
+#: Seconds after which the server closes an idle connection. kube-scheduler closes it earlier, after
+#: 90 s. If the server closed it first, a call sent at that moment would fail, and with it the pod's
+#: scheduling attempt.
+KEEP_ALIVE_S = 120
+#: Seconds at shutdown for requests being answered; kube-scheduler waits for 5 s.
+GRACE_S = 10
+#: Seconds at shutdown in which idle connections stay open, for requests that are being sent.
+DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port to serve. ``port`` 0 selects a free port; without ``tls`` it serves plain HTTP."""
+
+    name: str
+    host: str
+    port: int
+    app: ASGIApp
+    protocol: type[LimitedProtocol]
+    tls: ServerTls | None = None
+
+
+async def serve_ports(
+    ports: Sequence[Port],
+    announce: Callable[[str], None],
+    *,
+    started: Callable[[], None] = lambda: None,
+    stopping: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    ``announce`` is called with one line of JSON: the address of each port. ``started`` is called
+    when all ports listen, ``stopping`` when a signal arrives. Raises ``OSError`` if a port cannot
+    be used.
+    """
+    sockets = {each.name: _listen(each.host, each.port) for each in ports}
+    servers = {each.name: PortServer(each) for each in ports}
+
+    def stop() -> None:
+        stopping()
+        for server in servers.values():
+            server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    started()
+    running = [
+        asyncio.create_task(server.serve(sockets=[sockets[name]]))
+        for name, server in servers.items()
+    ]
+    addresses = {
+        name: f"{servers[name].scheme}://{host_port(*sock.getsockname()[:2])}"
+        for name, sock in sockets.items()
+    }
+    # The sockets are already listening: a client that connects now is answered soon.
+    announce(msgspec.json.encode({"event": "serving", **addresses}).decode())
+    await asyncio.gather(*running)
+
+
+@contextlib.contextmanager
+def serve_beside(port: Port) -> Iterator[str]:
+    """Serve a port in a thread with an event loop of its own; yield its address.
+
+    So requests of other ports do not delay it. Raises ``OSError`` if the port cannot be used.
+    """
+    listener = _listen(port.host, port.port)
+    server = PortServer(port)
+    address = f"{server.scheme}://{host_port(*listener.getsockname()[:2])}"
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[listener])), name=port.name
+    )
+    thread.start()
+    try:
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class PortServer(uvicorn.Server):
+    """Serves one port.
+
+    Handles no signals, because several servers share one process. Accepts TLS connections itself,
+    because uvicorn does not limit handshakes.
+    """
+
+    def __init__(self, port: Port) -> None:
+        super().__init__(
+            uvicorn.Config(
+                port.app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                proxy_headers=False,  # nothing reads the client's address
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+                http=port.protocol,
+            )
+        )
+        self._tls = port.tls
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self._tls else "http"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        assert sockets, "the port must be listening already"
+        handshakes = Handshakes(self._connection, self._tls)
+        self._accepting = asyncio.create_task(handshakes.accept(sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            # Wait for its end, because the loop would go on waiting on the closed socket.
+            await asyncio.wait([self._accepting])
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        await self._drain()
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        """Let clients end their connections: send "connection: close" with each response.
+
+        A connection that is idle now may carry a request soon, because its client does not know yet
+        that the server ends. If it were closed at once, the request would fail, and with it the
+        creation of a pod. Return as soon as no connection is left, at the latest after ``DRAIN_S``.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + DRAIN_S
+        for connection in self.server_state.connections:
+            assert isinstance(connection, LimitedProtocol)
+            connection.end_after_response()
+        while self.server_state.connections and loop.time() < end_s:  # noqa: ASYNC110 - as uvicorn
+            await asyncio.sleep(0.02)
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listening_socket(host, port, backlog=1024)
+    except OSError as err:
+        at = host_port(host, port)
+        raise OSError(f"cannot listen on {at}: {err.strerror or err}") from err

@@ -1,0 +1,196 @@
+"""Error answers as ``application/problem+json`` (RFC 9457).
+
+All errors have this form: ``HTTPException``, requests that do not match what a route declares, and
+internal errors. ``detail`` names the mistake, its place and an example; ``type`` is for programs,
+one for each status.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headroom.contract.printable import printable_json
+
+log = structlog.get_logger()
+#: Headers of every answer: the name of the replica, and its mode (enforce or observe). A 304 has
+#: them too, because browsers keep the last value of a header otherwise.
+REPLICA, MODE = "Headroom-Replica", "Headroom-Mode"
+PROBLEM_JSON = "application/problem+json"
+
+_TYPES = {
+    400: "bad-request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    411: "length-required",
+    413: "too-large",
+    422: "bad-parameter",
+    500: "internal",
+    503: "unavailable",
+}
+_NO_JSON = (
+    "header Content-Type does not name JSON. Example: "
+    "curl -H 'Content-Type: application/json' -d '{...}'"
+)
+#: Maximum length of a quoted value.
+_MOST_CHARS = 80
+#: Maximum size of a request body. ``/embedded/`` has no limit: agents report whole fleets there.
+MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
+
+
+class ProblemBody(BaseModel):
+    """Why a request failed."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    type: str
+    """Kind of problem, for programs. Example: urn:headroom:problem:not-found."""
+    title: str
+    """Kind of problem, in words."""
+    status: int
+    detail: str
+    """The mistake, its place, and a correct example."""
+
+
+def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    body = ProblemBody(
+        type=f"urn:headroom:problem:{_TYPES.get(status, status)}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+    )
+    return Response(printable_json(body.model_dump_json()), status, headers, PROBLEM_JSON)
+
+
+def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
+    """Make the application return all errors as problem details.
+
+    Also limits request bodies, and adds the name of the replica and its mode to every answer.
+    """
+
+    async def rejected(request: Request, err: Exception) -> Response:
+        assert isinstance(err, HTTPException)
+        detail, path = err.detail, request.scope["path"]
+        if err.status_code == 404 and "route" not in request.scope:
+            detail = f"{path} is not a view; GET /openapi.json describes all views"
+        if err.status_code == 405:
+            allowed = (err.headers or {}).get("Allow", "another method")
+            detail = f"{path} does not support {request.method}; use {allowed}"
+        return problem(err.status_code, detail, dict(err.headers or {}))
+
+    async def malformed(request: Request, err: Exception) -> Response:
+        assert isinstance(err, RequestValidationError)
+        examples = _examples(request.scope.get("route"))
+        if "json" not in request.headers.get("content-type", "json").lower():
+            return problem(422, _NO_JSON)
+        return problem(422, "; ".join(_detail(finding, examples) for finding in err.errors()))
+
+    app.add_exception_handler(HTTPException, rejected)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_middleware(_Edge, replica=replica, mode=mode)
+
+
+class _Edge:
+    """Adds the headers of every answer, limits bodies, and answers internal errors.
+
+    The size of bodies is limited because a view runs after its whole body was read. The answer to
+    an internal error has no details; the log has them.
+    """
+
+    def __init__(self, app: ASGIApp, replica: str, mode: Callable[[], str]) -> None:
+        self._app = app
+        self._replica = replica
+        self._mode = mode
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer_begun = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal answer_begun
+            answer_begun = True
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers[REPLICA], headers[MODE] = self._replica, self._mode()
+                headers["X-Content-Type-Options"] = "nosniff"
+            await send(message)
+
+        if (rejection := _rejected_body(scope)) is not None:
+            await rejection(scope, receive, send_named)
+            return
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            log.exception("view_failed", path=scope.get("path"))
+            if answer_begun:
+                raise  # an incomplete answer is worse than a broken connection
+            answer = problem(500, "internal error in Headroom: see the log of this process")
+            await answer(scope, receive, send_named)
+
+
+def _rejected_body(scope: Scope) -> Response | None:
+    """Return the rejection of a body that is too large or of unknown length; None to accept it.
+
+    A request without a body needs no Content-Length.
+    """
+    if scope["type"] != "http" or not scope["path"].startswith(_LIMITED):
+        return None
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
+        return problem(411, "the request has no valid Content-Length; send one")
+    if int(length) > MOST_BYTES:
+        return problem(413, f"the body is larger than {MOST_BYTES >> 20} MiB, the maximum size")
+    return None
+
+
+def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
+    """Describe one error of pydantic: the place, the mistake, the value and an example."""
+    kind, *where = [str(part) for part in finding["loc"]]
+    name = where[0] if where else kind
+    detail = f"{kind} {'.'.join(where)}".strip() + f": {finding['msg']}"
+    if kind != "body" and finding["type"] != "missing":
+        detail += f", not {str(finding['input'])[:_MOST_CHARS]!r}"
+    example = examples.get("body" if kind == "body" else name)
+    if example is None:
+        return f"{detail}; GET /openapi.json describes the parameters"
+    correct = json.dumps(example) if kind == "body" else f"{name}={example}"
+    return f"{detail}. Example: {correct}"
+
+
+def _examples(route: object) -> dict[str, object]:
+    """Return an example for each parameter of the route, by name, and for its body ("body")."""
+    if not isinstance(route, APIRoute):
+        return {}
+    found: dict[str, object] = {}
+    for each in _with_dependencies(route.dependant):
+        for field in (*each.path_params, *each.query_params, *each.header_params):
+            if field.field_info.examples:
+                found[field.alias] = field.field_info.examples[0]
+        for field in each.body_params:
+            declared = field.field_info.examples
+            model = field.field_info.annotation
+            if not declared and isinstance(model, type) and issubclass(model, BaseModel):
+                declared = model.model_json_schema().get("examples")
+            if declared:
+                found["body"] = declared[0]
+    return found
+
+
+def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:
+    yield dependant
+    for each in dependant.dependencies:
+        yield from _with_dependencies(each)

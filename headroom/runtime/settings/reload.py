@@ -1,0 +1,123 @@
+"""Applies changes of the settings file to the running process, as far as they need no restart.
+
+A file with errors changes nothing: the current settings stay. The errors are logged, counted and
+shown in /v1/status until the file is correct.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from headroom.runtime.loops import Loops
+from headroom.runtime.settings.loading import check_settings
+from headroom.runtime.settings.settings import RELOADED, Settings
+from headroom.runtime.telemetry import ProcessTelemetry
+
+log = structlog.get_logger()
+
+#: Seconds between two checks of the file.
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The sources of the settings: file, environment and flags. Without a file they never
+    change."""
+
+    path: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: No file, no variables and no flags, so the settings never change.
+ANYWHERE = Origin()
+
+
+class SettingsReloader:
+    """Watches the settings file, and calls ``take`` with changed settings, on the event loop."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        settings: Settings,
+        take: Callable[[Settings], None],
+        telemetry: ProcessTelemetry,
+    ) -> None:
+        self._origin = origin
+        self._settings = settings
+        self._take = take
+        self._telemetry = telemetry
+        self._seen = self._stamp()
+        #: Whether the file was missing at the last check.
+        self._was_missing = False
+        #: Settings of the sources at the start; ``after_restart`` lists differences from them. The
+        #: process may run with other settings, because commands override some.
+        self._initial = check_settings(origin.path, origin.env, origin.flags)[0] or settings
+        #: The errors in the file, each with its line; empty if there are none.
+        self.rejected: tuple[str, ...] = ()
+        #: Names of settings whose new values take effect after a restart.
+        self.after_restart: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path | None:
+        return self._origin.path
+
+    def start(self, loops: Loops) -> None:
+        async def check() -> None:
+            self.once()
+
+        if self._origin.path is not None:
+            loops.start("settings", check, EVERY_S)
+
+    def once(self) -> None:
+        """Apply the file if it has changed since the last call and is valid.
+
+        A missing file counts from the second call on: the file of a mounted ConfigMap can be
+        missing for a moment while it is updated.
+        """
+        if self._origin.path is None:
+            return
+        stamp, was_missing = self._stamp(), self._was_missing
+        self._was_missing = stamp is None
+        if stamp == self._seen or (stamp is None and not was_missing):
+            return
+        written, problems = check_settings(self._origin.path, self._origin.env, self._origin.flags)
+        if written is None and self._stamp() != stamp:
+            return  # it was replaced while it was read; the next call reads the new one
+        if written is None:
+            self._seen = stamp
+            self.rejected = tuple(map(str, problems))
+            self._telemetry.settings_reloads.labels("rejected").inc()
+            log.error("settings_rejected", problems=self.rejected)
+            return
+        self.rejected = ()
+        self.after_restart = tuple(
+            name
+            for name in Settings.model_fields
+            if name not in RELOADED and getattr(written, name) != getattr(self._initial, name)
+        )
+        taken = {
+            name: getattr(written, name)
+            for name in RELOADED
+            if getattr(written, name) != getattr(self._settings, name)
+        }
+        self._telemetry.settings_reloads.labels("taken").inc()
+        log.info("settings_read", taken=list(taken), after_restart=list(self.after_restart))
+        if taken:
+            settings = self._settings.model_copy(update=taken)
+            self._take(settings)
+            self._settings = settings
+        self._seen = stamp  # a failure before this line is retried
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Return the file's modification time, size and inode; None if there is no file."""
+        if self._origin.path is None:
+            return None
+        try:
+            stat = self._origin.path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

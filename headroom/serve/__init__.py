@@ -1,0 +1,1 @@
+"""Extender and console in one process: for one replica, or without a cluster."""

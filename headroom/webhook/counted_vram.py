@@ -1,0 +1,132 @@
+"""Adds the memory of GPU pods as an extended resource that only ResourceQuotas count.
+
+No node offers the resource, kube-scheduler ignores it (deploy/base/kube-scheduler.yaml), and the
+kubelet drops resources that its node does not have. The API server counts it atomically for each
+pod at creation, so there is no race between replicas (docs/design/adr/0044).
+
+An amount that depends on the device counts as on the largest device: that of setting
+``largest_devices``, which no agent can change, or else the largest that an agent reports. Devices
+above the setting take no pods, so no pod counts less than the memory that is reserved for it. On
+each device a pod may also use a tolerance beyond its reservation, without being evicted. So it
+counts at least that: otherwise many pods that reserve one byte would evade their quota.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from headroom.contract.annotations import COUNTED_VRAM, VRAM, Bytes
+from headroom.contract.kube import Container, Pod
+from headroom.contract.quantity import MAX_DEVICE_BYTES, format_bytes
+from headroom.core.placement.amounts import DeviceArrays, bytes_of, device_arrays
+from headroom.core.placement.overuse_eviction import TOLERANCE_BYTES
+from headroom.core.placement.policy import LargestDevice
+from headroom.core.placement.request import ContainerAsk, VramRequest
+from headroom.core.rules.pod_requests import amount
+from headroom.webhook.context import AdmissionContext, GpuNode
+from headroom.webhook.json_patch import Draft, Where
+
+
+def count(
+    draft: Draft, requests_of: Mapping[Where, Sequence[ContainerAsk]], context: AdmissionContext
+) -> None:
+    """Let containers request the memory that they get on all their devices.
+
+    A value that is there already is replaced: it comes from a copy of another pod, or would let the
+    pod evade its quota.
+    """
+    for where, requests in requests_of.items():
+        counted_bytes = _counted_bytes(requests, context)
+        declared_bytes = declared_amount(draft.container(where), COUNTED_VRAM)
+        if counted_bytes and declared_bytes != counted_bytes:
+            draft.limit(where, COUNTED_VRAM, format_bytes(counted_bytes))
+
+
+def miscounted(pod: Pod, request: VramRequest) -> str:
+    """Return why a quota would not count the memory of the pod; empty if it does.
+
+    An amount that depends on the device must only be counted at all: the largest device may have
+    changed since.
+    """
+    requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
+    for ask in request.containers:
+        requests_of.setdefault((ask.index, ask.name), []).append(ask)
+    containers: list[tuple[int | None, Container]] = [*enumerate(pod.spec.containers or ())]
+    containers += [(None, each) for each in pod.spec.init_containers or ()]
+    for index, container in containers:
+        if not (requests := requests_of.get((index, container.name))):
+            continue
+        declared_bytes = declared_amount(container, COUNTED_VRAM)
+        name = f"container {container.name!r:.80}"
+        if all(isinstance(ask.amount, Bytes) for ask in requests):
+            counted_bytes = _counted_bytes(requests, _NO_NODES)
+            if declared_bytes != counted_bytes:
+                counts, asks = (format_bytes(each) for each in (declared_bytes, counted_bytes))
+                return (
+                    f"{name} counts as {counts} of {COUNTED_VRAM} in quotas, and {VRAM} requests "
+                    f"{asks}: create the pod again to change it"
+                )
+        elif not declared_bytes:
+            return (
+                f"{name} cannot be counted in quotas: its memory depends on its device, and no "
+                f"node reports a device of {requests[0].resource:.80} yet. Example of an amount: "
+                f"{VRAM}: 8Gi"
+            )
+    return ""
+
+
+_NO_NODES = AdmissionContext()
+
+
+def _counted_bytes(requests: Sequence[ContainerAsk], context: AdmissionContext) -> int:
+    """Return the bytes of one container on all its devices; 0 if that depends on the device, and
+    none is known."""
+    total = 0
+    for ask in requests:
+        match ask.amount:
+            case Bytes(count_bytes):
+                largest = count_bytes
+            case _:
+                largest = _by_setting(ask, context.rules.largest_devices) or max(
+                    (_by_reports(ask, node) for node in context.nodes), default=0
+                )
+        if not largest:
+            return 0
+        total += max(largest, TOLERANCE_BYTES) * ask.count
+    return total
+
+
+def _by_setting(ask: ContainerAsk, largest: Sequence[LargestDevice]) -> int:
+    """Return the most bytes that one replica could take of the largest device; 0 without one."""
+    devices = [each for each in largest if each.resource == ask.resource]
+    if not devices:
+        return 0
+    flags = np.ones(len(devices), np.bool_)
+    arrays = DeviceArrays(
+        allocatable_bytes=np.array([each.memory_bytes for each in devices], np.int64),
+        replicas=np.array([each.replicas for each in devices], np.int64),
+        common=flags,
+        sharers=np.ones(len(devices), np.int64),
+        mps=flags,  # where several processes of a pod take the most
+    )
+    return int(bytes_of(ask.amount, 1, arrays).max())
+
+
+def _by_reports(ask: ContainerAsk, node: GpuNode) -> int:
+    """Return the most bytes that one replica could take of a device of the node.
+
+    Devices whose values are not believed take no pods.
+    """
+    devices = node.devices(ask.resource)
+    arrays = device_arrays(devices, 0)
+    sizes = bytes_of(ask.amount, 1, arrays)[arrays.allocatable_bytes < MAX_DEVICE_BYTES]
+    return int(sizes.max(initial=0))
+
+
+def declared_amount(container: Container, resource: str) -> int:
+    """Return what quotas count for the container; 0 if its request and its limit differ."""
+    resources = container.resources
+    limits = (resources and resources.limits) or {}
+    requests = (resources and resources.requests) or {}
+    declared = {amount(each[resource]) for each in (limits, requests) if resource in each}
+    return int(declared.pop()) if len(declared) == 1 else 0

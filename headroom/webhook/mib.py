@@ -1,0 +1,91 @@
+"""Amounts in MiB that limit a container or count for it.
+
+Before the pod has a device, only a request in bytes is known; a share of a device or of a replica
+is not. Limits are rounded down, so that the limits on one device never exceed its reservations. The
+mirrored resource is rounded up, so that it never allows more than there is.
+"""
+
+from collections.abc import Sequence
+
+from headroom.contract.annotations import Bytes
+from headroom.core.placement.policy import MIB
+from headroom.core.placement.request import ContainerAsk
+from headroom.webhook.context import GpuNode
+
+#: Major version of the first driver that limits memory per cgroup.
+LIMITING_DRIVER = 615
+#: The agent's source that reads these limits.
+LIMITS_SOURCE = "limits"
+
+
+def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
+    """Return the MiB of all devices of one container; None if an amount is not known yet."""
+    total = 0
+    for ask in requests:
+        if not isinstance(ask.amount, Bytes):
+            return None
+        total += -(-ask.amount.count_bytes // MIB) * ask.count
+    return total
+
+
+def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
+    """Return the driver's memory limit in MiB for each device of a container.
+
+    None unless the container has one request in bytes and every candidate node can enforce it.
+    """
+    amount_bytes = _single_amount_bytes(requests)
+    if amount_bytes is None or not candidates:
+        return None
+    if not all(_enforces(candidate, requests[0].resource) for candidate in candidates):
+        return None
+    return amount_bytes // MIB or None
+
+
+def mps_mib(
+    requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
+) -> int | None:
+    """Return MPS's memory limit in MiB for each process of a container with one device.
+
+    None unless the limit is below MPS's own limit on every device that the container could get: MPS
+    ignores a larger limit.
+    """
+    amount_bytes = _single_amount_bytes(requests)
+    if amount_bytes is None or requests[0].count != 1 or not candidates:
+        return None
+    each_mib = amount_bytes // processes // MIB
+    for candidate in candidates:
+        devices = candidate.devices(requests[0].resource)
+        if not devices or any(device.sharing != "mps" for device in devices):
+            return None
+        if any(d.memory_bytes // max(d.replicas.total, 1) // MIB <= each_mib for d in devices):
+            return None
+    return each_mib or None
+
+
+def _single_amount_bytes(requests: Sequence[ContainerAsk]) -> int | None:
+    """Return the bytes per device of a container with one request in bytes, else None."""
+    if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
+        return None
+    return requests[0].amount.count_bytes
+
+
+def _enforces(candidate: GpuNode, resource: str) -> bool:
+    """Return whether the node's driver can limit memory per cgroup, according to its agent.
+
+    It needs the driver, cgroup v2, devices injected with CDI, and no MIG. The agent cannot see the
+    versions of the container toolkit and the device plugin.
+    """
+    status = candidate.status
+    if status is None:
+        return False
+    major = status.driver_version.partition(".")[0]
+    devices = candidate.devices(resource)
+    return (
+        major.isdecimal()
+        and len(major) < 6
+        and int(major) >= LIMITING_DRIVER
+        and any(each.name == LIMITS_SOURCE and each.state == "ok" for each in status.sources)
+        and "cdi" in status.plugin.device_list_strategy
+        and bool(devices)
+        and all(device.kind == "gpu" for device in devices)
+    )

@@ -1,0 +1,327 @@
+"""Changes GPU pods when they are created, so that later decisions need only the pod.
+
+The steps, in this order:
+
+1. Remove annotations that only extenders may write.
+2. Write the namespace's default as the pod's annotation, and record its origin.
+3. Set the scheduler that calls Headroom, if the pod names none.
+4. Add the extended resources of the in-tree mirror and of quotas.
+5. For pods that Headroom places: add the variables that expose and limit the share, and the gate.
+
+The steps never change a field that a user set, except for what quotas count, and they are
+idempotent. The API server may call the
+webhook again if another webhook added containers: then these are handled too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from headroom.contract.annotations import (
+    BYTES,
+    FRACTION,
+    GATED,
+    MIRROR,
+    SHARE,
+    VRAM,
+    VRAM_FROM,
+    DeviceChoice,
+    ShareMode,
+    VramAnnotation,
+    is_extender_annotation,
+    parse_vram,
+    render_vram,
+)
+from headroom.contract.gate import GATE, GATE_RESOURCES, PORT, gate_container
+from headroom.contract.kube import EnvVar, Pod
+from headroom.contract.pod_limits import exceeded
+from headroom.contract.quantity import format_bytes
+from headroom.core.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
+from headroom.core.rules.pod_requests import amount, larger, spec_requests
+from headroom.webhook.automatic import replace_auto
+from headroom.webhook.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
+from headroom.webhook.counted_vram import count, declared_amount
+from headroom.webhook.json_patch import Draft, Operation, Where, following
+from headroom.webhook.mib import cap_mib, mirrored_mib, mps_mib
+
+BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
+FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
+#: Read by a hook of the container toolkit, in MiB. Above the limit, the driver fails allocations;
+#: below the request, it does not evict memory.
+CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
+MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+
+UNLIMITED = (
+    f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
+    " every eligible node must be able to enforce it (docs/how-to/limit-memory.md)"
+)
+#: Maximum CPU and memory of the gate. The CPU manager would assign whole cores to the gate, and so
+#: choose a NUMA node before the GPU is chosen.
+_MOST_CPU, _MOST_MEMORY_BYTES = Decimal("0.5"), Decimal(1 << 30)
+#: Annotations of Istio and Linkerd: outbound ports that the proxy does not take. The proxy starts
+#: after the gate, but their CNI plugins redirect connections before.
+_SKIPPED_PORTS = (
+    "traffic.sidecar.istio.io/excludeOutboundPorts",
+    "config.linkerd.io/skip-outbound-ports",
+)
+NO_IMAGE = "the gate has no image; set gate_image in Headroom's settings to the agent's image"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutated:
+    """The patch of a pod."""
+
+    operations: tuple[Operation, ...] = ()
+    #: Unexpected changes, and steps that failed, for the user who creates the pod.
+    warnings: tuple[str, ...] = ()
+    #: The pod with the changes; None if there are none.
+    pod: Pod | None = None
+
+
+def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
+    """Return the changes to a pod that is being created.
+
+    It raises no errors. The caller validates the changed pod: what cannot be read or counted is
+    rejected there.
+    """
+    if context.is_static(pod) or not asks_for_gpu(pod, context.rules):
+        return Mutated()
+    if exceeded(pod):
+        return Mutated()
+    draft = Draft(pod)
+    warnings = [*_remove_extender_annotations(draft)]
+    _replace_gates(draft, context)
+    _default(draft, context)
+    warnings += replace_auto(draft, context)
+    warnings += _scheduler(draft, context)
+    request = understand(draft.pod, context.namespace.default_vram, context.rules)
+    placed = not pod.node and context.asks_headroom(draft.pod.spec.scheduler_name)
+    if isinstance(request, VramRequest):
+        if context.settings.mirror:
+            warnings += _mirror(draft, request)
+        if context.settings.counts:
+            count(draft, _gpu_containers(draft, request), context)
+        if placed and not context.settings.observes:
+            warnings += _prepare_for_nodes(draft, request, context)
+    return Mutated(tuple(draft.operations), tuple(warnings), draft.pod)
+
+
+def mutate_template(pod: Pod, context: AdmissionContext) -> Mutated:
+    """Return the changes to a Job that waits in a queue of Kueue; ``pod`` is one of its template.
+
+    Kueue counts what the template requests, before there is any pod. So the template requests what
+    its pods will request in quotas: with the namespace's default, or the present recommendation.
+    """
+    if not context.settings.counts or not asks_for_gpu(pod, context.rules) or exceeded(pod):
+        return Mutated()
+    expected = Draft(pod)
+    _default(expected, context)
+    warnings = tuple(replace_auto(expected, context))
+    request = understand(expected.pod, context.namespace.default_vram, context.rules)
+    draft = Draft(pod, root="/spec/template")
+    if isinstance(request, VramRequest):
+        count(draft, _gpu_containers(draft, request), context)
+    return Mutated(tuple(draft.operations), warnings)
+
+
+def _remove_extender_annotations(draft: Draft) -> Iterator[str]:
+    """Remove annotations that only extenders may write; yield a warning for each.
+
+    A pod has them if its manifest was copied from a pod that Headroom placed.
+    """
+    keys = [
+        key for key in sorted(draft.pod.metadata.annotations or ()) if is_extender_annotation(key)
+    ]
+    draft.unannotate(keys)
+    for key in keys:
+        yield f"annotation {key} was removed: Headroom writes it when it places the pod"
+
+
+def _default(draft: Draft, context: AdmissionContext) -> None:
+    """Write the namespace's default amount on a pod without an amount.
+
+    From a default by container, only the entries of the pod's GPU containers are written.
+    """
+    text, pod = context.namespace.default_vram, draft.pod
+    if text is None or pod.annotation(VRAM) is not None:
+        return
+    request = understand(pod, text, context.rules)
+    if not isinstance(request, VramRequest):
+        return
+    vram = parse_vram(text)
+    if vram.by_container:
+        containers = {ask.name for ask in request.containers}
+        own = {name: a for name, a in vram.by_container.items() if name in containers}
+        if not own:
+            return
+        text = render_vram(VramAnnotation(by_container=own))
+    draft.annotate(VRAM, text)
+    draft.annotate(VRAM_FROM, f"namespace {context.namespace.name}")
+
+
+def _scheduler(draft: Draft, context: AdmissionContext) -> Iterator[str]:
+    """Set the scheduler of a pod that names none; warn if the named one does not call Headroom."""
+    named = draft.pod.spec.scheduler_name or STOCK_SCHEDULER
+    if named == STOCK_SCHEDULER and context.scheduler is not None and not draft.pod.node:
+        draft.schedule(context.scheduler)
+    elif not context.asks_headroom(named) and named != STOCK_SCHEDULER:
+        yield (
+            f"spec.schedulerName {named!r:.80}: this scheduler does not call Headroom, so the pod"
+            f" may get a GPU without enough memory; set schedulerName: {context.settings.scheduler}"
+        )
+
+
+def _prepare_for_nodes(
+    draft: Draft, request: VramRequest, context: AdmissionContext
+) -> Iterator[str]:
+    share, gated = context.share_mode(draft.pod), context.gate_option(draft.pod)
+    resources = [ask.resource for ask in request.asks]
+    candidates: list[GpuNode] = []
+    if share is ShareMode.LIMIT or context.has_gated_node(draft.pod, resources):
+        candidates = context.candidates(draft.pod, resources)
+    if share is not ShareMode.NONE:
+        _expose_share(draft, request)
+    if share is ShareMode.LIMIT:
+        yield from _limit(draft, request, candidates)
+    if gated is not False:
+        yield from _gate(draft, context, candidates, requested=gated is True)
+
+
+# The share.
+
+
+def _expose_share(draft: Draft, request: VramRequest) -> None:
+    for where in _gpu_containers(draft, request):
+        if where.init:
+            continue
+        for name, annotation in ((BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)):
+            if not _has_variable(draft, where, name):
+                draft.variable(where, following(name, f"{annotation}{where.index}"))
+
+
+def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) -> Iterator[str]:
+    is_limited = False
+    for where, requests in _gpu_containers(draft, request).items():
+        if where.init:
+            continue
+        if (mib := cap_mib(requests, candidates)) is not None:
+            is_limited = True
+            # If the user set one of them, the other could contradict it.
+            if not any(_has_variable(draft, where, name) for name in CAP_VARIABLES):
+                for name in CAP_VARIABLES:
+                    draft.variable(where, EnvVar(name=name, value=str(mib)))
+        if (mib := mps_mib(requests, candidates, request.processes)) is not None:
+            is_limited = True
+            if not _has_variable(draft, where, MPS_VARIABLE):
+                draft.variable(where, EnvVar(name=MPS_VARIABLE, value=f"0={mib}M"))
+    if not is_limited:
+        yield UNLIMITED
+
+
+# The in-tree mirror.
+
+
+def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
+    for where, requests in _gpu_containers(draft, request).items():
+        declared = declared_amount(draft.container(where), MIRROR)
+        mib = mirrored_mib(requests)
+        if mib is None:
+            if declared:
+                continue
+            name = draft.container(where).name
+            yield (
+                f"container {name!r:.80} does not count as {MIRROR}: its memory depends on its"
+                " device. Example of an amount: '8Gi'"
+            )
+            continue
+        if declared != mib:
+            draft.limit(where, MIRROR, str(mib))
+
+
+# The gate.
+
+
+def _gate(
+    draft: Draft, context: AdmissionContext, candidates: Sequence[GpuNode], requested: bool
+) -> Iterator[str]:
+    """Add the gate if an annotation sets it, or if the pod is eligible for a gated node.
+
+    In the second case all its eligible nodes must have an agent: without one, a gate never opens.
+    """
+    gated = [each.node.metadata.name for each in candidates if each.choice is DeviceChoice.GATED]
+    if not (requested or gated):
+        return
+    if not context.settings.gate_image:
+        if requested:
+            yield f"the pod gets no gate: {NO_IMAGE}"
+        else:
+            yield f"the pod gets no gate, so gated nodes like {gated[0]} reject it: {NO_IMAGE}"
+        return
+    unreported = [each.node.metadata.name for each in candidates if each.status is None]
+    if unreported and not requested:
+        yield (
+            f"the pod gets no gate, so gated nodes like {gated[0]} reject it: it is also eligible"
+            f" for {unreported[0]}, which has no agent to open a gate; set a nodeSelector, or"
+            f" {GATED}: 'true'"
+        )
+        return
+    if not any(each.name == GATE for each in draft.pod.spec.init_containers or ()):
+        draft.first(_gate_beside(draft.pod, context))
+    for key in _SKIPPED_PORTS:
+        ports = [each for each in (draft.pod.annotation(key) or "").split(",") if each.strip()]
+        if str(PORT) not in ports:
+            draft.annotate(key, ",".join([*ports, str(PORT)]))
+
+
+def _replace_gates(draft: Draft, context: AdmissionContext) -> None:
+    """Replace what the author or another webhook calls a gate by the webhook's own, as the first.
+
+    So no author can write a container that counts as the gate, whatever it looks like.
+    """
+    init = draft.pod.spec.init_containers or ()
+    found = next((index for index, each in enumerate(init) if each.name == GATE), None)
+    if found is not None and context.settings.gate_image:
+        draft.replace_first(found, _gate_beside(draft.pod, context))
+
+
+def _gate_beside(pod: Pod, context: AdmissionContext) -> dict[str, Any]:
+    """Return the gate with as much CPU, memory and storage as other containers have, within limits.
+
+    So a LimitRange that accepts the other containers accepts the gate too. The pod as a whole
+    requests no more than before, because the gate ends before the others start.
+    """
+    requests = {name: amount(quantity) for name, quantity in GATE_RESOURCES.items()}
+    for each in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        if each.name != GATE:
+            requests = larger(requests, spec_requests(each))
+    resources = {
+        "cpu": f"{int(min(requests['cpu'], _MOST_CPU) * 1000)}m",
+        "memory": format_bytes(int(min(requests["memory"], _MOST_MEMORY_BYTES))),
+    }
+    if storage_bytes := int(requests.get("ephemeral-storage", 0)):
+        resources["ephemeral-storage"] = format_bytes(storage_bytes)
+    return gate_container(context.settings.gate_image, resources)
+
+
+# Containers.
+
+
+def _gpu_containers(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
+    """Return the containers that request GPUs, with their requests.
+
+    Requests of init containers have no index, because their placements are not recorded.
+    """
+    requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
+    for ask in request.containers:
+        requests_of.setdefault((ask.index, ask.name), []).append(ask)
+    init, main = draft.pod.spec.init_containers or (), draft.pod.spec.containers or ()
+    named: dict[Where, tuple[int | None, str]] = {
+        Where(True, index): (None, each.name) for index, each in enumerate(init)
+    }
+    named |= {Where(False, index): (index, each.name) for index, each in enumerate(main)}
+    return {where: requests_of[name] for where, name in named.items() if name in requests_of}
+
+
+def _has_variable(draft: Draft, where: Where, variable: str) -> bool:
+    return any(each.name == variable for each in draft.container(where).env or ())

@@ -1,0 +1,300 @@
+"""Validates Headroom's annotations on pods, workloads, namespaces and nodes.
+
+Pods are parsed by the same code as in the scheduler's calls, so an admitted pod is never unreadable
+there. Workloads (Deployment, Job, ...) only get warnings: their users see the error when they run
+``kubectl apply``, and the pods are rejected when they are created.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+
+from headroom.contract.annotations import (
+    CORDON,
+    CORDON_EXAMPLE,
+    DEFAULT_VRAM,
+    DEVICE_CHOICE,
+    GATED,
+    MAINTENANCE,
+    PREFIX,
+    RESERVE,
+    SCHEDULER,
+    SHARE,
+    UNIFIED_MEMORY,
+    USER_ANNOTATIONS,
+    VRAM,
+    VRAM_FROM,
+    Bytes,
+    is_auto,
+    is_extender_annotation,
+    parse_auto,
+    parse_cordon,
+    parse_device_choice,
+    parse_gated,
+    parse_maintenance,
+    parse_reserve,
+    parse_share,
+    parse_unified_memory,
+    parse_vram,
+)
+from headroom.contract.dra import implicit_gpu_resources
+from headroom.contract.errors import BadAnnotation, shortened
+from headroom.contract.gate import GATE, is_gated
+from headroom.contract.kube import ObjectMeta, Pod
+from headroom.contract.pod_limits import exceeded
+from headroom.contract.quantity import implausible
+from headroom.core.placement.request import Unreadable, asks_for_gpu, understand
+from headroom.webhook.automatic import problem, requests_auto
+from headroom.webhook.context import AdmissionContext
+from headroom.webhook.counted_vram import miscounted
+from headroom.webhook.mutation import NO_IMAGE
+
+_POD_PARSERS: Mapping[str, Callable[[str], object]] = {GATED: parse_gated, SHARE: parse_share}
+_NAMESPACE_PARSERS: Mapping[str, Callable[[str], object]] = {
+    DEFAULT_VRAM: lambda text: parse_vram(text, DEFAULT_VRAM),
+    **_POD_PARSERS,
+}
+_NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
+    CORDON: parse_cordon,
+    DEVICE_CHOICE: parse_device_choice,
+    MAINTENANCE: parse_maintenance,
+    RESERVE: parse_reserve,
+    UNIFIED_MEMORY: parse_unified_memory,
+}
+
+
+#: Maximum number of warnings in an answer: an API server drops warnings after about 4 KiB.
+MAX_WARNINGS = 12
+#: Maximum number of characters of an annotation's name that are compared to suggest another name.
+MAX_NAME_CHARS = 80
+
+#: Beginnings of the UUIDs of GPUs and of MIG devices.
+UUID_PREFIXES = ("GPU-", "MIG-")
+
+WOULD = "in mode enforce, this pod would be rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The result of a validation."""
+
+    #: Why the object is rejected; empty if it is admitted.
+    rejection: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Validated:
+    """Validate a pod that is created, or changed before it is bound; ``before`` is its old version.
+
+    A change that leaves Headroom's annotations as they are is always admitted: otherwise an invalid
+    pod that was admitted earlier could not be deleted. Static pods are admitted, because the
+    kubelet runs them anyway.
+    """
+    if context.is_static(pod) or pod.metadata.deletion_timestamp:
+        return Validated()
+    if before is not None and (
+        before.node or _headroom_annotations(before.metadata) == _headroom_annotations(pod.metadata)
+    ):
+        return Validated()
+    rejection = _rejection(pod, context)
+    # A quota that does not count every pod is none, so invalid pods cannot be admitted uncounted.
+    if context.settings.observes and not (context.counts and asks_for_gpu(pod, context.rules)):
+        would = [f"{WOULD}: {rejection}"] if rejection else []
+        return Validated(warnings=(*would, *_warnings(pod, context)))
+    if (
+        not rejection
+        and before is None
+        and _requests_gate(pod)
+        and not is_gated(pod, context.settings.gate_image)
+    ):
+        rejection = (
+            f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(pod, context)}"
+        )
+    return Validated(rejection, tuple(_warnings(pod, context)))
+
+
+def validate_oversized(pod: Pod, context: AdmissionContext) -> Validated:
+    """Return the result for a pod that has more containers than a pod with GPUs may have."""
+    if not asks_for_gpu(pod, context.rules):
+        return Validated()
+    rejection = exceeded(pod)
+    if context.settings.observes and not context.counts:
+        return Validated(warnings=(f"{WOULD}: {rejection}",))
+    return Validated(rejection)
+
+
+def validate_template(
+    kind: str, owner: ObjectMeta, pod: Pod, context: AdmissionContext
+) -> Validated:
+    """Validate the pod template of a workload. It is never rejected."""
+    warnings: list[str] = []
+    if rejection := _rejection(pod, context, is_template=True):
+        warnings.append(f"pods of this {kind} will be rejected: {rejection}")
+    if pod.annotation(VRAM) is None and VRAM in (owner.annotations or {}):
+        warnings.append(
+            f"annotation {VRAM} of the {kind} itself has no effect; "
+            "set it in metadata.annotations of the pod template"
+        )
+    warnings.extend(
+        f"annotation {key} is removed from its pods: only Headroom writes it"
+        for key in sorted(_headroom_annotations(pod.metadata))
+        if is_extender_annotation(key)
+    )
+    return Validated(warnings=(*warnings, *_warnings(pod, context)))
+
+
+def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
+    """Validate the annotations of a namespace or node.
+
+    They are never rejected: namespaces and nodes matter to more than GPUs.
+    """
+    parsers = _NAMESPACE_PARSERS if kind == "Namespace" else _NODE_PARSERS
+    warnings: list[str] = []
+    for key, text in sorted(_headroom_annotations(metadata).items()):
+        if key in parsers:
+            try:
+                parsers[key](text)
+            except BadAnnotation as err:
+                warnings.append(str(err))
+            else:
+                warnings.extend(_implausible(key, text))
+    labels = (SCHEDULER,) if kind == "Namespace" else ()
+    warnings.extend(_without_effect(metadata, parsers, f" on a {kind}", labels))
+    return Validated(warnings=tuple(warnings))
+
+
+def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
+    """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
+    implicit = implicit_gpu_resources(pod)
+    if pod.annotation(VRAM) is not None and implicit and not context.is_exempt:
+        return (
+            f"annotation {VRAM}: DRA allocates {implicit[0]} in whole devices, and counts no "
+            f"amount; request {context.rules.resources[0]}: 1 instead, or convert the pod to "
+            "claims (headroom convert --to dra), or remove the annotation"
+        )
+    if not asks_for_gpu(pod, context.rules):
+        return ""
+    if requests_auto(pod):
+        return problem(pod, context, is_template=is_template)
+    request = understand(pod, context.namespace.default_vram, context.rules)
+    if isinstance(request, Unreadable):
+        source = ""
+        if pod.annotation(VRAM) is None and DEFAULT_VRAM in request.message:
+            source = f"namespace {context.namespace.name}: "
+        elif (origin := pod.annotation(VRAM_FROM)) is not None and VRAM in request.message:
+            source = f"{origin:.80}: "
+        return source + request.message
+    for key, parse in _POD_PARSERS.items():
+        text = pod.annotation(key)
+        try:
+            if text is not None:
+                parse(text)
+        except BadAnnotation as err:
+            return str(err)
+    counts = context.counts and not (is_template or implicit)
+    return miscounted(pod, request) if counts else ""
+
+
+def _requests_gate(pod: Pod) -> bool:
+    """Return whether the pod's own annotation requests a gate."""
+    try:
+        return parse_gated(pod.annotation(GATED) or "false")
+    except BadAnnotation:
+        return False
+
+
+def _why_no_gate(pod: Pod, context: AdmissionContext) -> str:
+    if not context.settings.gate_image:
+        return NO_IMAGE
+    first, *others = [each.name for each in pod.spec.init_containers or ()] or [""]
+    if GATE in others:
+        return (
+            f"another webhook put init container {first!r:.80} before it; set the"
+            " reinvocationPolicy of that webhook to Never"
+        )
+    name = context.settings.scheduler
+    return f"Headroom does not place it; set schedulerName: {name} and no nodeName"
+
+
+def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
+    user_keys = [
+        key
+        for key in sorted(_headroom_annotations(pod.metadata))
+        if not is_extender_annotation(key)
+    ]
+    yield from _without_effect(pod.metadata, USER_ANNOTATIONS)
+    if (text := pod.annotation(VRAM)) is not None:
+        origin = pod.annotation(VRAM_FROM)
+        source = "" if origin is None else f"{origin:.80}: "
+        yield from (f"{source}{warning}" for warning in _implausible(VRAM, text))
+    if VRAM in user_keys and not asks_for_gpu(pod, context.rules):
+        named = ", ".join(context.rules.resources)
+        yield (
+            f"annotation {VRAM} has no effect: no container requests a GPU. Example: "
+            f"resources.limits {context.rules.resources[0]}: 1 ({named:.120})"
+        )
+    if VRAM in (pod.metadata.labels or {}):
+        yield f"label {VRAM} has no effect; set an annotation of that name"
+
+
+def _without_effect(
+    metadata: ObjectMeta, known: Collection[str], where: str = "", labels: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield a warning for each annotation that has another name than the ``known`` ones.
+
+    A name with another prefix is reported only if it is similar to a known one. ``labels`` are
+    names that count only as labels.
+    """
+    keys = (
+        key
+        for key in sorted(metadata.annotations or {})
+        if key.startswith("headroom") and key not in known and not is_extender_annotation(key)
+    )
+    # An answer takes no more warnings, and the search for similar names is slow.
+    for key in islice(keys, MAX_WARNINGS):
+        if key in labels:
+            yield f"annotation {key} has no effect; set a label of that name"
+            continue
+        near = get_close_matches(key[:MAX_NAME_CHARS].lower(), known, 1, 0.8)
+        suggestion = f"; did you mean {near[0]}?" if near else ""
+        if near or key.startswith(PREFIX):
+            reads = f"Headroom does not read it{where}{suggestion}"
+            yield f"annotation {shortened(key)} has no effect: {reads}"
+
+
+def _implausible(key: str, text: str) -> Iterator[str]:
+    """Yield a warning if a valid value is probably a mistake: an index, or a missing unit."""
+    if key == CORDON:
+        wrong = sorted(each for each in parse_cordon(text) if not each.startswith(UUID_PREFIXES))
+        if wrong:
+            error = f"names {shortened(wrong[0])}, which is no UUID of a GPU"
+            yield str(BadAnnotation(key, text, error, CORDON_EXAMPLE))
+        return
+    why = next(filter(None, map(implausible, _amounts(key, text))), "")
+    if why:
+        yield str(BadAnnotation(key, text, why, "512Mi" if key == RESERVE else "8Gi"))
+
+
+def _amounts(key: str, text: str) -> list[int]:
+    """Return the amounts in bytes that an annotation contains; none if it is not valid."""
+    try:
+        if key == RESERVE:
+            return [parse_reserve(text)]
+        if key not in (VRAM, DEFAULT_VRAM):
+            return []
+        if is_auto(text):
+            auto = parse_auto(text)
+            amounts = [Bytes(auto.max_bytes), auto.default]
+        else:
+            vram = parse_vram(text, key)
+            amounts = [vram.everywhere, *vram.by_container.values()]
+    except BadAnnotation:
+        return []
+    return [amount.count_bytes for amount in amounts if isinstance(amount, Bytes)]
+
+
+def _headroom_annotations(metadata: ObjectMeta) -> dict[str, str]:
+    return {
+        key: text for key, text in (metadata.annotations or {}).items() if key.startswith(PREFIX)
+    }

@@ -1,0 +1,70 @@
+"""The page of all programs: how many modules of Headroom each imports, and from which packages."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+from reference.markdown import ROOT, code, head, table
+
+#: Program -> the module that its process imports.
+PROGRAMS: Mapping[str, str] = {
+    "headroom extender": "extender.process",
+    "headroom console": "headroom.console.process",
+    "headroom webhook": "headroom.webhook.process",
+    "headroom recorder": "headroom.recorder.process",
+    "headroom device-taints": "headroom.dra_taints.process",
+    "headroom serve": "headroom.serve.extender_and_console",
+    "headroom agent": "agent.__main__",
+    "headroom gate": "agent.gate_client",
+    "headroom certs": "headroom.certs.commands",
+    "headroom convert": "headroom.convert.manifests",
+    "headroom doctor": "headroom.doctor.node_rules",
+    "headroom plan": "headroom.planner.study",
+    "kubectl headroom": "headroom.plugin",
+}
+_INTRO = """\
+Each program imports what it needs of the shared packages, and no other program
+([architecture](../design/architecture.md#import-rules)).
+Lines are those of the imported modules, in thousands.
+
+"""
+#: Prints module -> lines, of Headroom's modules that an import of the argument loads.
+_CLOSURE = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+ours = {
+    name: module.__file__
+    for name, module in sys.modules.items()
+    if name.partition(".")[0] in ("agent", "extender", "headroom") and module.__file__
+}
+print(json.dumps({n: sum(1 for _ in open(f, encoding="utf-8")) for n, f in ours.items()}))
+"""
+
+
+def closure(module: str) -> dict[str, int]:
+    """Return the modules of Headroom that an import of the module loads, with their lines."""
+    command = [sys.executable, "-c", _CLOSURE, module]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def page() -> str:
+    """Return docs/reference/programs.md."""
+    rows = []
+    for program, module in PROGRAMS.items():
+        found = closure(module)
+        rooms = Counter(map(_room, found))
+        names = ", ".join(f"{code(room)} {count}" for room, count in sorted(rooms.items()))
+        size = str(len(found)), str(round(sum(found.values()) / 1000))
+        rows.append((code(program), *size, names))
+    text = head("Imports of each program", "the imports of each program") + _INTRO
+    return text + table("program | modules | lines (thousands) | modules by package", rows)
+
+
+def _room(module: str) -> str:
+    """Return the package that the table names for a module: ``headroom.core``, or ``extender``."""
+    first, *rest = module.split(".")
+    return f"headroom.{rest[0]}" if first == "headroom" and len(rest) > 1 else first
