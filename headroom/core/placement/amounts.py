@@ -40,7 +40,7 @@ class DeviceArrays:
     common: NDArray[np.bool_]
     #: Number of devices that share the device's memory, itself included.
     sharers: BytesArray
-    #: Whether MPS limits each process, not each container.
+    #: Whether MPS limits the memory of each process instead of each container.
     mps: NDArray[np.bool_]
 
 
@@ -69,16 +69,17 @@ def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays
 
 
 def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
-    """Return the bytes of one container on each device, if all ``count`` replicas are there.
+    """Return the bytes that one container takes on each device if all ``count`` replicas are on it.
 
-    An amount in bytes or a share of a device is per device, and does not depend on ``count``.
+    An amount in bytes and a share of a device apply per device, so they do not depend on ``count``.
     """
     allocatable = arrays.allocatable_bytes
     match amount:
         case Bytes(count_bytes):
             return np.full(allocatable.shape, count_bytes, np.int64)
         case Share(ppm):
-            # In two parts, because bytes times a million would overflow int64.
+            # Divide first, and handle the remainder separately: bytes times a million would
+            # overflow int64.
             share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
             return np.maximum(share, 1)
         case ReplicaShare(processes):
@@ -91,16 +92,18 @@ def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
 
 
 def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays) -> BytesArray:
-    """Return the most bytes that a pod with these ``asks`` can take of each device's memory.
+    """Return the maximum number of bytes that a pod with these ``asks`` can take of each device's
+    memory.
 
-    ``ask`` is one of ``asks``, for the resource of the device; on other devices the result is
-    meaningless.
+    ``ask`` is the item of ``asks`` for the resource of the device. On devices of other resources
+    the result is meaningless.
     """
     joint = arrays.sharers > 1
     any_joint = bool(joint.any())
     need = _largest(ask, arrays, any_joint)
     if len(asks) > 1 and any_joint:
-        # Devices of the other resources may share the memory. Assume the worst case: they do.
+        # Devices of the other resources may share the memory, so assume the worst case, in which
+        # they do.
         for other in asks:
             if other is not ask:
                 more = np.where(joint, _largest(other, arrays, any_joint), 0)
@@ -111,10 +114,11 @@ def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays) -> BytesArray:
 def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
     """Return the bytes of the largest phase of an ask on each device.
 
-    All containers of a phase can use a shared memory at once, each with all devices that share it.
-    Any other memory serves one container. ``any_joint``: some devices share their memory.
+    All containers of a phase can use a shared memory at the same time, and each of them can use all
+    devices that share the memory. Any other memory serves only one container. ``any_joint`` is
+    whether any devices share their memory.
     """
-    # Phase by phase: one array for all phases and devices would take gigabytes.
+    # Compute one phase at a time, because an array for all phases and devices would take gigabytes.
     largest = _of_phase(ask.phases[0], arrays, any_joint)
     for phase in ask.phases[1:]:
         largest = np.maximum(largest, _of_phase(phase, arrays, any_joint))
@@ -122,7 +126,8 @@ def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
 
 
 def _of_phase(phase: Sequence[Portion], arrays: DeviceArrays, any_joint: bool) -> BytesArray:
-    """Return the most bytes of one phase on each device; sums are capped against overflow."""
+    """Return the maximum bytes of one phase on each device, with sums capped to avoid an
+    overflow."""
     sizes = [bytes_of(portion.amount, portion.count, arrays) for portion in phase]
     if len(sizes) == 1 and not any_joint:
         return sizes[0]
@@ -141,7 +146,8 @@ def above_cap(
 
     The plugin limits each MPS process to total memory / replicas, in whole MiB. A container can use
     that much in each of its ``processes``, so a larger request can never fit. A container that
-    requests a replica's share accepts the limit. Meaningful only for devices shared by MPS.
+    requests one replica's share fits the limit by definition. The mask is meaningful only for
+    devices shared by MPS.
     """
     cap_bytes = (memory_bytes // np.maximum(arrays.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
     above = np.zeros(cap_bytes.shape, bool)

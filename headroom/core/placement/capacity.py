@@ -1,8 +1,8 @@
 """Reports whether the cluster is full or fragmented for pods of one size.
 
-It computes how much free memory such a pod can use, and how much no such pod can use. All values
-come from the ``Verdicts`` of one request, as in filter. ``whatif.node_whatif`` counts how many pods
-fit, because that requires placing them.
+It divides the free memory into a part that pods of this size can use and a part that they cannot
+use. All values come from the ``Verdicts`` of one request, as in filter. ``whatif.node_whatif``
+counts how many pods fit, because that requires placing them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from headroom.core.placement.fit import Verdicts
 from headroom.core.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 
 INT64_MAX = int(np.iinfo(np.int64).max)
-#: Codes of nodes where only memory decides: the pod fits, or lacks memory.
+#: Codes of nodes on which only memory decides whether the pod fits.
 MEMORY_CODES = [
     CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME, Reason.HELD)
 ]
@@ -26,8 +26,8 @@ MEMORY_CODES = [
 #: healthy device of the resource accepts pods.
 Fullness = Literal["fits", "fragmented", "full", "closed"]
 _ORDER = list(Reason)
-#: Codes of reasons that concern the pod or the whole node, not single devices: by the order of
-#: ``Reason``, all up to NO_SUCH_RESOURCE.
+#: Codes of reasons that concern the pod or the whole node instead of single devices. In the order
+#: of ``Reason``, these are all reasons up to NO_SUCH_RESOURCE.
 _CLOSED_CODES = [CODE_OF[r] for r in _ORDER[: _ORDER.index(Reason.NO_SUCH_RESOURCE) + 1]]
 
 
@@ -49,7 +49,7 @@ class DeviceClass:
 class Space:
     """The free capacity of nodes for pods of one size."""
 
-    #: Numbers of nodes with a device of the resource: those that accept pods, and all others.
+    #: Numbers of nodes with a device of the resource: nodes that accept pods, and all other nodes.
     open_nodes: int
     closed_nodes: int
     #: Nodes on which one more pod fits.
@@ -62,7 +62,8 @@ class Space:
     #: Part of ``headroom_bytes`` that no such pod can use: the device has no free replica, or its
     #: node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Free replicas on open nodes, and the part of them on devices with too little free memory.
+    #: Free replicas on open nodes, and how many of these replicas are on devices with too little
+    #: free memory.
     replicas_free: int
     replicas_stranded: int
     #: The largest request per device that fits on some node; None if every node rejects the pod for
@@ -86,7 +87,7 @@ def space(verdicts: Verdicts) -> Space:
     healthy: Mask = slots & (columns.health_issue == 0)
     is_open: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]
-    # Each of the devices that share a memory shows the headroom of all of it, so divide it.
+    # Each of the devices that share a memory shows the headroom of the whole memory, so divide it.
     headroom_bytes = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
     headroom_bytes = np.where(healthy, headroom_bytes, 0)[rows]
     free_replicas = np.where(healthy, columns.replicas_free, 0)[rows].astype(np.int64)
@@ -125,7 +126,8 @@ def device_classes(verdicts: Verdicts) -> list[DeviceClass]:
 def _class(
     verdicts: Verdicts, memory_bytes: int, model: str, at: list[tuple[int, int]]
 ) -> DeviceClass:
-    """Return the device class. ``at``: (index of the node in ``verdicts``, slot) of each device."""
+    """Return the device class. ``at`` has (index of the node in ``verdicts``, slot) for each
+    device."""
     candidates = verdicts.asks[0].candidates
     nodes = sorted({i for i, slot in at if candidates[i, slot]})
     return DeviceClass(
@@ -149,9 +151,9 @@ def largest_devices(snap: Snapshot) -> dict[str, int]:
 
 
 def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
-    """Return one sentence: how many ``pods`` fit, or why none does.
+    """Return a sentence that states how many ``pods`` fit, or why no pod fits.
 
-    ``at_least``: more pods may fit.
+    ``at_least`` is whether more pods may fit.
     """
     free = gib(space.headroom_bytes)
     stranded = (
@@ -196,8 +198,9 @@ def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
 def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
     """Return the largest request, in bytes per device, that would fit on some node.
 
-    Nodes with reasons other than memory do not count. None if no node counts or the pod requests no
-    GPU. ``among`` restricts the nodes to these indices of the verdicts.
+    Ignores nodes that reject the pod for reasons other than memory. Returns None if all nodes are
+    ignored or the pod requests no GPU. ``among`` restricts the nodes to these indices of the
+    verdicts.
     """
     by_memory = np.isin(verdicts.codes, MEMORY_CODES)
     if among is not None:

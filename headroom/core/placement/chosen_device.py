@@ -1,10 +1,11 @@
-"""Candidate devices on nodes where Headroom or the pod chooses the device, and not the plugin.
+"""Finds the candidate devices on nodes where Headroom or the pod, instead of the plugin, chooses
+the device.
 
 *Steered*: the agent makes the kubelet allocate the device that Headroom chooses. *Anywhere*: the
 pod sets NVIDIA_VISIBLE_DEVICES itself, so it must fit on every device of the node, whatever
-resource they belong to. Then the plugin also allocates a replica, of any device. It counts for the
-plugin's next choice but not for memory. It can displace unconfirmed pods to any device. So while
-the unconfirmed pods together could overcommit a device, no such pod fits.
+resource the device belongs to. The plugin also allocates a replica of some device to the pod. This
+replica counts for the plugin's next choice but not for memory, and it can displace unconfirmed pods
+to any device. So no such pod fits while the unconfirmed pods together could overcommit a device.
 
 On steered nodes Headroom chooses the device with the least free memory after placement, or with the
 most for the policy spread, adjusted for SM activity: full activity costs as much as leaving a
@@ -87,7 +88,7 @@ def candidates_by_environment(
 
 
 def _free_bytes(node: NodeTerms) -> list[int]:
-    """Return the bytes on each device that are free for a pod that certainly uses the device.
+    """Return the free bytes on each device for a pod that is certain to use the device.
 
     ``-MOST_BYTES`` for all devices if unconfirmed pods together could overcommit one of them.
     """
@@ -101,9 +102,10 @@ def steered_candidates(
 ) -> Mask:
     """Return the mask (nodes, slots) of the device that Headroom chooses on each steered node.
 
-    ``could`` are the devices that the plugin could give to the pod. ``usable`` are those without a
-    fault that have enough free replicas. ``left_bytes`` are free after placement. If the pod fits
-    on no device, the mask has all usable devices, or all of ``could`` if none is usable.
+    ``could`` are the devices that the plugin could give to the pod. ``usable`` are the devices
+    without a fault that have enough free replicas. ``left_bytes`` is the free memory of each device
+    after placement. If the pod fits on no device, the mask has all usable devices, or all of
+    ``could`` if none is usable.
     """
     fitting = usable & (left_bytes >= 0)
     columns = snap.columns
@@ -122,7 +124,7 @@ def _preferred(
     sm_ppm: Int2D,
     allocatable_bytes: Bytes2D,
 ) -> Mask:
-    """Return the mask (n, slots) of the best device of each node among ``among``.
+    """Return the mask (n, slots) of the best device of each node, out of the devices in ``among``.
 
     On nodes without such a device, the mask has an arbitrary device.
     """

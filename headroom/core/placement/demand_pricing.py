@@ -1,10 +1,10 @@
 """Prices device classes by the demand of recent pods, for the scoring policy fragmentation.
 
-Devices of one memory size are a *class*: almost every GPU model has its own size. Each pod in a
-filter call adds its memory to the demand for the set of classes that it can use. It can use the
-classes that are large enough and that kube-scheduler has offered for pods with equal selectors. So
-Headroom need not evaluate the selectors, and classes that are full now still count. Older pods
-count less.
+Devices of one memory size form a *class*, because almost every GPU model has its own size. Each pod
+in a filter call adds its memory to the demand for the set of classes that it can use. It can use
+the classes that are large enough and that kube-scheduler has offered for pods with equal selectors.
+So Headroom need not evaluate the selectors, and classes that are full now still count. Older pods
+count less than newer pods.
 
 A class has a *price*. The demand of each set is divided by the free memory of all its classes; the
 price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
@@ -35,21 +35,24 @@ MILLION = 1_000_000
 #: MOST_CLASSES classes.
 CLASS_BYTES = 64 << 20
 MOST_CLASSES = 64
-#: After this many further pods, the demand of a pod counts half.
+#: Number of later pods after which the demand of a pod counts half.
 HALF_LIFE_PODS = 2000
 #: Maximum number of sets of classes with demand; the set with the least demand is dropped.
 MOST_SETS = 32
-#: Maximum number of pods between two updates of the prices; the first updates follow sooner.
+#: Maximum number of pods between two updates of the prices. The first updates have shorter
+#: intervals.
 EVERY_PODS = 64
 #: Part of a class's memory, 0..1, that is added to its free memory, because some pods end soon.
 LEFT_AT_LEAST = 0.05
-#: Prices are replaced if any of them has changed by more than this fraction. They decide only if
-#: they differ by more than it.
+#: Prices are replaced if any price has changed by more than this fraction. Prices influence the
+#: choice of a node only if they differ from each other by more than this fraction.
 MATERIAL = 0.1
-#: Maximum numbers of recorded pods, which must count only once, and of recorded selectors.
+#: Maximum number of recorded pods and of recorded selectors. Pods are recorded so that each of them
+#: counts only once.
 REMEMBERED, MOST_SELECTORS = 4096, 256
-#: Costs are rounded down to steps. A mean device at price 1 costs this many steps. Between nodes at
-#: an equal step the best fit decides: finer steps would rank nodes by noise.
+#: Number of steps that an average device costs at price 1. Costs are rounded down to whole steps,
+#: and the best fit decides between nodes with equal costs, because finer steps would rank nodes by
+#: noise.
 STEPS = 2.5
 #: Cost, in steps, at which the price term is one half.
 HALF_AT_STEPS = 8
@@ -74,15 +77,16 @@ class Market:
     def uniform(self) -> bool:
         """Whether all prices are about equal, so that they prefer no class.
 
-        Size 0 does not count: it is that of nodes without devices, such as nodes without a report.
+        Size 0 does not count, because it stands for nodes without devices, such as nodes without a
+        report.
         """
         priced = self.prices[self.sizes > 0]
         return not len(priced) or float(priced.max()) <= (1 + MATERIAL) * float(priced.min())
 
     def classes(self, snap: Snapshot, rows: Rows) -> Rows:
-        """Return for each of these rows the index in ``sizes`` of its largest device's class.
+        """Return for each of these rows the index of the class of its largest device in ``sizes``.
 
-        The length of ``sizes`` stands for other classes.
+        For a class that is not in ``sizes``, the index is the length of ``sizes``.
         """
         column = snap.node_largest_device_bytes  # snapshots share it until a node's device changes
         if self._classes is None or self._classes[0] is not column:
@@ -93,7 +97,7 @@ class Market:
         return self._classes[1].take(rows)
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
-        """Return the price term of each row, 0..1, from the bytes that the pod takes there.
+        """Compute the price term of each row, 0..1, from the bytes that the pod takes on the node.
 
         The term is 1 if these bytes cost less than one step.
         """
@@ -148,7 +152,7 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     while len(np.unique(sizes)) > MOST_CLASSES:
         unit_bytes *= 2
         sizes = _sizes(snap, unit_bytes)
-    # Each of the devices that share a memory has the figures of all of it, so divide them.
+    # Each of the devices that share a memory has the values of the whole memory, so divide them.
     sharers = np.maximum(snap.columns.sharers, 1)
     allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0) // sharers
     memories = float(((snap.columns.memory_bytes > 0) / sharers).sum())
@@ -174,12 +178,12 @@ def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
 class DemandTracker:
     """Tracks the demand of the pods in filter calls, and the resulting prices.
 
-    ``wanted``: track from the start. Else tracking starts with the first pod that has the policy
-    fragmentation.
+    If ``wanted`` is set, tracking starts immediately. Otherwise it starts with the first pod that
+    has the policy fragmentation.
     """
 
     def __init__(self, wanted: bool) -> None:
-        #: None before the first tracked pod, and without allocatable memory.
+        #: None before the first tracked pod, or if no node has allocatable memory.
         self.market: Market | None = None
         self._wanted = wanted
         self._mix = DemandMix()
@@ -192,8 +196,8 @@ class DemandTracker:
     def prepare(self, request: VramRequest, snap: Snapshot) -> None:
         """Update the prices if they are due, before nodes are ranked for a pod.
 
-        They change only for a pod that was not seen before. So filter and prioritize rank the nodes
-        for a pod with the same prices.
+        Prices change only for a pod that was not seen before, so that filter and prioritize rank
+        the nodes for a pod with equal prices.
         """
         self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
         if not self._wanted or request.uid in self._seen:
@@ -240,7 +244,7 @@ class DemandTracker:
     def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
         """Return for each class of the market whether one of the rows has it, (classes,).
 
-        None without a market, or if a row has another class.
+        None if there is no market, or if a row has a class that the market lacks.
         """
         if self.market is None:
             return None

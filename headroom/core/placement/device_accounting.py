@@ -8,7 +8,7 @@
 *reserved*: for each pod on d, the larger of its request and its measured use.
 
 *unconfirmed*: the most that unconfirmed pods can add. ``placement.device_plugin_model`` computes
-how many of them can get d; the largest ones are assumed to get it. Terminating pods count as
+how many of them can get d, and the largest of them are assumed to get it. Terminating pods count as
 present or as gone, whichever is worse. If such a pod has released its replica, its memory is free
 too, because the kubelet reclaims a replica after the containers have ended.
 
@@ -20,14 +20,14 @@ If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, its memory is reserve
 devices. The replica that the plugin allocates counts only for the plugin's next choice. If the pod
 also uses another device, its memory counts there too.
 
-One more pod changes which devices the others can get: the next pod can get only one of two equal
-devices, but the next two pods can get both. So *free* is computed with one more pick. One of the
-picks that can reach d is the new pod, and the largest unconfirmed pods are the others. If instead
-the new pod displaces the next largest pod to d, and that pod does not fit, the new pod must not be
-bound.
+One more pod changes which devices the others can get. For example, the next pod can get only one of
+two equal devices, but the next two pods can get both. So *free* is computed with one more pick. One
+of the picks that can reach d is the new pod, and the largest unconfirmed pods are the others. If
+instead the new pod displaces the next largest pod to d, and that pod does not fit, the new pod must
+not be bound.
 
-All terms concern a *memory*, not a device. MIG compute instances of one GPU instance share their
-memory, and each of them shows all that is committed of it.
+All terms describe a *memory* instead of a device. MIG compute instances of one GPU instance share
+their memory, and each of them shows everything that is committed of this memory.
 
 All values are bytes in Python integers, which do not overflow.
 """
@@ -75,16 +75,16 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     unconfirmed_replicas: int
     #: The policy by which the plugin is assumed to choose.
     policy: Policy
-    #: The fewest replicas of its resource that the plugin allocates before one of this device; None
-    #: if it never allocates one.
+    #: Minimum number of replicas of its resource that the plugin allocates before a replica of this
+    #: device; None if the plugin never allocates a replica of it.
     first: int | None
     #: Replicas of this device that terminating pods hold.
     leaving: int
     #: Whether the plugin rejects a container that requests more than one replica of this device.
     single: bool
-    #: Whether no pod here, and no unconfirmed pod that can get here, is charged more than one
-    #: replica's equal part of the memory, less unattributed use and unreserved pods. Then the
-    #: memory suffices whichever replicas these pods get.
+    #: Whether each pod here, and each unconfirmed pod that can get here, is charged at most one
+    #: replica's equal part of the memory after unattributed use and unreserved pods are subtracted.
+    #: Then the memory suffices whichever replicas these pods get.
     slot_safe: bool
     #: Pods in the whole memory, if several devices share it.
     holders: tuple[Holder, ...]
@@ -95,7 +95,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     health_detail: str
     #: SM activity; None if no source reports it.
     activity: Activity | None
-    #: Which new pods would meet a pod there that starts alone.
+    #: Which new pods could get a device on which another pod is starting alone.
     starting: Starting = Starting.NO_POD
 
     @property
@@ -181,7 +181,7 @@ def weigh(
             if reported_bytes is not None:
                 unattributed_bytes = reported_bytes
             else:
-                # All use above what is charged for the pods in the report.
+                # Count all use above the charges of the pods in the report.
                 unattributed_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
             unattributed_bytes = max(0, unattributed_bytes - unattributed_tolerance_bytes)
         allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
@@ -248,10 +248,12 @@ def _attributed(mates: Sequence[Device]) -> int | None:
 
 
 class _Commitments:
-    """The committed bytes of one memory: of the pods there, and of unconfirmed pods at worst."""
+    """The committed bytes of one memory: for the pods there, and in the worst case for unconfirmed
+    pods."""
 
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
-        """``used_bytes`` has one value for each row of the report's pods; None if unknown."""
+        """``used_bytes`` has a value for each row of the report's pods, which is None if
+        unknown."""
         self.tenancy = tenancy
         occupants: list[Holder] = []
         charged_bytes: list[int] = []
@@ -286,8 +288,8 @@ class _Commitments:
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
         #: Charged bytes of each terminating pod, the smallest first.
         self._ending_bytes = sorted([charged_bytes[index] for index in tenancy.ending])
-        #: The most that unconfirmed pods can add, less the memory that terminating pods have freed
-        #: in this worst case.
+        #: Maximum number of bytes that unconfirmed pods can add, less the memory that terminating
+        #: pods have freed in this worst case.
         self.unconfirmed_bytes = max(
             [
                 self._most_bytes(count) - self._freed_bytes(gone)
@@ -347,7 +349,7 @@ def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | No
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
     """Return the report as if these pods were gone, with their replicas and measured use free.
 
-    A row without a replica frees none: the pod uses the device without holding a replica of it.
+    A row without a replica frees no replica, because the pod uses the device without holding one.
     """
     freed_bytes: Counter[str] = Counter()
     freed_replicas: Counter[str] = Counter()

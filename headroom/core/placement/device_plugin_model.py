@@ -7,19 +7,21 @@ The *level* of a device is its number of replicas taken.
 
 *distributed* chooses the device with the fewest replicas taken, so picks fill the lowest level
 first. A device with v replicas taken gets its next one only after all other devices have at least v
-taken or are full. So before a device can get x replicas, the plugin has allocated those x, and all
-free replicas of other devices below the level of the last of them. A replica that a terminating pod
-releases lowers the level of its device, so it makes no other device come earlier.
+taken or are full. So when a device gets its x-th replica, the plugin has also allocated all free
+replicas of other devices below the level of this replica. If a terminating pod releases a replica,
+the level of its device falls, so no other device is chosen earlier because of that.
 
-*packed* chooses the device with the most replicas taken, and fills it. A device is next once all
-devices with more replicas taken are full, except those that released replicas can put below it.
+*packed* chooses the device with the most replicas taken, and fills it. The plugin uses a device
+only after every device with more replicas taken is full. Devices that can fall below it when
+terminating pods release their replicas are ignored.
 
-*steered* chooses the device that the ledger chose: the agent answers instead of the plugin. The
-kubelet does not identify the pod for which it asks. So while there are unconfirmed pods, only the
-device chosen for them is possible. Else any device with a free replica is possible.
+*steered* chooses the device that the ledger chose, because the agent answers the kubelet instead of
+the plugin. The kubelet does not identify the pod for which it asks. So while there are unconfirmed
+pods, only the device chosen for them is possible. Otherwise any device with a free replica is
+possible.
 
-*unknown* chooses any device with a free replica: the worst case, if the report does not show how
-the plugin chooses.
+*unknown* may choose any device with a free replica. This is the worst case, for reports that do not
+show how the plugin chooses.
 
 If the topology manager aligns, the kubelet offers the plugin only the replicas of some NUMA nodes.
 Then each NUMA node is modelled separately, as if it could get all picks.
@@ -50,7 +52,8 @@ class Stock:
     free: int
     #: Allocated or unhealthy, which the plugin does not distinguish.
     taken: int
-    #: Part of ``taken`` that terminating pods hold in the report; they may have released it since.
+    #: Part of ``taken`` that terminating pods hold in the report. They may have released it since
+    #: then.
     leaving: int = 0
 
 
@@ -64,12 +67,13 @@ class Choice:
         self._stocks = stocks
 
     def first(self, device: int) -> int | None:
-        """Return the fewest picks that come before one of the device; None if it gets no pick."""
+        """Return the minimum number of picks before a pick of the device; None if the device gets
+        no pick."""
         stock = self._stocks[device]
         return 0 if stock.free + stock.leaving else None
 
     def most(self, device: int, picks: int, gone: int) -> int:
-        """Return how many of ``picks`` picks can be replicas of the device, at most.
+        """Return the maximum number of replicas of the device among ``picks`` picks.
 
         Terminating pods have released at most ``gone`` of the device's replicas.
         """
@@ -123,7 +127,8 @@ class _Packed(Choice):
 
 
 class _Steered(Choice):
-    """Only the device reserved for unconfirmed pods; any device with a free replica if none is."""
+    """Chooses the device reserved for unconfirmed pods, or any device with a free replica if there
+    is no such reservation."""
 
     def __init__(self, stocks: Sequence[Stock], reserved: int | None) -> None:
         super().__init__(stocks)
@@ -140,8 +145,8 @@ class _Steered(Choice):
 def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
     """Return the choice among devices of one resource that the kubelet offers together.
 
-    ``reserved`` is the index of the device that the ledger chose for unconfirmed pods, if any. Only
-    the policy steered needs it.
+    ``reserved`` is the index of the device that the ledger chose for unconfirmed pods, if there are
+    any. Only the policy steered uses this argument.
     """
     match policy:
         case "distributed":
@@ -156,7 +161,8 @@ def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None)
 
 @dataclass(frozen=True, slots=True)
 class PluginChoice:
-    """When and how often the plugin can choose one device, among those offered together with it."""
+    """When and how often the plugin can choose a device out of the devices that are offered
+    together."""
 
     policy: Policy
     #: Replicas of the device that terminating pods hold.
@@ -165,14 +171,15 @@ class PluginChoice:
     unexplained: int
     #: Replicas of the device's resource that unconfirmed pods will get, on the whole node.
     picks: int
-    #: The fewest replicas that the plugin allocates before one of this device; None if it never
-    #: allocates one.
+    #: Minimum number of replicas that the plugin allocates before a replica of this device; None if
+    #: the plugin never allocates a replica of it.
     first: int | None
     _choice: Choice
     _index: int
 
     def most(self, newcomers: int, gone: int) -> int:
-        """Return how many replicas of the device unconfirmed and new pods can get, at most.
+        """Return the maximum number of replicas of the device that unconfirmed and new pods can
+        get.
 
         New pods take ``newcomers`` picks. Terminating pods have released at most ``gone`` of the
         device's replicas.
@@ -190,9 +197,10 @@ def plugin_choices(
 ) -> list[PluginChoice]:
     """Return how the plugin can choose each device, in the order of ``devices``.
 
-    ``picks``: resource -> replicas that unconfirmed pods will get. ``reserved``: resource -> the
-    devices that the ledger chose for them, "" if the plugin chooses. ``leaving`` and ``explained``
-    have, for each device, the replicas that terminating pods and all pods hold in the report.
+    ``picks`` maps each resource to the number of replicas that unconfirmed pods will get.
+    ``reserved`` maps each resource to the devices that the ledger chose for these pods, with "" if
+    the plugin chooses. ``leaving`` and ``explained`` have, for each device, the replicas that
+    terminating pods and all pods hold in the report.
     """
     count_of = Counter(device.uuid for device in devices)
     uncertain = {d.resource for d in devices if count_of[d.uuid] > 1 or not _countable(d)}
@@ -241,14 +249,15 @@ def plugin_choices(
 
 
 def _shared(devices: Iterable[Device]) -> bool:
-    """Return whether any of the devices is shared: the agent steers no others."""
+    """Return whether any of the devices is shared. The agent steers only shared devices."""
     return any(device.sharing != "none" for device in devices)
 
 
 def may_have_free_replica(device: Device) -> bool:
     """Return whether the plugin may have a free replica of the device.
 
-    The plugin counts by itself, so with implausible reported counts it may have one.
+    The plugin counts its replicas itself, so it may have a free one if the reported counts are
+    implausible.
     """
     replicas = device.replicas
     return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
@@ -262,7 +271,8 @@ def _countable(device: Device) -> bool:
 
 
 def _stock(device: Device, leaving: int) -> Stock:
-    """Return the replicas of a device; implausible numbers count as unlimited free ones or none."""
+    """Return the replicas of a device. If the reported numbers are implausible, assume an unlimited
+    number of free replicas or no replicas."""
     replicas = device.replicas
     if not _countable(device):
         return Stock(free=ALL_PICKS if may_have_free_replica(device) else 0, taken=0)

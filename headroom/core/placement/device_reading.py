@@ -21,9 +21,10 @@ from headroom.core.placement.policy import LargestDevice
 
 #: Issues with which the reported values of a device are not used.
 UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
-#: Limit of clients of an MPS server; the plugin's control daemon sets no memory limits above it.
+#: Maximum number of clients of an MPS server. Above it, the plugin's control daemon sets no memory
+#: limits.
 MAX_MPS_REPLICAS = 48
-#: The limit below compute capability 7.5, which the plugin's control daemon applies.
+#: The plugin's control daemon applies this lower limit to devices below compute capability 7.5.
 MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
 #: Why no pod may be placed on a device, and the details; ``(None, "")`` without an issue.
@@ -48,9 +49,10 @@ def health_issues(
 ) -> list[HealthIssue]:
     """Return the health issue of each device, in the order of ``devices``.
 
-    ``memories`` has for each device the slots that share its memory: a contradiction or an unknown
-    memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``. ``cordoned`` are
-    UUIDs of devices or of their GPUs. A device above ``largest`` counts as a contradiction.
+    ``memories`` has for each device the slots that share its memory, because a contradiction or an
+    unknown memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``.
+    ``cordoned`` are UUIDs of devices or of their GPUs. A device above ``largest`` counts as a
+    contradiction.
     """
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}
@@ -60,7 +62,8 @@ def health_issues(
         if device.uuid in doubled:
             contradictory[slot] = f"uuid {device.uuid!r} is reported {doubled[device.uuid]} times"
         elif device.memory_bytes <= 0 and not device.healthy:
-            # Jetson, DGX Spark: the driver reports no memory. The host's memory is no substitute.
+            # On Jetson and DGX Spark the driver reports no memory. The host's memory is no
+            # substitute.
             without_memory[slot] = device.health_reason or "unhealthy"
         elif why := _contradiction(device) or _too_large(device, largest):
             contradictory[slot] = why
@@ -83,7 +86,7 @@ def health_issues(
         elif device.uuid in unhealthy:
             issues.append((Reason.UNHEALTHY_DEVICE, unhealthy[device.uuid]))
         elif device.parent in unhealthy:
-            # If a physical GPU is broken, all its MIG devices are.
+            # If a physical GPU is broken, all its MIG devices are broken too.
             issues.append((Reason.UNHEALTHY_DEVICE, f"its GPU: {unhealthy[device.parent]}"))
         elif device.uuid in closed:
             issues.append((Reason.COMPUTE_MODE, closed[device.uuid]))

@@ -23,9 +23,9 @@ _NO_RESOURCE = CODE_OF[Reason.NO_SUCH_RESOURCE]
 def suits_dra(request: VramRequest) -> bool:
     """Return whether the pod sets no condition for its GPUs that only Headroom checks.
 
-    Such conditions are an amount of memory, also the default of its namespace, a limit of SM
-    activity, a start alone, and a gate. A pod that sets NVIDIA_VISIBLE_DEVICES could use devices
-    that DRA gives to others.
+    Such conditions are an amount of memory (even if it is only the default of the namespace), a
+    limit of SM activity, a start alone, and a gate. A pod that sets NVIDIA_VISIBLE_DEVICES does not
+    suit either, because it could use devices that DRA gives to other pods.
     """
     return (
         all(ask.source == "replica" for ask in request.containers)
@@ -50,8 +50,8 @@ def is_served(request: VramRequest, node: NodeTerms) -> bool:
 def served(request: VramRequest, snap: Snapshot, rows: Rows, codes: NDArray[np.int8]) -> Mask:
     """Return the mask (n,) of the rows where kube-scheduler allocates the pod's GPUs by DRA.
 
-    ``codes`` are the codes of the nodes' reasons, (n,); those of nodes with GPUs by DRA are
-    replaced.
+    ``codes`` are the codes of the nodes' reasons, (n,). The function replaces the codes of nodes
+    with GPUs by DRA.
     """
     by_dra: Mask = codes == _DRA
     if not request.may_use_dra or not by_dra.any():

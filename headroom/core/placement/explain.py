@@ -1,4 +1,4 @@
-"""Explains verdicts as data, from the arrays by which filter decided."""
+"""Explains verdicts as data, computed from the arrays on which filter based its decision."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ _NO_GATE = (
 )
 #: Code -> text of a verdict in the digest.
 _WORDS = [reason.code if reason else "fits" for reason in REASONS]
-#: Reason -> less specific reasons that always hold together with it, and are left out.
+#: Reason -> less specific reasons that always hold together with it, and are therefore not listed.
 _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
     Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
@@ -44,7 +44,7 @@ _IMPLIED = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceExplanation:
-    """One candidate device, with the bytes that the pod needs there and those that are free."""
+    """One candidate device, with the bytes that the pod needs there and the free bytes."""
 
     terms: DeviceTerms
     need_bytes: int
@@ -103,7 +103,8 @@ class Explanation:
 
 
 def because(terms: DeviceTerms) -> str:
-    """Return a phrase: why the plugin could give the device to the next pod, or why it cannot."""
+    """Return a phrase that states why the plugin could give the device to the next pod, or why
+    not."""
     first, unconfirmed = terms.first, terms.unconfirmed_replicas
     if terms.policy == "steered" and terms.device.replicas.free > 0:
         if first is None:
@@ -229,8 +230,8 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
 def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the bytes that the worst candidate of each node lacks, (n,); 0 if the pod fits.
 
-    ``INT64_MAX`` for nodes that reject the pod for reasons other than memory, except that another
-    pod is starting: then no memory is missing.
+    The value is ``INT64_MAX`` for nodes that reject the pod for reasons other than memory. If the
+    reason is that another pod is starting, no memory is missing and the value is 0.
     """
     missing_bytes = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
@@ -258,7 +259,8 @@ class Comparison:
     """One node compared with all other nodes of the verdicts."""
 
     node: NodeExplanation
-    #: All reasons against the node, filter's reason first; empty if the pod fits.
+    #: All reasons why the pod does not fit on the node, starting with filter's reason; empty if it
+    #: fits.
     failing: tuple[Reason, ...]
     #: Terms of the score; empty if the pod does not fit.
     terms: tuple[Term, ...]
@@ -307,9 +309,9 @@ def verdict_digest(verdicts: Verdicts) -> str:
 
 
 def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
-    """Yield all reasons why the pod does not fit on the i-th node, first the one filter returned.
+    """Yield all reasons why the pod does not fit on the i-th node, starting with filter's reason.
 
-    For a node without devices, only reasons that concern the whole node.
+    For a node without devices, the result has only reasons that concern the whole node.
     """
     if (first := verdicts.reason(i)) is Reason.HELD or verdicts.by_dra[i]:
         if first is not None:  # without held memory, nothing rejects the pod

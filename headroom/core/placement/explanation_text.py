@@ -11,9 +11,9 @@ from headroom.core.placement.explain import DeviceExplanation, NodeExplanation
 
 
 def explanation_lines(node: NodeExplanation) -> list[str]:
-    """Return the explanation as lines: a headline, details, candidate devices, score and gate.
+    """Return lines with the headline, the details, the candidate devices, the score and the gate.
 
-    Candidates with equal text share their lines. Without devices if they do not matter.
+    Candidates with equal text share their lines. Devices are omitted if they do not matter.
     """
     lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
     lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]

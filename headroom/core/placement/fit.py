@@ -1,4 +1,4 @@
-"""Decides on which nodes a pod fits: it must fit on every candidate device of the node."""
+"""Decides on which nodes a pod fits. It must fit on every candidate device of the node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,8 +45,8 @@ _HEALTH_ISSUES = (
 class AskVerdict:
     """The comparison of one ask with every node.
 
-    ``all_*`` arrays cover all nodes of the snapshot: to select the requested rows of every column
-    before computing would cost more. The properties cover the n requested rows only.
+    ``all_*`` arrays cover all nodes of the snapshot, because selecting the requested rows of every
+    column before the computation would cost more. The properties cover only the n requested rows.
     """
 
     ask: Ask
@@ -123,8 +123,9 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     """Decide for each node whether the request fits.
 
     ``rows`` are valid indices into the snapshot, int64 (n,); the verdicts keep their order.
-    ``now_s`` is the extender's monotonic clock: a node with a stale report never fits. A pod that
-    requests no GPU fits everywhere. Raises nothing.
+    ``now_s`` is the extender's monotonic clock, which decides whether a report is stale. A pod
+    never fits on a node with a stale report. A pod that requests no GPU fits on every node. Raises
+    nothing.
     """
     if not request.asks:
         none = np.zeros(len(rows), bool)
@@ -153,7 +154,7 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
-    """Compare one ask with every node of the snapshot; ``rows`` are the requested ones."""
+    """Compare one ask with every node of the snapshot. ``rows`` are the requested rows."""
     columns = snap.columns
     slots = snap.slots_of(ask.resource)
     # The plugin allocates by replicas only, regardless of memory and of the health in the report.
@@ -181,8 +182,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     free_replicas = (columns.replicas_free * slots).sum(axis=1)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
 
-    # Each of these rejects a node if it holds for at least one candidate device. With few nodes the
-    # number of numpy calls dominates the cost, so faults that no device has are left out.
+    # Each of these reasons rejects a node if it holds for at least one candidate device. With few
+    # nodes the number of numpy calls dominates the cost, so faults that no device has are skipped.
     health_issue = columns.health_issue
     issues = _HEALTH_ISSUES if health_issue.any() else ()
     faults = {reason: health_issue == CODE_OF[reason] for reason in issues}
@@ -195,7 +196,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
-    #: (nodes, slots) where the pod would meet another one that starts alone; None if it may.
+    #: (nodes, slots) with another pod that is starting alone; None if this does not matter to the
+    #: pod.
     meets_starting = _meets_starting(ask, request, columns.starting)
     steered = (slots & (columns.steered == 1)).any(axis=1) & (not by_variable)
     #: (nodes,) steered nodes without a device that has enough memory and free replicas.
@@ -209,7 +211,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         open_to_pod = usable if meets_starting is None else usable & ~meets_starting
         chosen = steered_candidates(request, snap, candidates, open_to_pod, free_bytes - need_bytes)
         if meets_starting is not None:
-            # The pod fits, but not yet: the devices on which it fits are those that it waits for.
+            # The pod fits, but must wait for the devices on which it fits.
             waits = ~stuck & ~(open_to_pod & enough_memory).any(axis=1)
             chosen = np.where(waits[:, None], fitting, chosen)
         candidates = np.where(steered[:, None], chosen, candidates)
@@ -229,16 +231,17 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     for reason, holds in reversed(rejected.items()):  # the first reason wins
         codes[holds] = CODE_OF[reason]
     if stuck is not None:
-        # Memory is not the reason: the devices with enough memory have too few free replicas.
+        # Memory is not the reason, because the devices with enough memory have too few free
+        # replicas.
         replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
         codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
     return AskVerdict(ask, rows, codes, candidates, need_bytes, free_bytes, steered, rejected)
 
 
 def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:
-    """Return where the pod would meet another one that starts alone, (nodes, slots).
+    """Return the mask (nodes, slots) of devices on which another pod is starting alone.
 
-    None if it does not start alone.
+    None if the pod itself does not start alone.
     """
     if not request.starts_alone:
         return None

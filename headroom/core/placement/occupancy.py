@@ -46,13 +46,13 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
 
 
 class Starting(IntEnum):
-    """Which new pods would meet a starting pod in a memory, if they get it."""
+    """Which new pods could share a memory with a pod that is starting alone."""
 
     NO_POD = 0
-    #: Only a pod whose own NVIDIA_VISIBLE_DEVICES decides its devices: the plugin gives a new pod
-    #: and the starting pod different devices.
+    #: Only pods whose own NVIDIA_VISIBLE_DEVICES decides their devices, because the plugin gives a
+    #: new pod and the starting pod different devices.
     BY_ENVIRONMENT = 1
-    #: Also a pod that requests several replicas.
+    #: Also pods that request several replicas.
     SEVERAL = 2
     #: Any pod.
     ANY_POD = 3
@@ -78,13 +78,13 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     most_bytes: tuple[int, ...]
     #: Replicas that terminating pods hold.
     leaving: int
-    #: The most unconfirmed pods that can get there, without a new pod.
+    #: Maximum number of unconfirmed pods that can get there if there is no new pod.
     arrivals: tuple[int, ...]
-    #: The most that can get there beside a new pod that requests one replica, and beside a new pod
-    #: that requests several. None if the new pod cannot get there.
+    #: Maximum number of unconfirmed pods that can get there beside a new pod that requests one
+    #: replica, and beside a new pod that requests several. None if the new pod cannot get there.
     with_newcomer: tuple[int | None, ...]
     with_several: tuple[int | None, ...]
-    #: Which new pods would meet a pod there that starts alone.
+    #: Which new pods could get there although another pod is starting alone.
     starting: Starting = Starting.NO_POD
 
     @property
@@ -212,22 +212,24 @@ def _tenancy(
     choices: list[PluginChoice],
     renamed: int,
 ) -> Tenancy:
-    # Pods that may be there whatever the plugin chooses next.
+    # These pods may be there whatever the plugin chooses next.
     unpredicted = renamed + sum(choice.unexplained for choice in choices)
     # If several devices share the memory, released replicas are not tracked for each device.
     leaving = choices[0].leaving if len(choices) == 1 else 0
 
     def most(newcomers: int, gone: int) -> int:
-        """Return the most pods that can get there if ``gone`` replicas were released.
+        """Return the maximum number of pods that can get there if ``gone`` replicas were released.
 
-        Of several devices, the sum, as if all replicas of terminating pods were released.
+        If several devices share the memory, return their sum, as if all replicas of terminating
+        pods were released.
         """
         if len(choices) == 1:
             return choices[0].most(newcomers, gone)
         return sum(choice.most(newcomers, choice.leaving) for choice in choices)
 
     def others(newcomers: int) -> tuple[int | None, ...]:
-        """Return the most unconfirmed pods beside a new pod with ``newcomers`` replicas."""
+        """Return the maximum number of unconfirmed pods beside a new pod with ``newcomers``
+        replicas."""
         found = [most(newcomers, gone) for gone in range(leaving + 1)]
         return tuple([count + unpredicted - 1 if count else None for count in found])
 
@@ -254,9 +256,9 @@ def _starting(
     beside_one: Iterable[int | None],
     beside_several: Iterable[int | None],
 ) -> Starting:
-    """Return which new pods would meet a starting pod.
+    """Return which new pods could share the memory with a starting pod.
 
-    An unconfirmed pod meets them if the plugin can give the memory to both.
+    A new pod can share it with an unconfirmed pod if the plugin can give the memory to both.
     """
     if any([occupant.starting for occupant in occupants]):
         return Starting.ANY_POD
@@ -308,7 +310,8 @@ class _UnconfirmedPods:
         """Return the unconfirmed pods that could get there, the largest first.
 
         A pod can get any device of the resource that it requested, and a device of its candidates
-        that had this resource earlier. Pods in ``present`` are already there, and are left out.
+        that had this resource earlier. Pods in ``present`` are already there, so they are not
+        returned.
         """
         asked: dict[str, int] = {}
         for slot in memory:
@@ -324,7 +327,7 @@ class _UnconfirmedPods:
         return unconfirmed
 
     def _holder(self, uid: str, size: int) -> Holder:
-        """Return the holder for an unconfirmed pod: one shared object if ``size`` is equal."""
+        """Return the holder for an unconfirmed pod, as one shared object for equal ``size``."""
         holder = self._holders.get(uid)
         if holder is None or holder.requested_bytes != size:
             reservation = self._reservations[uid]

@@ -20,8 +20,8 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
     requested_bytes: int
     #: Rows of the report with the pod in this memory; empty if the report does not show it there.
     rows: Rows
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. Then only its use shows
-    #: which devices it is on, and its replicas do not.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If so, only its memory use,
+    #: and not its replicas, shows which devices it is on.
     by_environment: bool
     #: Whether it starts alone, and its start has not ended.
     starting: bool = False

@@ -1,19 +1,20 @@
 """Selects the pods to evict from a device that lacks memory for all of its pods.
 
-If all predictions are correct, no eviction is necessary. But the plugin may have chosen a device
-that was not predicted, or unattributed use may have appeared. Then a device can be *overfull*:
+If all predictions are correct, no eviction is necessary. But a device becomes *overfull* if the
+plugin chooses a device that was not predicted, or if unattributed use appears:
 
     sum over pods on the device: max(requested, measured)
     + unreserved pods + unattributed > allocatable
 
 The agent lets no gated pod start on a device that is overfull, unhealthy or closed by its compute
-mode, nor on a cordoned one on which Headroom did not place it. Pods that have not started can be
-evicted: first those that were bound without Headroom, then the newest, and only as many as
-necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it is gone.
+mode, nor on a cordoned device on which Headroom did not place it. Only pods that have not started
+are evicted, and only as many as necessary. Pods that were bound without Headroom come first, then
+the newest pods. Terminating pods count as gone. A pod marked for eviction stays marked until it is
+gone.
 
 A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
-only while it keeps no pod of another namespace from starting or from its memory: the pod's author
-decides whether it has a controller, and that must not decide whose pod is evicted.
+only while it keeps no pod of another namespace from starting or from its memory. Otherwise authors
+of pods could protect their pods at the cost of others by creating them without a controller.
 
 At most one pod is marked at a time. Marking two could evict both, although evicting one of them is
 enough.
@@ -34,7 +35,7 @@ _CLOSED = (Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
 class Idle:
     """A pod that has not started: it waits at its gate, or uses no memory yet."""
 
-    #: When its reservation was made (RFC 3339): the newest pod is evicted first.
+    #: When its reservation was made (RFC 3339). The newest pod is evicted first.
     since: str
     gated: bool
     #: Whether a controller creates a replacement after its eviction.
@@ -101,7 +102,7 @@ def misplaced(
 
 
 def _is_closed_to(terms: DeviceTerms, pod: Idle) -> bool:
-    """Return whether the agent lets the pod not start there, whatever memory is free."""
+    """Return whether the agent keeps the pod from starting there, regardless of free memory."""
     if not pod.gated:
         return False
     if terms.cordoned:

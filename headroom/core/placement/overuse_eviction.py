@@ -7,18 +7,20 @@ measures. It is if its free memory is less than
 
 so that a pod could not allocate memory that Headroom reserved for it. A pod that uses more than it
 reserved by more than ``TOLERANCE_BYTES`` is an *offender*. The offender with the largest excess
-relative to its reservation is evicted first; of equal ones, that with the lowest priority. A pod
-within its reservation is never evicted, and a pod that is alone on its device harms only itself.
+relative to its reservation is evicted first. Among offenders with equal excess, the one with the
+lowest priority is evicted first. A pod within its reservation is never evicted, and a pod that is
+alone on its device harms only itself.
 
 The author of a pod must not decide that another tenant's pod is evicted instead. So if an offender
-may not be evicted, no smaller one of another namespace is. A pod that was bound without Headroom is
-an offender like any other. It has no claim to memory that was reserved for other pods: only what
-they leave of the device counts as its reservation. What it does not use of that puts no device
-under pressure.
+may not be evicted, no smaller offender of another namespace is evicted. A pod that was bound
+without Headroom is an offender like any other. It has no claim to memory that was reserved for
+other pods, so only the rest of the device counts as its reservation. If it does not use all of this
+rest, that puts no device under pressure.
 
 At most one more pod of a device is selected at a time. A pod that was selected keeps its warning
-while it is an offender, also if another pod exceeds its reservation by more. So two pods that
-overtake each other do not delay their evictions. Memory of pods that are leaving counts as free.
+while it is an offender, even if another pod exceeds its reservation by more. Otherwise two pods
+that overtake each other would delay their evictions. Memory of pods that are leaving counts as
+free.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,8 +30,8 @@ from fractions import Fraction
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
 
-#: Excess that makes no pod an offender. A process that uses CUDA needs a context of several hundred
-#: MiB on the device, before it allocates anything.
+#: A pod with at most this excess is no offender, because a process that uses CUDA needs a context
+#: of several hundred MiB on the device before it allocates anything.
 TOLERANCE_BYTES = 512 << 20
 
 
@@ -38,8 +40,8 @@ class RunningPod:
     """A pod that is bound to the node and has not ended."""
 
     priority: int
-    #: Whether its annotation and the settings allow its eviction, and no eviction of it was
-    #: rejected lately.
+    #: Whether its annotation and the settings allow its eviction, and none of its evictions was
+    #: rejected recently.
     evictable: bool
     leaving: bool = False
     #: Uuid of the device because of which the ledger already selects it; empty for none.
@@ -56,7 +58,7 @@ class Overusing:
     device: str
     reserved_bytes: int
     used_bytes: int
-    #: Measured free memory of the device, and what its pods need to be free.
+    #: Measured free memory of the device, and how much of it must stay free for its pods.
     free_bytes: int
     needed_bytes: int
 
@@ -87,14 +89,14 @@ NONE = OveruseEvictions({})
 class Balance:
     """The free memory of a device, and how much of it must stay free."""
 
-    #: As the driver measures it, with the memory of pods that are leaving.
+    #: The free memory that the driver measures, plus the memory of pods that are leaving.
     free_bytes: int
     #: Memory that its pods have reserved and do not use, or the margin if that is more.
     needed_bytes: int
-    #: The pods that stay on it, and those of them that use more than they reserved.
+    #: The pods that stay on the device, and which of them use more than they reserved.
     staying: tuple[Holder, ...]
     over: tuple[Holder, ...]
-    #: Uid -> the bytes that count as reserved for the pod, for those that stay.
+    #: Uid of a pod that stays -> the bytes that count as reserved for it.
     reserved_bytes: Mapping[str, int]
 
     @property
@@ -143,8 +145,8 @@ def _reserved_bytes(
 ) -> dict[str, int]:
     """Return uid -> the bytes that count as reserved for each pod on a device.
 
-    Pods that were bound without Headroom share what granted reservations leave of ``memory_bytes``,
-    in proportion to what is charged for them.
+    Pods that were bound without Headroom share the part of ``memory_bytes`` that no granted
+    reservation takes, in proportion to their charges.
     """
     charged = {holder.uid: holder.requested_bytes for holder in staying}
     adopted = {uid: asked_bytes for uid, asked_bytes in charged.items() if not pods[uid].granted}
@@ -161,8 +163,8 @@ def overuse_evictions(
 ) -> OveruseEvictions:
     """Return the pods to evict from the node.
 
-    ``devices``: one for each memory. ``pods``: as for ``balance``. Devices with an implausible or
-    unknown use are never under pressure.
+    ``devices`` has one device for each memory, and ``pods`` is the argument of ``balance``. Devices
+    with an implausible or unknown use are never under pressure.
     """
     selected: dict[str, Overusing] = {}
     warned: dict[str, Overusing] = {}
@@ -204,7 +206,7 @@ def _eviction_order(
 
 
 def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod]) -> Holder | None:
-    """Return the pod to evict, of the offenders in their order; None if none may be evicted."""
+    """Return the first of the sorted offenders that may be evicted; None if no offender may."""
     exempt: set[str] = set()
     for holder in offenders:
         if pods[holder.uid].evictable:
@@ -216,7 +218,7 @@ def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod])
 def changes(
     before: Mapping[str, str], after: Mapping[str, Overusing]
 ) -> Iterator[tuple[str, Overusing | None]]:
-    """Yield the uids whose selection changes, with the new one; None if it ends.
+    """Yield each uid whose selection changes, with the new selection; None if the selection ends.
 
     ``before`` maps each selected uid to its device.
     """

@@ -121,10 +121,10 @@ def _charge(
 def container_charges(
     request: VramRequest, resource: str, devices: Sequence[Device], reserve_bytes: int
 ) -> list[ContainerCharge]:
-    """Return the containers of a charge if several request the resource; else none.
+    """Return the containers of a charge if several of them request the resource; otherwise none.
 
-    ``devices`` are all devices of the resource that the charge lists; ``reserve_bytes`` is the
-    reserve of their node on each.
+    ``devices`` are all devices of the resource that the charge lists. ``reserve_bytes`` is the
+    node's reserve on each of them.
     """
     asks = [ask for ask in request.containers if ask.resource == resource]
     if len(asks) < 2:
@@ -145,8 +145,9 @@ def container_charges(
 def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
     """Return the slots whose bytes the charge must list.
 
-    These are the candidates. If the pod needs different amounts on different devices, these are all
-    devices of the resource: later pods can displace the pod to a device that is no candidate yet.
+    These are the candidates. If the pod needs different amounts on different devices, they are all
+    devices of the resource, because later pods can displace the pod to a device that is not a
+    candidate yet.
     """
     slots = [
         slot
@@ -166,7 +167,7 @@ def _is_steered(candidates: Sequence[DeviceTerms]) -> bool:
 def _possible(
     resource: str, node: NodeTerms, candidates: Sequence[DeviceTerms], by_variable: bool
 ) -> Sequence[DeviceTerms]:
-    """Return the devices on which the pod can start: the candidates, if Headroom chooses.
+    """Return the devices on which the pod can start: the candidates if Headroom chooses.
 
     If the plugin chooses, pods that are bound later can displace the pod to any other device of the
     resource.
@@ -196,7 +197,8 @@ def _annotations(
         sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
         # Several replicas of shared devices can be on one device.
         each_on_own_device = ask.count == 1 or not any(term.shared for term in devices)
-        # A single candidate is a prediction: a pod that ends can change the plugin's next choice.
+        # A single candidate is only a prediction, because a pod that ends can change the plugin's
+        # next choice.
         gets_all = len(possible[ask.resource]) == ask.count and each_on_own_device
         certain = gets_all and len(request.containers) == 1
         containers[ask.name] = {

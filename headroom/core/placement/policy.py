@@ -48,11 +48,12 @@ def _parts(weights: Weights) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class LargestDevice:
-    """The largest device of a resource, by the administrator: larger ones take no pods."""
+    """The largest device of a resource, as the administrator configured it. Larger devices take no
+    pods."""
 
     resource: str
     memory_bytes: int
-    #: The fewest replicas of a device; 1 if it is not shared.
+    #: Minimum number of replicas of a device; 1 if it is not shared.
     replicas: int = 1
 
 
@@ -60,13 +61,15 @@ class LargestDevice:
 class Rules:
     #: Names of extended resources that Headroom manages. A name that ends in ``*`` is a prefix.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
-    #: The largest device of each resource; without an entry, it is what agents report.
+    #: The largest device of each resource. Without an entry, it is the largest device that any
+    #: agent reports.
     largest_devices: tuple[LargestDevice, ...] = ()
     #: Whether to reject pods without a VRAM annotation in namespaces without a default.
     reject_unannotated: bool = False
     #: Whether shared GPUs are available only if an agent reports them.
     require_report: bool = True
-    #: Image of the gate that pods on gated nodes must have; empty: no gate is accepted there.
+    #: Image of the gate that pods on gated nodes must have. If it is empty, no gate is accepted
+    #: there.
     gate_image: str = ""
     #: Whether to evict pods from a device without enough memory even if they have no gate.
     evict_misses: bool = False
@@ -84,7 +87,7 @@ class Rules:
     overuse_opt_out: bool = False
     #: Free memory below which a device with an overusing pod is under pressure.
     overuse_margin_bytes: int = 256 * MIB
-    #: The longest time in seconds for which a pod that starts alone keeps others from starting.
+    #: Maximum time in seconds for which a pod that starts alone keeps others from starting.
     max_startup_timeout_s: int = 3600
     #: Seconds for which memory stays held for a preemptor after its victims are gone.
     nomination_hold_s: float = 60.0

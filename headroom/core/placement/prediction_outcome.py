@@ -8,12 +8,12 @@ fit only if that device has enough memory. Once a report shows the pod, there ar
 *shifted*  not all are candidates, but later pods can displace it to these devices;
 *miss*     its devices were not possible: an unpredictable change happened before admission.
 
-For a hit, comparing devices alone is not enough. Of two pods with the candidates A and B perhaps
-only one can get A. If both are on A, one of them is a miss.
+It is not enough to compare the devices of each pod alone. For example, if two pods have the
+candidates A and B, perhaps only one of them can get A. If both are on A, one of them is a miss.
 
 The possible devices are computed again from the state at the binding (*basis*) with the pods bound
-since then. They are also computed from the state at each of those later bindings, which relied on
-newer reports.
+since then. They are also computed from the state at each of these later bindings, because they
+relied on newer reports.
 
 If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, the prediction concerns the devices that
 it uses. The report that shows the pod's memory use confirms the prediction. Use of any other device
@@ -117,7 +117,7 @@ def predicted(reservation: Reservation) -> tuple[str, ...]:
 
 
 def chosen(reservation: Reservation) -> tuple[str, ...]:
-    """Return the devices that Headroom chose for the pod, and to which the agent steers it."""
+    """Return the devices that Headroom chose for the pod, to which the agent steers it."""
     return tuple(dict.fromkeys(charge.choice for charge in reservation.charges if charge.choice))
 
 
@@ -148,7 +148,8 @@ def is_shown(status: GPUNodeStatus, uid: str, reservation: Reservation) -> bool:
 
 
 def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
-    """Return CONFIGURATION, HEALTH, both or none: differences that affect the plugin's choice."""
+    """Return the differences that affect the plugin's choice: CONFIGURATION, HEALTH, both or
+    none."""
     found: set[Surprise] = set()
     if _configuration(before) != _configuration(after):
         found.add(Surprise.CONFIGURATION)
@@ -266,7 +267,8 @@ def _held(status: GPUNodeStatus, uids: Set[str]) -> set[tuple[str, str, str]]:
 
 
 def _unknown_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
-    """Return reservations, as if they had been made, for pods that are in the report only."""
+    """Return the reservations that would exist if pods that are only in the report had been
+    reserved."""
     resource_of = {device.uuid: device.resource for device in status.devices}
     held = _held(status, {use.uid for use in status.pods} - known)
     counts = Counter((uid, resource_of.get(device, "")) for device, _, uid in held)

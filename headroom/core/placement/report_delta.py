@@ -136,7 +136,7 @@ def with_new_measurements(
 
 
 def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occupancy) -> bool:
-    """Return whether pods hold the same replicas as before and commit the same bytes.
+    """Return whether pods hold the same replicas, and commit as many bytes, as before.
 
     Measured use may change as long as it does not exceed the pod's request.
     """

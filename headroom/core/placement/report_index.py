@@ -36,9 +36,9 @@ def memories_of(devices: Sequence[Device]) -> list[Memory]:
 class ReportIndex:
     """The rows of the report's pods, by pod and by device.
 
-    Several rows of one replica count once: an app container reuses the replica of an earlier init
-    container, and the kubelet lists both. Pods in ``by_environment`` may use a device without
-    holding a replica of it, so their rows without a replica count as none.
+    Several rows of one replica count once, because an app container reuses the replica of an
+    earlier init container and the kubelet lists both containers. Pods in ``by_environment`` may use
+    a device without holding a replica of it, so their rows without a replica count as none.
     """
 
     def __init__(self, status: GPUNodeStatus, by_environment: Container[str]) -> None:
@@ -63,7 +63,8 @@ class ReportIndex:
         return self._rows[slot].keys()
 
     def replicas_of(self, slot: int, uids: Set[str] | None = None) -> int:
-        """Return how many replicas of the device these pods hold, or all pods without ``uids``."""
+        """Return how many replicas of the device these pods hold; without ``uids``, all pods
+        count."""
         shown = self._rows[slot]
         return sum([len(self._replicas[uid][slot]) for uid in shown if uids is None or uid in uids])
 
