@@ -31,7 +31,7 @@ from headroom.errors import (
     StoreRejected,
 )
 
-#: Binds a pod as kube-scheduler would: no charges, no annotations.
+#: Binds a pod as kube-scheduler would bind it, without charges and annotations.
 UNRESERVED = Placement((), {})
 
 
@@ -46,7 +46,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """The pod can be bound with ``placement``. Any reservation that this requires is written."""
+    """The pod can be bound with ``placement``. If this requires a reservation, it is written."""
 
     pod: Pod
     placement: Placement
@@ -66,7 +66,8 @@ class _PendingBind:
     """One bind that is queued for steps 1 to 3."""
 
     request: BindRequest
-    #: The pod and the GPUNode to decide on; None: read it from the store.
+    #: The pod and the GPUNode on which the decision is based. None means that the object is read
+    #: from the store.
     pod: Pod | None
     gpunode: GPUNode | None
     done: bool = False
@@ -84,7 +85,8 @@ class Binder:
 
     ``observes`` returns whether the mode is observe (by default it is not). In mode observe, each
     pod is bound as requested, and charged even if that overcommits the node. ``capacity`` declines
-    binds to nodes that other schedulers have filled; by default none.
+    binds to nodes that other schedulers have filled. By default, no bind is declined for that
+    reason.
     """
 
     def __init__(
@@ -104,12 +106,12 @@ class Binder:
         self._batcher = NodeBatcher[_PendingBind](self._reserve)
 
     async def bind(self, request: BindRequest) -> Outcome:
-        """Reserve, then bind. The call is idempotent: it may be repeated for a pod, also
-        concurrently, with the same result. Store errors become ``Failed``."""
+        """Reserve the memory, then bind the pod. The call is idempotent, so it may be repeated for
+        a pod, even concurrently, with the same result. Store errors become ``Failed``."""
         try:
             outcome = await self._bind(request)
         except StoreError as err:
-            # The pod's state is unknown. A reservation written so far stays, which is safe.
+            # The pod's state is unknown. A reservation that was written stays, which is safe.
             outcome = Failed(str(err))
         if isinstance(outcome, Bound) or not self._observes():
             return outcome
@@ -132,7 +134,7 @@ class Binder:
                     pass
                 case outcome:
                     return outcome
-            # 4. Bind, on condition that the pod is still the one that was fitted.
+            # 4. Bind, on condition that the pod has not changed since it was fitted.
             version = pod.metadata.resource_version
             try:
                 with self._capacity.arriving(pod, request.node):
@@ -145,7 +147,7 @@ class Binder:
             else:
                 await self._reservations.remove(request.node, request.uid)
                 return Declined(declined, version)
-            # 5. Rejected or unanswered: the pod's current state decides.
+            # 5. The Binding was rejected or not answered, so the pod's current state decides.
             pending.pod = await self._store.read_pod(request.namespace, request.name)
             state = _unbound(request, pending.pod)
             if isinstance(state, Pod) and isinstance(error, StoreRejected):
@@ -156,7 +158,8 @@ class Binder:
                 await self._reservations.remove(request.node, request.uid)
             if not isinstance(state, Pod):
                 return state
-            # Still unbound: start again. The reservation stays, for this or a concurrent attempt.
+            # The pod is still unbound, so start again. The reservation stays, for this or a
+            # concurrent attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {error}")
 
     async def _second_thoughts(self, pod: Pod, request: BindRequest) -> Reason | None:
@@ -172,12 +175,13 @@ class Binder:
     async def _reserve(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        """Run steps 1 to 3 for all of these binds, with one write. If the store rejects it, write
-        each reservation on its own. Complete each bind, also after an error."""
+        """Run steps 1 to 3 for all of these binds, with one write. If the store rejects the write,
+        write each reservation separately. Complete each bind, even after an error."""
         try:
             await self._reserve_together(node, queue, binds)
         except StoreRejected as err:
-            # One rejected reservation must not fail the other binds: write each on its own.
+            # One rejected reservation must not fail the other binds, so write each reservation
+            # separately.
             for pending in binds:
                 if len(binds) > 1:
                     await self._reserve(node, queue, [pending])
@@ -190,8 +194,8 @@ class Binder:
     async def _reserve_together(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        # If another request held the lock before, the watch may be behind its write: use the object
-        # that it wrote, or read the store.
+        # If another request held the lock before, the watch may not show its write yet. So use the
+        # object that it wrote, or read the store.
         cached = queue.gpunode if queue.used else binds[-1].gpunode
         if any(pending.gpunode is None for pending in binds):
             cached = None
@@ -211,8 +215,8 @@ class Binder:
             if pending.reservation is not None:
                 stamped = self._reservations.stamped(pending.reservation, gpunode)
                 gpunode = _with(gpunode, pending.request.uid, stamped)
-        # 3. Reserve, always, even if the pod has a reservation already: the write proves that no
-        # replica removed it in between.
+        # 3. Reserve, even if the pod has a reservation already, because the write proves that no
+        # replica removed the reservation in between.
         error: StoreError | None = None
         if gpunode is not before:
             try:
@@ -226,9 +230,9 @@ class Binder:
             pending.gpunode, pending.done = gpunode, True
 
     async def _fit_without_gpunode(self, pending: _PendingBind, gpunode: GPUNode) -> None:
-        """Let a pod be bound to a node without a GPUNode if it needs no reservation, else decline
-        it: for the judge's reason, or because nothing can be reserved there yet. ``gpunode`` is an
-        empty object with the node's name."""
+        """Let a pod be bound to a node without a GPUNode if it needs no reservation. Otherwise
+        decline it, for the judge's reason or because no memory can be reserved there yet.
+        ``gpunode`` is an empty object with the node's name."""
         request = pending.request
         try:
             state = _unbound(
@@ -250,13 +254,13 @@ class Binder:
     async def _fit(self, pending: _PendingBind, gpunode: GPUNode, fresh: bool) -> None:
         """Run steps 1 and 2 for one bind.
 
-        ``fresh``: ``gpunode`` was read from the store, so it is not behind. If the pod does not fit
-        on an object that is not fresh, the attempt is repeated on a fresh one.
+        ``fresh`` is whether ``gpunode`` was just read from the store. If the pod does not fit on an
+        object that is not fresh, the attempt is repeated on a fresh object.
         """
         request, pod, pending.reservation = pending.request, pending.pod, None
         # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read the
         # pod after the reservation. Otherwise this attempt could fit an older version of the pod,
-        # and replace the reservation of a concurrent attempt with a smaller one.
+        # and replace the reservation of a concurrent attempt with a smaller reservation.
         if pod is None or request.uid in gpunode.spec.reservations:
             pod = await self._store.read_pod(request.namespace, request.name)
         state = _unbound(request, pod)
@@ -274,8 +278,8 @@ class Binder:
                 return
             despite, placement = placement, UNRESERVED
             # Adopt it as an unreserved pod, so that a later switch to mode enforce starts with
-            # correct charges. Not before the node is initialised: that charges all pods on the
-            # node.
+            # correct charges. This is not necessary before the node is initialised, because that
+            # charges all pods on the node.
             if gpunode.spec.initialised:
                 pending.reservation = self._reservations.adopt(state, gpunode)
         elif placement.charges:

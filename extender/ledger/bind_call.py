@@ -21,11 +21,11 @@ class BindRequest:
     pod: Pod | None
     #: The GPUNode as the watch delivered it; None if the watch has not delivered it.
     gpunode: GPUNode | None
-    #: When kube-scheduler's call times out, on the monotonic clock in seconds. After that its
+    #: Monotonic time in seconds at which kube-scheduler's call times out. After that, its
     #: assumptions about the node (CPU, ports, volumes) no longer hold.
     until_s: float = math.inf
-    #: Waits for the other pods of the pod's group when the pod's memory is reserved. Returns
-    #: whether to bind the pod.
+    #: Waits for the other pods of the group after the pod's memory was reserved. Returns whether to
+    #: bind the pod.
     may_bind: Callable[[], Awaitable[bool]] | None = None
 
 
@@ -35,13 +35,14 @@ class Bound:
 
     #: The pod's resourceVersion for which this call decided; empty if it did not decide.
     version: str = field(default="", compare=False)
-    #: In mode observe: the reason for which enforce would have declined the bind.
+    #: In mode observe, the reason for which mode enforce would have declined the bind.
     despite: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The pod does not fit on the node (any more); kube-scheduler tries the pod again."""
+    """The pod does not fit on the node, or does not fit any more, so kube-scheduler tries it
+    again."""
 
     reason: Reason
     #: The pod's resourceVersion for which this call decided.
@@ -50,7 +51,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The bind failed; ``message`` gives the reason, for the pod's condition."""
+    """The bind failed. ``message`` states the reason, for the pod's condition."""
 
     message: str
     #: As in ``Bound``.

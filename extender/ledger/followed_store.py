@@ -1,4 +1,4 @@
-"""A store whose calls correct the cache: it drops a GPUNode that a call finds to be deleted."""
+"""A store that corrects the cache: if a call finds a GPUNode deleted, the cache drops it."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,10 +13,11 @@ from headroom.errors import StoreNotFound
 
 
 class FollowedStore(ConflictCountingStore):
-    """Passes all calls to another store, and delivers ``GPUNodeGone`` for what it does not find.
+    """Passes all calls to another store, and delivers ``GPUNodeGone`` for each GPUNode that is not
+    found.
 
-    A uid is never used again. So an object that was cached before a call, and is missing in the
-    answer, is deleted for good, however late the answer arrives.
+    A uid is never used again. So if an object was cached before a call and is missing in the
+    answer, it is deleted permanently, however late the answer arrives.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Creates and initialises GPUNodes, and completes the deletion of those whose Nodes are gone."""
+"""Creates and initialises GPUNodes, and completes the deletion of GPUNodes whose Nodes are gone."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,10 +21,10 @@ from headroom.runtime.loops import part_by_part
 
 log = structlog.get_logger()
 
-#: Up to this number of nodes, each is initialised with a list of its own pods; for more nodes, all
-#: pods are listed once.
+#: Up to this number of nodes, the pods of each node are listed separately. For more nodes, all pods
+#: of the cluster are listed once.
 FEW_NODES = 16
-#: Pods that are processed before the event loop serves other tasks.
+#: Number of pods that are processed before the event loop serves other tasks.
 AT_ONCE = 50
 
 
@@ -37,8 +37,8 @@ async def one_by_one(calls: Iterable[Awaitable[None]]) -> None:
 class ErrorsByNode:
     """Collects store errors that concern one node, so that the other nodes are still processed.
 
-    Each ``with`` block handles one node. ``StoreTimeout`` is raised at once: a store that does not
-    answer would delay every other node too.
+    Each ``with`` block handles one node. ``StoreTimeout`` is raised at once, because a store that
+    does not answer would delay every other node too.
     """
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class Initialiser:
         self._cleared: set[str] = set()
 
     async def initialise(self, nodes: Iterable[Node]) -> list[str]:
-        """Create missing GPUNodes and initialise them; return the names of those that this call
-        initialised.
+        """Create missing GPUNodes and initialise them. Return the names of the GPUNodes that this
+        call initialised.
 
         A GPUNode is initialised when its node's devices are known, because only then can its pods
-        be charged. The call may be repeated. Raise store errors; an error about a single node is
-        raised after all other nodes are done.
+        be charged. The call may be repeated. Raises store errors, but raises an error about a
+        single node only after all other nodes are done.
         """
         errors, waiting = ErrorsByNode(), list[GPUNode]()
         for node in nodes:
@@ -97,7 +97,7 @@ class Initialiser:
         # Bindings in flight have their reservations in an earlier GPUNode, which was deleted. If
         # such a Binding succeeded later, its pod would have no reservation in the new GPUNode. So
         # make all of them fail before the pods on the nodes are listed. New reservations need an
-        # initialised GPUNode, so this is done once for each GPUNode.
+        # initialised GPUNode, so it is enough to do this once for each GPUNode.
         uids = {gpunode.metadata.uid for gpunode in waiting}
         self._cleared &= uids
         if uids - self._cleared:
@@ -106,7 +106,8 @@ class Initialiser:
         pods_on: dict[str, list[Pod]] = {}
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
-            # No list misses a pod with a reservation: none is bound before its node is initialised.
+            # No list misses a pod with a reservation, because no pod is bound with one before its
+            # node is initialised.
             async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
                 for pod in pods:
                     if pod.node and not pod.ended:
@@ -146,10 +147,10 @@ class Initialiser:
     async def _charge_all(self, listed: GPUNode, pods: Iterable[Pod]) -> bool:
         """Write reservations for all ``pods`` on the node, and set ``initialised``.
 
-        Return False if this call did not initialise the GPUNode: it was replaced or another replica
-        was faster, its devices are no longer known, or all attempts lost a race. If the agent has
-        written its status since ``listed`` was read, ``pods`` is still complete, because no replica
-        reserves on a GPUNode before it is initialised.
+        Return False if this call did not initialise the GPUNode, because it was replaced, another
+        replica was faster, its devices are no longer known, or all attempts lost a race. If the
+        agent has written its status since ``listed`` was read, ``pods`` is still complete, because
+        no replica reserves on a GPUNode before it is initialised.
         """
         gpunode: GPUNode | None = listed
         for _ in range(ATTEMPTS):
@@ -188,9 +189,9 @@ class Initialiser:
         """Remove our finalizer from each named GPUNode that is being deleted (with its Node or by
         hand).
 
-        Their reservations are lost, which is safe: nothing is placed on a node without a GPUNode,
-        and its pods are charged before a new GPUNode takes more. Raise store errors; an error about
-        a single node is raised after all other nodes are done.
+        Their reservations are lost. This is safe, because no pod is placed on a node without a
+        GPUNode, and the pods on the node are charged before a new GPUNode takes more. Raises store
+        errors, but raises an error about a single node only after all other nodes are done.
         """
         errors = ErrorsByNode()
         for name in names:
@@ -205,8 +206,8 @@ class Initialiser:
         """Write settings of the Node into its GPUNode, where the agent reads them.
 
         Reservations are unchanged. Filter uses the device choice that the agent reports, and an
-        agent changes it only when no unconfirmed pod depends on it. ``cordoned``: UUIDs. Return
-        whether the GPUNode has these settings now; raise store errors except lost races.
+        agent changes it only when no unconfirmed pod depends on it. ``cordoned`` are UUIDs. Return
+        whether the GPUNode has these settings now. Raise all store errors except lost races.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)

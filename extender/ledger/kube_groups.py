@@ -1,4 +1,4 @@
-"""Reads a group of pods from the API server: its pods, and how many of them it needs."""
+"""Reads the pods of a group from the API server, and how many of them the group needs."""
 
 import asyncio
 from urllib.parse import quote
@@ -47,7 +47,7 @@ _decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 class KubeGroups:
-    """Reads groups, on threads. Raises store errors."""
+    """Reads groups of pods, on threads. Raises store errors."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api

@@ -1,8 +1,9 @@
 """The ledger's store at the API server: compare-and-swap, Bindings, annotations and evictions.
 
 Each write carries the resourceVersion that it was computed from, and is sent once. ``store_error``
-maps to ``OutcomeUnknown`` a missing answer, an answer after which the write may have been done, and
-a rejection that may be temporary. The caller then reads the object before it tries again.
+returns ``OutcomeUnknown`` for a missing answer, for an answer after which the write may have been
+done, and for a rejection that may be temporary. The caller then reads the object before it tries
+again.
 """
 
 import asyncio
@@ -39,15 +40,16 @@ _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 _MERGE_PATCH = "application/merge-patch+json"
 _PAGE_SIZE = 500
 #: Errors of etcd, and of the API server's etcd client, for an object above their limits (by default
-#: 1.5 MiB and 2 MiB). Such an object is never accepted.
+#: 1.5 MiB and 2 MiB). etcd never accepts such an object, so retrying is useless.
 _TOO_LARGE = "etcdserver: request is too large", "trying to send message larger than max"
 #: The API server's error (status 500) if an admission webhook with failurePolicy Fail cannot be
 #: reached. Nothing was written.
 _NO_WEBHOOK = "failed calling webhook"
 #: Fragments of other etcd errors. Whether the write was done is unknown.
 _ETCD_TROUBLE = "etcdserver: ", "rpc error: ", "context deadline exceeded", "context canceled"
-#: 401: the token is being rotated; 408, 425, 429: timeout, too early, too many requests; 410: the
-#: resourceVersion has expired, and the next attempt reads a newer one.
+#: Statuses of rejections that may be temporary. With 401 the token is being rotated, and with 410
+#: the resourceVersion has expired, and the next attempt reads a newer one. 408, 425 and 429 mean
+#: timeout, too early and too many requests.
 _MAY_BE_ACCEPTED_LATER = frozenset({401, 408, 410, 425, 429})
 
 T = TypeVar("T")
@@ -79,7 +81,7 @@ class KubernetesStore:
         lease_namespace: str = "headroom-system",
         page_size: int = _PAGE_SIZE,
     ) -> None:
-        """Use ``lists`` for long lists; it blocks and is called on threads."""
+        """Use ``lists`` for long lists. It blocks, so it is called on threads."""
         self._api = api
         self._lists = lists
         self._leases = (
@@ -110,7 +112,7 @@ class KubernetesStore:
         patch = {"metadata": {"resourceVersion": version, **untracked}, "spec": changes}
         path = _gpunode_path(before.name)
         body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
-        # The write required the resourceVersion of ``before``: nothing else can have changed.
+        # The write required the resourceVersion of ``before``, so nothing else can have changed.
         metadata = _read(what, _decode_written, body).metadata
         return msgspec.structs.replace(before, metadata=metadata, spec=spec)
 
@@ -152,8 +154,9 @@ class KubernetesStore:
         return listing.items
 
     async def list_bound(self, node: str) -> list[BoundPod]:
-        """Return the pods on the node that have not ended, as the API server's cache has them: it
-        may miss Bindings of the last milliseconds. A consistent list waits for etcd."""
+        """Return the pods on the node that have not ended, from the API server's cache. The cache
+        may miss Bindings of the last milliseconds, but a consistent list would have to wait for
+        etcd."""
         what = f"list pods of node {node}"
         selector = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
         query = f"resourceVersion=0&fieldSelector={quote(selector, safe='')}"
@@ -189,7 +192,7 @@ class KubernetesStore:
         }
         path = _pod_path(metadata.namespace, metadata.name)
         body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
-        # The write required the resourceVersion of ``pod``: only its metadata has changed.
+        # The write required the resourceVersion of ``pod``, so only its metadata has changed.
         return msgspec.structs.replace(pod, metadata=_read(what, _decode_written, body).metadata)
 
     async def _call(
@@ -209,7 +212,7 @@ class KubernetesStore:
             raise store_error(what, err) from err
 
 
-#: A pod's grace period, if it sets none.
+#: The grace period of a pod that sets none.
 _DEFAULT_GRACE_S = 30
 
 
@@ -255,8 +258,8 @@ class KubernetesEvictor:
 def spec_patch(before: GPUNodeSpec, after: GPUNodeSpec) -> dict[str, Any]:
     """Return the same patch as ``merge_patch`` of the two specs, at less cost.
 
-    A node has dozens of reservations, and most are the same object in both specs. Only the others
-    are converted and compared.
+    A node has dozens of reservations, and most of them are the same object in both specs. So only
+    the other reservations are converted and compared.
     """
     was, is_now = before.reservations, after.reservations
     changed = [uid for uid in was.keys() | is_now.keys() if was.get(uid) is not is_now.get(uid)]

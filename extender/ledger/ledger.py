@@ -1,4 +1,4 @@
-"""The ledger: the one object through which the extender writes reservations and binds pods."""
+"""The ledger, through which the extender writes all reservations and binds all pods."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable

@@ -23,7 +23,8 @@ from headroom.errors import StoreConflict, StoreNotFound
 T = TypeVar("T")
 
 #: Called with the name of an operation and "before" or "after". May sleep or raise a StoreError.
-#: Raised "before", the operation is not done; raised "after", its result or error is lost.
+#: If it raises "before", the operation is not done. If it raises "after", the result or error of
+#: the operation is lost.
 Fault = Callable[[str, str], None]
 
 
@@ -46,7 +47,7 @@ class SyncStore(Protocol):
 
 
 class AsyncStore(Store):
-    """Adapts a synchronous store to ``Store``; no call ever waits."""
+    """Adapts a synchronous store to ``Store``. No call ever waits."""
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
@@ -89,7 +90,8 @@ class EmbeddedStore:
         fault: Fault = no_fault,
         watch: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        """``deliver`` applies changes at once. ``watch`` queues reports; default: ``deliver``.
+        """``deliver`` applies changes at once. ``watch`` queues reports, and defaults to
+        ``deliver``.
 
         ``watch`` also receives each write and deletion of a GPUNode after ``deliver``, so that a
         report queued earlier cannot undo the change.
@@ -190,10 +192,10 @@ class EmbeddedStore:
     def admit(self, pod: Pod) -> Pod:
         """Create the pod, or update it while it is not bound; return the pod that is stored.
 
-        A pod of the same name with another uid replaces the old pod, as if that had been deleted.
-        The pod keeps the resourceVersion that its creator gave it; without one, the store assigns
-        it. A version that was submitted before is ignored, so that it cannot undo a later change of
-        the pod.
+        A pod of the same name with another uid replaces the old pod, as if the old pod had been
+        deleted. The pod keeps the resourceVersion that its creator gave it. If it has none, the
+        store assigns one. A version that was submitted before is ignored, so that it cannot undo a
+        later change of the pod.
         """
 
         def create() -> Pod:

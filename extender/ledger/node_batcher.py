@@ -15,7 +15,7 @@ from headroom.contract.gpunode import GPUNode
 class Request(Protocol):
     """A request for one node."""
 
-    #: Set when the request was served, by any holder of the lock.
+    #: Set when any holder of the lock has served the request.
     done: bool
 
 

@@ -4,8 +4,8 @@ Each kube-scheduler sees the binds of the others by its watch. If two of them ch
 same moment, both pods are bound, and the kubelet rejects the second (OutOfcpu). The extender's own
 watch is not faster than that of kube-scheduler, so the check asks the API server.
 
-It cannot see a Binding that arrives after the list: docs/design/kube-scheduler.md has how often
-that happens.
+The check cannot see a Binding that arrives after the list. docs/design/kube-scheduler.md shows how
+often that happens.
 """
 
 import itertools
@@ -21,15 +21,15 @@ ListBound = Callable[[str], Awaitable[Iterable[BoundPod]]]
 
 
 class NodeCapacity:
-    """The check. ``allocatable`` returns the resources of a node that count; None if the node is
-    not known, and then nothing is checked."""
+    """Performs the check. ``allocatable`` returns the resources of a node that count. If the node
+    is not known, it returns None, and nothing is checked."""
 
     def __init__(
         self, bound: ListBound, allocatable: Callable[[str], Mapping[str, Quantity] | None]
     ) -> None:
         self._bound = bound
         self._allocatable = allocatable
-        #: Node -> uid -> requests of the pods that are being bound, the first come first.
+        #: Node -> uid -> requests of the pods that are being bound, in the order of their arrival.
         self._arriving: dict[str, dict[str, Demands]] = {}
 
     @contextmanager
@@ -48,8 +48,9 @@ class NodeCapacity:
         """Return whether another scheduler has bound pods to the node beside which this pod does
         not fit. Raises the errors of ``bound``.
 
-        Pods that the kubelet has accepted are no evidence: kube-scheduler has counted them.
-        Otherwise a pod could wait forever, if the two ever computed different requests.
+        Pods that the kubelet has accepted are not considered, because kube-scheduler has counted
+        them. Otherwise a pod could wait forever if kube-scheduler and this check ever computed
+        different requests.
         """
         allocatable = self._allocatable(node)
         if allocatable is None:

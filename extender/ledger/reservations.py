@@ -1,4 +1,4 @@
-"""Writes reservations into GPUNodes by compare-and-swap, and is the only way to remove one."""
+"""Writes reservations into GPUNodes by compare-and-swap. Only this module removes reservations."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -21,15 +21,16 @@ from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
-#: Attempts of a step that loses races. After that the pod is left to kube-scheduler's next attempt.
+#: Number of attempts for a step that loses races. After that, the pod waits for kube-scheduler's
+#: next attempt.
 ATTEMPTS = 8
 #: The resolution of ``since``.
 _TICK = timedelta(milliseconds=1)
 
 
 class Adopt(Protocol):
-    """Returns the reservation to write for a pod that was bound without one; None if the pod needs
-    none."""
+    """Returns the reservation to write for a pod that was bound without a reservation; None if the
+    pod needs no reservation."""
 
     def __call__(self, pod: Pod, gpunode: GPUNode) -> Reservation | None: ...
 
@@ -45,7 +46,7 @@ class Reservations:
 
     store: Store
     adopt: Adopt
-    #: Called with each GPUNode that was written, so that the next decision sees it at once.
+    #: Called with each GPUNode that was written, so that the next decision is based on it.
     written: Callable[[GPUNode], None]
     #: Unix seconds.
     wall_s: Callable[[], float]
@@ -56,8 +57,9 @@ class Reservations:
     def stamped(self, reservation: Reservation, gpunode: GPUNode) -> Reservation:
         """Return a copy with a new attempt id, and the current time as ``since``.
 
-        ``gpunode``: where it is written. Pods that start alone start in the order of ``since``, so
-        it is later there than that of each other starting pod, whatever the clocks of replicas are.
+        The reservation is written to ``gpunode``. Pods that start alone start in the order of
+        ``since``, so the new ``since`` is later than the ``since`` of each other starting pod
+        there, whatever the clocks of replicas show.
         """
         at = datetime.fromtimestamp(self.wall_s(), UTC)
         if reservation.is_starting:
@@ -82,8 +84,8 @@ class Reservations:
         return after
 
     async def remove(self, node: str, uid: str, left: bool = False) -> bool:
-        """Remove a reservation unless its pod may run on the node. This is the only way to remove
-        one.
+        """Remove a reservation unless its pod may run on the node. No other function removes
+        reservations.
 
         * The pod exists: the reservation is removed if the pod has ended, is unbound, or is bound
           to another node.
@@ -91,9 +93,8 @@ class Reservations:
           ``left``: the caller has proof that they do not run on the node, such as a sample that was
           taken after the deletion (``departed_by``). A report that shows the pod overrides it.
 
-        Return True if the GPUNode has no such reservation any more. Return False if it stays, and
-        also after a store error or ``ATTEMPTS`` lost races. Then it may still be there, which is
-        safe.
+        Return True if the GPUNode has no such reservation any more. Return False if the reservation
+        stays, or may stay after a store error or ``ATTEMPTS`` lost races, which is safe.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -101,7 +102,7 @@ class Reservations:
                 if gpunode is None or uid not in gpunode.spec.reservations:
                     return True
                 reservation = gpunode.spec.reservations[uid]
-                # Read from the store: a cache could still show the pod unbound.
+                # Read from the store, because a cache could still show the pod unbound.
                 pod = await self.store.read_pod(reservation.namespace, reservation.name)
                 if pod is not None and pod.metadata.uid == uid:
                     if pod.node == node and not pod.ended:
@@ -121,12 +122,13 @@ class Reservations:
         return False
 
     async def charge(self, node: str, unreserved_pod: Pod) -> bool:
-        """Write the reservation of a pod that is bound to the node without one, even if that
-        overcommits a device.
+        """Write the reservation of a pod that is bound to the node without a reservation, even if
+        that overcommits a device.
 
-        Return True if the reservation is written or not needed: the pod has ended, is elsewhere or
-        requests no GPU, or the node is not initialised, which charges all its pods. Return False if
-        the node's devices are not known, and after a store error or ``ATTEMPTS`` lost races.
+        Return True if the reservation is written or not needed. It is not needed if the pod has
+        ended, is on another node or requests no GPU, or if the node is not initialised yet, which
+        charges all its pods. Return False if the node's devices are not known, and after a store
+        error or ``ATTEMPTS`` lost races.
         """
         metadata = unreserved_pod.metadata
         for _ in range(ATTEMPTS):
@@ -134,8 +136,8 @@ class Reservations:
                 gpunode = await self.store.read_gpunode(node)
                 if gpunode is None or metadata.uid in gpunode.spec.reservations:
                     return True
-                # Read after the GPUNode: a pod that is there now was bound without the ledger, or
-                # its reservation was removed because the pod had ended.
+                # Read the pod after the GPUNode. So if the pod is on the node now, it was bound
+                # without the ledger, or its reservation was removed because the pod had ended.
                 pod = await self.store.read_pod(metadata.namespace, metadata.name)
                 if pod is None or pod.metadata.uid != metadata.uid:
                     return True
@@ -158,7 +160,7 @@ class Reservations:
 
     async def mark(self, gpunode: GPUNode, leave: Collection[str]) -> GPUNode:
         """Set the flag ``EVICTED`` on the reservations of the pods in ``leave`` (uids), and clear
-        it on all others.
+        it on all other reservations.
 
         Return the GPUNode that was written, or ``gpunode`` if no flag changes. Raise store errors.
         """
@@ -216,7 +218,7 @@ class Reservations:
         )
 
     async def reject_overuse(self, node: str, uid: str) -> None:
-        """Note that the eviction of the pod was rejected just now. Raise store errors.
+        """Record that the eviction of the pod was rejected just now. Raise store errors.
 
         Nothing is written if the pod is not to be evicted any more.
         """
@@ -239,14 +241,14 @@ class Reservations:
             gone = await self.store.read_pod(reservation.namespace, reservation.name)
             if gone is not None and gone.metadata.uid == uid:
                 return None
-            # Read after the pod, and from the store: a watch may be behind.
+            # Read the Lease after the pod, and from the store, because a watch may be late.
             return await self.store.read_heartbeat_version(node)
         except StoreError:
             return None
 
 
 def _starts(gpunode: GPUNode) -> Iterator[datetime]:
-    """Yield ``since`` of each starting pod; a time that cannot be read is left out."""
+    """Yield ``since`` of each starting pod, except for times that cannot be read."""
     for reservation in gpunode.spec.reservations.values():
         if reservation.is_starting:
             with suppress(ValueError, OverflowError):

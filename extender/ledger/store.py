@@ -17,12 +17,14 @@ from headroom.contract.kube import Pod
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A Binding to POST: pod, node, annotations, and the preconditions uid and resourceVersion."""
+    """A Binding to POST, with the pod, the node, annotations, and the preconditions uid and
+    resourceVersion."""
 
     namespace: str
     name: str
     uid: str
-    #: The pod's version at the decision; if the pod is newer, the Binding fails.
+    #: The version of the pod on which the decision is based. If the pod is newer, the Binding
+    #: fails.
     resource_version: str
     node: str
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -32,12 +34,13 @@ class Evictor(Protocol):
     """Evicts pods. Both calls raise store errors if the API server rejects the eviction."""
 
     async def may_evict(self, pod: Pod) -> None:
-        """Dry-run the eviction of the pod: raise the error that ``evict`` would raise."""
+        """Dry-run the eviction of the pod. Raises the error that ``evict`` would raise."""
 
     async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
         """Evict the pod if it is still the version that was read.
 
-        ``most_grace_s``: longest grace period in seconds, whatever the pod's own is.
+        ``most_grace_s`` is the maximum grace period in seconds. A longer grace period of the pod is
+        shortened to it.
         """
 
 
@@ -53,7 +56,8 @@ class Store(Protocol):
     async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         """Replace the spec of ``before`` by ``spec`` if its resourceVersion is still the newest.
 
-        Compare-and-swap: raise ``StoreConflict`` if another client wrote the object in between.
+        This is a compare-and-swap, which raises ``StoreConflict`` if another client wrote the
+        object in between.
         """
 
     async def remove_finalizer(self, gpunode: GPUNode) -> None:
@@ -69,8 +73,8 @@ class Store(Protocol):
         """Return the resourceVersion of the agent's Lease on the node; empty if it has none."""
 
     async def list_pods(self, node: str | None = None) -> list[Pod]:
-        """Return all pods, consistently. With a node's name: the pods bound to it; with an empty
-        name: the pods bound to no node."""
+        """Return all pods, consistently. With the name of a node, return the pods bound to it. With
+        an empty name, return the pods that are not bound."""
 
     async def bind(self, binding: Binding) -> None:
         """Bind the pod and write its annotations, atomically; raise ``StoreConflict`` if a
@@ -79,6 +83,6 @@ class Store(Protocol):
     async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         """Write ``value`` to the annotation ``key`` and return the changed pod.
 
-        The uid and resourceVersion of ``pod`` are preconditions: raise ``StoreConflict`` if one of
+        The uid and resourceVersion of ``pod`` are preconditions. Raises ``StoreConflict`` if one of
         them fails. The change makes Bindings in flight fail.
         """

@@ -68,7 +68,8 @@ class Bind:
         )
 
     def error(self, message: str) -> bytes:
-        """Count, log and return an Error; kube-scheduler shows it on the pod and backs off."""
+        """Count, log and return an Error, which kube-scheduler shows on the pod before it backs
+        off."""
         self._state.telemetry.verb_errors.labels("bind").inc()
         log.warning("bind_error", message=message)
         return extender_v1.encode_bind(message)
@@ -76,9 +77,9 @@ class Bind:
     def _known(self, uid: str) -> Pod | None:
         """Return the version of the pod that the last filter call decided about.
 
-        Without a recorded filter call, return the watched pod. Of two copies of one version, return
-        the watched one: if clients other than kube-scheduler can reach the port, a filter call
-        could contain the right version with a smaller request.
+        Without a recorded filter call, return the watched pod. If both copies have the same
+        version, also return the watched pod, because if clients other than kube-scheduler can reach
+        the port, a filter call could contain this version with a smaller request.
         """
         watched, decision = self._state.cluster.pod(uid), self._state.journal.of_uid(uid)
         if decision is None:

@@ -1,12 +1,13 @@
 """Chooses the rejected nodes on which kube-scheduler may search for victims.
 
 Filter rejects these nodes with ``FailedNodes``, and all others with ``FailedAndUnresolvableNodes``.
-All of them passed kube-scheduler's own filters, which therefore need no victim. kube-scheduler 1.38
-and newer calls preempt nevertheless, with an empty list of victims. Older versions report an error
-that lists the nodes in random order. So the message of the pod changes with each attempt, and they
-retry the pod a hundred times a second. The extender cannot see the version: kube-scheduler sends no
-version with its calls. So a setting (``preempt_for_memory``) allows candidates, and if no preempt
-call follows, there are none for a while.
+All of these nodes passed kube-scheduler's own filters, so these filters need no victims.
+kube-scheduler 1.38 and newer calls preempt nevertheless, with an empty list of victims. Older
+versions report an error that lists the nodes in random order. So the message of the pod changes
+with each attempt, and these versions retry the pod a hundred times a second. The extender cannot
+detect the version, because kube-scheduler does not send it. So candidates must be allowed by a
+setting (``preempt_for_memory``), and if no preempt call follows, the extender names no candidates
+for a while.
 
 A search for victims takes far longer than filter. So nodes on which a search found none are no
 candidates for pods of the same kind and priority either, until a node has gained headroom.
@@ -33,10 +34,10 @@ log = structlog.get_logger()
 
 #: Code of a reason -> whether evicting pods could resolve it.
 CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
-#: Answers with candidates, without a preempt call that has an empty list of victims, after which
-#: kube-scheduler is assumed to be older than 1.38.
+#: Number of answers with candidates after which kube-scheduler is assumed to be older than 1.38, if
+#: it has not called preempt with an empty list of victims.
 MOST_UNCONFIRMED = 4
-#: Seconds for which there are no candidates then.
+#: Seconds for which no candidates are named after that.
 PAUSE_S = 60.0
 #: Minimum and maximum seconds for which a search without victims is not repeated.
 FRUITLESS_S, LONGEST_FRUITLESS_S = 2.0, 60.0
@@ -46,7 +47,8 @@ MOST_FRUITLESS = 16
 
 @dataclass(slots=True)
 class _Fruitless:
-    """Searches that found no victims, the first one at ``at_s`` in this snapshot's generation."""
+    """Searches that found no victims. The first of them was at ``at_s``, in this generation of the
+    snapshot."""
 
     at_s: float
     generation: int
@@ -65,14 +67,16 @@ class CandidateNodes:
         self._fruitless: Bounded[tuple[Kind, int], _Fruitless] = Bounded(MOST_FRUITLESS)
 
     def confirm(self) -> None:
-        """Note a preempt call with an empty list of victims, which only 1.38 and newer make."""
+        """Record a preempt call with an empty list of victims, which only kube-scheduler 1.38 and
+        newer makes."""
         self._unconfirmed = 0
 
     def searched(self, pod: Pod, request: VramRequest, found: Preemption, now_s: float) -> None:
-        """Note the result of a search for victims.
+        """Record the result of a search for victims.
 
-        A failed search is remembered only if its cause cannot end without a gain of headroom: not
-        while nodes are held for other pods, pods are leaving or disruption budgets are unknown.
+        A failed search is recorded only if its cause cannot end without a gain of headroom. So it
+        is not recorded while nodes are held for other pods, pods are leaving or disruption budgets
+        are unknown.
         """
         kind, cluster = (request.kind, priority(pod)), self._cluster
         held = cluster.holds.nominees_before(pod, now_s)
@@ -103,15 +107,16 @@ class CandidateNodes:
         snap: Snapshot,
         now_s: float,
     ) -> Mask | None:
-        """Return, (n,), on which of the n rejected nodes evictions could help; None: on no node.
+        """Return the mask (n,) of the rejected nodes on which evictions could help; None if there
+        are none.
 
-        ``rows``: the rows of the nodes, -1 for unknown ones. ``codes``: the codes of their reasons.
-        ``large_enough``: ``Verdicts.large_enough`` of each row of the snapshot.
+        ``rows`` are the rows of the nodes, -1 for unknown nodes. ``codes`` are the codes of their
+        reasons. ``large_enough`` has ``Verdicts.large_enough`` for each row of the snapshot.
 
         A node is a candidate if its reason can be resolved by evictions, if its devices are large
         enough, if it has a pod of lower priority with GPUs, and if it is not ``fruitless``. If the
-        pod is nominated to one of these nodes, only that node is one: then kube-scheduler waits for
-        the victims there.
+        pod is nominated to one of these nodes, only that node is a candidate, so that
+        kube-scheduler waits for the victims there.
         """
         if now_s < self._paused_until_s or not may_preempt(pod):
             return None

@@ -20,7 +20,8 @@ from headroom.core.eviction.victim_search import Offer
 
 
 class MalformedBody(ValueError):
-    """The body is not what kube-scheduler sends; the message names the field and the mistake."""
+    """The body differs from what kube-scheduler sends. The message names the field and the
+    mistake."""
 
 
 class NodeList(msgspec.Struct):
@@ -41,7 +42,7 @@ class FilterArgs(msgspec.Struct, rename="pascal"):
 
 
 class RawPod(msgspec.Struct, rename="pascal"):
-    """The pod in the body of a filter or prioritize call, not decoded."""
+    """The undecoded pod in the body of a filter or prioritize call."""
 
     pod: msgspec.Raw = NULL
 
@@ -73,7 +74,7 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
     def offers(self) -> dict[str, Offer]:
-        """Return node -> victims, sent either as whole pods or as uids."""
+        """Return node -> victims, whether they were sent as whole pods or as uids."""
         if self.node_name_to_meta_victims is not None:
             return {
                 node: Offer(
@@ -140,7 +141,8 @@ class Offered(msgspec.Struct):
     """The pod and the nodes of a filter or prioritize call."""
 
     pod: Pod
-    #: Whole nodes in the order of ``names``, None if only names were sent; returned unchanged.
+    #: Whole nodes in the order of ``names``, which the answer repeats unchanged; None if only names
+    #: were sent.
     objects: list[msgspec.Raw] | None = None
     #: Names of the nodes as they were sent, a JSON array; empty if whole nodes were sent.
     names_json: bytes = b""
@@ -148,12 +150,13 @@ class Offered(msgspec.Struct):
     names: Sequence[str] = ()
 
     def decode_names(self) -> None:
-        """Decode ``names``; raises ``MalformedBody``. 5,000 names take longer than the pod."""
+        """Decode ``names``; raises ``MalformedBody``. Decoding 5,000 names takes longer than
+        decoding the pod."""
         if self.objects is None:
             self.names = _decoded(_names, self.names_json, "NodeNames")
 
     def has_name(self, name: str) -> bool:
-        """Return whether the name was sent, without decoding the others."""
+        """Return whether the name was sent, without decoding the other names."""
         return _encoder.encode(name) in self.names_json
 
 
@@ -219,12 +222,12 @@ def encode_filter(
     sentences: Sequence[str],
     resolvable: NDArray[np.bool_] | None = None,
 ) -> bytes:
-    """Return the answer to filter: names or whole nodes, as in the call.
+    """Return the answer to filter, with names or whole nodes as in the call.
 
-    ``passed``: indices of the nodes that pass. ``codes``: (n,) for each rejected node the index of
-    its reason in ``sentences``. A node with code 0 that does not pass is left out without a reason.
-    ``resolvable``: (n,) whether kube-scheduler may search for victims on a rejected node; it does
-    not on the others. None: on no node.
+    ``passed`` are the indices of the nodes that pass. ``codes`` (n,) has for each rejected node the
+    index of its reason in ``sentences``. A node with code 0 that does not pass is left out without
+    a reason. ``resolvable`` (n,) is the mask of the rejected nodes on which kube-scheduler may
+    search for victims; None if there are no such nodes.
     """
     rejected = codes != 0
     sentences = [printable(each) for each in sentences]
@@ -252,11 +255,11 @@ def encode_filter_error(message: str) -> bytes:
 
 
 def encode_priorities(winner: str | None) -> bytes:
-    """Return a list of {Host, Score} with the winner only; empty without a winner.
+    """Return a list of {Host, Score} with only the winner; empty if there is no winner.
 
-    kube-scheduler counts 0 for all other nodes. Parsing the scores of 5,000 nodes would take
-    kube-scheduler longer than finding the best node takes the extender. With one score, a user's
-    preference for another node always competes with the same known value.
+    kube-scheduler assumes a score of 0 for all other nodes. Parsing the scores of 5,000 nodes would
+    take kube-scheduler longer than the extender needs to find the best node. With a single score, a
+    user's preference for another node always competes with the same known value.
     """
     if winner is None:
         return b"[]"
@@ -264,7 +267,8 @@ def encode_priorities(winner: str | None) -> bytes:
 
 
 def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
-    """Return {Host, Score} with the same score for each chosen node; empty if all are chosen."""
+    """Return a list of {Host, Score} with an equal score for each chosen node; empty if all nodes
+    are chosen."""
     if chosen.all():
         return b"[]"
     hosts = (names[i] for i in np.flatnonzero(chosen).tolist())
@@ -277,7 +281,7 @@ def encode_bind(message: str) -> bytes:
 
 
 def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
-    """Return node -> victims as uids: kube-scheduler reads no other form of the answer."""
+    """Return node -> victims as uids, because kube-scheduler reads no other form of the answer."""
     return _encoder.encode(
         PreemptResult(
             {

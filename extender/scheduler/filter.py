@@ -1,4 +1,4 @@
-"""Answers filter: which of the offered nodes can take the pod, decided on one snapshot.
+"""Answers filter by deciding, on one snapshot, which of the offered nodes can take the pod.
 
 Filter does not block and reserves nothing. It counts memory that is held for other pods as if it
 were reserved. It records the decision, and assumes the bind if exactly one node passes.
@@ -26,7 +26,7 @@ from headroom.core.whatif.pending_pods import main_reason
 
 log = structlog.get_logger()
 
-#: The Error for a pod whose retry is delayed; its owner got the reason with an earlier rejection.
+#: The Error for a pod whose retry is delayed. Its owner got the reason with an earlier rejection.
 TRY_AGAIN = (
     "no node has enough free GPU memory; many pods wait, so this one is retried within seconds"
 )
@@ -60,9 +60,9 @@ class Filter:
         """Return which of the offered nodes can take the pod, and why the others cannot.
 
         Return an Error if the extender is not ready, or to delay the retry of one of many rejected
-        pods. In mode observe, every node passes. So it does for a bound pod: kube-scheduler asks
-        about it if its resize is deferred, and a resize changes no GPU memory. Raises
-        ``extender_v1.MalformedBody``.
+        pods. In mode observe, every node passes. Every node also passes for a bound pod:
+        kube-scheduler asks about a bound pod if its resize is deferred, and a resize changes no GPU
+        memory. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         unready, observes = state.replica.unready(), state.replica.observes
@@ -108,13 +108,13 @@ class Filter:
         best_only: bool,
         guessed: bool,
     ) -> bytes | None:
-        """Decide and record; return the answer.
+        """Decide, record the decision and return the answer.
 
-        ``rows`` are those of the offered nodes. With ``guessed`` they are all rows, because as many
-        bytes of names were offered as all nodes have. This saves decoding 5,000 names, a fifth of
-        the call. It is not certain: kube-scheduler may offer a new node instead of another one. So
-        return None, and decide nothing, unless the best node is among the offered ones. Then it is
-        also the best of them.
+        ``rows`` are the rows of the offered nodes. With ``guessed`` they are all rows, because the
+        offered names have as many bytes as the names of all nodes. This saves decoding 5,000 names,
+        which takes a fifth of the call. The guess can be wrong, because kube-scheduler may offer a
+        new node instead of another one. So return None, and decide nothing, unless the best of all
+        nodes was offered, which makes it the best of the offered nodes too.
         """
         state, pod, observes = self._state, offered.pod, self._state.replica.observes
         managed = request if isinstance(request, VramRequest) and request.asks else None
@@ -133,8 +133,8 @@ class Filter:
         answered_codes = np.zeros_like(codes) if observes else codes
         passed = (answered_codes == 0).nonzero()[0]
         if reserved and not observes and len(again := np.intersect1d(passed, reserved)):
-            # kube-scheduler chose this node before, and the bind was not finished. On another node
-            # the pod would reserve memory twice.
+            # kube-scheduler chose this node before, and the bind was not finished. If the pod went
+            # to another node, it would reserve memory twice.
             passed, answered_codes, best_only = again, np.zeros_like(codes), False
         passed_rows = rows.take(passed)
         node, best, candidates = "", None, len(passed)
@@ -202,8 +202,8 @@ class Filter:
         snap: Snapshot,
         now_s: float,
     ) -> Mask | None:
-        """Return, (n,), on which of the rejected nodes kube-scheduler may search for victims; None:
-        on no node."""
+        """Return the mask (n,) of the rejected nodes on which kube-scheduler may search for
+        victims; None if there are none."""
         if not self._state.replica.preempts_for_memory:
             return None
         large_enough = self._state.fit_cache().weigh(request, snap).large_enough
@@ -212,11 +212,12 @@ class Filter:
         )
 
     def _may_name_best(self, pod: Pod, request: VramRequest | Unreadable) -> bool:
-        """Return whether filter may name only the best node for the pod: it requests GPUs, and no
-        preference, of its own or of another pod, could make kube-scheduler choose another one.
+        """Return whether filter may name only the best node for the pod. This requires that the pod
+        requests GPUs, and that no preference of this pod or of another pod could make
+        kube-scheduler choose another node.
 
-        The preferences of a group whose last bind was declined do not count: memory is held on the
-        nodes that filter names, and kube-scheduler must choose them.
+        The preferences of a group whose last bind was declined do not count, because memory is held
+        on the nodes that filter names, so kube-scheduler must choose them.
         """
         if not isinstance(request, VramRequest) or not request.asks:
             return False
@@ -230,8 +231,8 @@ class Filter:
     def _undisputed(
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float
     ) -> Best | None:
-        """Return the best of several rows; None if there are fewer than two, or if a taint of the
-        best node could make kube-scheduler choose another one.
+        """Return the best of several rows; None if there are fewer than two rows, or if a taint of
+        the best node could make kube-scheduler choose another node.
 
         ``_may_name_best`` explains the exception.
         """
@@ -246,7 +247,7 @@ class Filter:
     def _is_crowded(self, pod: Pod, now_s: float) -> bool:
         """Return whether to delay the retry of the rejected pod, because many are retried now.
 
-        Counts the rejection or the delay.
+        The call counts the rejection or the delay.
         """
         if pod.status and pod.status.nominated_node_name:
             return False  # its victims are terminating
@@ -268,8 +269,8 @@ class Filter:
     ) -> None:
         """Record the decision in the journal, the metrics and the log.
 
-        ``sure``: no node was rejected because of memory that is held for other pods. ``node``: the
-        node that the answer contains, if only one, else empty.
+        ``sure`` is whether no node was rejected because of memory that is held for other pods.
+        ``node`` is the node in the answer if there is only one, and otherwise empty.
         """
         state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
         took_s = state.clock.monotonic() - began_s
@@ -317,7 +318,8 @@ def _answer(offered: extender_v1.Offered, codes: Codes) -> bytes:
 
 
 def _codes_without_gpu(request: VramRequest | Unreadable, nodes: int) -> Codes:
-    """Return equal codes for all nodes: 0 for a pod without GPUs, else why it is unreadable."""
+    """Return equal codes for all nodes: 0 for a pod without GPUs, otherwise the reason why the
+    request is unreadable."""
     reason = request.reason if isinstance(request, Unreadable) else None
     return np.full(nodes, CODE_OF[reason], np.int8)
 

@@ -1,16 +1,17 @@
-"""Lets the pods of a group be bound together, or none of them.
+"""Binds all pods of a group together, or none of them.
 
-kube-scheduler calls bind for all pods of a group at once. If the ledger declines one of them, for
-example because a program has taken the memory meanwhile, the others would be bound and keep their
-memory without being able to work. So each bind reserves its memory first, and waits. When all have
-reserved, all pods are bound; if one is declined, all are, and release their memory. kube-scheduler
-then tries the group again.
+kube-scheduler calls bind for all pods of a group at once. If the ledger declined one of them, for
+example because a program has taken the memory meanwhile, the other pods would be bound and keep
+their memory without being able to work. So each bind first reserves its memory, and then waits.
+When all binds have reserved memory, all pods are bound. If one bind is declined, all are declined,
+and they release their memory. kube-scheduler then tries the group again.
 
-A bind waits only for pods that had a node when the first bind of the group was called. A bind that
-does not come within ``FOLLOW_WITHIN_S`` is not waited for: another component stopped it, or another
-extender got the call. If not all have reserved after half of the time that kube-scheduler waits for
-an answer, because the group is large or the API server is slow, the others are bound. The memory of
-the rest is held, so they follow.
+A bind waits only for pods that had a node when the first bind of the group was called. It does not
+wait longer than ``FOLLOW_WITHIN_S`` for the next bind, because another component may have stopped
+that bind, or another extender may have got the call. In a large group, or with a slow API server,
+some binds may not have reserved memory after half of the time that kube-scheduler waits for an
+answer. Then the pods with reservations are bound. The memory of the other pods is held, so they
+follow.
 """
 
 import asyncio
@@ -25,17 +26,18 @@ from headroom.core.cluster.pod_groups import Group, group_of
 
 #: Maximum time from one bind call of a group to the next.
 FOLLOW_WITHIN_S = 1.0
-#: Seconds between two checks whether the pods that are waited for are still expected.
+#: Seconds between two checks whether the pods that have not called bind yet are still expected.
 CHECKED_EVERY_S = 0.05
-#: Maximum number of pods whose group is being bound, or was declined and is not tried again yet.
+#: Maximum number of recorded pods. A pod is recorded while its group is being bound, or after the
+#: group was declined and until it is tried again.
 MAX_PODS = 4096
-#: Maximum number of groups of which is remembered that they were declined.
+#: Maximum number of recorded groups that were declined.
 MAX_GROUPS = 512
 
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """The binds of a group that are called at once."""
+    """The binds of a group that kube-scheduler calls at the same time."""
 
     group: Group
     #: Pods whose bind has not been called yet.
@@ -55,7 +57,7 @@ class _Attempt:
 
 
 class GroupBinds:
-    """All groups that are being bound. Runs on the event loop of the calls."""
+    """Coordinates the groups that are being bound. Runs on the event loop of the calls."""
 
     def __init__(self, cluster: ClusterState, monotonic_s: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -65,7 +67,8 @@ class GroupBinds:
         self._declined: Bounded[Group, None] = Bounded(MAX_GROUPS)
 
     def call(self, uid: str, pod: Pod | None) -> bool:
-        """Bind is called for the pod. Return False if its group was declined already."""
+        """Record that bind is called for the pod. Return False if its group was declined
+        already."""
         now_s = self._monotonic_s()
         attempt = self._attempts.get(uid)
         group = group_of(pod) if pod is not None else None
@@ -91,7 +94,7 @@ class GroupBinds:
         return attempt is None or attempt.verdict is not None
 
     async def may_bind(self, uid: str, until_s: float) -> bool:
-        """The pod's memory is reserved: wait for its group, at most until ``until_s``.
+        """Wait for the group of a pod whose memory is reserved, at most until ``until_s``.
 
         Return whether to bind the pod.
         """
@@ -117,7 +120,7 @@ class GroupBinds:
             attempt.decide(True)
 
     def end(self, uid: str, bound: bool) -> None:
-        """The bind has been answered."""
+        """Record that the bind has been answered."""
         attempt = self._attempts.pop(uid, None)
         if attempt is None:
             return
@@ -130,7 +133,8 @@ class GroupBinds:
             self._cluster.holds.end_group(attempt.group)
 
     def withdraw(self, uid: str) -> None:
-        """Filter is asked about the pod again, so no bind follows from the last attempt."""
+        """Record that filter is asked about the pod again, so no bind follows from the last
+        attempt."""
         if (attempt := self._attempts.pop(uid, None)) is not None:
             attempt.expected.discard(uid)
 

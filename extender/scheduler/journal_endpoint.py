@@ -1,4 +1,4 @@
-"""The stream by which other processes follow what this extender decides."""
+"""Streams the decisions of this extender to other processes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -38,10 +38,10 @@ class JournalSource:
     #: Name of the extender.
     name: str
     journal: Journal
-    #: Return the present state line, and the present line about holds.
+    #: Returns the current state line, and the current line about holds.
     state: Callable[[], StateLine]
     holds: Callable[[], HoldsLine] = HoldsLine
-    #: Set when the process ends: open streams end too.
+    #: Set when the process ends, so that open streams end too.
     ended: bool = False
 
 
@@ -74,7 +74,8 @@ def journal_routes(source: JournalSource) -> APIRouter:
 
 
 async def _lines(source: JournalSource, cursor: Cursor) -> AsyncGenerator[bytes]:
-    """Yield new lines as they appear. A state line comes first, after new lines, and when idle."""
+    """Yield new lines as they appear. A state line is sent first, after new lines, and while the
+    stream is idle."""
     yield encode(source.state())
     idle_s = 0.0
     while not source.ended:

@@ -1,7 +1,7 @@
 """Records binds, prediction outcomes and write conflicts.
 
-Binds go to the journal, the metrics and the log; prediction outcomes to the metrics; misses also to
-the log and the feed; write conflicts to the metrics.
+Binds are recorded in the journal, the metrics and the log. Prediction outcomes are recorded in the
+metrics, and misses also in the log and the feed. Write conflicts are recorded in the metrics.
 """
 
 import structlog
@@ -64,7 +64,7 @@ def record_bind(
 
 
 def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
-    """Record the outcome of a prediction of this process: in the metrics, and misses in the log."""
+    """Record the outcome of a prediction of this process in the metrics. Also log a miss."""
     telemetry.predictions.labels(outcome.result.value).inc()
     if outcome.result is Result.UNSEEN:
         return

@@ -1,4 +1,4 @@
-"""Answers preempt: the nodes on which the pod fits after evictions, with their victims."""
+"""Answers preempt with the nodes on which the pod fits after evictions, and their victims."""
 
 import structlog
 
@@ -13,7 +13,7 @@ from headroom.core.placement.request import VramRequest
 
 log = structlog.get_logger()
 
-#: Maximum seconds between the filter and preempt calls for a pod; between them kube-scheduler
+#: Maximum seconds between the filter and preempt calls for a pod. Between the calls, kube-scheduler
 #: searches for victims itself.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
 
@@ -26,14 +26,15 @@ class Preempt:
         """Return the nodes on which the pod fits after evictions, with the necessary victims.
 
         kube-scheduler proposes nodes and victims. Nodes on which no eviction helps are left out.
-        For a pod without GPUs, for a bound pod and in mode observe, the answer is the proposal:
-        only CPU or memory is missing for the deferred resize of a bound pod. While the extender is
-        not ready, the answer is empty for all other pods. Raises ``extender_v1.MalformedBody``.
+        For a pod without GPUs, for a bound pod and in mode observe, the answer is the unchanged
+        proposal. A bound pod can only lack CPU or host memory, for a deferred resize. While the
+        extender is not ready, the answer is empty for all other pods. Raises
+        ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         pod, offered = extender_v1.decode_preempt(body)
         proposed = {node: offer for node, offer in offered.items() if offer.uids}
-        # These passed kube-scheduler's own filters, as all nodes that filter rejected.
+        # These nodes passed kube-scheduler's own filters, like all nodes that filter rejected.
         without_victims = offered.keys() - proposed.keys()
         if without_victims:
             state.candidate_nodes.confirm()

@@ -1,11 +1,11 @@
-"""Answers prioritize: the best of the nodes that passed filter."""
+"""Answers prioritize with the best of the nodes that passed filter."""
 
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState, are_templates, rows_of
 from headroom.core.placement.request import Unreadable
 from headroom.core.placement.score import best_for_non_gpu_pod
 
-#: All nodes score the same: kube-scheduler decides as without the extender.
+#: All nodes score the same, so kube-scheduler decides as it does without the extender.
 NO_PREFERENCE = extender_v1.encode_priorities(None)
 
 
@@ -16,9 +16,9 @@ class Prioritize:
     def __call__(self, body: bytes) -> bytes:
         """Return the score of the best of the nodes that passed filter.
 
-        For a pod without GPUs, these are the nodes without GPUs, else the node with the least spare
-        GPU memory. No node is preferred in mode observe, for node templates or for unreadable pods.
-        Raises ``extender_v1.MalformedBody``.
+        For a pod without GPUs, the nodes without GPUs are best, or if there are none, the node with
+        the least spare GPU memory. No node is preferred in mode observe, for node templates or for
+        unreadable pods. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         observes = state.replica.observes

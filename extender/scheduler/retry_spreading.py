@@ -1,10 +1,11 @@
-"""Spreads the retries of unschedulable pods over time, so that not all are tried at once.
+"""Spreads the retries of unschedulable pods over time, so that kube-scheduler does not try all of
+them at once.
 
-kube-scheduler retries an unschedulable pod after seconds, as long as anything in the cluster
+kube-scheduler retries an unschedulable pod after a few seconds, as long as anything in the cluster
 changes. Pods rejected together are retried together, and any new pod waits for all of them. If
 filter returns an Error instead of a rejection, kube-scheduler backs off: 1 second after the first
-Error in a row, then 2, 4 and so on. So if filter rejects more pods at once than on average per
-second, it returns Errors for further ones.
+Error in a row, then 2, 4 and so on. So if filter rejects more pods at once than it rejects on
+average per second, it returns Errors for further pods.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from zlib import crc32
 
 from headroom.bounded import Bounded
 
-#: Window over which the average number of rejections per second is computed. Longer than the
+#: Window over which the average number of rejections per second is computed. It is longer than the
 #: longest back-off in the shipped kube-scheduler configuration (podMaxBackoffSeconds).
 REMEMBERED_S = 40.0
 #: Maximum number of recorded pods, and of recorded rejections.
@@ -27,9 +28,9 @@ FEW, SLACK = 5, 1.1
 #: Number of rejections before a pod can get its first Error. An Error hides the reason from the
 #: pod's owner, and kube-scheduler searches for victims only after a rejection.
 REJECTED_OFTEN = 3
-#: Maximum number of Errors in a row for one pod, which delay it by 31 s in total. Each pod gets a
-#: limit from 1 to this number by a hash. With equal limits, pods delayed together would be retried
-#: together again.
+#: Maximum number of Errors in a row for one pod, which delay it by 31 s in total. A hash of the pod
+#: decides its limit, from 1 to this number, because with equal limits, pods that were delayed
+#: together would be retried together again.
 MOST_IN_A_ROW = 5
 
 
@@ -65,8 +66,9 @@ class RetrySpreader:
         recorded_s = now_s - self._lately[0] if self._lately else 0.0
         limit_per_s = SLACK * len(self._lately) / max(1.0, recorded_s)
         crowded = len(self._together) >= max(FEW, limit_per_s)
-        # A pod retried within TOGETHER_S was not delayed by back-off (SchedulerPopFromBackoffQ). An
-        # Error would not delay it either, only hide from autoscalers that it is unschedulable.
+        # A pod retried within TOGETHER_S was not delayed by back-off (SchedulerPopFromBackoffQ). So
+        # an Error would not delay it either, and would only hide from autoscalers that the pod is
+        # unschedulable.
         backs_off = now_s > tried.last_s + TOGETHER_S
         errors_limit = 1 + crc32(f"{uid} {tried.rejected}".encode()) % MOST_IN_A_ROW
         may_get_error = tried.rejected >= REJECTED_OFTEN and tried.spread_retries < errors_limit

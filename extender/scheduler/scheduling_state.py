@@ -26,7 +26,8 @@ from headroom.core.whatif.held_memory import HeldMemory
 
 #: Number of best nodes whose scores a decision records, term by term.
 CONTENDERS = 5
-#: Rejected pods whose nodes are kept; each takes 50 kB at 5,000 nodes.
+#: Maximum number of rejected pods whose nodes are kept. Each pod takes 50 kB if there are 5,000
+#: nodes.
 MAX_REJECTED_PODS = 64
 
 
@@ -35,7 +36,8 @@ class Replica(Protocol):
 
     @property
     def observes(self) -> bool:
-        """Whether the mode is observe: no node is rejected or preferred, all is recorded."""
+        """Whether the mode is observe, in which every decision is recorded but no node is rejected
+        or preferred."""
 
     @property
     def best_only(self) -> bool:
@@ -43,15 +45,16 @@ class Replica(Protocol):
 
     @property
     def preempts_for_memory(self) -> bool:
-        """Whether kube-scheduler may search for victims if only GPU memory or replicas are short,
-        which kube-scheduler can from 1.38 on."""
+        """Whether kube-scheduler may search for victims if only GPU memory or replicas are short.
+        It can do so from version 1.38 on."""
 
     @property
     def bind_deadline_s(self) -> float:
-        """Seconds after which kube-scheduler gives up a bind call."""
+        """Seconds after which a bind call of kube-scheduler times out."""
 
     def unready(self) -> str:
-        """Return why nothing can be decided yet, as a sentence; "" if it can."""
+        """Return a sentence that states why no decision is possible yet; "" if decisions are
+        possible."""
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Apply changes that this process makes."""
@@ -67,7 +70,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RejectedPod:
-    """The nodes that one filter call rejected; their names are collected only when needed."""
+    """The nodes that one filter call rejected. Their names are collected only when needed."""
 
     #: Resource version of the pod.
     version: str
@@ -85,11 +88,11 @@ class RejectedPod:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best of some rows of a snapshot."""
+    """The best node among some rows of a snapshot."""
 
     #: Index of the best node in the rows.
     place: int
-    #: The best nodes with the terms of their scores, the winner first.
+    #: The best nodes with the terms of their scores, starting with the winner.
     contenders: tuple[Contender, ...]
 
 
@@ -119,7 +122,7 @@ class SchedulingState:
         self._rejected_pods: Bounded[str, RejectedPod] = Bounded(MAX_REJECTED_PODS)
 
     def fit_cache(self) -> FitCache:
-        """Return the cache of fits; it is emptied when the placement rules change."""
+        """Return the cache of fits, which is emptied when the placement rules change."""
         if self._rules is not self.cluster.rules:
             self._rules = self.cluster.rules
             self._fit_cache = FitCache(self._rules.weights)
@@ -139,9 +142,9 @@ class SchedulingState:
         return codes
 
     def best(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Best | None:
-        """Return the best of these rows, all of known nodes.
+        """Return the best of these rows, which must all be rows of known nodes.
 
-        None if the pod fits on none, or only on nodes where kube-scheduler allocates the GPUs.
+        None if the pod fits on no node, or only on nodes where kube-scheduler allocates the GPUs.
         """
         market = self.cluster.usual.market
         cached = self.fit_cache().weigh(request, snap)
@@ -162,8 +165,8 @@ class SchedulingState:
     ) -> None:
         """Record that the first of ``contenders`` is the best of ``offered`` nodes.
 
-        Without contenders, record that no node was preferred. ``by_filter``: filter returned only
-        the best node, so kube-scheduler does not call prioritize.
+        Without contenders, record that no node was preferred. ``by_filter`` is whether filter
+        returned only the best node, after which kube-scheduler does not call prioritize.
         """
         took_us = micros(self.clock.monotonic() - began_s)
         winner = contenders[0].node if contenders else ""
@@ -214,7 +217,8 @@ def rows_of(offered: Offered, snap: Snapshot) -> Rows:
 
 
 def are_templates(offered: Offered, snap: Snapshot) -> bool:
-    """Return whether the nodes are an autoscaler's templates: whole objects, none of them known."""
+    """Return whether the nodes are an autoscaler's templates, which are whole objects of unknown
+    nodes."""
     return bool(offered.objects) and bool((snap.rows(offered.names) < 0).all())
 
 

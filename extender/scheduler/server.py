@@ -31,7 +31,8 @@ Call = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
 class Verbs:
-    """The calls of kube-scheduler; each takes the body of a request and returns the answer's."""
+    """The calls of kube-scheduler. Each of them takes the body of a request and returns the body of
+    the answer."""
 
     def __init__(
         self, state: SchedulingState, ledger: Binder, pods: PodStore | None = None
@@ -50,7 +51,7 @@ class VerbsApp:
 
     def __init__(self, verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> None:
         # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and
-        # reads it only from a response with status 200. The other two verbs have no such field;
+        # reads it only from a response with status 200. The other two verbs have no such field, and
         # kube-scheduler ignores the extender if they fail.
         calls: dict[str, tuple[Call, Callable[[str], bytes] | None]] = {
             "filter": (verbs.filter, verbs.filter.error),
@@ -86,7 +87,8 @@ class _Endpoint:
         self._verb, self._call, self._error = verb, call, error
         self._max_body_bytes = max_body_bytes
         self._seconds = telemetry.verb_seconds.labels(verb)
-        # CPU time of bind is not measured: while bind waits, the thread works on other calls.
+        # CPU time of bind is not measured, because while bind waits, the thread works on other
+        # calls.
         self._cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
         self._certificate_end = telemetry.scheduler_certificate_end
 

@@ -36,9 +36,10 @@ def adopt(
 ) -> Reservation:
     """Return the reservation of an unreserved pod on a node with these devices.
 
-    ``obeys_environment``: whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which devices it
-    sees. If its annotations cannot be read, the pod is charged as if it had none. A pod with more
-    than ``MAX_CONTAINERS`` containers is charged the whole memory of every device it could get.
+    ``obeys_environment`` is whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which devices
+    it sees. If the pod's annotations cannot be read, the pod is charged as if it had no
+    annotations. A pod with more than ``MAX_CONTAINERS`` containers is charged the whole memory of
+    every device it could get.
     """
     if container_count(pod) > MAX_CONTAINERS:
         return _adopted(pod, _all_memory(pod, devices, rules))
@@ -64,11 +65,11 @@ def adopt(
 def claimed(
     pod: Pod, held: Mapping[str, int | None], devices: Sequence[Device], reserve_bytes: int
 ) -> Reservation:
-    """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA): what the claim
-    holds of each device.
+    """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA). It charges the
+    memory that the claim holds of each device.
 
-    ``held``: uuid -> bytes; None for the whole device. Devices that the agent does not report are
-    left out.
+    ``held`` maps each uuid to bytes, or to None for the whole device. Devices that the agent does
+    not report are not charged.
     """
     allocatable = device_arrays(devices, reserve_bytes).allocatable_bytes.tolist()
     candidates: dict[str, int] = {}
@@ -91,7 +92,7 @@ def _adopted(pod: Pod, charges: list[Charge], start_timeout_s: int = 0) -> Reser
         charges=charges,
         flags=[ADOPTED],
         asked=asked(pod),
-        # Its start may have ended; the next check of the node's starts finds that.
+        # Its start may have ended already. The next check of the node's starts detects that.
         phase=STARTING if start_timeout_s else "",
         start_timeout_s=start_timeout_s,
     )
@@ -118,8 +119,8 @@ def _charges(
 ) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 
-    ``by_environment``: the pod may use every device of the node, whatever replicas it holds. Else
-    the device plugin chooses, and the devices of the resource are candidates.
+    With ``by_environment``, the pod may use every device of the node, whatever replicas it holds.
+    Otherwise the device plugin chooses, and all devices of the resource are candidates.
     """
     charges: list[Charge] = []
     if by_environment:

@@ -1,4 +1,5 @@
-"""The changes that ``ClusterWriter`` applies beside those of the watches, and their effects.
+"""The changes that ``ClusterWriter`` applies in addition to the changes from watches, and their
+effects.
 
 ``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
 stale.
@@ -21,7 +22,7 @@ class GPUNodeWritten:
     """The API server's answer to a write of this process.
 
     It can arrive after the watch has reported that the object was deleted, and created again. So it
-    only replaces an earlier version of the same object, by uid.
+    replaces only an earlier version of the object with the same uid.
     """
 
     gpunode: GPUNode
@@ -34,7 +35,7 @@ class DepartureMarked:
 
     node: str
     uid: str
-    #: The resourceVersion that the agent's Lease had then; empty if the node has no agent.
+    #: The resourceVersion of the agent's Lease at that time; empty if the node has no agent.
     lease_version: str
     #: When the pod was found deleted, on the monotonic clock, in seconds.
     at_s: float = 0.0
@@ -42,8 +43,8 @@ class DepartureMarked:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The monotonic clock has reached ``at_s``: back-offs may have ended, and overuse may have
-    lasted long enough to report."""
+    """The monotonic clock has reached ``at_s``, so back-offs may have ended, and overuse may have
+    lasted long enough to report it."""
 
     at_s: float
 
@@ -69,7 +70,8 @@ class BindBegun:
 
 @dataclass(frozen=True, slots=True)
 class BindEnded:
-    """A bind call has ended, with any outcome. A reservation it made is on the GPUNode by now."""
+    """A bind call has ended, with any outcome. If it made a reservation, the GPUNode already has
+    it."""
 
     uid: str
     node: str
@@ -77,7 +79,8 @@ class BindEnded:
 
 @dataclass(frozen=True, slots=True)
 class HoldsSeen:
-    """All holds of the extenders; None: no extender has sent any. Only the console receives it."""
+    """All holds of the extenders; None if no extender has sent its holds. Only the console receives
+    this change."""
 
     holds: Sequence[HeldFor] | None
 
@@ -102,5 +105,5 @@ class Effects:
     events: list[Event] = field(default_factory=list)
     #: The predictions that were compared with a report.
     outcomes: list[Outcome] = field(default_factory=list)
-    #: Nodes that may have got an orphaned or missing reservation.
+    #: Nodes that may have an orphaned or missing reservation since the change.
     unsettled: dict[str, None] = field(default_factory=dict)

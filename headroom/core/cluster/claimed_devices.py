@@ -1,12 +1,12 @@
 """The devices that NVIDIA's DRA driver offers, the claims that hold them, and their measured use.
 
-DRA counts what claims consume; an agent measures what processes use. A device has *excess* if its
-processes use memory that no claim accounts for: use of no known pod, use of pods without a claim
-on it, and use of pods beyond their claims. Claims that do not use all they hold do not offset it,
-because they can use the rest at any time.
+DRA counts the memory that claims consume, and an agent measures the memory that processes use. A
+device has *excess* if its processes use memory that no claim accounts for. This is the use by no
+known pod, by pods without a claim on the device, and by pods beyond their claims. Unused memory of
+other claims does not reduce the excess, because their pods can use it at any time.
 
-Devices of a slice and of a report are matched by uuid, within one node: a slice that names another
-node than the one that reports never counts.
+The devices of a slice and of a report are matched by uuid. A slice counts only for the reports of
+the node that it names.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from headroom.contract.watched import (
     WatchEvent,
 )
 
-#: Seconds for which a claim still accounts for use after it was deallocated: the report that shows
-#: the end of its processes can arrive later.
+#: Seconds for which a claim still accounts for use after it was deallocated, because the report
+#: that shows the end of its processes can arrive later.
 LINGERS_S = 15.0
-#: Devices, and holdings of a device, that are remembered for that.
+#: Maximum numbers of devices, and of holdings of a device, that are kept for this time.
 MAX_LINGERING, MAX_OF_DEVICE = 1_000, 16
 
 
@@ -50,14 +50,14 @@ class Holding:
     claim: str
     #: Uid and name of the pods that may use the claim.
     pods: frozenset[tuple[str, str]]
-    #: None: the whole device.
+    #: None for the whole device.
     memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedUse:
-    """Measured use of one device by one pod, beside its claims; or by processes of no known pod,
-    which have an empty ``uid``."""
+    """Measured use of one device by one pod, with the claims of the pod. ``uid`` is empty for the
+    use by processes of no known pod."""
 
     node: str
     uuid: str
@@ -78,12 +78,12 @@ class ClaimedDevices:
     """Follows slices and claims. One thread writes and reads."""
 
     def __init__(self) -> None:
-        #: Name of a slice -> its node, its pool, and its devices by uuid.
+        #: Name of a slice -> the node, the pool, and the devices by uuid.
         self._slices: dict[str, tuple[str, str, dict[str, DraDevice]]] = {}
         self._slices_of: dict[str, set[str]] = {}
         #: Pool -> nodes whose slices name it, with the number of these slices.
         self._pools: dict[str, dict[str, int]] = {}
-        #: Namespace and name of a claim -> what it holds.
+        #: Namespace and name of a claim -> the devices and memory that it holds.
         self._claims: dict[tuple[str, str], list[tuple[DraDevice, Holding]]] = {}
         self._holdings: dict[DraDevice, dict[tuple[str, str], list[Holding]]] = {}
         #: Device -> holdings that have ended, and when, in seconds of the monotonic clock.
@@ -123,8 +123,8 @@ class ClaimedDevices:
     def devices(self, node: str) -> dict[str, DraDevice]:
         """Return the node's devices by uuid.
 
-        Devices in a pool that slices of another node name too are left out: a taint on the pool
-        would concern both nodes.
+        If slices of another node name the same pool, its devices are left out, because a taint on
+        the pool would affect both nodes.
         """
         return {
             uuid: device
@@ -299,8 +299,8 @@ def _uses(
 def _excess(
     used: Mapping[str, int | None], claims_of: Mapping[str, list[Holding]], reported: Device
 ) -> dict[str, int]:
-    """Return pod -> use beyond its claims. Pods that share a claim share its bytes; the excess is
-    that of the last of them by uid."""
+    """Return pod -> use beyond its claims. Pods that share a claim share its bytes, and the excess
+    counts for the last of these pods by uid."""
     excess: dict[str, int] = {}
     left_bytes: dict[Holding, int] = {}
     for uid in sorted(used):

@@ -55,17 +55,17 @@ class ClusterState:
     def __init__(
         self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()
     ) -> None:
-        """``epoch_s``: the Unix time in seconds at which the monotonic clock was 0; it can change.
-        ``unlisted``: kinds that must be listed before any node can be weighed."""
+        """``epoch_s`` is the Unix time in seconds at which the monotonic clock was 0. It can
+        change. ``unlisted`` are the kinds that must be listed before any node can be weighed."""
         self._objects = ObjectCache()
-        #: Node -> the lowest priority of ``pods_on``; without nodes that have no pods.
+        #: Node -> the lowest priority of ``pods_on``. It has no nodes without pods.
         self.least_priority: Mapping[str, int] = self._objects.lowest_priorities
         self._queue = WeighingQueue(unlisted)
         self._table = Table()
         #: The last snapshot; None after ``apply``, whose changes must be visible at once.
         self._latest: Snapshot | None = None
-        #: Nodes that gained headroom: any pod may be requeued for them.
-        #: Nodes whose SM activity decreased: only pods with ``headroom.gpu/max-sm`` are requeued.
+        #: Nodes that gained headroom. Any pod may be requeued for them. Nodes whose SM activity
+        #: decreased. Only pods with ``headroom.gpu/max-sm`` are requeued for them.
         self.headroom_gains, self.sm_decreases = HeadroomGains(), HeadroomGains()
         #: Nodes that may have pods to mark for eviction, or marks to remove.
         self._crowded: dict[str, None] = {}
@@ -141,13 +141,14 @@ class ClusterState:
 
     @property
     def generation(self) -> int:
-        """The generation of ``snapshot``, which is not made for that."""
+        """The generation that ``snapshot`` would have; does not make the snapshot."""
         return self._table.shown_generation
 
     def settled(self) -> Snapshot:
         """Return the snapshot that calls decide on: the last one, or a new one after ``apply``.
 
-        Watch events do not force a new snapshot: they are late anyway and may wait for the next.
+        Watch events do not force a new snapshot, because they are late anyway and may wait for the
+        next one.
         """
         return self._latest or self.settle()
 
@@ -160,7 +161,8 @@ class ClusterState:
     def latest_gain(self) -> int:
         """The generation of the last snapshot in which a node had gained headroom.
 
-        While a pod with ``headroom.gpu/max-sm`` waits, a decrease of SM activity counts too.
+        While a pod with ``headroom.gpu/max-sm`` waits, a decrease of SM activity also counts as a
+        gain.
         """
         sm_decrease = self.sm_decreases.latest if self._objects.with_max_sm else 0
         return max(self.headroom_gains.latest, sm_decrease)
@@ -199,7 +201,7 @@ class ClusterState:
         return list(self._objects.unbound.values())
 
     def bound_elsewhere(self, names: Set[str]) -> list[Pod]:
-        """Return the pods that are bound to other nodes than these."""
+        """Return the pods that are bound to nodes outside of ``names``."""
         uids_on = self._objects.uids_on
         uids = [uid for name in uids_on.keys() - names for uid in uids_on.get(name, ())]
         return [pod for pod in map(self.pod, uids) if pod is not None]
@@ -232,7 +234,8 @@ class ClusterState:
         return known[kind]
 
     def confirmation(self, name: str) -> Confirmation | None:
-        """Return what the agent's Lease confirms of the current report; None if nothing."""
+        """Return what the agent's Lease confirms about the current report; None if it confirms
+        nothing."""
         return self._heartbeats.confirmation(name, self.gpunode(name))
 
     def last_heartbeat_s(self, name: str) -> float:
@@ -240,7 +243,7 @@ class ClusterState:
         return self._weigher.fresh_until_s(name) - self.stale_after_s
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
-        """Return the devices of the node: those of its agent's last report, or of its labels."""
+        """Return the devices of the node, from its agent's last report or from its labels."""
         return self._weigher.report(name, gpunode)
 
     def manager(self, name: str) -> Reason | None:
@@ -263,7 +266,7 @@ class ClusterState:
         )
 
     def circumstances(self, gpunode: GPUNode) -> Circumstances:
-        """Return what the prediction of devices on the node depends on."""
+        """Return the facts on which the prediction of devices on the node depends."""
         name, status = gpunode.name, gpunode.status
         return Circumstances(
             self._weigher.adopted(gpunode),
@@ -284,7 +287,7 @@ class ClusterState:
     def weighed(self, gpunode: GPUNode, excluded: Set[str] = frozenset()) -> NodeTerms:
         """Return the node's terms as filter would use them if ``gpunode`` were the current version.
 
-        Assumed binds count. Reservations of the pods with the uids ``excluded`` do not.
+        Assumed binds count. The reservations of the pods whose uids are in ``excluded`` do not.
         """
         return self.terms_of(gpunode.name, gpunode, excluded, self.holds.binding_to(gpunode.name))
 
@@ -335,8 +338,8 @@ class ClusterState:
         return list(self._crowded)
 
     def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:
-        """Return the pods to evict from the node by exactly this version of the GPUNode; none if
-        the report is missing or stale."""
+        """Return the pods to evict from the node according to exactly this version of the GPUNode;
+        no pods if the report is missing or stale."""
         name = gpunode.name
         if gpunode.status is None or self._weigher.fresh_until_s(name) < now_s:
             return Misplaced()

@@ -82,12 +82,12 @@ class ClusterWriter(ClusterState):
         self._effects = Effects()
 
     def follow(self, rules: Rules) -> None:
-        """Use these rules from now on: only those about rejection, scoring and eviction may differ
-        from the old ones. Nodes are not weighed again."""
+        """Use these rules from now on. Only rules about rejection, scoring and eviction may differ
+        from the old rules, because nodes are not weighed again."""
         self._weigher.rules = rules
 
     def set_epoch(self, epoch_s: float) -> None:
-        """Set the Unix time at which the monotonic clock was 0; from any thread."""
+        """Set the Unix time at which the monotonic clock was 0. May be called from any thread."""
         self._heartbeats.epoch_s = epoch_s
 
     def apply(self, events: Iterable[Event]) -> Effects:
@@ -212,8 +212,8 @@ class ClusterWriter(ClusterState):
                 self._queue.add(*self.holds.follow(holds))
 
     def _track(self, call: Callable[[Tracker], Iterable[str] | None]) -> None:
-        """Pass a change to all trackers, and mark the nodes dirty that they return. Raise the first
-        exception at the end."""
+        """Pass a change to all trackers, and mark the nodes that they return as dirty. Raise the
+        first exception at the end."""
         error: Exception | None = None
         for tracker in self._trackers:
             try:
@@ -261,7 +261,7 @@ class ClusterWriter(ClusterState):
         self._track(lambda tracker: tracker.pod_gone(uid, last))
 
     def _mark_namespace_dirty(self, namespace: str) -> None:
-        # The charges of its unreserved pods depend on the default.
+        # The charges of unreserved pods in the namespace depend on its default.
         self._queue.add(*self._objects.nodes_with_pods_in(namespace))
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
@@ -283,7 +283,8 @@ class ClusterWriter(ClusterState):
                 self._effects.unsettled[name] = None
 
     def _already_counts(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
-        """Whether the node's terms already count everything in this version of its GPUNode."""
+        """Return whether the node's terms already include everything in this version of its
+        GPUNode."""
         name, terms = gpunode.name, self._table.get(gpunode.name)
         if held is None or terms is None or name in self._queue:
             return False
@@ -293,8 +294,8 @@ class ClusterWriter(ClusterState):
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
     def _remeasure(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
-        """Apply the version of a GPUNode in which only measured use differs, without weighing.
-        Return false, and change nothing, if more than that differs."""
+        """Apply a version of a GPUNode in which only measured use differs, without weighing the
+        node. If anything else differs, change nothing and return false."""
         name, before = gpunode.name, self._table.get(gpunode.name)
         if (
             held is None
@@ -362,7 +363,7 @@ class ClusterWriter(ClusterState):
             raise
 
     def _forget(self, name: str) -> None:
-        """Drop what was kept of a node that has neither a Node nor a GPUNode."""
+        """Drop everything about a node that has neither a Node nor a GPUNode."""
         self._crowded.pop(name, None)
         self.headroom_gains.lose(name)
         self.sm_decreases.lose(name)

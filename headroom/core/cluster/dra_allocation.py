@@ -47,8 +47,8 @@ class _Slice:
 class DraAllocation:
     """The DeviceClasses, the devices of NVIDIA's DRA driver, and the claims that hold them.
 
-    One thread writes. Any thread may call ``resources``, ``held`` and ``nodes``: values are
-    replaced, never changed in place.
+    One thread writes. Any thread may call ``resources``, ``held`` and ``nodes``, because values are
+    replaced and never changed in place.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,8 @@ class DraAllocation:
 
     def held(self, pod: Pod, node: str) -> dict[str, int | None]:
         """Return uuid -> bytes of the devices on the node that the pod holds for its extended
-        resources. None: the whole device. Empty if it holds none, or if its claim is not known."""
+        resources, with None for a whole device. Empty if the pod holds no devices or its claim is
+        not known."""
         key = pod.metadata.namespace, claim_name(pod)
         devices, _ = self._claims.get(key, ((), frozenset[str]()))
         found: dict[str, int | None] = {}
@@ -91,7 +92,7 @@ class DraAllocation:
         return list(self._classes if kind is DeviceClass else self._slices)
 
     def apply(self, event: DraEvent) -> tuple[set[str], set[str]]:
-        """Take a change; return the nodes, and the uids of the pods, that it concerns."""
+        """Apply a change. Return the nodes, and the uids of the pods, that it affects."""
         match event:
             case ClassSeen(device_class):
                 return self._put_class(device_class.metadata.name, _served(device_class)), set()

@@ -1,4 +1,4 @@
-"""Until when memory is held for the pods of a group.
+"""Decides until when memory is held for the pods of a group.
 
 kube-scheduler calls filter for each pod of a group in one cycle, and binds the pods only after
 that. With the Coscheduling plugin or in Kubernetes 1.35, it tries other pods in between, and binds
@@ -6,18 +6,19 @@ the group after its last pod has a node. So the memory that was chosen for the f
 until the last one is bound, and the holds of a group end together:
 
 * ``FOLLOWS_WITHIN_S`` after the last call for a pod of the group. The length of the cycle does not
-  matter, because each call begins that time again.
-* ``ENDS_WITHIN_S`` after the last call if no bind has followed and the cycle may have failed. That
-  is so if filter rejected a pod of the group: the scheduler then gives up the group, unless enough
-  other pods have a node. It is also so if filter is asked about another pod after a group of
-  kube-scheduler itself, which tries no other pod during the cycle: one of its own filters may have
-  rejected a pod. If the cycle has succeeded, binds follow at once.
-* At once if the scheduler begins again with the group: filter is asked a second time about a pod
-  that has a node, or in a group of kube-scheduler itself about any pod. Nodes that were chosen
-  since then are kept.
+  matter, because each call restarts this period.
+* ``ENDS_WITHIN_S`` after the last call if no bind has followed and the cycle may have failed. It
+  may have failed if filter rejected a pod of the group, because the scheduler then gives up the
+  group unless enough other pods have a node. With a group of kube-scheduler itself, it may also
+  have failed if filter is asked about a pod outside the group: kube-scheduler tries no other pod
+  during the cycle, so one of its own filters may have rejected a pod. If the cycle has succeeded,
+  binds follow at once.
+* At once if the scheduler begins again with the group. This is the case if filter is asked a second
+  time about a pod that has a node, or about any pod in a group of kube-scheduler itself. Nodes that
+  were chosen since then are kept.
 
 After ``FOLLOWS_WITHIN_S`` the pods that have a node can still be bound, because the Coscheduling
-plugin and kube-scheduler 1.35 let them wait for minutes. Nothing is held for them then.
+plugin and kube-scheduler 1.35 let them wait for minutes. But no memory is held for them any more.
 """
 
 import math
@@ -31,9 +32,9 @@ from headroom.core.cluster.pod_groups import Group, GroupKind
 FOLLOWS_WITHIN_S = 5.0
 #: Longer than kube-scheduler takes from the last filter call of a cycle to the first bind call.
 ENDS_WITHIN_S = 0.25
-#: Longer than a pod waits for its group at most.
+#: Longer than the maximum time for which a pod waits for its group.
 BINDS_WITHIN_S = 900.0
-#: Maximum number of groups; nothing is held for the oldest ones beyond it.
+#: Maximum number of groups. If there are more, no memory is held for the oldest groups.
 MAX_GROUPS = 512
 
 
@@ -65,10 +66,11 @@ class GroupCycles:
         self._asked: Group | None = None
 
     def ask(self, group: Group | None, uid: str, chosen_in: int | None, now_s: float) -> int | None:
-        """Filter is asked about a pod of the group; None: of no group. ``chosen_in``: the attempt
-        in which filter has named a node for the pod; None if it has not.
+        """Record that filter is asked about a pod of the group, or of no group if ``group`` is
+        None. ``chosen_in`` is the attempt in which filter named a node for the pod; None if it
+        named none.
 
-        Return the last attempt that is over if that begins a new one, else None.
+        If this begins a new attempt, return the last attempt that is over; otherwise None.
         """
         if self._asked is not None and self._asked != group:
             self._try_another(self._asked)
@@ -86,17 +88,18 @@ class GroupCycles:
         return over
 
     def _try_another(self, last: Group) -> None:
-        """The scheduler tries a pod that is not of the last group."""
+        """Record that the scheduler tries a pod outside of the last group."""
         cycle = self._cycles.get(last)
         if cycle is not None and last.kind is GroupKind.KUBERNETES:
             cycle.is_over = True
 
     def choose(self, group: Group, now_s: float) -> int:
-        """A node was chosen for a pod of the group. Return the number of the attempt."""
+        """Record that a node was chosen for a pod of the group. Return the number of the
+        attempt."""
         return self._move(group, now_s).attempt
 
     def reject(self, group: Group, now_s: float) -> None:
-        """Filter has rejected a pod of the group.
+        """Record that filter has rejected a pod of the group.
 
         The Coscheduling plugin then gives up the group, and may begin the next attempt with pods
         that had no node in this one.
@@ -107,7 +110,7 @@ class GroupCycles:
             cycle.attempt += 1
 
     def bind(self, group: Group, now_s: float) -> None:
-        """Bind is called for a pod of the group, so the others follow."""
+        """Record that bind is called for a pod of the group, so that its other pods follow."""
         self._move(group, now_s).rejected = False
 
     def _move(self, group: Group, now_s: float) -> _Cycle:
@@ -127,6 +130,7 @@ class GroupCycles:
         return cycle.last_s + BINDS_WITHIN_S if cycle else -math.inf
 
     def has_lapsed(self, group: Group, now_s: float) -> bool:
-        """Return whether what was held for the group stays lost if its cycle goes on."""
+        """Return whether memory that was held for the group stays lost even if its cycle goes
+        on."""
         cycle = self._cycles.get(group)
         return cycle is not None and cycle.last_s + FOLLOWS_WITHIN_S < now_s

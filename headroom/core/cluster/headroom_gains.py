@@ -1,4 +1,5 @@
-"""Records the last gain of headroom of each node: the generation of the first snapshot with it."""
+"""Records the last gain of headroom of each node, as the generation of the first snapshot that has
+it."""
 
 from collections.abc import Iterator
 
@@ -6,7 +7,7 @@ from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import MOST_BYTES, NodeTerms
 from headroom.core.placement.snapshot_builder import reach
 
-#: Lower than the figures of any device.
+#: Lower than the values of any device.
 _LOWEST = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 
@@ -52,7 +53,8 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
     if _choosers(before) != _choosers(after):
         return True
     had = {terms.device.uuid: _figures(terms) for terms in before.devices}
-    # A pod must fit on each device that the plugin could choose, so it may newly fit without one.
+    # A pod must fit on each device that the plugin could choose, so it may fit now because the
+    # plugin can no longer choose one of them.
     if had.keys() - {terms.device.uuid for terms in after.devices}:
         return True
     return any(
@@ -63,17 +65,17 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
 
 
 def _choosers(node: NodeTerms) -> tuple[object, ...]:
-    """Return what decides which devices of the node a pod could get, such as steering."""
+    """Return the values that decide which devices of the node a pod could get, such as steering."""
     policies = {(terms.device.resource, terms.policy) for terms in node.devices}
     return node.gated, node.obeys_environment, policies
 
 
 def _figures(terms: DeviceTerms) -> tuple[int, int, int, int, int]:
-    """Return five figures of a device. A pod may newly fit only if one of them grows.
+    """Return five values of a device. A pod that did not fit can fit now only if one of them grows.
 
-    They are: whether the device is healthy, free bytes, free replicas, the number of replicas to
-    request before the device plugin can choose the device, and how few new pods would meet a pod
-    there that starts alone.
+    They are whether the device is healthy, the free bytes, the free replicas, the number of
+    replicas to request before the device plugin can choose the device, and how few new pods are
+    kept away by a pod that is starting alone.
     """
     replicas = terms.device.replicas.free - terms.unconfirmed_replicas
     healthy = int(terms.health_issue is None)

@@ -1,4 +1,4 @@
-"""Memory of nodes that is held for pods that are not bound yet: for which pod, why, until when.
+"""Tracks the memory of nodes that is held for pods that are not bound yet.
 
 kube-scheduler chooses a node for a pod first, and the pod is bound later. Any other pod could take
 the memory in between. So the memory is held, for one of three reasons:
@@ -6,14 +6,14 @@ the memory in between. So the memory is held, for one of three reasons:
 * ``NOMINATED``: other pods left the node for this pod, or are leaving it. Pods with a higher
   priority may still take the memory.
 * ``ASSUMED``: filter or prioritize named the node, and kube-scheduler is about to call bind. If
-  filter offered the same memory to the next pod, one of the binds would be declined, and its pod
+  filter offered this memory to the next pod too, one of the binds would be declined, and its pod
   would back off for seconds.
 * ``BINDING``: the bind call is being served, and the reservation is not written yet.
 
 A reservation that is being written counts in the weighed nodes, because it will be in the ledger in
-a moment. Memory with the other two reasons is asked for by each decision, because it depends on the
-pod who goes first. A hold ends when the pod is bound, deleted or chosen for another node, and at
-the latest at the end of its time.
+a moment. Each decision looks up the memory that is held for the other two reasons, because the
+order of precedence depends on the pod. A hold ends when the pod is bound, deleted or chosen for
+another node, and at the latest at the end of its time.
 
 Holds are kept in the memory of one extender. If extenders hold different memory, the ledger
 decides.
@@ -50,9 +50,10 @@ class Why(StrEnum):
 class HeldFor(msgspec.Struct, frozen=True):
     """A hold as extenders send it to consoles.
 
-    ``reservation``: the reservation to expect; None for a nominee. ``holds``: false for a nominee
-    whose hold is over: it still takes precedence over younger nominees of the node. ``until_s``:
-    Unix time at which the hold ends at the latest, in seconds; 0 if it is not known.
+    ``reservation`` is the reservation to expect; None for a nominee. ``holds`` is false for a
+    nominee whose hold is over, which still takes precedence over younger nominees of the node.
+    ``until_s`` is the Unix time in seconds at which the hold ends at the latest; 0 if it is not
+    known.
     """
 
     uid: str
@@ -65,7 +66,7 @@ class HeldFor(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A pod that goes before another pod on a node."""
+    """A pod that takes precedence over another pod on a node."""
 
     pod: Pod
     #: The kind of its request, if its bind is assumed; None for a nominee.
@@ -75,7 +76,7 @@ class Hold:
 
     @property
     def until_text(self) -> str:
-        """When the hold ends, to follow the name of the pod."""
+        """A phrase that states when the hold ends, to be appended to the name of the pod."""
         if self.until_s is None:
             return "until it is bound"
         at = datetime.fromtimestamp(self.until_s, UTC)
@@ -87,21 +88,21 @@ class _Assumed:
     pod: Pod
     kind: object | None
     node: str
-    #: When the hold ends; for a pod of a group ``group_cycles`` decides that.
+    #: When the hold ends. For a pod of a group, ``group_cycles`` decides when.
     until_s: float
     group: Group | None
     #: The attempt to schedule the group in which the node was chosen.
     attempt: int = 0
-    #: The pod may still be bound, but nothing is held for it any more.
+    #: Whether the hold is over although the pod may still be bound.
     lapsed: bool = False
 
 
 class Holds(Tracker):
     """All held memory. The thread that owns the cluster's state changes it; any thread may read.
 
-    There are never more holds than pods that fit beside each other, because each pod was fitted
-    beside the holds before it. ``reserve`` returns the reservation to expect for a pod on a node;
-    ``epoch_s`` the Unix time at which the monotonic clock was 0.
+    Each pod was fitted beside the holds before it, so the number of holds is limited by the number
+    of pods that fit. ``reserve`` returns the reservation to expect for a pod on a node. ``epoch_s``
+    is the Unix time at which the monotonic clock was 0.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Holds(Tracker):
         self._objects = objects
         self._reserve = reserve
         self._epoch_s = epoch_s
-        #: By uid, the latest last.
+        #: By uid, in the order in which they were made.
         self._assumed: dict[str, _Assumed] = {}
         self._cycles = GroupCycles()
         #: Node -> pod uid -> reservation that a bind is about to write.
@@ -127,7 +128,7 @@ class Holds(Tracker):
     # Changes.
 
     def ask(self, pod: Pod, now_s: float) -> None:
-        """Filter is asked about the pod: no bind followed the last call.
+        """Record that filter is asked about the pod, so no bind followed the last call.
 
         If the pod had a node, kube-scheduler has begun again with its whole group.
         """
@@ -159,13 +160,13 @@ class Holds(Tracker):
         self._assumed[request.uid] = _Assumed(pod, kind, node, until_s, group, attempt)
 
     def reject(self, pod: Pod, now_s: float) -> None:
-        """Filter has rejected the pod: kube-scheduler may give up its group."""
+        """Record that filter has rejected the pod, so kube-scheduler may give up its group."""
         if (group := group_of(pod)) is not None:
             self._cycles.reject(group, now_s)
 
     def call_bind(self, uid: str, now_s: float) -> None:
-        """No longer assume a bind of the pod: kube-scheduler has called it. The other pods of its
-        group follow."""
+        """Record that kube-scheduler has called bind for the pod, so it is no longer assumed. The
+        other pods of its group follow."""
         held = self._assumed.pop(uid, None)
         if held is not None and held.group is not None:
             self._cycles.bind(held.group, now_s)
@@ -175,7 +176,7 @@ class Holds(Tracker):
         self._assumed.pop(uid, None)
 
     def end_group(self, group: Group, attempt: float = math.inf) -> None:
-        """No longer hold memory for the pods of the group, except for those that preempt others.
+        """No longer hold memory for the pods of the group, except for pods that preempt others.
 
         Memory that was chosen after that attempt stays held.
         """
@@ -197,11 +198,11 @@ class Holds(Tracker):
         self.forget(uid)
 
     def begin(self, uid: str, node: str, reservation: Reservation) -> None:
-        """A bind is about to write this reservation."""
+        """Record that a bind is about to write this reservation."""
         self._binding[node] = {**self.binding_to(node), uid: reservation}
 
     def end(self, uid: str, node: str) -> None:
-        """The bind has ended, with any outcome."""
+        """Record that the bind has ended, with any outcome."""
         left = {of: each for of, each in self.binding_to(node).items() if of != uid}
         if left:
             self._binding[node] = left
@@ -211,7 +212,8 @@ class Holds(Tracker):
     def follow(self, holds: Iterable[HeldFor] | None) -> Collection[str]:
         """Replace all holds with the holds of extenders; return the nodes to weigh again.
 
-        None: no extender has sent any. Then the nominations of the pods seen here count.
+        If ``holds`` is None, no extender has sent its holds, and the nominations of the pods seen
+        here count.
         """
         before, after = self._binding, dict[str, dict[str, Reservation]]()
         followed: dict[str, HeldFor] = {}
@@ -272,8 +274,9 @@ class Holds(Tracker):
         }
 
     def against(self, pod: Pod | None, now_s: float) -> Mapping[str, Sequence[Hold]]:
-        """Return node -> the pods that go before the pod there; for None, all that memory is held
-        for. Reservations that are being written are left out: the weighed nodes count them.
+        """Return node -> the pods that take precedence over the pod there; if ``pod`` is None, all
+        pods with holds. Reservations that are being written are left out, because the weighed nodes
+        count them.
 
         ``now_s`` is this process's monotonic clock.
         """
@@ -295,8 +298,8 @@ class Holds(Tracker):
         return found
 
     def all(self, now_s: float) -> Iterator[HeldFor]:
-        """Yield all holds, for ``follow``: first those with a reservation, then nominees, those
-        whose hold is over last. Changes no state."""
+        """Yield all holds, for ``follow``: first holds with a reservation, then nominees, and last
+        nominees whose hold is over. Changes no state."""
         known = set[tuple[str, str]]()
         for node, binding in self.all_binding().items():
             for uid, reservation in binding.items():

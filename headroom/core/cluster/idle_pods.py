@@ -1,8 +1,9 @@
-"""Pods that hold GPU memory and use no SM: for how long, how much, and whose they are.
+"""Finds pods that hold GPU memory but use no SM, and computes how long they are idle and how much
+they hold.
 
-The agents report since when a pod is idle (``PodUse.idle_since``). A pod *holds* its reservation on
-a device, or its measured use if that is more. Stale reports are left out, because a pod may have
-become active since.
+The agents report the time since which a pod has been idle (``PodUse.idle_since``). A pod *holds*
+its reservation on a device, or its measured use if that is more. Stale reports are left out,
+because a pod may have become active since.
 """
 
 from collections import defaultdict
@@ -18,12 +19,13 @@ from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot
 
-#: A pod counts as idle after this time, if it holds at least this much, unless a reader asks for
+#: A pod counts as idle after this time if it holds at least this much memory. Readers can request
 #: other limits.
 IDLE_AFTER_S = 3600.0
 HELD_BYTES = 1 << 30
 
-#: Label whose value ends the names of the ReplicaSets of a controller -> kind of the controller.
+#: Label whose value is the suffix in the names of a controller's ReplicaSets -> kind of the
+#: controller.
 TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 
 
@@ -42,7 +44,8 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     used_bytes: int | None
     #: 0 without a reservation.
     reservation_bytes: int
-    #: The part of the GPU that no other pod can use: by memory or by replicas, the larger one.
+    #: The part of the GPU that no other pod can use. It is the larger of the parts by memory and by
+    #: replicas.
     gpu_ratio: float
     #: RFC 3339; empty if it is not idle, or if that is not known.
     idle_since: str
@@ -66,10 +69,10 @@ def idle_pods(
     after_s: float = IDLE_AFTER_S,
     held_bytes: int = HELD_BYTES,
 ) -> list[IdlePod]:
-    """Return the idle pods on all devices, those that waste most first.
+    """Return the idle pods on all devices, sorted by wasted GPU time, with the largest first.
 
-    ``now_s`` is monotonic, ``wall_s`` the time of the clock. ``after_s`` and ``held_bytes`` are the
-    minimum of idle time in seconds and of memory held on a device.
+    ``now_s`` is the monotonic time, and ``wall_s`` the Unix time. ``after_s`` is the minimum idle
+    time in seconds, and ``held_bytes`` the minimum memory held on a device.
     """
     found = [
         each
@@ -84,7 +87,8 @@ def idle_pods(
 def devices_of_pod(
     cluster: ClusterState, snap: Snapshot, now_s: float, wall_s: float, namespace: str, name: str
 ) -> list[IdlePod]:
-    """Return a pod on each of its devices, idle or not; none if no fresh report shows it."""
+    """Return a pod on each of its devices, whether it is idle or not; empty if no fresh report
+    shows it."""
     return [
         each
         for row, gpunode in _fresh(cluster, snap, now_s)
@@ -108,7 +112,8 @@ def _has_idle_pods(gpunode: GPUNode) -> bool:
 def on_node(
     cluster: ClusterState, gpunode: GPUNode, devices: Sequence[DeviceTerms], wall_s: float
 ) -> Iterator[IdlePod]:
-    """Yield each pod on each device of one node, idle or not, by its fresh report."""
+    """Yield each pod on each device of one node, whether it is idle or not, from the node's fresh
+    report."""
     rows: dict[tuple[str, str], list[PodUse]] = defaultdict(list)
     for use in own_rows(cluster, gpunode):
         if use.uid:
@@ -160,7 +165,8 @@ def _gpu_bytes(devices: Iterable[DeviceTerms]) -> Mapping[str, int]:
 
 
 def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: int) -> float:
-    """Return the part of a GPU with ``gpu_bytes`` that is held: bytes, and replicas of a device."""
+    """Return the part of a GPU with ``gpu_bytes`` that is held, by bytes or by replicas of a
+    device."""
     if gpu_bytes <= 0:
         return 0.0
     by_replicas = replicas / max(1, terms.device.replicas.total) * terms.allocatable_bytes
@@ -168,7 +174,8 @@ def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: in
 
 
 def owner_of(pod: Pod | None) -> tuple[str, str]:
-    """Return kind and name of the pod's controller; of a Deployment, not of its ReplicaSet."""
+    """Return kind and name of the pod's controller. For a ReplicaSet of a Deployment, return the
+    Deployment."""
     owner = pod.metadata.controller if pod is not None else None
     if pod is None or owner is None:
         return "", ""

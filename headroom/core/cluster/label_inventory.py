@@ -18,10 +18,11 @@ instance type  the cloud's name of the machine, if there is nothing better: EKS 
 
 Only GFD and GKE labels describe sharing. The other labels are ignored if the device plugin offers
 more than one replica of each GPU, parts of GPUs, or a resource whose name implies sharing. Other
-labels of AKS and EKS contain a vendor or a model, but neither count nor memory, and are not enough.
-The sizes in names are nominal; devices have slightly more or less. One GB in a name counts as 10**9
-bytes, which all but the smallest devices have. No label contains what the driver reserves for
-itself. ``ASSUMED_RESERVED_BYTES`` is subtracted, which is more than drivers are known to reserve.
+labels of AKS and EKS are not enough, because they contain a vendor or a model but neither a count
+nor memory. The sizes in names are nominal, and devices have slightly more or less memory. One GB in
+a name counts as 10**9 bytes, which all but the smallest devices have. No label contains what the
+driver reserves for itself. ``ASSUMED_RESERVED_BYTES`` is subtracted, which is more than drivers are
+known to reserve.
 """
 
 import re
@@ -51,7 +52,8 @@ ASSUMED_RESERVED_BYTES = GIB
 SOURCE = "labels"
 
 _WHOLE = "nvidia.com/gpu"
-#: A memory label of at least this value is in bytes: in MiB it would be a device of 1 TiB.
+#: A memory label of at least this value is in bytes, because in MiB it would mean a device of 1
+#: TiB.
 _BYTES_FROM = 1 << 20
 _GFD = "nvidia.com/gpu."
 _GKE = "cloud.google.com/gke-"
@@ -59,7 +61,7 @@ _KARPENTERS = {
     "Karpenter": "karpenter.k8s.aws/instance-gpu-",
     "EKS Auto Mode": "eks.amazonaws.com/instance-gpu-",
 }
-#: Labels that are not enough -> who sets them, and what they contain.
+#: Labels that are not enough -> a text that states which component sets them and what they contain.
 _TOO_LITTLE = {
     "kubernetes.azure.com/accelerator": ("AKS", "a vendor"),
     "karpenter.azure.com/sku-gpu-name": ("AKS", "a model and a count"),
@@ -90,7 +92,7 @@ class _LabelledGPUs:
     """The GPUs of a node according to one kind of labels."""
 
     set_by: str
-    #: None if the labels contain no count: the kubelet's allocatable decides.
+    #: None if the labels contain no count. Then the kubelet's allocatable decides.
     devices: int | None
     memory_bytes: int
     replicas: int
@@ -103,8 +105,8 @@ class _LabelledGPUs:
 def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
     """Return the report derived from labels; None if they are incomplete or contradictory.
 
-    With ``require_report`` only labels of unshared GPUs are used: a pod has such a GPU to itself,
-    whatever else is unknown.
+    With ``require_report`` only labels of unshared GPUs are used, because such a GPU belongs to a
+    single pod, whatever else is unknown.
     """
     found = _read(node, rules)
     return None if isinstance(found, str) else _status(*found, node.metadata.labels or {})
@@ -213,7 +215,8 @@ def _gfd(labels: Mapping[str, str]) -> _LabelledGPUs | None:
         _number(labels.get(_GFD + name)) for name in ("count", "replicas", "memory")
     )
     sharing = _SHARING.get(labels.get(f"{_GFD}sharing-strategy", ""))
-    # Compute instances share the memory of their GPU instance, but each label contains all of it.
+    # Compute instances share the memory of their GPU instance, but each label contains the whole
+    # memory.
     if not count or not replicas or not memory or not sharing or re.search(r"-MIG-\d+c\.", product):
         return None
     memory_bytes = memory if memory >= _BYTES_FROM else memory * MIB

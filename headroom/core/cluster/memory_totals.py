@@ -1,4 +1,4 @@
-"""Sums the memory of devices: over the fleet for metrics, and over a node for Kubernetes.
+"""Sums the memory of devices over the fleet, for metrics, and over a node, for Kubernetes.
 
 The sum of a node is its extended resource, in MiB. It is the capacity and not the free memory,
 because Kubernetes itself subtracts the requests of pods.
@@ -31,8 +31,8 @@ STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 class Totals:
     """Sums in bytes, and the number of devices.
 
-    Devices that share one memory count once. A device whose figures are implausible is counted in
-    ``devices`` only.
+    Devices that share one memory count once. A device whose values are implausible is counted only
+    in ``devices``.
     """
 
     devices: int = 0
@@ -53,7 +53,8 @@ class Totals:
     unreserved: int = 0
 
     def add(self, terms: DeviceTerms, by_dra: bool = False) -> None:
-        """Add a device. ``by_dra``: kube-scheduler allocates it by DRA, without reservations."""
+        """Add a device. ``by_dra`` is whether kube-scheduler allocates it by DRA, without
+        reservations."""
         self.devices += 1
         if not terms.believed:
             return
@@ -131,7 +132,7 @@ def some_devices(snap: Snapshot, max_devices: int) -> Iterator[tuple[str, Device
 
 @dataclass(frozen=True, slots=True)
 class CapacityChange:
-    """The value of the extended resource to write to a node; None: remove the resource."""
+    """The value of the extended resource to write to a node; None to remove the resource."""
 
     node: str
     mib: int | None
@@ -140,7 +141,8 @@ class CapacityChange:
 def capacity_changes(cluster: ClusterState, wanted: bool) -> Iterator[CapacityChange]:
     """Yield the nodes whose extended resource must change.
 
-    ``wanted``: whether nodes have the resource. A node whose devices are unknown keeps its value.
+    ``wanted`` is whether nodes should have the resource. A node whose devices are unknown keeps its
+    value.
     """
     snap = cluster.snapshot()
     for node in cluster.nodes():

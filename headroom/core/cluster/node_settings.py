@@ -29,7 +29,7 @@ class NodeSettings:
     device_choice: DeviceChoice = DeviceChoice.PREDICTED
     #: UUIDs of devices that take no new pods.
     cordoned: frozenset[str] = frozenset()
-    #: Set while one of the annotations is not valid: no pod is placed on the node.
+    #: Set while one of the annotations is not valid. Then no pod is placed on the node.
     reason: Reason | None = None
     #: The invalid annotation, its value, and an example.
     detail: str = ""
@@ -53,7 +53,7 @@ def node_settings(node: Node | None) -> NodeSettings:
 class AgentSettings:
     """The settings of a Node that its agent reads in the GPUNode, where it sees a change at once.
 
-    The API server copies nothing: the extender writes them there.
+    The extender writes them there, because the API server copies nothing.
     """
 
     #: Device choice; empty if the Node has no annotation.
@@ -65,8 +65,8 @@ class AgentSettings:
 def settings_to_copy(node: Node | None, gpunode: GPUNode) -> AgentSettings | None:
     """Return the settings to copy from the Node's annotations to its GPUNode.
 
-    None if nothing has to be copied: both agree, or there is no Node. An annotation that is not
-    valid changes nothing.
+    None if nothing has to be copied, because both agree or there is no Node. An annotation that is
+    not valid changes nothing.
     """
     if node is None:
         return None
@@ -89,7 +89,7 @@ def offers_gpus(node: Node | None, rules: Rules) -> bool:
 
 
 def has_allocatable(node: Node | None, rules: Rules) -> bool:
-    """Return whether a device plugin offers a GPU of the node: the kubelet keeps a resource without
+    """Return whether a device plugin offers a GPU of the node. The kubelet keeps a resource without
     a plugin in the node's allocatable, with the value 0."""
     allocatable = node.status.allocatable if node and node.status else None
     return any(
@@ -110,8 +110,8 @@ def obstacle(
     """Return the reason why no pod is placed on the node, and a detail for people.
 
     The reason is None if pods are placed there. Then the detail is a warning, or empty. ``status``
-    is the node's report, from its agent or its labels; ``manager`` names a foreign allocator;
-    ``backs_off``: whether a pod was evicted from the node recently.
+    is the node's report, from its agent or its labels. ``manager`` names a foreign allocator.
+    ``backs_off`` is whether a pod was evicted from the node recently.
     """
     if node is None:
         return Reason.UNKNOWN_NODE, ""

@@ -45,7 +45,8 @@ from headroom.core.placement.request import (
 )
 from headroom.core.placement.snapshot import NodeTerms
 
-#: The last third of the time until a report is stale: by then a heartbeat is overdue.
+#: A report is ageing in the last third of the time until it is stale, because by then a heartbeat
+#: is overdue.
 AGEING_RATIO = 1 / 3
 
 
@@ -76,10 +77,10 @@ class NodeWeigher:
         self._found: dict[str, Found] = {}
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
-        """Return the devices of the node: its agent's last report, however old.
+        """Return the devices of the node from its agent's last report, however old that is.
 
-        If no agent ever reported, return what the node's labels show, provided that the rules
-        accept labels; else None.
+        If no agent ever reported, return what the node's labels show if the rules accept labels.
+        Otherwise return None.
         """
         if gpunode is not None and gpunode.status is not None:
             return gpunode.status
@@ -181,11 +182,11 @@ class NodeWeigher:
     ) -> NodeTerms:
         """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
 
-        ``assumed``: reservations of assumed binds. Only filter passes them: a bind that counted
-        them could fail because of reservations that are never written.
+        ``assumed`` are the reservations of assumed binds. Only filter passes them, because a bind
+        that counted them could fail because of reservations that are never written.
 
-        ``keep``: the arguments describe the actual node, not a hypothetical one, and the result
-        is reused by the next weighing. Only the thread that owns the state may set it.
+        With ``keep``, the arguments describe the actual node instead of a hypothetical one, and the
+        next weighing reuses the result. Only the thread that owns the state may set it.
 
         ``device_choice`` replaces the node's annotation, in a simulation.
         """
@@ -263,7 +264,7 @@ class NodeWeigher:
 
     def remeasure(self, before: NodeTerms, held: GPUNode, gpunode: GPUNode) -> NodeTerms | None:
         """Return the terms for a version of a GPUNode in which only measured use differs from the
-        version ``held``; None, and change nothing, if more differs.
+        version ``held``; if anything else differs, change nothing and return None.
 
         Most reports qualify, because use below a pod's reservation changes no free memory. Only the
         thread that owns the state may call this.
@@ -298,7 +299,7 @@ class NodeWeigher:
         )
 
     def forget(self, name: str) -> None:
-        """Drop what was kept of a deleted node."""
+        """Drop everything that was kept about a deleted node."""
         self._found.pop(name, None)
 
     def _ageing_from_s(self, fresh_until_s: float) -> float:

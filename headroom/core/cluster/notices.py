@@ -1,8 +1,8 @@
 """Notices about pods and nodes; each becomes one Kubernetes Event.
 
 A notice is derived from the current state, not from a change of it. So a replica that starts late
-or misses the moment reports it all the same. The key of a notice is the same on every replica and
-differs for each occurrence.
+or misses the change still reports it. The key of a notice is equal on every replica and differs for
+each occurrence.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster_state import ClusterState
 from headroom.core.cluster.trackers.overuse import Overcommit
 
-#: Maximum number of names in one message; of the others it contains only the count.
+#: Maximum number of names in one message. If there are more, the message only states how many.
 _MAX_NAMES = 3
 
 
@@ -57,7 +57,8 @@ def pod_notice(pod: Pod, reason: EventReason, message: str, key: str) -> Notice:
 
 
 def notices(state: ClusterState) -> Iterator[Notice]:
-    """Yield all notices one by one: if a driver fails everywhere there are tens of thousands.
+    """Yield all notices one by one, because there are tens of thousands of them if a driver fails
+    everywhere.
 
     The state may change between two of them.
     """
@@ -129,7 +130,8 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
         ]
         if not any(causes):
             continue
-        # Only the largest process: small ones come and go, and each would be another occurrence.
+        # Name only the largest process, because small processes come and go, and each of them would
+        # be another occurrence.
         causers = sorted(pod.metadata.uid for pod in unreserved)
         causers += [f"pid {each.pid}" for each in processes[:1]]
         yield Notice(
@@ -168,8 +170,8 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
 
 
 def _overusing(state: ClusterState) -> Iterator[Notice]:
-    """Yield notices about pods that use more than requested: a new one each time the excess has
-    doubled."""
+    """Yield notices about pods that use more than they requested, with a new notice each time the
+    excess has doubled."""
     for over in state.overuses.lasting:
         pod = state.pod(over.uid)
         if pod is None:

@@ -1,7 +1,7 @@
 """The objects of the cluster as they were seen last, and the indexes by which they are found.
 
-One thread writes. Any thread may look up single objects: values are replaced, never changed in
-place.
+One thread writes. Any thread may look up single objects, because values are replaced and never
+changed in place.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ class ObjectCache:
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Node -> pods bound to it that had not ended when it was weighed last.
         self._pods_on: dict[str, tuple[Pod, ...]] = {}
-        #: Node with such pods -> the lowest of their priorities.
+        #: Node with pods in ``_pods_on`` -> the lowest priority of these pods.
         self.lowest_priorities: dict[str, int] = {}
 
     def put_node(self, node: Node) -> Node | None:
@@ -100,7 +100,7 @@ class ObjectCache:
         return self.pods.get(self._uid_of.get((namespace, name), ""))
 
     def nodes_of(self, uids: Iterable[str]) -> set[str]:
-        """Return the nodes that these pods are bound to; pods that are not known are left out."""
+        """Return the nodes to which these pods are bound. Unknown pods are left out."""
         pods = filter(None, map(self.pods.get, uids))
         return {pod.node for pod in pods if pod.node}
 
@@ -167,7 +167,7 @@ class Namespaces:
         self._default_vram: dict[str, str] = {}
 
     def put(self, namespace: Namespace) -> bool:
-        """Store the namespace; return whether what is assumed of its pods changed."""
+        """Store the namespace. Return whether the assumptions about its pods changed."""
         name, was_exempt = namespace.metadata.name, self.are_exempt(namespace.metadata.name)
         self._held[name] = namespace
         changed = self._put_default(name, (namespace.metadata.annotations or {}).get(DEFAULT_VRAM))
@@ -196,7 +196,7 @@ class Namespaces:
         return (namespace.metadata.annotations or {}).get(key) if namespace else None
 
     def are_exempt(self, name: str) -> bool:
-        """Whether the pods of the namespace do not use Headroom, by its label."""
+        """Return whether the label of the namespace exempts its pods from Headroom."""
         namespace = self._held.get(name)
         labels = (namespace.metadata.labels if namespace else None) or {}
         return labels.get(SCHEDULER) == NO_SCHEDULER

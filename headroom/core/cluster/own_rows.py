@@ -1,4 +1,5 @@
-"""The rows of a report that count: a report counts only for pods of its own node."""
+"""Selects the rows of a report that count, because a report counts only for pods of its own
+node."""
 
 from collections.abc import Iterator
 
@@ -11,9 +12,9 @@ from headroom.core.cluster.cluster_state import ClusterState
 def own_rows(cluster: ClusterState, gpunode: GPUNode | None) -> Iterator[PodUse]:
     """Yield the rows of the node's report, without those of pods that are not bound to the node.
 
-    Names are those of the API server. A pod that it does not know, such as one that was deleted and
-    still has a process, belongs to no namespace: its name is that in the report, with the namespace
-    in front. Otherwise an agent could report use of any namespace.
+    Names are those of the API server. A pod that the API server does not know, such as a deleted
+    pod that still has a process, belongs to no namespace. Its name is the name in the report, with
+    the reported namespace in front. Otherwise an agent could report use of any namespace.
     """
     if gpunode is None or gpunode.status is None or not gpunode.status.pods:
         return

@@ -1,4 +1,5 @@
-"""Finds groups of pods of which a part is bound, and decides which bound pods to evict together."""
+"""Finds groups of which only some pods are bound, and decides which bound pods to evict
+together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from headroom.core.cluster.pod_groups import Group, named_group_of
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """A group as the API server has it."""
+    """A group, as the API server shows it."""
 
     #: Number of pods without which the others cannot work; None if no object states it.
     minimum: int | None
-    #: All its pods, also those that need no GPU.
+    #: All its pods, including pods that need no GPU.
     pods: Sequence[Pod]
 
     @property
@@ -37,8 +38,8 @@ def partly_bound(cluster: ClusterState) -> dict[Group, list[Pod]]:
 
 
 def pods_to_evict(group: Members) -> Sequence[Pod] | str:
-    """Return the bound pods of a group that cannot work without those that wait. If they must not
-    be evicted, return the reason as a sentence.
+    """Return the bound pods of a group if they cannot work without the waiting pods. If they must
+    not be evicted, return the reason as a sentence.
 
     A pod that is being deleted still counts as bound: its memory is not free yet, so the pod that
     replaces it has not had a chance.

@@ -12,7 +12,7 @@ KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 
 
 class GroupKind(StrEnum):
-    """The component whose group it is."""
+    """The component that defines the group."""
 
     KUBERNETES = "kubernetes"
     KUBERNETES_1_35 = "kubernetes-1.35"
@@ -33,7 +33,7 @@ def group_of(pod: Pod) -> Group | None:
 
     The group of kube-scheduler's own Workload API comes first: ``spec.schedulingGroup``, and in
     Kubernetes 1.35 ``spec.workloadRef``. Like the Coscheduling plugin, kube-scheduler 1.35 tries
-    the pods of a group one by one, and lets them wait until the last one has a node.
+    the pods of a group one by one, and lets them wait until the last pod has a node.
     """
     spec, namespace = pod.spec, pod.metadata.namespace
     if spec.scheduling_group is not None and (name := spec.scheduling_group.pod_group_name):

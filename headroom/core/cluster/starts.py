@@ -1,6 +1,7 @@
-"""Tracks the pods that start alone, and finds those whose start has ended.
+"""Tracks the pods that start alone, and finds the pods whose start has ended.
 
-``placement.start_phase`` has the rule. The phase is in the ledger, so all replicas have the same.
+``placement.start_phase`` decides when a start has ended. The phase is in the ledger, so all
+replicas see the same phase.
 """
 
 from collections.abc import Mapping
@@ -27,9 +28,9 @@ class EndedStart:
 
 
 def ended_starts(cluster: ClusterState, gpunode: GPUNode, wall_s: float) -> dict[str, EndedStart]:
-    """Return uid -> the end of its start, for the pods that the ledger still shows as starting.
+    """Return uid -> the end of the pod's start, for pods that the ledger still shows as starting.
 
-    ``wall_s``: Unix seconds.
+    ``wall_s`` is the Unix time in seconds.
     """
     ended: dict[str, EndedStart] = {}
     rows_of: Mapping[str, list[PodUse]] | None = None
@@ -92,7 +93,8 @@ def _rows_by_pod(gpunode: GPUNode) -> dict[str, list[PodUse]]:
 def _age_s(reservation: Reservation, pod: Pod | None, wall_s: float) -> float | None:
     """Return the seconds since the pod was bound.
 
-    An adopted pod was bound before its reservation was written: by then its start may be over.
+    An adopted pod was bound before its reservation was written, so its start may already be over by
+    then.
     """
     started_at = pod.status.start_time if pod is not None and pod.status is not None else None
     if ADOPTED in reservation.flags and started_at:

@@ -1,8 +1,8 @@
-"""Which nodes have reservations of pods that are not bound yet.
+"""Tracks which nodes have reservations of pods that are not bound yet.
 
 A bind that times out, or whose extender is killed, leaves its reservation in the ledger. When
-kube-scheduler tries the pod again, that memory is the pod's own: it must not be rejected for lack
-of it.
+kube-scheduler tries the pod again, this memory belongs to the pod, so the pod must not be rejected
+because the memory is taken.
 """
 
 from collections.abc import Mapping

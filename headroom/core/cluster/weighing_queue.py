@@ -1,7 +1,7 @@
-"""Decides which nodes must be weighed again: those whose free memory a change may affect.
+"""Decides which nodes must be weighed again because a change may affect their free memory.
 
 Stale versions of a GPUNode, reservations that are counted already and most updates of pods affect
-none.
+no free memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,8 @@ from headroom.contract.kube import Pod
 
 
 class WeighingQueue:
-    """``unlisted``: kinds that must be listed before any node is weighed. Each further list would
-    mark all nodes dirty again."""
+    """Queues dirty nodes. ``unlisted`` are the kinds that must be listed before any node is
+    weighed, because each further list would mark all nodes dirty again."""
 
     def __init__(self, unlisted: Iterable[type]) -> None:
         self.unlisted = set(unlisted)
@@ -42,8 +42,8 @@ class WeighingQueue:
         return name
 
     def set_aside(self) -> dict[str, None]:
-        """Empty the queue and return its nodes, for ``put_back``. While a kind is not listed, leave
-        the queue as it is and return none."""
+        """Empty the queue and return its nodes, for ``put_back``. While a kind is not listed, keep
+        the queue unchanged and return no nodes."""
         if self.unlisted:
             return {}
         aside, self._dirty = self._dirty, {}
@@ -111,8 +111,9 @@ def matters(pod: Pod, before: Pod | None, gpunode: GPUNode | None) -> bool:
     """Whether this version of a pod may change the free memory of its node.
 
     Every update of a pod without a reservation matters. A pod with a reservation matters when it
-    ends or is deleted, and when it is bound after a report has shown it. Most updates are neither.
-    ``before``: the last version, None if there was none; ``gpunode``: that of the pod's node.
+    ends or is deleted, and when it is bound after a report has shown it. Most updates do not
+    matter. ``before`` is the last version of the pod; None if there was none. ``gpunode`` is the
+    GPUNode of the pod's node.
     """
     uid = pod.metadata.uid
     if gpunode is None or uid not in gpunode.spec.reservations or _is_ending(pod):

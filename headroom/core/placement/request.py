@@ -3,7 +3,7 @@
 A pod's containers do not all run at once. Native sidecars run beside the app containers. An
 ordinary init container runs beside the sidecars started before it, and later containers reuse its
 devices. So a request for one resource has *phases*: each is a set of containers that hold GPUs at
-the same time. The most that a pod can take of one device is its largest phase.
+the same time. A pod never takes more of one device than its largest phase takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +45,14 @@ from headroom.contract.reasons import Reason
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.visible_devices import Visible, visible
 
-#: Maximum number of replicas that a container may request; more than any node could have.
+#: Maximum number of replicas that a container may request. No node could have more.
 MAX_COUNT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerAsk:
-    """One GPU container: ``count`` replicas of ``resource``, ``amount`` of VRAM on each device."""
+    """One GPU container, which requests ``count`` replicas of ``resource`` and ``amount`` of VRAM
+    on each device."""
 
     #: Index among the pod's app containers, or None for an init container.
     index: int | None
@@ -69,7 +70,7 @@ class ContainerAsk:
 
 
 class Portion(msgspec.Struct, frozen=True, gc=False):
-    """One container of a phase: ``amount`` on each device of its ``count`` replicas."""
+    """One container of a phase, which takes ``amount`` on each device of its ``count`` replicas."""
 
     amount: Amount
     count: int
@@ -79,17 +80,18 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     """A pod's request for one resource."""
 
     resource: str
-    #: The most replicas that the pod holds at once.
+    #: Maximum number of replicas that the pod holds at the same time.
     count: int
-    #: The most replicas that one container of the pod holds.
+    #: Maximum number of replicas that one container of the pod holds.
     widest: int
-    #: One tuple for each phase: portions that may all be on one shared device at the same time.
+    #: Each phase is a tuple of portions that may all be on one shared device at the same time.
     phases: tuple[tuple[Portion, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VramRequest:
-    """The parsed request of a pod; without ``asks``, it requests no GPU that Headroom manages."""
+    """The parsed request of a pod. If ``asks`` is empty, the pod requests no GPU that Headroom
+    manages."""
 
     uid: str
     resource_version: str
@@ -135,8 +137,8 @@ class VramRequest:
     def by_prices(self) -> bool:
         """Whether the score depends on the prices of device classes.
 
-        Pods that request several devices are packed instead: they compete with later pods like them
-        for whole nodes, which prices of memory do not reflect.
+        Pods that request several devices are packed instead, because they compete with later pods
+        of that kind for whole nodes, which the prices of memory do not reflect.
         """
         several = sum(ask.count for ask in self.asks) > 1
         return self.policy is ScoringPolicy.FRAGMENTATION and not several
@@ -152,7 +154,7 @@ Kind = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Why the request of a pod cannot be parsed or is not accepted, so that it fits on no node.
+    """Why the request of a pod cannot be parsed or is not accepted. Such a pod fits on no node.
 
     ``message`` is a sentence for the author of the pod.
     """
@@ -178,14 +180,15 @@ def understand(
 ) -> VramRequest | Unreadable:
     """Parse the GPU request of ``pod``; return ``Unreadable`` if it is not valid. Raises nothing.
 
-    ``default_vram`` is the namespace's ``headroom.gpu/default-vram``, None if it has none. Pods
-    that exceed ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False. A pod
-    that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
+    ``default_vram`` is the annotation ``headroom.gpu/default-vram`` of the namespace; None if the
+    namespace has no such annotation. Pods that exceed ``contract.pod_limits`` are unreadable,
+    unless ``enforce_limits`` is False. A pod that requests no GPU that Headroom manages is never
+    unreadable, whatever annotations it has.
     """
     try:
         gpu_containers = _gpu_containers(pod, rules)
         found = [*islice(gpu_containers, 1)]
-        # Before the other containers are parsed: a pod can have thousands.
+        # Check this before parsing the other containers, because a pod can have thousands of them.
         if enforce_limits and found and (too_much := exceeded(pod)):
             return Unreadable(Reason.POD_TOO_LARGE, too_much)
         found += gpu_containers
@@ -237,7 +240,8 @@ def _start_timeout_s(annotations: Mapping[str, str], rules: Rules) -> int:
 def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
     """Return what decides which devices the pod sees; pods with several resources are rejected."""
     found = visible([*(pod.spec.init_containers or ()), *(pod.spec.containers or ())], rules)
-    # With several resources, the resource of a device that the variable names is unknown.
+    # If there are several resources, it is unknown to which of them a device in the variable
+    # belongs.
     several = len({ask.resource for ask in asks}) > 1
     return Visible.REJECTED if several and found is not Visible.BY_PLUGIN else found
 
@@ -324,11 +328,11 @@ def _container_asks(
 ) -> tuple[ContainerAsk, ...]:
     """Return the containers with their amounts.
 
-    The amount is from the pod's annotation, else from the namespace's default, else the share of a
-    replica. An invalid default does not affect pods with their own annotation.
+    The amount comes from the pod's annotation. If there is none, it is the namespace's default, or
+    else the share of a replica. An invalid default does not affect pods that have an annotation.
 
-    Raises ``BadAnnotation``, also if the annotation names a container without a GPU. That is
-    probably a typo, and the intended container would have no amount.
+    Raises ``BadAnnotation``. This includes an annotation that names a container without a GPU,
+    because that is probably a typo, which would leave the intended container without an amount.
     """
     if not found:
         return ()

@@ -1,14 +1,15 @@
 """Ranks the nodes that fit by a weighted score of named terms, and chooses a single winner.
 
 Scores are floats in 0..1. A node's score does not depend on which other nodes are offered. Bytes
-are only compared as integers. The best fit breaks ties: the least free memory on the node after
-placement, then on the device (with ``spread``, the most). A hash of the pod breaks remaining ties,
-so that a burst of pods does not compete for one of many equal nodes. All replicas of the extender
-choose the same winner.
+are only compared as integers. The best fit breaks ties: the node with the least free memory after
+placement wins, and then the device with the least free memory (with ``spread``, the most). A hash
+of the pod breaks remaining ties, so that a burst of pods does not compete for one of many equal
+nodes. All replicas of the extender choose the same winner.
 
-A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. It is best
-placed on a node without GPUs, else on the node with the least *spare* GPU memory. Filling nodes one
-by one keeps the others whole.
+A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. So it is best
+placed on a node without GPUs, or otherwise on the node with the least *spare* GPU memory. These
+pods fill one node after the other, so that other nodes keep enough CPU and host memory for GPU
+pods.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from headroom.core.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 #: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
 _HASH_BITS = (1 << 32) - 1
-#: Part of ``packing`` that prices determine if they decide. The rest is as with policy pack.
+#: Part of ``packing`` that prices determine if they decide. The rest is computed as in policy pack.
 _CHEAP = 0.9
 
 
@@ -53,7 +54,7 @@ class Standing:
     #: Weighted sum of all terms but ``report``, with weights relative to the total weight, and
     #: without prices.
     score: Scores
-    #: Free after placement, on the node and on its fullest candidate device.
+    #: Free memory after placement, on the node and on its fullest candidate device.
     node_left_bytes: Rows
     device_left_bytes: Rows
     #: (nodes, terms) in the order of ``KEPT``, without prices.
@@ -148,7 +149,8 @@ def named_terms(
 
 
 def prices_decide(request: VramRequest, market: Market) -> bool:
-    """Return whether prices change the score. With equal prices it is that of pack."""
+    """Return whether prices change the score. If all prices are equal, the score equals the score
+    of policy pack."""
     return request.by_prices and not market.uniform
 
 
@@ -157,8 +159,8 @@ def _price_terms(
 ) -> dict[str, Scores]:
     """Return the terms that prices replace, 0..1 for each row.
 
-    ``packing``: the cheaper the taken memory, the higher. ``smallest_device`` is neutral: prices
-    already cover it, and in addition to them it wasted 2 % of a cluster's memory.
+    ``packing`` is higher for cheaper memory. ``smallest_device`` is neutral, because prices already
+    take the size into account: using both wasted 2 % of a cluster's memory.
     """
     taken_bytes = (snap.node_headroom_bytes - standing.node_left_bytes).take(rows)
     cheap = market.cheap(snap, rows, taken_bytes)
@@ -197,7 +199,7 @@ def best(
     market: Market | None,
     most: int,
 ) -> tuple[Contender, ...]:
-    """Return the winner, and then the other nodes with the highest scores, at most ``most`` nodes.
+    """Return at most ``most`` nodes: the winner, and then the other nodes with the highest scores.
 
     Names break ties. Empty if the pod fits on no node. ``ranking`` belongs to ``rows``.
     """
@@ -226,8 +228,8 @@ def best(
 def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:
     """Return the mask (n,) of the best rows for a pod without a GPU.
 
-    If there are nodes without devices, all of them are best. Else the best is the one node with the
-    least spare GPU memory. Its name breaks ties, so that pods fill one node before they use the
+    If there are nodes without devices, all of them are best. Otherwise only the node with the least
+    spare GPU memory is best. Its name breaks ties, so that pods fill one node before they use the
     next. A row of -1, an unknown node, is never best.
     """
     best = np.zeros(len(rows), bool)

@@ -18,10 +18,10 @@ report             how complete and how recent the report of the node is
 *Stranded* is free memory that the plugin's choice makes unusable. The policy ``distributed`` fills
 devices level by level; the level of a device is its number of replicas taken. The plugin may choose
 any device at the lowest level, so a pod must fit on the fullest of them. The additional free memory
-of the others is stranded. If all devices at each level are equally full, no memory is stranded. One
-large pod among small ones makes its node unusable for all large pods. So a pod is best placed where
-its device becomes about as full as the others at its new level, and does not make that level fuller
-than it was.
+of the other devices at this level is stranded. If all devices at each level are equally full, no
+memory is stranded. One large pod among small ones makes its node unusable for all large pods. So a
+pod is best placed where its device becomes about as full as the others at its new level, and does
+not make that level fuller than it was.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ Scores = NDArray[np.float64]
 MILLION = 1_000_000
 #: Memory of a device at which the term ``smallest_device`` is one half.
 MIDDLE_BYTES = 24 << 30
-#: The cached terms: all but ``report``, which decreases with the age of the report.
+#: The cached terms. Only ``report`` is not cached, because it decreases with the age of the report.
 KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
 
 
@@ -83,7 +83,7 @@ def terms(verdicts: Verdicts) -> Terms:
 def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
     """Return how complete and recent each row's report is, 0..1.
 
-    A single number stands for all rows if all reports are complete and recent.
+    Returns a single number for all rows if all reports are complete and recent.
     """
     complete: Scores | float = 1.0
     if snap.degraded.any():
@@ -93,7 +93,8 @@ def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
     until_s, from_s = snap.fresh_until_s.take(rows), snap.ageing_from_s.take(rows)
     ageing = from_s < now_s
     recent = np.ones(len(rows))
-    # Nodes known from labels only never become stale, and nodes without a report have no age.
+    # Nodes that are known only from labels never become stale, and nodes without a report have no
+    # age.
     old = np.flatnonzero(ageing & np.isfinite(until_s))
     lasts_s = np.maximum(until_s[old] - from_s[old], 1e-9)
     recent[old] = _within_0_and_1((until_s[old] - now_s) / lasts_s)
@@ -121,7 +122,7 @@ def _device_left_bytes(verdict: AskVerdict) -> Rows:
 
 
 def _taken_bytes(verdict: AskVerdict) -> Rows:
-    """Return the most bytes that the ask takes on the node, (nodes,)."""
+    """Return the maximum number of bytes that the ask takes on each node, (nodes,)."""
     # A larger need fits on no device, so its score does not matter.
     need = np.minimum(verdict.all_need_bytes, MAX_DEVICE_BYTES)
     taken: Rows = np.where(verdict.all_candidates, need, 0).max(axis=1, initial=0)
@@ -129,7 +130,8 @@ def _taken_bytes(verdict: AskVerdict) -> Rows:
 
 
 def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
-    """Return three maxima over each node's candidates, (3, nodes); -1 if there is no candidate.
+    """Return three maxima over the candidates of each node, (3, nodes); -1 if there is no
+    candidate.
 
     They are the SM activity and the use above requests, in parts per million, and the memory in
     bytes.
@@ -143,10 +145,10 @@ def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
 def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
     """Return how certain the prediction is for each node.
 
-    80 % of the value is how few bytes the pod strands (``newly_stranded``), 10 % is how few
-    candidates there are, and 10 % is whether every shared device has enough free memory, so that
-    even a miss would do no harm. With the policy spread, the first two are constant. If Headroom
-    chooses the device, the last two are full.
+    80 % of the value depends on how few bytes the pod strands (``newly_stranded``), 10 % on how few
+    candidates there are, and 10 % on whether every shared device has enough free memory, because
+    then even a miss would do no harm. With the policy spread, the first two parts are constant. If
+    Headroom chooses the device, the last two parts have their maximum.
     """
     even: Scores | float = 0.5
     certain: Scores | float = 1.0
@@ -178,7 +180,7 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     quarter of the bytes by which the device becomes fuller than all others at its new level is
     added: they are stranded on each device that reaches the level later. The estimate is 0 if the
     plugin does not choose by levels, because Headroom chooses or because the pod requests several
-    replicas. It is only a preference: errors cost density, never safety.
+    replicas. Because the estimate is only a preference, errors in it cost density but never safety.
     """
     candidates, columns = verdict.all_candidates, snap.columns
     if verdict.ask.count > 1 or not candidates.size:
@@ -206,7 +208,8 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     stranded_before, stranded_after = np.where(
         difference_bytes >= 0, difference_bytes, -difference_bytes * others.sum(axis=2)
     )
-    # A level without a device has the memory of an empty one. No other device: no later one either.
+    # A level without a device counts as an empty device. If there is no other device, no device can
+    # reach the level later.
     next_bytes = np.minimum(least_bytes[1], columns.memory_bytes[device_at])
     lowered_bytes = np.minimum(np.maximum(next_bytes - own_bytes[1], 0), MAX_DEVICE_BYTES)
     lowered_bytes *= alike.any(axis=1)

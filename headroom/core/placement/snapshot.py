@@ -28,8 +28,8 @@ Mask = NDArray[np.bool_]
 #: Code 0 is "fits"; every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
-#: Limit of the absolute values of all columns in bytes, and of all needs compared with them:
-#: differences of two values fit int64.
+#: Limit of the absolute values of all columns in bytes, and of all needs compared with them. With
+#: this limit, the difference of two values fits int64.
 MOST_BYTES = 1 << 61
 #: Column ``sharing`` holds indices into this tuple.
 SHARING = ("none", "time-slicing", "mps")
@@ -86,8 +86,8 @@ class Columns:
     replicas_free: Int2D
     #: Replicas of the slot's resource reserved for unconfirmed pods, on the whole node.
     replicas_unconfirmed: Int2D
-    #: The fewest replicas with which the next pod could get one of this device; larger than any
-    #: request if no pod could.
+    #: Minimum number of replicas that the next pod must request to possibly get a replica of this
+    #: device; larger than any request if no pod could get one.
     reach: Int2D
     #: 1 if the agent makes the kubelet allocate the device that the ledger chooses.
     steered: Int2D
@@ -105,7 +105,8 @@ class Columns:
     sm_ppm: Int2D
     #: Use of its pods above their requests, in parts per million of the allocatable memory.
     exceeded_ppm: Int2D
-    #: Which new pods would meet a pod there that starts alone (``occupancy.Starting``).
+    #: Which new pods could get the device although another pod is starting alone
+    #: (``occupancy.Starting``).
     starting: Int2D
 
 
@@ -166,16 +167,16 @@ class Snapshot:
     node_memory_bytes: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows
-    #: Node -> uid -> reservation of a pod that is not bound yet, and for which memory is held. They
-    #: count in this snapshot (``whatif.held_memory``).
+    #: Node -> uid -> reservation of a pod that is not bound yet, and for which memory is held.
+    #: These reservations count in this snapshot (``whatif.held_memory``).
     held: Mapping[str, Mapping[str, Reservation]]
 
     def part(self, rows: Rows) -> "Snapshot":
         """Return a snapshot of these rows only."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
         names = tuple(node.name for node in nodes)
-        # A slice is a view, which takes a tenth of the time of a copy. Not take(): it first copies
-        # a whole array that is in Fortran order.
+        # A slice is a view, which takes a tenth of the time of a copy. take() would first copy the
+        # whole array, because it is in Fortran order.
         selected = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
         columns = [column[selected] for column in _columns(self.columns)]
         return replace(
@@ -198,10 +199,10 @@ class Snapshot:
     def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
         """Return the names in any order, and the row of each; -1 for unknown names.
 
-        kube-scheduler often offers all nodes. Then the names are returned in the order of the rows.
-        Only hashes are compared, which takes a third of the time of looking up 5,000 names. Python
-        hashes strings with a random key of 64 bits, so another set of as many names practically
-        never has the same hash.
+        kube-scheduler often offers all nodes. In this case the names are returned in the order of
+        the rows. To detect it, only hashes are compared, which takes a third of the time that
+        looking up 5,000 names takes. Python hashes strings with a random key of 64 bits, so another
+        set of as many names practically never has the same hash.
         """
         if len(names) == len(self.names) and hash(frozenset(names)) == self.names_hash:
             return self.names, np.arange(len(names))

@@ -30,7 +30,7 @@ _COLUMNS = tuple(
 
 
 class Table:
-    """A mutable table of nodes: each has a row in every column.
+    """A mutable table of nodes. Each node has a row in every column.
 
     A snapshot copies the columns that changed since the previous snapshot, and shares the others
     with the previous snapshot. It grows beyond the given ``rows`` and ``slots`` if needed.
@@ -50,7 +50,8 @@ class Table:
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
-        #: Whether a node was updated since without another value in a snapshot.
+        #: Whether a node was updated since the last snapshot in a way that changes no value of a
+        #: snapshot.
         self._is_updated = False
         self._generation = 0
 
@@ -74,7 +75,7 @@ class Table:
 
     @property
     def shown_generation(self) -> int:
-        """The generation of ``shown``, which is not made for that."""
+        """The generation that ``shown`` would have; does not make the snapshot."""
         return self._generation + (self._latest is None or self._is_updated)
 
     def put(self, node: NodeTerms) -> None:
@@ -94,7 +95,7 @@ class Table:
         self._latest = None
 
     def put_measured(self, node: NodeTerms) -> None:
-        """Replace a node of which only report times and SM activity can change in the columns.
+        """Replace a node whose changes affect only the columns of report times and SM activity.
 
         Other columns are not updated.
         """
@@ -112,8 +113,8 @@ class Table:
             self._write_value(row, "changed_in", self.next_generation)
 
     def updated(self, name: str) -> None:
-        """Note that the node's devices, GPUNode or pods were replaced. Only ``shown`` makes a
-        snapshot for that alone: decisions need none."""
+        """Record that the node's devices, GPUNode or pods were replaced. Only ``shown`` makes a new
+        snapshot because of that, since decisions do not depend on it."""
         row = self._row_of.get(name)
         if row is not None:
             self._write_value(row, "updated_in", self.next_generation)
@@ -146,7 +147,7 @@ class Table:
         return self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the table; the same object until the table changes."""
+        """Return a snapshot of the table. It is the same object until the table changes."""
         if self._latest is None:
             if self._members_changed:
                 self._names = tuple(node.name for node in self._nodes)
@@ -197,7 +198,7 @@ class Table:
         self._per_node = nodes
 
     def _write_row(self, row: int, node: NodeTerms) -> None:
-        """Write the values of a node; only columns in which a value changes are copied again."""
+        """Write the values of a node. Only columns in which a value changes are copied again."""
         values = [self._values(terms) for terms in node.devices]
         by_column = zip(*values, strict=True) if values else [()] * len(_COLUMNS)
         for (name, _), column_values in zip(_COLUMNS, by_column, strict=True):
@@ -241,8 +242,8 @@ class Table:
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
         """Return the values of one device in the order of ``Columns``."""
         device = terms.device
-        # Implausible values could overflow a column, so they are replaced. The health issue rejects
-        # all pods anyway.
+        # Implausible values could overflow a column, so they are replaced. The device takes no pods
+        # anyway, because of its health issue.
         believed = terms.believed
         replicas = device.replicas
         # Even if the reported numbers are implausible, the plugin may have a free replica.
@@ -274,7 +275,8 @@ def _sm_ppm(terms: DeviceTerms) -> int:
 
 
 def reach(terms: DeviceTerms) -> int:
-    """Return the fewest replicas with which the next pod could get one of this device.
+    """Return the minimum number of replicas that the next pod must request to possibly get a
+    replica of this device.
 
     ``MANY`` if no pod can.
     """

@@ -1,7 +1,7 @@
 """Decides when the start of a pod that starts alone has ended.
 
-Such a pod is *starting* from its bind on, and other pods that start alone are not placed on its
-devices, until one of these holds:
+Such a pod is *starting* from its bind until one of these conditions holds. Meanwhile, other pods
+that start alone are not placed on its devices.
 
 * It is ready, and each of its GPU containers has a readiness or startup probe. Without a probe, a
   container is ready as soon as it runs.
@@ -21,9 +21,10 @@ from enum import Enum
 from headroom.contract.gpunode import PodUse
 from headroom.contract.kube import Container, ContainerStatus, Pod
 
-#: Seconds after the bind in which a failed image pull does not end the start: the kubelet retries.
+#: Seconds after the bind in which a failed image pull does not end the start, because the kubelet
+#: retries it.
 STUCK_AFTER_S = 60.0
-#: Reasons of waiting containers that do not run, and will not before their user or a registry acts.
+#: Reasons of waiting containers that cannot run until their user or a registry fixes the problem.
 _STUCK = frozenset(
     {
         "CreateContainerConfigError",
@@ -73,7 +74,8 @@ class Start:
             return StartEnd.READY
         if _has_settled(self._engines, self.rows):
             return StartEnd.SETTLED
-        # A bind in the far future is an error of a clock, and must not block the device for long.
+        # A bind time in the far future comes from a wrong clock, and must not block the device for
+        # long.
         age_s = self.timeout_s if self.age_s is None else abs(self.age_s)
         if age_s >= self.timeout_s:
             return StartEnd.TIMED_OUT
@@ -109,10 +111,11 @@ def _app_containers(pod: Pod) -> list[Container]:
 
 
 def _has_settled(engines: Sequence[str], rows: Iterable[PodUse]) -> bool:
-    """Return whether the use of each of these containers has settled, in every row of it that
-    shows a start. Without ``engines``: in every such row of the pod.
+    """Return whether the use of each of these containers has settled, in every one of its rows that
+    shows a start. Without ``engines``, every such row of the pod counts.
 
-    A row without a container name can be of any container: the pod chose the device itself.
+    A row without a container name can belong to any container, because the pod chose the device
+    itself.
     """
     started = [row for row in rows if row.started_at]
     if not engines:

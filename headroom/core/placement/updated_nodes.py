@@ -1,4 +1,4 @@
-"""Finds the nodes that changed since the last round, without a step of Python for each node.
+"""Finds the nodes that changed since the last round, without running Python code for each node.
 
 A large fleet has thousands of nodes, of which few change between two rounds.
 """
@@ -21,10 +21,10 @@ class UpdatedNodes:
 
     def since_last(self, snap: Snapshot, now_s: float = -inf) -> Iterator[int]:
         """Yield the row of each node that was added or updated, or whose report became fresh or
-        stale, since the last round of which all rows were taken.
+        stale, since the last round whose rows were all consumed.
 
-        ``now_s``: the monotonic clock; without it, all reports count as fresh. ``snap`` may be
-        older than that of the last round, if threads take turns.
+        ``now_s`` is the time of the monotonic clock; without it, all reports count as fresh. If
+        threads take turns, ``snap`` may be older than the snapshot of the last round.
         """
         fresh = snap.fresh_until_s >= now_s
         changed = snap.updated_in > self._generation

@@ -1,4 +1,5 @@
-"""Selects victims on a node so that a preemptor fits: the smallest set in kube-scheduler's order.
+"""Selects the smallest set of victims on a node, in kube-scheduler's order, with which a preemptor
+fits.
 
     rank(set) = (violations of disruption budgets, highest priority, sum of priorities, number,
                  earliest start of the pods with the highest priority: later is better)
@@ -9,27 +10,28 @@ sets in the order of their rank. The first set that makes the preemptor fit is t
 no superfluous victim.
 
 More victims are not always better. The plugin chooses the device with the fewest replicas taken, so
-an eviction makes the plugin choose that device, with or without enough memory. Only computing the
-node without the victims shows whether the preemptor fits (``helps``). That takes a fraction of a
-millisecond, and a node with 50 pods has 2^50 sets. So a cheap check (``may_help``) excludes most
+an eviction makes the plugin choose that device, whether or not it has enough memory. Only computing
+the node without the victims shows whether the preemptor fits (``helps``). That takes a fraction of
+a millisecond, and a node with 50 pods has 2^50 sets. So a cheap check (``may_help``) excludes most
 sets first.
 
 On a node with more than ``FEW`` pods the search tries the sets of pods on each single device, one
-of which usually suffices. If not, it proceeds as kube-scheduler does: it removes all pods and
-reprieves one after the other, the most important first. If ``Tries`` suffice, the result is the
-smallest set on a node with up to ``FEW`` pods, and the smallest of those on a device with up to
-``FEW`` pods. Otherwise it is a set without superfluous victims.
+of which usually suffices. If no such set helps, the search proceeds as kube-scheduler does: it
+removes all pods and reprieves one after the other, starting with the most important pod. If
+``Tries`` suffice, the result is the smallest set of all pods on a node with up to ``FEW`` pods; on
+other nodes, it is the smallest set of pods on one device with up to ``FEW`` pods. In all other
+cases it is a set without superfluous victims.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-#: Maximum number of pods of which every set is tried: 1,024 sets.
+#: Maximum number of pods of which every set is tried, which makes 1,024 sets.
 FEW = 10
 #: kube-scheduler adds this to each priority, so that each further victim increases the sum.
 OFFSET = 1 << 31
-#: Start time of pods that have not started: later than any other.
+#: Start time of pods that have not started, which is later than any other start time.
 NOT_STARTED_S = 1 << 62
 
 Rank = tuple[int, int, int, int, int]
@@ -51,7 +53,7 @@ class Evictable:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A disruption budget: at most ``allowed`` more of its pods may be disrupted."""
+    """A disruption budget, which allows ``allowed`` more disruptions of its pods."""
 
     allowed: int
     uids: frozenset[str]
@@ -67,8 +69,8 @@ class Tries:
 def importance(pod: Evictable) -> tuple[int, int, str]:
     """Return a sort key that puts the most important pod first.
 
-    Victims must be listed in this order: kube-scheduler takes the priority of the first one as the
-    highest.
+    Victims must be listed in this order, because kube-scheduler takes the priority of the first
+    victim as the highest.
     """
     return -pod.priority, pod.started_s, pod.uid
 
@@ -114,14 +116,14 @@ def smallest(
 ) -> frozenset[str] | None:
     """Return the set of uids with the lowest rank that makes the preemptor fit.
 
-    The module's docstring describes how exact that is. Empty if the preemptor fits without victims.
-    None if no set helps, or if none that helps has a rank below ``below``.
+    The module's docstring describes how exact the result is. It is empty if the preemptor fits
+    without victims. It is None if no set helps, or if no set that helps has a rank below ``below``.
 
     ``devices`` has for each device the lowest rank of a set that can help there, and the uids of
-    its pods, sorted by rank. ``whole``: if there are more than ``FEW`` pods and no set on a single
-    device helps, also try sets on several devices, which takes at least one try for each pod.
-    ``may_help`` is a cheap check: if it is false for a set, no subset of the set helps. ``helps``
-    is called at most once for each set, and at most as often as ``tries`` allows.
+    its pods, sorted by rank. If ``whole`` is set, there are more than ``FEW`` pods and no set on a
+    single device helps, the function also tries sets on several devices, which takes at least one
+    try for each pod. ``may_help`` is a cheap check: if it is false for a set, no subset of the set
+    helps. ``helps`` is called at most once for each set, and at most as often as ``tries`` allows.
     """
     search = _Search(budgets, may_help, helps, tries)
     if len(pods) <= FEW:
@@ -145,7 +147,8 @@ class _Search:
         self._may_help = may_help
         self._helps = helps
         self._tries = tries
-        #: Results of ``helps``: sets on one device occur again among the sets on the node.
+        #: Results of ``helps``, kept because sets on one device occur again among the sets on the
+        #: node.
         self._results: dict[frozenset[str], bool] = {}
 
     def rank_of(self, uids: Set[str], pods: Iterable[Evictable]) -> Rank:
@@ -154,7 +157,7 @@ class _Search:
     def exact(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
         """Return the first set that helps, in the order of rank, without sets that cannot help.
 
-        None if there is none below ``below``, or no tries remain.
+        None if no set below ``below`` helps, or no tries remain.
         """
         ordered = sorted(pods, key=lambda pod: (rank([pod], self._budgets), pod.uid))
         rest = [frozenset(pod.uid for pod in ordered[i:]) for i in range(len(ordered) + 1)]
@@ -176,7 +179,8 @@ class _Search:
         return None
 
     def spared(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
-        """Return a set without superfluous victims: remove all pods, then reprieve one by one.
+        """Find a set without superfluous victims by removing all pods and reprieving them one by
+        one.
 
         Pods whose eviction violates a budget are reprieved first, then the most important. None if
         the removal of all pods does not help, or the rank of the set is not below ``below``.
@@ -197,7 +201,8 @@ class _Search:
         return victims
 
     def _does_help(self, uids: frozenset[str]) -> bool:
-        """Return whether the set helps; False also if no tries remain and it was not tried."""
+        """Return whether the set helps. Also return False if it was not tried because no tries
+        remain."""
         result = self._results.get(uids)
         if result is None:
             if self._tries.left <= 0 or not self._may_help(uids):

@@ -2,15 +2,15 @@
 
 The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``. The plugin sets it. If the pod sets it too,
 the pod's value wins, except on nodes that ignore it (``Plugin.ignores_visible_devices``). Then the
-pod itself chooses its devices, and Headroom cannot predict them: the content of a ConfigMap is
-unknown, and a uuid belongs to one node. Only with ``none``, ``void`` and the empty value the pod
-sees no device.
+pod itself chooses its devices, and Headroom cannot predict them, because the content of a ConfigMap
+is unknown and a uuid belongs to a single node. Only with ``none``, ``void`` and the empty value the
+pod sees no device.
 
 ``envFrom`` adds all keys of a ConfigMap or Secret, and the manifest does not name them. Headroom
 does not read Secrets. If Headroom assumed that each ``envFrom`` sets the variable, it would reject
-many ordinary pods. So it does that only with ``Rules.suspect_env_from``, and not if a prefix or the
-pod's own ``env``, which wins, excludes it. The agent detects the remaining cases: if a process uses
-a device that its pod does not hold, its memory counts there.
+many ordinary pods. So it assumes that only with ``Rules.suspect_env_from``, and only if neither a
+prefix nor the pod's own ``env``, which takes precedence, excludes it. The agent detects the
+remaining cases: if a process uses a device that its pod does not hold, its memory counts there.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,2 @@
-"""Follow one aspect of the cluster each; the writer passes every change to all of them."""
+"""Trackers, which each follow one aspect of the cluster. The writer passes every change to all of
+them."""

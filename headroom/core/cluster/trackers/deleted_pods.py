@@ -1,17 +1,17 @@
 """Decides when the reservation of a deleted pod can be removed.
 
 A reservation is obsolete once the pod was seen to end, or if the pod never was on the node.
-Otherwise the pod is only known to be deleted, for example by force, or while the watch was down.
-Its containers may still run.
+Otherwise it is only known that the pod was deleted, for example by force or while the watch was
+down, and its containers may still run.
 
-For such a pod a *mark* is kept: the resourceVersion that the agent's Lease had when the pod was
-already found deleted. Each heartbeat of an agent names the version of its Lease that the agent knew
+For such a pod a *mark* is kept. This is the resourceVersion of the agent's Lease, read after the
+pod was found deleted. Each heartbeat of an agent names the version of its Lease that the agent knew
 before it took the sample. If that version is later than the mark, the order of events is certain:
 
     pod deleted < mark read < later version written < agent received it < sample taken
 
-It depends on no clock, and on no delay of a watch or a request. If this sample does not show the
-pod, the pod's containers have ended.
+This order does not depend on clocks, nor on the delay of a watch or a request. So if this sample
+does not show the pod, the pod's containers have ended.
 
 A node without an agent has no samples. If the cluster can reach its kubelet, the containers of a
 deleted pod count as ended after ``KUBELET_ENDS_S`` (ADR 30).
@@ -24,12 +24,12 @@ from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Node
 from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
 
-#: Number of deleted pods whose last state is kept. If a pod is dropped from here, its reservation
-#: only waits for a sample.
+#: Number of deleted pods whose last state is kept. The reservation of a pod that is dropped is
+#: removed later, after a sample.
 REMEMBERED = 10_000
 #: A kubelet is notified of a deleted pod within a second. It kills the containers after their grace
-#: period: 30 s by default, none for a pod that was deleted by force. If the kubelet does not run,
-#: its node is tainted as unreachable within 50 s.
+#: period, which is 30 s by default and 0 for a pod that was deleted by force. If the kubelet does
+#: not run, its node is tainted as unreachable within 50 s.
 KUBELET_ENDS_S = 120.0
 #: Taints of a Node whose kubelet sends no heartbeats.
 UNREACHABLE = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"})
@@ -52,7 +52,8 @@ class DeletedPods(Tracker):
             self._seen[uid] = last
 
     def node_seen(self, node: Node, before: Node | None) -> None:
-        """Discard the times of a node whose kubelet was unreachable: the wait starts again."""
+        """Discard the times of a node whose kubelet was unreachable, so that the wait starts
+        again."""
         if is_unreachable(node) or is_unreachable(before):
             name = node.metadata.name
             for key in [key for key in self._gone_since_s if key[0] == name]:
@@ -68,7 +69,8 @@ class DeletedPods(Tracker):
         return self._seen.get(uid)
 
     def mark(self, node: str, uid: str, lease_version: str, at_s: float = 0.0) -> None:
-        """Set the mark of a deleted pod, unless it has one: the first one is the earliest proof.
+        """Set the mark of a deleted pod, unless it already has a mark, because the first mark is
+        the earliest proof.
 
         ``lease_version`` is empty if the node has no agent. Then ``at_s``, on the monotonic clock,
         is the time at which the pod was found deleted.
@@ -90,7 +92,7 @@ class DeletedPods(Tracker):
     def precede(self, node: str, uid: str, after: str) -> bool:
         """Whether the pod was deleted before the sample was taken.
 
-        ``after``: the version of its Lease that the agent knew before it took the sample.
+        ``after`` is the version of its Lease that the agent knew before it took the sample.
         """
         mark, number = self._marks.get((node, uid)), _number(after)
         return mark is not None and number is not None and number > mark
@@ -112,8 +114,8 @@ def is_unreachable(node: Node | None) -> bool:
 def _number(version: str) -> int | None:
     """Return a resourceVersion as a number; None if it is not one.
 
-    The versions of one object are ordered as numbers. A text that is longer than any version was
-    made up by an agent, and gives None.
+    The versions of one object are ordered as numbers. A text that is longer than any version must
+    have been made up by an agent, so the result is None.
     """
     short = len(version) <= _LONGEST_VERSION
     return int(version) if short and version.isascii() and version.isdigit() else None

@@ -1,11 +1,12 @@
 """Decides which pods may be evicted, and lets nodes back off after an eviction.
 
-A node that backs off takes no pods, and none is evicted from it. If the device plugin chooses
-devices that Headroom did not predict, the next pod would most likely be evicted too. Every replica
-follows the eviction marks in the ledger, whichever replica set them. A replica that was restarted
-starts again with the shortest back-off.
+A node that backs off takes no pods, and no pod is evicted from it. The reason is that, if the
+device plugin chooses devices that Headroom did not predict, the next pod would most likely be
+evicted too. Every replica follows the eviction marks in the ledger, whichever replica set them.
+After a restart, a replica begins with the shortest back-off.
 
-Only pods that have not started their work are evicted, because that only costs time.
+Only pods that have not started their work are evicted, because their eviction costs nothing but
+time.
 """
 
 from collections.abc import Iterable, Set
@@ -19,8 +20,8 @@ from headroom.core.cluster.trackers.tracker import Tracker
 from headroom.core.placement.overfull_devices import Idle
 from headroom.core.placement.policy import Rules
 
-#: Back-off after the first eviction from a node, in seconds, doubled with each further one; and
-#: its maximum.
+#: Back-off after the first eviction from a node, in seconds, and its maximum. Each further eviction
+#: doubles it.
 FIRST_S, LONGEST_S = 10.0, 320.0
 #: Seconds without an eviction after which the back-off starts from ``FIRST_S`` again.
 FORGOTTEN_S = 900.0
@@ -67,9 +68,10 @@ class BackOffs(Tracker):
         return node in self._until_s
 
     def holds_in(self, gpunode: GPUNode) -> bool:
-        """Whether the node backs off, or must according to this version of its GPUNode.
+        """Whether the node backs off, or must back off according to this version of its GPUNode.
 
-        The version may be newer than the watch: another replica may just have marked a pod.
+        The version may be newer than the last one from the watch, because another replica may just
+        have marked a pod.
         """
         known = self._marked.get(gpunode.name, set())
         return self.holds(gpunode.name) or not marked(gpunode) <= known
@@ -95,7 +97,7 @@ NEW_FOR_S = 120.0
 def idle_on(
     gpunode: GPUNode, sitting: Iterable[Pod], wall_s: float, rules: Rules
 ) -> dict[str, Idle]:
-    """Return by uid the pods that wait at their gate and, with ``evict_misses``, new pods."""
+    """Return the pods that wait at their gate, by uid, and with ``evict_misses`` also new pods."""
     found: dict[str, Idle] = {}
     for pod in sitting:
         uid, metadata = pod.metadata.uid, pod.metadata

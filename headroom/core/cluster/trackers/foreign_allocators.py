@@ -1,7 +1,7 @@
 """Detects foreign GPU allocators by their traces on nodes, pods and ResourceSlices.
 
-Headroom's ledger does not contain the allocations of other allocators, nor theirs those of
-Headroom. On a node with two allocators the memory would be reserved twice. So Headroom places no
+Headroom does not see the allocations of other allocators in its ledger, and they do not see
+Headroom's. On a node with two allocators the memory would be reserved twice. So Headroom places no
 pods on a node that shows a trace of one of these allocators:
 
 =========  =================================================================================
@@ -145,8 +145,8 @@ class ForeignAllocators(Tracker):
         return self._note(("pod", pod.metadata.uid), pod.node, of_pod(pod))
 
     def apply(self, event: DraEvent) -> tuple[set[str], set[str]]:
-        """Take a change of DRA's objects; return the nodes, and the uids of the pods, that it
-        concerns."""
+        """Apply a change of DRA's objects. Return the nodes, and the uids of the pods, that it
+        affects."""
         nodes, uids = self.allocation.apply(event)
         match event:
             case SliceSeen(piece):
@@ -164,7 +164,8 @@ class ForeignAllocators(Tracker):
         return self._note(("pod", uid), "", ())
 
     def known(self, what: str) -> set[str]:
-        """Return names or uids of the objects with a trace. ``what``: node, pod or slice."""
+        """Return names or uids of the objects with a trace. ``what`` is "node", "pod" or
+        "slice"."""
         return {name for kind, name in self._traces if kind == what}
 
     def _note(self, key: _Key, node: str, found: Iterable[Reason]) -> set[str]:

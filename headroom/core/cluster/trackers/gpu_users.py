@@ -1,8 +1,8 @@
-"""Pods that use GPUs and request none that Headroom manages.
+"""Tracks pods that use GPUs but do not request a GPU that Headroom manages.
 
-They see GPUs by their image's NVIDIA_VISIBLE_DEVICES, for example, or request a resource that the
-settings do not name. The state keeps only pods that request managed GPUs. A report shows the use of
-all pods, but an agent is not believed which pods exist. So the console looks them up
+For example, their image sets NVIDIA_VISIBLE_DEVICES, or they request a resource that the settings
+do not name. The state keeps only pods that request managed GPUs. A report shows the use of all
+pods, but an agent's report is no proof that a pod exists. So the console looks them up
 (``console.gpu_user_reader``), and the doctor lists all pods anyway.
 """
 
@@ -16,7 +16,7 @@ _NONE: Mapping[str, Pod] = MappingProxyType({})
 
 
 class GpuUsers:
-    """The pods that were found. May be read by any thread."""
+    """The pods that were found. Any thread may read them."""
 
     def __init__(self) -> None:
         #: By uid; replaced as a whole.

@@ -1,9 +1,9 @@
-"""Decides by the receiver's clock whether the report of a node's agent is stale.
+"""Decides, by the receiver's clock, whether the report of a node's agent is stale.
 
-A heartbeat is a change of a timestamp: the report's ``observedAt``, or ``sampledAt`` of a Lease
-that confirms this report. Only the first timestamp of each is compared with the receiver's clock,
-so that a report that was old when this process started is not fresh. After that, a wrong or
-jumping clock on the node has no effect.
+A heartbeat is a change of a timestamp, which is the report's ``observedAt`` or the ``sampledAt`` of
+a Lease that confirms this report. Only the first timestamp of each source is compared with the
+receiver's clock, so that a report that was old when this process started does not count as fresh.
+After that, a wrong or jumping clock on the node has no effect.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Heartbeat:
         """Take a timestamp received at ``at_s``, in seconds of a monotonic clock.
 
         ``epoch_s`` is the Unix time at which that clock was 0. A timestamp that differs from the
-        last one is a heartbeat at ``at_s``. The first timestamp is a heartbeat at its own time, and
-        only if that is less than ``recent_s`` from ``at_s``.
+        last one is a heartbeat at ``at_s``. The first timestamp counts as a heartbeat at its own
+        time, but only if that time is less than ``recent_s`` from ``at_s``.
         """
         if not stamp or stamp == self.stamp:
             return
@@ -83,7 +83,8 @@ class Heartbeats(Tracker):
         self._vouches.pop(name, None)
 
     def confirmation(self, name: str, gpunode: GPUNode | None) -> Confirmation | None:
-        """Return what the Lease confirms of this report; None if it does not confirm this one."""
+        """Return what the Lease confirms about this report; None if it confirms another report or
+        none."""
         vouch = self._vouches.get(name)
         if vouch is None or gpunode is None or gpunode.status is None:
             return None

@@ -7,10 +7,10 @@ outrank them. All replicas do so because the nomination is on the pod: in
 ``headroom.gpu/preempting`` if Headroom did.
 
 kube-scheduler clears its nomination if it retries the pod before the memory is free and finds no
-other victim. The node is held a while longer then. It also nominates pods that preempt no other
-pod, while they wait for the rest of their group or for volumes. If it clears such a nomination, the
-node is not held any more. A hold lasts while a pod is leaving the node,
-plus ``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
+other victim. In this case the node is held a while longer. kube-scheduler also nominates pods that
+preempt no other pod, while they wait for the rest of their group or for volumes. If it clears such
+a nomination, the node is not held any more. A hold lasts while a pod is leaving the node, plus
+``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
 forever. The hold ends at once when the nominee is bound, deleted, or nominated elsewhere.
 
 ``cluster.holds`` combines these holds with the other reasons for which memory is held.
@@ -27,7 +27,8 @@ from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
 CLEARED_S = 15.0
 #: Maximum time from the preempt answer until kube-scheduler writes the nomination to the pod.
 EXPECTED_S = 5.0
-#: Maximum duration of a hold, even if pods keep leaving the node: they may have other reasons.
+#: Maximum duration of a hold, even if pods keep leaving the node, because they may leave for other
+#: reasons.
 LONGEST_S = 1800.0
 
 
@@ -52,10 +53,10 @@ class _Hold:
 class Nominations(Tracker):
     """Tracks which node is held for which pod.
 
-    ``hold_s``: seconds for which a node is held after the last pod has left it. ``ours``: whether
-    annotations with Headroom's nominations count; if Headroom does not preempt, only users write
-    them. ``is_left`` returns whether a pod is leaving the node. All readers may be called from any
-    thread.
+    ``hold_s`` is the number of seconds for which a node is held after the last pod has left it.
+    ``ours`` is whether annotations with Headroom's nominations count. If Headroom does not preempt,
+    they do not count, because only users can have written them. ``is_left`` returns whether a pod
+    is leaving the node. Any thread may call the readers.
     """
 
     def __init__(self, hold_s: float, ours: bool, is_left: Callable[[str], bool]) -> None:
@@ -123,7 +124,8 @@ class Nominations(Tracker):
         return hold.node if hold else ""
 
     def current(self, now_s: float) -> Iterator[tuple[Pod, str]]:
-        """Yield each nominee and its node, while the node is held. This starts the clocks."""
+        """Yield each nominee and its node, while the node is held. The first call starts the time
+        of a hold."""
         for uid, hold in list(self._holds.items()):
             if hold.began_s is None:
                 hold.began_s = now_s
@@ -134,10 +136,12 @@ class Nominations(Tracker):
                 self._holds.pop(uid, None)  # another thread may have removed it
 
     def places(self, now_s: float) -> Iterator[tuple[str, str, bool, float | None]]:
-        """Yield (uid, node, is held, monotonic time at which that ends at the latest) of all.
+        """Yield (uid, node, whether it is held, monotonic time at which the hold ends at the
+        latest) of all nominees.
 
         A pod that stays nominated still takes precedence over younger nominees of the node when its
-        hold is over. The time is None if it is not known. Unlike ``current`` this starts no clock.
+        hold is over. The time is None if it is not known. Unlike ``current`` this does not start
+        the time of a hold.
         """
         for uid, hold in list(self._holds.items()):
             if is_held := self._is_held(hold, now_s):
@@ -173,11 +177,11 @@ def priority(pod: Pod) -> int:
 
 
 def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
-    """Return whether the nominee takes precedence over the pod on a node; ``is_nominated``: the
-    pod is nominated there as well.
+    """Return whether the nominee takes precedence over the pod on a node. ``is_nominated`` is
+    whether the pod is nominated there as well.
 
-    Of two nominees with the same priority the older one comes first. If each waited for the other,
-    neither would ever be bound.
+    Of two nominees with the same priority the older one takes precedence, because if each waited
+    for the other, neither would ever be bound.
     """
     if pod.metadata.uid == nominee.metadata.uid or priority(nominee) < priority(pod):
         return False

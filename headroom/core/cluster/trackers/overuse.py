@@ -1,8 +1,8 @@
 """Tracks overcommitted devices, and pods that use more memory than they requested.
 
-Headroom's own reservations never overcommit a device. An unreserved pod can, as can an unattributed
-process that grows, or a device that turns out to be smaller. The actual use is charged, and the
-device is reported here until it is no longer overcommitted.
+Headroom's own reservations never overcommit a device. But an unreserved pod can overcommit it, and
+so can an unattributed process that grows, or a device that turns out to be smaller. The actual use
+is charged, and the device is reported here until it is no longer overcommitted.
 
 Measured use is charged at once. Overuse is reported only after it has lasted for a while, because
 many pods use more during their start than later.
@@ -48,13 +48,13 @@ class Overuses(Tracker):
         #: Minimum duration of overuse that is reported, in seconds.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
-        #: Nodes with a device that a pod which was bound without Headroom overcommits. Such a pod
-        #: may use less than is charged for it, and more than other pods leave.
+        #: Nodes with a device that is overcommitted by a pod that was bound without Headroom. Such
+        #: a pod may use less than its charge and still more than other pods leave free.
         self._overcommitted: set[str] = set()
         #: Nodes on which a pod is to be evicted because of its overuse.
         self._decided: set[str] = set()
         #: Node -> uid -> when the pod's eviction was rejected (RFC 3339, in the ledger), and when
-        #: that was first seen, on the monotonic clock: clocks of replicas are not compared.
+        #: that was first seen, on the monotonic clock. Clocks of replicas are not compared.
         self._rejected: dict[str, dict[str, tuple[str, float]]] = {}
         #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
@@ -91,8 +91,9 @@ class Overuses(Tracker):
     def rejected_lately(self, node: str, uid: str, decision: OveruseEviction, now_s: float) -> bool:
         """Return whether the eviction of the pod was rejected in the last ``REJECTED_FOR_S``.
 
-        ``decision`` is from the ledger, so that all replicas leave out the pod. ``now_s``: the
-        monotonic clock. A rejection that the watch has not shown yet happened just now.
+        ``decision`` is from the ledger, so that all replicas leave out the pod. ``now_s`` is the
+        time of the monotonic clock. A rejection that the watch has not shown yet counts as if it
+        happened just now.
         """
         if not decision.rejected_at:
             return False
@@ -106,7 +107,7 @@ class Overuses(Tracker):
         return sorted(self._decided), sorted(others)
 
     def update(self, now_s: float) -> None:
-        """Update ``lasting``. ``now_s``: the monotonic clock."""
+        """Update ``lasting``. ``now_s`` is the time of the monotonic clock."""
         found = [each for of_node in self._of_node.values() for each in of_node]
         self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}
         self.lasting = tuple(
@@ -122,7 +123,7 @@ def _keep(names: set[str], name: str, is_in: bool) -> None:
 
 
 def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:
-    """Yield one device for each memory: devices that share a memory have the same figures."""
+    """Yield one device for each memory, because devices that share a memory report equal values."""
     seen: set[tuple[str | None, int | None]] = set()
     for term in terms:
         if term.sharers > 1:
@@ -155,7 +156,7 @@ class Overcommit:
 
     node: str
     device: str
-    #: By how much the worst-case use exceeds the device's allocatable memory.
+    #: The bytes by which the worst-case use exceeds the device's allocatable memory.
     excess_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
@@ -189,7 +190,7 @@ def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
 
 def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
     for term in terms:
-        # Contradictory or missing figures prove nothing and must not raise an alarm.
+        # Contradictory or missing values prove nothing, so they must not raise an alarm.
         if term.headroom_bytes < 0 and term.believed:
             yield Overcommit(
                 node,

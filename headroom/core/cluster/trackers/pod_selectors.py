@@ -1,4 +1,4 @@
-"""Matches pods to label selectors: those of PodDisruptionBudgets and of scored pod affinity terms.
+"""Matches pods to the label selectors of PodDisruptionBudgets and of scored pod affinity terms.
 
 ``prefers`` and ``Neighbours`` detect preferences that could make kube-scheduler choose another node
 than Headroom's. It scores nodes by the pod's preferences for nodes and for pods there, by the
@@ -66,7 +66,7 @@ def _covers(budget: PodDisruptionBudget, pod: Pod) -> bool:
 
 
 def selects(selector: LabelSelector, labels: Mapping[str, str] | None) -> bool:
-    """Return whether the selector matches the labels; an empty selector matches none."""
+    """Return whether the selector matches the labels. An empty selector matches no labels."""
     labels = labels or {}
     exact, expressions = selector.match_labels or {}, selector.match_expressions or ()
     return (
@@ -95,12 +95,12 @@ def prefers(pod: Pod) -> bool:
 
 
 def has_affinity_terms(pod: Pod) -> bool:
-    """Return whether the pod has scored affinity terms for other pods; works on any thread."""
+    """Return whether the pod has scored affinity terms for other pods. Any thread may call this."""
     return any(True for _ in _terms(pod))
 
 
 def prefers_no_schedule(node: Node, pod: Pod) -> bool:
-    """Return whether the node has a taint PreferNoSchedule that the pod does not tolerate."""
+    """Return whether the node has a PreferNoSchedule taint that the pod does not tolerate."""
     return any(
         taint.effect == "PreferNoSchedule" and not tolerated(taint, pod.spec.tolerations or ())
         for taint in (node.spec and node.spec.taints) or ()
@@ -113,7 +113,7 @@ class Neighbours(Tracker):
     def __init__(self) -> None:
         #: Uid -> the pod's terms, as namespace and selector.
         self._terms_of: dict[str, frozenset[_Key]] = {}
-        #: Number of pods with the term: replicas have equal terms.
+        #: Number of pods with each term. Replicas of a workload have equal terms.
         self._counts: Counter[_Key] = Counter()
         #: Namespace -> selectors for the pods in it.
         self._selectors: dict[str, dict[bytes, LabelSelector]] = {}

@@ -1,10 +1,10 @@
 """Tracks each pod from its reservation to the report that shows it, and evaluates the prediction.
 
-Each reservation is compared once: when a report shows the pod with all its replicas, or when the
-reservation is removed and no report ever did. A pod that a report already shows when this replica
-first sees it, such as after a start, is never compared, because this replica did not see the facts
-on which the prediction was based. A compared pod is not compared again while its reservation
-exists, whatever later or older reports contain.
+Each reservation is compared once, either when a report shows the pod with all its replicas, or when
+the reservation is removed before any report showed the pod. A pod that a report already shows when
+this replica first sees it, such as after a start, is never compared, because this replica did not
+see the facts on which the prediction was based. A compared pod is not compared again while its
+reservation exists, whatever later or older reports contain.
 """
 
 from collections import Counter, deque
@@ -29,8 +29,8 @@ from headroom.core.placement.prediction_outcome import (
 
 #: Maximum number of misses kept for display.
 REMEMBERED = 200
-#: Maximum number of pods in all baselines of one node, and of all nodes: in reports, reservations
-#: and among unreserved pods. An entry takes about 250 bytes.
+#: Maximum number of pods in all baselines of one node, and of all nodes. It counts pods in reports,
+#: reservations and unreserved pods. An entry takes about 250 bytes.
 MAX_NODE_ENTRIES = 16_384
 MAX_ENTRIES = 262_144
 
@@ -96,7 +96,7 @@ class _Baseline:
 class _Pending:
     reservation: Reservation
     #: The baseline when the pod was reserved; later baselines belong to pods reserved afterwards.
-    #: None if an environment variable of the pod decides: then its devices were certain.
+    #: None if an environment variable of the pod decides, because then its devices were certain.
     baseline: _Baseline | None
     at_s: float
 
@@ -180,7 +180,7 @@ class PredictionTracker(Tracker):
         tracked.status, tracked.reservations, tracked.at_s = status, reservations, at_s
 
     def _note_unreserved(self, node: str, unreserved_pods: Mapping[str, Reservation]) -> None:
-        """Record unreserved pods on the node: they may be gone before the next report."""
+        """Record unreserved pods on the node, because they may be gone before the next report."""
         tracked = self._nodes.get(node)
         if tracked is None or not unreserved_pods:
             return
@@ -189,7 +189,7 @@ class PredictionTracker(Tracker):
         self._prune(node, tracked, tracked.at_s)
 
     def node_weighed(self, node: WeighedNode) -> None:
-        """Complete the outcomes of the node: its devices now include the compared pods."""
+        """Complete the outcomes of the node, whose devices now include the compared pods."""
         tracked = self._nodes.get(node.name)
         if tracked is not None and tracked.pending and node.gpunode is not None:
             unreserved_pods = self._facts.circumstances(node.gpunode).unreserved_pods
@@ -261,8 +261,8 @@ class PredictionTracker(Tracker):
     def _prune(self, name: str, tracked: _TrackedNode, at_s: float) -> None:
         """Drop the baselines before that of the first pending pod.
 
-        If the limits are exceeded, give up on that pod: no report has shown it although much has
-        changed on its node.
+        If the limits are exceeded, stop tracking that pod, because no report has shown it although
+        much has changed on its node.
         """
         while True:
             compared = ((uid, p) for uid, p in tracked.pending.items() if p.baseline is not None)
@@ -323,7 +323,7 @@ def _is_still_known(
     reservations: Mapping[str, Reservation],
     leaving: Set[str],
 ) -> bool:
-    """Return whether nothing but additional reservations changed since the baseline."""
+    """Return whether only additional reservations have changed since the baseline."""
     return (
         baseline.basis.status is status
         and baseline.basis.leaving == leaving

@@ -1,7 +1,7 @@
 """Tracks bound pods whose request was changed after the bind.
 
-The reservation stays as it was: the pod runs on devices on which the original request fitted, and
-the changed request was never checked.
+The reservation stays unchanged, because the pod runs on devices on which the original request
+fitted, and the changed request was never checked.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,8 @@ class _Written(msgspec.Struct, frozen=True):
     """The fields to read from the placement annotation that the Binding wrote."""
 
     node: str = ""
-    #: The pod's VRAM annotation at the time of the bind, null for none. Absent if not recorded.
+    #: The pod's VRAM annotation at the time of the bind; null if it had none. Absent if it was not
+    #: recorded.
     asked: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -30,8 +31,8 @@ _decode = msgspec.json.Decoder(_Written).decode
 
 
 def asked(pod: Pod) -> str:
-    """Return the start of the pod's VRAM annotation, for the reservation of an adopted pod; "" if
-    the pod has no annotation."""
+    """Return the first characters of the pod's VRAM annotation, for the reservation of an adopted
+    pod; "" if the pod has no annotation."""
     return plain((pod.annotation(VRAM) or "")[:MAX_ASKED])
 
 
@@ -53,7 +54,7 @@ def _sentence(pod: Pod, before: str | None) -> str:
 
 
 def as_bound(pod: Pod) -> Pod:
-    """Return the pod with the request that it was bound with."""
+    """Return the pod with the request that it had when it was bound."""
     if not edit(pod):
         return pod
     written = _written(pod)
@@ -96,7 +97,7 @@ class RequestDrift(Tracker):
             self._changed.pop(pod.metadata.uid, None)
 
     def of(self, uid: str) -> str:
-        """Return the message about the pod; empty for none."""
+        """Return the message about the pod; empty if its request is unchanged."""
         return self._changed.get(uid, (None, ""))[1]
 
     def now(self) -> list[tuple[Pod, str]]:

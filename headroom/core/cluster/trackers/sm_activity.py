@@ -1,8 +1,9 @@
-"""Chooses the SM activity of each device: its history while that is fresh, else the agent's sample.
+"""Chooses the SM activity of each device. This is its history while the history is fresh, and
+otherwise the agent's sample.
 
 The caller of ``replace`` always passes the whole fresh history, so a missing entry has become
 stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM. New history
-only updates the devices whose activity changed; their memory is not accounted again.
+only updates the devices whose activity changed. Their memory is not accounted again.
 """
 
 from collections.abc import Mapping
@@ -25,16 +26,16 @@ def key_of(device: Device) -> Key:
 
 
 class Activities(Tracker):
-    """``node_of`` and ``age_s`` may be called from any thread."""
+    """The SM activity of all devices. Any thread may call ``node_of`` and ``age_s``."""
 
     def __init__(self) -> None:
         self._history: Mapping[Key, Activity] = {}
-        #: UUID of a GPU -> its node, and node -> UUIDs of its GPUs.
+        #: UUID of a GPU -> node of the GPU, and node -> UUIDs of its GPUs.
         self._node_of: dict[str, str] = {}
         self._gpus_of: dict[str, tuple[str, ...]] = {}
 
     def replace(self, history: Mapping[Key, Activity]) -> None:
-        """Replace the history; the caller must not change the mapping afterwards."""
+        """Replace the history. The caller must not change the mapping afterwards."""
         self._history = history
 
     def node_of(self, key: Key) -> str | None:

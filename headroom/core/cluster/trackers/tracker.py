@@ -14,13 +14,14 @@ from headroom.core.placement.device_accounting import DeviceTerms
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """The last state of a deleted pod: its node ("" if unbound), and whether it had ended."""
+    """The last state of a deleted pod, with its node ("" if it was unbound) and whether it had
+    ended."""
 
     node: str
     ended: bool
 
     def settles(self, node: str) -> bool:
-        """Whether none of its containers can run on this node."""
+        """Whether it is certain that no container of the pod runs on this node."""
         return self.ended or self.node != node
 
 
@@ -42,11 +43,12 @@ class Tracker:
     have changed, apart from the node that the change is about."""
 
     def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str] | None:
-        """``managed``: the pod requests GPU resources that Headroom manages."""
+        """A pod was created or updated. ``managed`` is whether it requests GPU resources that
+        Headroom manages."""
         return None
 
     def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str] | None:
-        """``last`` is None if the last state of the pod is not known."""
+        """A pod was deleted. ``last`` is None if the last state of the pod is not known."""
         return None
 
     def node_seen(self, node: Node, before: Node | None) -> Iterable[str] | None:
@@ -56,8 +58,8 @@ class Tracker:
         return None
 
     def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str] | None:
-        """``at_s``: when it was received, on the monotonic clock. The same version may come twice,
-        if another tracker raised an exception."""
+        """A GPUNode was created or updated. ``at_s`` is the monotonic time at which it was
+        received. The same version may come twice if another tracker raised an exception."""
         return None
 
     def gpunode_gone(self, name: str) -> Iterable[str] | None:
