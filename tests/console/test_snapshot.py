@@ -169,7 +169,7 @@ def live(fleet: Asked, name: str) -> dict[str, str | None]:
 
 
 def replayed(file: Path, *options: str) -> list[dict[str, Any]]:
-    ran = run("extender", "replay", str(file), "--json", *options, env=os.environ)
+    ran = run("headroom", "replay", str(file), "--json", *options, env=os.environ)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 

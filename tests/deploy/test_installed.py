@@ -63,6 +63,9 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         # If a pod has to wait; tests/e2e/test_following.py asks with this role.
         ("", "events", "patch", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
+        # If a group is bound in part; tests/e2e/test_partial_groups.py asks with this role.
+        ("scheduling.k8s.io", "podgroups", "get", ""),
+        ("scheduling.x-k8s.io", "podgroups", "get", ""),
     },
     WEBHOOK: set(),
     CONSOLE: {

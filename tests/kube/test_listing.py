@@ -32,7 +32,7 @@ def node(plane: ControlPlane) -> Iterator[str]:
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("extender", "doctor", *arguments, env={"PATH": "/usr/bin:/bin"}, timeout_s=120.0)
+    return run("headroom", "doctor", *arguments, env={"PATH": "/usr/bin:/bin"}, timeout_s=120.0)
 
 
 @pytest.fixture
