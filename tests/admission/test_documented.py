@@ -184,6 +184,21 @@ def test_the_page_names_all_that_is_written_and_read() -> None:
     assert [name for name in names if f"`{name}" not in text and f"{name}`" not in text] == []
 
 
+def test_the_policy_protects_every_annotation_of_pods() -> None:
+    manifests = yaml.safe_load_all((ROOT / "deploy/base/admission.yaml").read_text())
+    (spec,) = (
+        each["spec"]
+        for each in manifests
+        if each["kind"] == "ValidatingAdmissionPolicy"
+        and each["metadata"]["name"] == "headroom-pod-annotations"
+    )
+    matches = {each["name"]: each["expression"] for each in spec["matchConditions"]}
+    of = {each["name"]: each["expression"] for each in spec["variables"]}
+    every = {*USER_ANNOTATIONS, *EXTENDER_ANNOTATIONS}
+    for expression in (matches["can-concern-headroom"], of["changed"] + of["ofExtenders"]):
+        assert {key for key in every if f'"{key}"' not in expression} == set()
+
+
 def test_the_gate_is_the_one_that_the_other_page_shows() -> None:
     text = (ROOT / "docs/design/device-truth.md").read_text()
     _, _, rest = text.partition("```yaml\nspec:\n  initContainers:")

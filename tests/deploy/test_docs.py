@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,37 @@ def test_the_files_of_usual_changes_exist() -> None:
     named = re.findall(r"`((?:[\w-]+/)+[\w.-]+)`", text)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+_FILE = re.compile(r"(?<![\w./$~{}\"'-])(?:[\w-]+/)+[\w-]+\.(?:py|md|yaml|toml|sh|js)\b")
+#: Paths in a user's clone, in the unpacked chart, and of a test about paths that do not exist.
+_ELSEWHERE = {
+    "headroom/deploy/base/headroom.yaml",
+    *("files/base/crd.yaml", "files/base/crd-vramprofile.yaml"),
+    "tests/test_figure.py",
+}
+
+
+def test_files_that_docs_and_code_name_exist() -> None:
+    """A path may begin below a folder of the repository: `core/placement/fit.py`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    known = {"/".join(name.split("/")[depth:]) for name in files for depth in range(9)}
+    named = {
+        (name, path)
+        for name in files
+        if Path(name).suffix in ("", ".py", ".md", ".yaml", ".toml", ".sh", ".js")
+        for path in _FILE.findall((ROOT / name).read_text(errors="replace"))
+    }
+    assert len(named) > 300
+    assert {
+        (name, path)
+        for name, path in named
+        if path not in known | _ELSEWHERE and not (ROOT / name).parent.joinpath(path).exists()
+    } == set()
