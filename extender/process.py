@@ -1,11 +1,8 @@
 """The process of the extender: kube-scheduler's calls on one port, its journal on another."""
 
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-
-from starlette.types import ASGIApp
 
 from extender.event_recorder import KubeEvents
 from extender.extended_resource import ExtendedResourceController
@@ -14,21 +11,15 @@ from extender.ledger.kube_groups import KubeGroups
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.ledger.ledger import Ledger
 from extender.preemption import PreemptionWriter
+from extender.serving import serve
 from headroom.runtime.debug_port import debug_port
 from headroom.runtime.follow.api_server import ApiServer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
 from headroom.runtime.memory_policy import limit_heap
-from headroom.runtime.server.http_limits import PeerProtocol
-from headroom.runtime.server.ports import Port, serve_ports
-from headroom.runtime.server.tls import ServerTls
 from headroom.runtime.settings.constraints import check_scheduler_is_authenticated
 from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
-
-#: How long a computing thread keeps the interpreter's lock while another one waits for it. The
-#: event loop waits for it several times in each call.
-SWITCH_S = 0.0005
 
 
 async def serve_extender(
@@ -76,36 +67,3 @@ def start_writers(server: ApiServer, extender: Extender, ledger: Ledger) -> None
     ExtendedResourceController(extender.cluster, extender.settings.mirror_vram, server.api).start(
         extender.loops, extender.unready
     )
-
-
-async def serve(
-    extender: Extender,
-    ledger: Ledger,
-    verbs: ASGIApp,
-    second: Port,
-    announce: Callable[[str], None],
-    started: Callable[[], None] = lambda: None,
-    stopping: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve kube-scheduler's calls, and the second port, until a signal.
-
-    ``started`` and ``stopping`` are called with the extender's own start and end.
-    """
-    settings = extender.settings
-    tls = ServerTls(settings.tls) if settings.tls else None
-    first = Port("verbs", settings.verbs_at, settings.verbs_port, verbs, PeerProtocol, tls)
-    sys.setswitchinterval(SWITCH_S)
-
-    def start() -> None:
-        extender.start()
-        extender.start_controllers(ledger)
-        started()
-
-    def stop() -> None:  # otherwise shutdown waits for clients that follow the journal
-        extender.stream.ended = True
-        stopping()
-
-    try:
-        await serve_ports([first, second], announce, started=start, stopping=stop)
-    finally:
-        extender.loops.stop()

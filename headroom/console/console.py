@@ -1,8 +1,7 @@
 """The console: debug API, page, events and metrics of the fleet, over a view of the cluster."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 
 import structlog
 from fastapi import APIRouter, FastAPI
@@ -16,7 +15,6 @@ from headroom.console.history.history import History
 from headroom.console.history.ranges import PrometheusRanges
 from headroom.console.history.recorder import HistoryRecorder
 from headroom.console.metrics import FleetCollector, Scrapes
-from headroom.console.quota_reader import KubeQuotas
 from headroom.console.view_context import Context, no_quotas
 from headroom.console.views.process import SettingsView, process_status
 from headroom.contract.decision import decision_of
@@ -28,15 +26,11 @@ from headroom.core.journal.decision_records import Bounds
 from headroom.core.journal.journal import Journal
 from headroom.core.rules.pod_requests import ResourceQuota
 from headroom.core.whatif.pending_pods import Pending
-from headroom.runtime.follow.api_server import ApiServer
 from headroom.runtime.follow.claims import Claims
 from headroom.runtime.follow.cluster_view import ClusterView
-from headroom.runtime.kube.api_errors import ApiError
 from headroom.runtime.kube.profiles import Profiles
-from headroom.runtime.kube.resources import profile_kind
 from headroom.runtime.loops import stuck_sentence
 from headroom.runtime.server.auth import Guard
-from headroom.runtime.server.client_ca import ClientCa
 from headroom.runtime.settings.ports import MetricsAccess
 from headroom.runtime.settings.settings import Settings
 
@@ -63,10 +57,10 @@ class Console:
         routes: APIRouter | None = None,
     ) -> None:
         settings = view.settings
-        self._view = view
+        self.view = view
         self._routes = routes
         self._scrapes = Scrapes()
-        self._profiles, self._claims = Profiles(), Claims()
+        self.profiles, self._claims = Profiles(), Claims()
         self.following = JournalFollower(
             settings.extenders,
             settings.debug_port,
@@ -97,11 +91,11 @@ class Console:
     def start(self) -> None:
         self.following.start()
         if not self._has_extender:  # an extender has its own holds
-            HoldsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
-        self.changes.start(self._view.loops, self._view.begun)
-        self._recorder.start(self._view.loops, self._view.begun)
+            HoldsUpdater(self.following.now, self.view.enqueue).start(self.view.loops)
+        self.changes.start(self.view.loops, self.view.begun)
+        self._recorder.start(self.view.loops, self.view.begun)
         if self._users is not None:
-            self._users.start(self._view.loops, self._view.begun)
+            self._users.start(self.view.loops, self.view.begun)
 
     def authorize(self, authorization: Callable[[], str]) -> None:
         """Show this header to extenders. ``authorization`` returns it."""
@@ -114,32 +108,7 @@ class Console:
     def take(self, events: Sequence[WatchEvent]) -> None:
         """Take events that decisions and views depend on, from any thread."""
         self._claims.apply(events)
-        self._view.enqueue(events)
-
-    @asynccontextmanager
-    async def followed_through(self, server: ApiServer) -> AsyncIterator[None]:
-        """Follow the watches of the API server while the context lasts. Readers may also
-        authenticate with a client certificate."""
-        kinds = [profile_kind()]
-        async with server.followed_by(self._view, self.take, kinds, self._profiles.apply):
-            if server.guard is not None and server.debug_tls is not None:
-                ClientCa(server.reviews, server.debug_tls.request_client_certificates).start(
-                    self._view.loops
-                )
-            yield
-
-    def app_for(self, server: ApiServer) -> FastAPI:
-        """Return the app of a console in a cluster."""
-        quotas = KubeQuotas(server.reviews)
-
-        def read(namespace: str) -> Sequence[ResourceQuota] | None:
-            try:
-                return quotas.of(namespace)
-            except ApiError as err:
-                log.warning("quotas_not_read", namespace=namespace, error=str(err))
-                return None
-
-        return self.app(server.guard, read)
+        self.view.enqueue(events)
 
     def app(
         self,
@@ -156,7 +125,7 @@ class Console:
         quotas: Callable[[str], Sequence[ResourceQuota] | None],
     ) -> Context:
         """Return what the views read."""
-        view, settings = self._view, self._view.settings
+        view, settings = self.view, self.view.settings
         return Context(
             view.cluster,
             self.journals,
@@ -173,7 +142,7 @@ class Console:
             quotas,
             settings.scheduler_name,
             lambda: view.settings.gpu_hour_price,
-            profiles=self._profiles,
+            profiles=self.profiles,
             claims=self._claims,
             history=self._recorder.history,
             ranges=ranges_of(settings),
@@ -183,7 +152,7 @@ class Console:
         )
 
     def _settings_now(self) -> SettingsView:
-        settings, reloading = self._view.settings, self._view.reloading
+        settings, reloading = self.view.settings, self.view.reloading
         return SettingsView(
             mode=settings.mode.value,
             file=str(reloading.file) if reloading.file else None,
@@ -195,7 +164,7 @@ class Console:
 
     def _publish_misses(self, effects: Effects) -> None:
         for outcome in effects.outcomes:
-            publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))
+            publish_miss(self.feed, outcome, self.view.cluster.pod(outcome.uid))
 
 
 def ranges_of(settings: Settings) -> PrometheusRanges | None:

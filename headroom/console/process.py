@@ -5,6 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from headroom.console.console import Console
+from headroom.console.in_cluster import app_for, followed_through
 from headroom.console.node_pods import NodePods
 from headroom.runtime.debug_port import debug_port
 from headroom.runtime.follow.api_server import ApiServer
@@ -35,13 +36,13 @@ async def serve_console(
     console = Console(view, lambda: pods.pending, pods_on=NodePods(server.reviews).on)
     pods.decision = console.journals.of_uid
     console.authorize(lambda: authorization(server.configuration))
-    app = console.app_for(server)
+    app = app_for(console, server)
 
     def started() -> None:
         view.start()
         console.start()
 
-    async with console.followed_through(server):
+    async with followed_through(console, server):
         pods.start(view.loops, view.unready)
         try:
             port = debug_port(settings, app, server.debug_tls)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from headroom.dra_taints.controller import EVERY_S, LEAST_S, DeviceTaintsController, Reports
 from headroom.dra_taints.metrics import TaintTelemetry
 from headroom.dra_taints.taint_rules import TaintRules
-from headroom.runtime.debug_port import metrics_guard, probes_port
+from headroom.runtime.debug_port import probes_port
 from headroom.runtime.follow.claims import Claims
 from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.kube.election import RETRY_S, Election
@@ -19,6 +19,7 @@ from headroom.runtime.kube.readiness import unready
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
 from headroom.runtime.kube.resources import watched_kinds
 from headroom.runtime.loops import Loops
+from headroom.runtime.metrics_guard import metrics_guard
 from headroom.runtime.server.ports import serve_ports
 from headroom.runtime.settings.reload import ANYWHERE, Origin, SettingsReloader
 from headroom.runtime.settings.settings import Mode, Settings

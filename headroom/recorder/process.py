@@ -14,7 +14,7 @@ from headroom.recorder.past_lives import PastLives
 from headroom.recorder.pod_facts import ObservedPod, read_pod
 from headroom.recorder.prometheus_history import CHECK_S, MAX_TIMEOUT_S, HistoryReader, Source
 from headroom.recorder.rounds import Observed, Recorder
-from headroom.runtime.debug_port import metrics_guard, probes_port
+from headroom.runtime.debug_port import probes_port
 from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.kube.election import RETRY_S, Election
 from headroom.runtime.kube.informers import KubernetesSources
@@ -22,6 +22,7 @@ from headroom.runtime.kube.readiness import unready
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
 from headroom.runtime.kube.resources import watched_kinds
 from headroom.runtime.loops import Loops
+from headroom.runtime.metrics_guard import metrics_guard
 from headroom.runtime.server.ports import serve_ports
 from headroom.runtime.settings.reload import ANYWHERE, Origin, SettingsReloader
 from headroom.runtime.settings.settings import Settings

@@ -1,8 +1,6 @@
 """Probes and metrics of processes that serve nothing else on a port."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, HTTPException
 from fastapi.security import HTTPBearer
@@ -12,32 +10,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.loops import stuck_sentence
 from headroom.runtime.server.auth import Guard
 from headroom.runtime.server.http_limits import PeerProtocol
 from headroom.runtime.server.ports import Port
-from headroom.runtime.server.reviews import KubeReviews
 from headroom.runtime.server.tls import ServerTls
-from headroom.runtime.settings.ports import MetricsAccess
 from headroom.runtime.settings.settings import Settings
 
 _bearer = HTTPBearer(auto_error=False)
 _NO_TOKEN = 'no token was sent; example: -H "Authorization: Bearer $(kubectl create token NAME)"'
-
-
-@contextmanager
-def metrics_guard(settings: Settings) -> Iterator[Guard | None]:
-    """Yield what authorizes readers of the metrics; None if every client may read them."""
-    if settings.debug_open or settings.metrics_access is MetricsAccess.OPEN:
-        yield None
-        return
-    # Separate connections: requests of readers must not use those of the process's own work.
-    api = KubeApi(load_configuration(), connect_timeout_s=2.0, read_timeout_s=3.0)
-    try:
-        yield Guard(KubeReviews(api), time.monotonic)
-    finally:
-        api.close()
 
 
 def probes_app(

@@ -20,7 +20,7 @@ from headroom.runtime.settings.constraints import is_loopback
 from headroom.runtime.settings.fleet_file import Fleet
 from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
-from headroom.serve.extender_and_console import console_beside, serve_beside
+from headroom.serve.beside import console_beside, serve_beside
 
 #: Reports change only on request, so no report is ever stale.
 NEVER_STALE_S = 1e12

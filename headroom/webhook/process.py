@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from headroom.contract.watched import WatchEvent
 from headroom.errors import BadSettings
-from headroom.runtime.debug_port import metrics_guard, probes_port
+from headroom.runtime.debug_port import probes_port
 from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.kube.informers import KubernetesSources
 from headroom.runtime.kube.profiles import Profiles
@@ -18,6 +18,7 @@ from headroom.runtime.kube.readiness import unready
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
 from headroom.runtime.kube.resources import profile_kind, watched_kinds
 from headroom.runtime.loops import STUCK_AFTER_S, Loops
+from headroom.runtime.metrics_guard import metrics_guard
 from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.ports import Port, serve_beside, serve_ports
 from headroom.runtime.server.tls import ServerTls

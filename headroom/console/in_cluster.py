@@ -1,0 +1,43 @@
+"""A console that follows the API server, and asks it about quotas and readers."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+
+from headroom.console.console import Console
+from headroom.console.quota_reader import KubeQuotas
+from headroom.core.rules.pod_requests import ResourceQuota
+from headroom.runtime.follow.api_server import ApiServer
+from headroom.runtime.kube.api_errors import ApiError
+from headroom.runtime.kube.resources import profile_kind
+from headroom.runtime.server.client_ca import ClientCa
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def followed_through(console: Console, server: ApiServer) -> AsyncIterator[None]:
+    """Follow the watches of the API server while the context lasts. Readers may also authenticate
+    with a client certificate."""
+    kinds = [profile_kind()]
+    async with server.followed_by(console.view, console.take, kinds, console.profiles.apply):
+        if server.guard is not None and server.debug_tls is not None:
+            ask = server.debug_tls.request_client_certificates
+            ClientCa(server.reviews, ask).start(console.view.loops)
+        yield
+
+
+def app_for(console: Console, server: ApiServer) -> FastAPI:
+    """Return the app of a console in a cluster."""
+    quotas = KubeQuotas(server.reviews)
+
+    def read(namespace: str) -> Sequence[ResourceQuota] | None:
+        try:
+            return quotas.of(namespace)
+        except ApiError as err:
+            log.warning("quotas_not_read", namespace=namespace, error=str(err))
+            return None
+
+    return console.app(server.guard, read)

@@ -1,0 +1,25 @@
+"""Authorizes readers of the metrics by the API server."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headroom.runtime.kube.client import KubeApi, load_configuration
+from headroom.runtime.server.auth import Guard
+from headroom.runtime.server.reviews import KubeReviews
+from headroom.runtime.settings.ports import MetricsAccess
+from headroom.runtime.settings.settings import Settings
+
+
+@contextmanager
+def metrics_guard(settings: Settings) -> Iterator[Guard | None]:
+    """Yield what authorizes readers of the metrics; None if every client may read them."""
+    if settings.debug_open or settings.metrics_access is MetricsAccess.OPEN:
+        yield None
+        return
+    # Separate connections: requests of readers must not use those of the process's own work.
+    api = KubeApi(load_configuration(), connect_timeout_s=2.0, read_timeout_s=3.0)
+    try:
+        yield Guard(KubeReviews(api), time.monotonic)
+    finally:
+        api.close()
