@@ -1,8 +1,8 @@
 """Enumerates all ways in which a kubelet and NVIDIA's plugin can allocate replicas.
 
-Written from the source of the plugin (``distributed`` as in v0.19.3; ``packed`` transcribed from
-v0.20.0, which cannot be built here) and of the kubelet, and from no code of Headroom. It uses no
-formula: it visits all states that a small node can reach.
+It is written from the source of the kubelet and of the plugin (``distributed`` as in v0.19.3;
+``packed`` transcribed from v0.20.0, which cannot be built here), and shares no code with Headroom.
+Instead of a formula, it visits all states that a small node can reach.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; ``leaving`` of its allocated replicas belong to ending pods, one each."""
+    """A GPU. Ending pods hold ``leaving`` of its allocated replicas, one replica each."""
 
     total: int
     allocated: int = 0
@@ -30,7 +30,7 @@ class Node:
 
 @dataclass(frozen=True)
 class State:
-    #: How many pods that were ending have gone, by GPU.
+    #: Number of ending pods that are gone, by GPU.
     gone: tuple[int, ...]
     #: The replicas of each pod, GPU by GPU in the given order; None: not admitted yet.
     where: tuple[tuple[int, ...] | None, ...] = field(default=())
@@ -57,7 +57,8 @@ def answers(totals: Sequence[int], available: Sequence[int], policy: str) -> set
 
 
 def offers(node: Node, available: Sequence[int]) -> Iterator[list[int]]:
-    """Return what the kubelet can offer: all, or with alignment the replicas of some NUMA nodes."""
+    """Yield the replicas that the kubelet can offer: all replicas, or with alignment the replicas
+    of some NUMA nodes."""
     numas = sorted({gpu.numa for gpu in node.gpus})
     for size in range(1, len(numas) + 1) if node.aligned else [len(numas)]:
         for some in combinations(numas, size):
@@ -109,7 +110,7 @@ def could_get(node: Node, waiting: Sequence[int], count: int = 1) -> set[int]:
 
 
 def most_on(node: Node, waiting: Sequence[int]) -> list[int]:
-    """Return for each GPU the most replicas that unconfirmed pods can get of it."""
+    """Return for each GPU the maximum number of its replicas that unconfirmed pods can get."""
     most = [0] * len(node.gpus)
     for state in states(node, waiting):
         given = [index for place in state.where if place for index in place]

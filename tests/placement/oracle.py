@@ -73,7 +73,7 @@ def reasons(
     return found
 
 
-# What the pod asks.
+# The requests of the pod.
 
 
 def counts(container: Container) -> dict[str, int]:
@@ -112,14 +112,14 @@ def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: 
     if isinstance(asked, Share):
         return max(1, allocatable * asked.ppm // 1_000_000)
     total = max(1, on.replicas.total)
-    # MPS grants each process what a replica is worth.
+    # MPS allows each process the share of one replica.
     processes = int(pod.annotation(PROCESSES) or "1") if on.sharing == "mps" else 1
     return max(1, allocatable // total * min(count * processes, total))
 
 
 def needed(pod: Pod, on: Device, status: GPUNodeStatus, reserve: int, resource: str) -> int:
-    """The most bytes that the pod could put into the memory of the device ``on``; what it asks of
-    another resource can only be there where several devices share it."""
+    """Return the maximum number of bytes that the pod could put into the memory of the device
+    ``on``. Its requests for other resources count only if several devices share the memory."""
     if len(mates(on, status)) == 1:
         return needed_of(pod, resource, on, status, reserve)
     return sum(needed_of(pod, other, on, status, reserve) for other in resources_of(pod))
@@ -152,7 +152,7 @@ def mps_reasons(
             found.add(Reason.TOO_MANY_SHARED)
         text = pod.annotation(VRAM)
         named = text is not None and parse_vram(text).of(container.name) is not None
-        # What a replica is worth is what the plugin grants.
+        # The share of a replica is the limit that the plugin sets.
         if (
             named
             and count
@@ -162,7 +162,7 @@ def mps_reasons(
     return found
 
 
-# What the node has.
+# The devices and pods of the node.
 
 
 def mates(d: Device, status: GPUNodeStatus) -> list[Device]:
@@ -206,7 +206,8 @@ def sick(d: Device, status: GPUNodeStatus) -> bool:
 
 
 def may_have_a_free_replica(d: Device) -> bool:
-    """An impossible replica count does not prove that no replica is free."""
+    """Return whether a replica may be free. An impossible replica count does not prove the
+    opposite."""
     replicas = d.replicas
     return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
 

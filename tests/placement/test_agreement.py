@@ -157,7 +157,7 @@ def test_verdicts_do_not_depend_on_other_rows_or_their_order(
 def test_the_best_node_does_not_depend_on_the_order(
     fleet: list[World], vram: str, policy: str, random: object
 ) -> None:
-    # Equal nodes are the hard case: each world stands twice.
+    # Equal nodes are the hardest case, so each world occurs twice.
     nodes = [world.weighed(f"{i}{twin}") for i, world in enumerate(fleet) for twin in "ab"]
     what = request(pod(None, annotations={VRAM: vram, POLICY: policy}))
     verdicts = judged(what, *nodes)[1]

@@ -1,4 +1,4 @@
-"""Whether a fleet is full or fragmented, and where its headroom is."""
+"""The capacity of a fleet shows whether it is full or fragmented, and where its headroom is."""
 
 import pytest
 

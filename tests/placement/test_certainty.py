@@ -22,7 +22,7 @@ class World:
     node: brute.Node
     memory: int
     unattributed: tuple[int, ...]
-    #: GPU by GPU, the sizes of the pods that sit there.
+    #: The sizes of the pods on each GPU.
     sitting: tuple[tuple[int, ...], ...]
     waiting: tuple[int, ...]
 
@@ -119,7 +119,7 @@ def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(world: World, mo
     if message != "exact":
         assert (message == "slot-safe") == fits
     if message == "slot-safe":
-        # With some more that ask for what a replica is worth everywhere it is still safe.
+        # The node stays safe with further pods that request one replica's share.
         worth = min(of_it // gpu.total for gpu, of_it in pairs)
         crowd = [*world.waiting, *([worth] * more)]
         assert all(max(loads) <= world.memory for loads in world.loads(crowd))
@@ -138,7 +138,7 @@ def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
 
 
 def test_instances_that_share_a_memory_are_judged_together() -> None:
-    """Two compute instances: each pod fits alone, but not both."""
+    """Each of two pods fits on the compute instances alone, but not both."""
     instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
     for gib, expected in ((10, "slot-safe"), (15, "predicted")):
         on_its_way = {"p": reservation({"a": gib * GIB, "b": gib * GIB})}

@@ -1,4 +1,4 @@
-"""Which devices of a node the plugin can choose next, from the node's report."""
+"""The node's report determines which devices the plugin can choose next."""
 
 import pytest
 
@@ -165,7 +165,7 @@ def test_a_renamed_device_stays_a_candidate_of_its_reservations() -> None:
 
 
 def test_a_pod_shifted_by_a_later_one_needs_its_noted_bytes_there() -> None:
-    """a is the next choice and b, which is larger, the one after it."""
+    """Device a is the next choice, and the larger device b is the choice after it."""
     small, large = held("a", 0), held("b", 1, memory_bytes=48 * GIB)
     how = {"pods": rows(b=1), "plugin": DISTRIBUTED}
     snap, verdicts = judged("50%", weighed(small, large, **how))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A node over time: pods are bound, admitted in any order, reported late, and end.
+"""Simulates a node on which pods are bound, admitted in any order, reported late, and end.
 
 Kubelet and plugin are those of ``brute``. The extender sees only the last report and which pods the
 API server shows as running. If devices are predicted, unexpected events happen only while no pod is
@@ -39,7 +39,7 @@ class Running:
     where: list[int] = field(default_factory=list)
     #: Whether the API server shows that it is ending or has ended.
     ending: bool = False
-    #: GPUs that its own variable shows it, whatever it was given; None: the plugin decides.
+    #: GPUs that its own variable names, whatever the plugin allocated; None if the plugin decides.
     sees: frozenset[int] | None = None
 
     def loads(self) -> Iterator[tuple[int, int]]:
@@ -60,7 +60,7 @@ class Churn(RuleBasedStateMachine):
     #: Whether the report shows the plugin's policy.
     policy_known = True
     wishes = Rules()
-    #: Whether pods are seen to use what their own variable shows them.
+    #: Whether reports show that pods use the devices of their own variable.
     uses = True
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Churn(RuleBasedStateMachine):
 
     @rule()
     def observe(self) -> None:
-        """The agent reports; reservations of pods that ended before are removed."""
+        """Let the agent report, and remove reservations of pods that ended before."""
         taken = self.taken()
         rows = [
             self.row(uid, index, number)

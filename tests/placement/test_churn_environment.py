@@ -1,7 +1,7 @@
-"""A node over time, with pods whose own NVIDIA_VISIBLE_DEVICES decides which devices they use.
+"""Simulates a node with pods whose own NVIDIA_VISIBLE_DEVICES decides which devices they use.
 
 The replica that the plugin allocates affects its next choice. The memory is on the devices of the
-variable, where the process table shows it, or in some runs does not.
+variable. In some runs the process table does not show it there.
 """
 
 from hypothesis import settings

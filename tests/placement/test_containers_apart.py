@@ -81,7 +81,8 @@ def test_measured_use_above_the_containers_amount_counts() -> None:
 
 
 def test_an_init_containers_replicas_do_not_stand_for_those_of_later_containers() -> None:
-    """It holds as many replicas as the pod at most, and the app containers get them later."""
+    """The init container holds the maximum number of replicas of the pod, and the app containers
+    get them later."""
     containers = [*CHARGE.containers, ContainerCharge("init", 2, GIB)]
     charge = msgspec.structs.replace(CHARGE, containers=containers)
     shown = [
@@ -94,7 +95,7 @@ def test_an_init_containers_replicas_do_not_stand_for_those_of_later_containers(
 
 
 def test_a_container_counts_with_all_its_replicas() -> None:
-    """One of its two replicas is not shown, so it can be on either device."""
+    """The report shows only one of its two replicas, so the other one can be on either device."""
     containers = [ContainerCharge("main", 1, GIB), ContainerCharge("helper", 2, 3 * GIB)]
     charge = msgspec.structs.replace(CHARGE, count=3, containers=containers)
     assert [charge.bytes_on(uuid, APART) for uuid in ("a", "b")] == [4 * GIB, 4 * GIB]
@@ -131,7 +132,7 @@ def test_the_printed_sum_counts_each_container_once() -> None:
     assert msgspec.structs.replace(CHARGE, containers=[]).total_bytes == 8 * GIB
 
 
-def test_the_gate_counts_the_same() -> None:
+def test_the_gate_counts_the_containers_on_each_device() -> None:
     """A pod of 21 GiB and the container with 3 GiB fit on a device of 24 GiB, and 4 do not."""
     other = use("gated", "b", container="main", replica="b::1")
     for rows, answer in (([*APART, other], "yes"), ([APART[0], other], "not yet")):

@@ -1,4 +1,4 @@
-"""Cordoned devices: which pods they reject, by the way in which the node's devices are chosen."""
+"""Which pods a cordoned device rejects depends on how the node's devices are chosen."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_a_cordoned_gpu_closes_its_mig_devices() -> None:
     assert terms[0].health_detail == "its GPU, GPU-0"
 
 
-def test_what_is_on_a_cordoned_device_stays_charged() -> None:
+def test_pods_on_a_cordoned_device_stay_charged() -> None:
     held = {"u": reservation({"A": 6 * GIB})}
     taken = shared("A", free=3, allocated=1)
     node = weighed(taken, cordoned={"A"}, reservations=held, pods=[use("u", "A")])

@@ -1,4 +1,4 @@
-"""Contradictory values of a device, as they are reported in words."""
+"""Contradictory values of a device are explained in words."""
 
 from typing import Any
 

@@ -70,7 +70,7 @@ def held(candidates: Mapping[str, int]) -> Reservation:
 
 
 class TestEverywhere:
-    """Pods that set their variable themselves: they must fit on every device of the node."""
+    """Pods that set their variable themselves must fit on every device of the node."""
 
     def test_it_is_charged_on_every_device_of_the_node(self) -> None:
         node = weighed(shared("a"), shared("b"), device("c", resource="nvidia.com/other"))
@@ -119,7 +119,7 @@ class TestTheEquation:
         assert [(h.uid, h.observed) for h in a.holders] == [("u", False)]
         assert b.holders == ()
 
-    def test_the_replica_of_another_device_charges_no_memory(self) -> None:
+    def test_the_replica_on_another_device_is_not_charged_memory(self) -> None:
         rows = [use("u", "b", 0, replica="b::0"), use("u", "a", 9 * GIB)]
         found = terms(shared("a"), shared("b", 3, 1), pods=rows, reservations={"u": held({"a": 8})})
         assert self.reserved(*found) == [9, 0]
@@ -161,7 +161,7 @@ class TestTheEquation:
             leaving={"p", "u"},
             plugin=DISTRIBUTED,
         )
-        # The next pod can be given it only when p has let go.
+        # The next pod can get the replica only after p has released it.
         assert found[0].free_bytes == (24 - 3) * GIB
 
     def test_unconfirmed_pods_are_checked_on_every_device(self) -> None:

@@ -65,7 +65,7 @@ def test_a_partly_confirmed_pod_stays_charged_for_the_rest() -> None:
         6 * GIB,
         1,
     )
-    assert b.unconfirmed_bytes == 0  # on D1 it is charged with all that it asks for already
+    assert b.unconfirmed_bytes == 0  # its whole request is already charged on D1
 
 
 def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
@@ -272,7 +272,7 @@ def test_unknown_memory_has_its_own_reason() -> None:
         0,
     )
     assert b.health_issue is None
-    # It is that of every compute instance of the same memory.
+    # Every compute instance of the same memory has this reason.
     one, other = terms(mig("M0", 1, **_SILENT), mig("M1", 1))
     assert (one.health_issue, other.health_issue) == (Reason.MEMORY_UNKNOWN,) * 2
 
@@ -338,7 +338,7 @@ def test_a_pod_that_uses_a_device_without_a_replica_frees_no_replica() -> None:
 
 
 def test_devices_that_share_a_memory_all_lose_the_use_of_a_pod_that_is_gone() -> None:
-    """Else the other device would report the freed bytes as unattributed use."""
+    """Otherwise the other device would report the freed bytes as unattributed use."""
     mates = [
         device(uuid, kind="mig", parent="GPU-0", gpu_instance=1, used_bytes=9 * GIB)
         for uuid in ("M0", "M1")

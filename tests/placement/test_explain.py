@@ -42,7 +42,7 @@ def test_a_huge_reservation_lacks_most() -> None:
     assert [n.node for n in shown.nearest] == ["b", "a"]
 
 
-def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candidate() -> None:
+def test_the_largest_fitting_request_is_limited_by_the_worst_candidate_of_the_best_node() -> None:
     uneven = weighed(
         shared("x"), shared("y"), name="u", reservations={"u": reservation({"x": 16 * GIB})}
     )
@@ -91,7 +91,7 @@ def test_a_node_that_fits_has_its_score_and_terms() -> None:
 
 
 @pytest.mark.parametrize("vram", ["8Gi", "20Gi"])
-def test_problems_of_a_node_are_shown_even_if_the_pod_fits(vram: str) -> None:
+def test_problems_of_a_node_are_shown_even_if_the_pod_fits_there(vram: str) -> None:
     amiss = replace(holding("a", 10), detail="annotation steered has no effect")
     (shown,) = explained(vram, amiss).nearest
     assert (shown.reason is None) == (vram == "8Gi")

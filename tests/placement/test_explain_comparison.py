@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.placement.worlds import World, pods, worlds
 
 
-def test_all_failed_checks_are_listed_first_the_one_of_filter() -> None:
+def test_all_failed_checks_are_listed_starting_with_filters_reason() -> None:
     busy = SmActivity(0.9, "dcgm")
     crowded = shared("A", free=0, allocated=4, healthy=False, sm_activity=busy)
     asks = pod(None, annotations={VRAM: "30Gi", MAX_SM: "50%"})

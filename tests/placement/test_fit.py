@@ -1,4 +1,4 @@
-"""Every reason for which a node can be rejected, and cases that are no reason."""
+"""Tests each reason to reject a node, and similar cases that are no reason."""
 
 from typing import Any
 
@@ -94,7 +94,9 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
         ),
     ],
 )
-def test_memory_and_replicas(asked: Pod, node: NodeTerms, reason: Reason | None) -> None:
+def test_memory_and_replicas_decide_whether_a_pod_fits(
+    asked: Pod, node: NodeTerms, reason: Reason | None
+) -> None:
     assert reason_for(asked, node) is reason
 
 
@@ -111,7 +113,7 @@ def test_stale_node_never_fits() -> None:
     assert reason_for("1M", never) is Reason.STALE_REPORT
 
 
-def test_a_pod_that_asks_for_no_gpu_fits_everywhere() -> None:
+def test_a_pod_that_requests_no_gpu_fits_on_every_node() -> None:
     asked = pod(None, container(gpus=0))
     node = weighed(reason=Reason.NO_REPORT, fresh_until_s=float("-inf"))
     assert reason_for(asked, node) is None
@@ -184,7 +186,7 @@ def test_a_compute_mode_closes_a_device_that_pods_cannot_share_in_it(
 
 
 class TestMps:
-    """24 GiB and 4 replicas: 6 GiB for each process."""
+    """A device with 24 GiB and 4 replicas allows 6 GiB for each process."""
 
     @pytest.mark.parametrize(
         ("vram", "processes", "reason"),
@@ -220,7 +222,7 @@ class TestMps:
         assert reason_for(asked, weighed(mps(**used(6 * GIB)), tolerance_bytes=0)) is None
         full = used(6 * GIB + 1)
         assert reason_for(asked, weighed(mps(**full), tolerance_bytes=0)) is Reason.MEMORY_ON_ANY
-        # Time-slicing has no cap that they could multiply.
+        # Time-slicing has no limit per process.
         assert reason_for(asked, weighed(shared(**full), tolerance_bytes=0)) is None
 
     def test_two_replicas_in_one_container_are_rejected(self) -> None:
@@ -249,13 +251,13 @@ class TestSmLimit:
 
 
 class TestUnconfirmedPods:
-    def test_their_sum_is_charged_on_all_shared_devices(self) -> None:
+    def test_the_sum_of_all_containers_is_charged_on_each_shared_device(self) -> None:
         held = {f"u{i}": reservation({"a": 8 * GIB, "b": 8 * GIB}) for i in range(2)}
         node = weighed(shared("a"), shared("b"), reservations=held)
         assert reason_for("8Gi", node) is None
         assert reason_for(str(8 * GIB + 1), node) is Reason.MEMORY_ON_ANY
 
-    def test_each_takes_one_unshared_device(self) -> None:
+    def test_each_container_takes_one_unshared_device(self) -> None:
         uuids = {"a": 24 * GIB, "b": 24 * GIB, "c": 24 * GIB}
         devices = [device(uuid) for uuid in uuids]
         held = {f"u{i}": reservation(uuids) for i in range(2)}
@@ -286,7 +288,7 @@ class TestMig:
         apart = weighed(mig("M0", 1), mig("M1", 2), reservations=held)
         assert reason_for("10Gi", apart) is None
 
-    def test_two_of_them_for_one_container_need_twice(self) -> None:
+    def test_two_instances_for_one_container_need_twice_the_memory(self) -> None:
         two = pod("6Gi", container(gpus=2))
         assert reason_for(two, weighed(mig("M0", 1), mig("M1", 1))) is Reason.MEMORY_ON_ANY
         assert reason_for(two, weighed(mig("M0", 1), mig("M1", 2))) is None

@@ -1,4 +1,4 @@
-"""Which pods must leave a device that cannot hold all of its pods."""
+"""Some pods must leave a device without enough memory for all of its pods."""
 
 from typing import Any, ClassVar
 
@@ -106,7 +106,7 @@ def test_a_pod_without_a_controller_stays_and_is_stuck() -> None:
     assert found(alone, {"p": 16, "q": 9}) == leave(stuck=("p",))
     assert found(alone, {"p": 16, "q": 8}) == NOBODY
     both = alone | {"q": waiting("2")}
-    assert found(both, {"p": 16, "q": 9}) == leave("q")  # that is enough for the other
+    assert found(both, {"p": 16, "q": 9}) == leave("q")  # then the other pod fits
 
 
 def test_a_new_pod_without_a_controller_is_not_evicted_and_blocks_no_pod() -> None:
@@ -121,7 +121,8 @@ def test_a_pod_that_was_bound_without_headroom_leaves_before_a_newer_one() -> No
 
 
 class TestPodWithoutAController:
-    """Its author decides that it has none, so that decides about pods of its own namespace only."""
+    """The author of a pod decides whether it has a controller, so this must not affect pods of
+    other namespaces."""
 
     OTHERS: ClassVar = {"q": "other"}
 
@@ -159,7 +160,7 @@ class TestCordonedDevice:
     def test_a_pod_without_a_gate_stays(self) -> None:
         assert found({"p": newcomer()}, {"p": 1}, cordoned=self.CORDON) == NOBODY
 
-    def test_its_node_is_checked(self) -> None:
+    def test_a_node_with_a_misplaced_pod_is_checked(self) -> None:
         held = {"p": reservation({"a": GIB})}
         pods = [use("p", "a")]
         assert not overfull(terms(shared("a"), reservations=held, pods=pods))

@@ -1,4 +1,4 @@
-"""The demand of pods, and the prices of device classes derived from it."""
+"""The demand of pods determines the prices of device classes."""
 
 import msgspec
 import numpy as np
@@ -217,7 +217,7 @@ def test_a_small_pod_avoids_the_class_that_others_need() -> None:
 
 
 def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
-    """It approximates prices; in addition to them it reduces density."""
+    """The term approximates prices, and using both reduces density."""
     verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
     differing = of(fleet(), {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
     assert set(rank(verdicts, Weights(), differing).terms["smallest_device"].tolist()) == {0.5}
@@ -230,7 +230,7 @@ def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
     "demand", [{}, {(SMALL, LARGE): 3.0}, {(SMALL, LARGE): 99.0, (LARGE,): 1.0}]
 )
 def test_equal_prices_score_as_with_pack(demand: dict[tuple[int, ...], float]) -> None:
-    """They prefer no class, and best fit is then denser on nodes whose plugin chooses."""
+    """Equal prices prefer no class, and then best fit is denser on nodes whose plugin chooses."""
     snap, rows = fleet(), np.arange(5)
     market = of(snap, demand)
     cache = FitCache(Weights())

@@ -1,4 +1,4 @@
-"""An occupancy that is reused for a later report equals one computed from that report."""
+"""An occupancy that is reused for a later report equals the occupancy computed from that report."""
 
 from collections.abc import Iterator, Set
 from typing import Any
@@ -63,7 +63,7 @@ _leaving = st.frozensets(st.sampled_from(UIDS), max_size=2)
 
 
 def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, Reservation]:
-    """For some pods, their own variable decides the device."""
+    """Return reservations in which the own variable of some pods decides the device."""
     return {
         uid: replace(
             held, charges=[replace(c, by_environment=draw(st.booleans())) for c in held.charges]
@@ -78,7 +78,7 @@ def grounds(draw: DrawFn, world: World) -> Grounds:
 
 
 def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
-    """Yield copies with one field changed each, and at last one with other measurements."""
+    """Yield copies with one changed field each, and finally a copy with other measurements."""
     shown, reservations, leaving = was
     for name, values in _of_device.items():
         devices = [*shown.devices]
@@ -124,7 +124,7 @@ def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: World) 
             ), what
 
 
-def test_it_is_reused_after_any_change_of_measurements() -> None:
+def test_an_occupancy_is_reused_if_only_measurements_change() -> None:
     held = {"u1": reservation({"D0": GIB}), "u2": reservation({"D0": GIB, "D1": GIB})}
     rows = [use("u1", "D0", GIB), use("stray", "D1", GIB)]
     was = status(shared("D0"), shared("D1"), pods=rows)

@@ -149,7 +149,9 @@ def test_a_device_is_written_if_the_pod_can_get_no_other(node: NodeTerms, certai
         pytest.param(weighed(device("a"), device("b"), device("c")), False, id="two of three"),
     ],
 )
-def test_two_replicas(node: NodeTerms, certain: bool) -> None:
+def test_two_replicas_are_written_if_their_devices_are_certain(
+    node: NodeTerms, certain: bool
+) -> None:
     placement = placed(pod("1Gi", container(gpus=2)), node)
     assert ("devices.0" in written(placement)) is certain
 

@@ -41,7 +41,7 @@ def could_get(asked: Choice, node: Node, waiting: int, newcomer: int) -> set[int
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_small_node(policy: Policy) -> None:
+def test_the_bounds_match_the_enumeration_on_every_small_node(policy: Policy) -> None:
     """Up to three GPUs with up to three replicas and three unconfirmed pods, in every state.
 
     The quick run has up to two GPUs.
@@ -76,12 +76,15 @@ def nodes(draw: DrawFn, most_leaving: int = 2) -> Node:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(nodes(most_leaving=1), st.integers(0, 4), st.integers(1, 3))
-def test_random_nodes_of_uneven_gpus(node: Node, waiting: int, newcomer: int) -> None:
+def test_the_bounds_match_the_enumeration_on_random_nodes(
+    node: Node, waiting: int, newcomer: int
+) -> None:
     assume(sum(stock.free for stock in stocks(node)) >= waiting + newcomer)
     check(node, waiting, newcomer)
 
 
 def test_packed_continues_with_a_full_device_after_one_of_its_pods_ends() -> None:
-    """With one replica less, it comes after a device that other pods fill up meanwhile."""
+    """With one allocated replica less, the plugin chooses it after a device that other pods fill
+    meanwhile."""
     for waiting in range(4):
         check(Node((Gpu(1, allocated=1, leaving=1), Gpu(4, allocated=1)), "packed"), waiting)

@@ -35,8 +35,8 @@ def test_recorded_answers_for_several_replicas_are_among_our_candidates(
 
 
 def test_each_plugin_release_covers_a_part_of_our_candidates() -> None:
-    """v0.19.3 goes on with the device that it took last, v0.20.0 with one that it has not taken
-    yet. No report shows which of them runs, and together they give all candidates."""
+    """v0.19.3 continues with the device that it chose last, and v0.20.0 with a device that it has
+    not chosen yet. No report shows which version runs, and together they give all candidates."""
     narrower = 0
     for recording in SEVERAL:
         state, given = recording.state(), set(recording.given)
@@ -53,7 +53,7 @@ def test_recorded_answers_after_unconfirmed_pods_are_among_our_candidates() -> N
         assert set(recording.given) <= expected, recording
         reached += len(recording.given)
         candidates += len(expected)
-    # Each state was walked through forty times only; most of what could happen did.
+    # Each state was tried only forty times, so most but not all possible answers occurred.
     assert reached >= 0.9 * candidates
 
 

@@ -1,8 +1,8 @@
-"""The main guarantee: no device is ever overcommitted, whatever the plugin chooses.
+"""Tests the main guarantee, that no device is ever overcommitted, whatever the plugin chooses.
 
 Pods are bound one after the other as the code allows. A plugin that ignores memory allocates
-devices with a free replica to each, at any time and in any order. Reports show a part of that,
-late. After every step, the actual use is added up by device memory.
+devices with a free replica to each, at any time and in any order. Reports are late and incomplete.
+After every step, the actual use is added up by device memory.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Truth:
     devices: list[Device]
     #: (device, replica) -> pod uid.
     held: dict[tuple[str, int], str] = field(default_factory=dict)
-    #: Device -> (uid, container) -> bytes; init containers make way, so by phase.
+    #: Device -> phase -> (uid, bytes), because init containers end before app containers start.
     loads: dict[str, dict[str, list[tuple[str, int]]]] = field(default_factory=dict)
     #: Rows of a report that was taken, and the devices as it shows them.
     rows: list[PodUse] = field(default_factory=list)

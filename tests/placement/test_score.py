@@ -1,4 +1,4 @@
-"""Which node wins, and by how much."""
+"""Tests which node wins, and its score."""
 
 from collections import Counter
 from dataclasses import asdict

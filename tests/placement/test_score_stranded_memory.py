@@ -59,7 +59,7 @@ def winner(vram: str, *nodes: NodeTerms, policy: str = "pack") -> str:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_it_matches_the_definition(seed: int) -> None:
+def test_stranded_memory_matches_the_definition(seed: int) -> None:
     lots = random.Random(seed)
     sizes = [tuple(lots.choices(range(1, 6), k=lots.randint(0, 3))) for _ in range(4)]
     asked = lots.randint(1, 8)
@@ -81,7 +81,7 @@ def test_it_matches_the_definition(seed: int) -> None:
     assert wasted(f"{asked}Gi", node("n", *sizes)) == [expected]
 
 
-def test_a_pod_goes_to_pods_of_its_size() -> None:
+def test_a_pod_is_placed_beside_pods_of_its_size() -> None:
     """The empty device is next on both nodes; on one node, the other pods are small."""
     small, large = node("small", (4,), (4,), ()), node("large", (16,), (16,), ())
     assert wasted("16Gi", small, large) == [(2 * 12 + 12 // 4) * GIB, 0]
@@ -103,7 +103,7 @@ def test_the_fullest_candidate_decides() -> None:
     assert left_bytes.tolist() == [2 * GIB, 10 * GIB]
 
 
-def test_spreading_is_respected() -> None:
+def test_with_the_policy_spread_the_emptiest_node_wins() -> None:
     like, empty = node("like", (4,), ()), node("empty", (), ())
     assert winner("4Gi", like, empty) == "like"
     assert winner("4Gi", like, empty, policy="spread") == "empty"

@@ -62,7 +62,8 @@ def starting(*on: str, gib: int = 4, phase: Any = STARTING, **of: Any) -> Reserv
 
 
 def two_gpus(b_allocated: int = 0, plugin: Plugin = DISTRIBUTED, **how: Any) -> NodeTerms:
-    """GPU a has one pod, which starts alone; the plugin gives the next pod b, if b has none."""
+    """Return a node whose GPU a has one pod, which starts alone. The plugin gives the next pod GPU
+    b if b has no pod."""
     rows = [use("s", "a", GIB, replica="a::0")]
     rows += [use("q", "b", GIB, replica="b::0")] * b_allocated
     held = {"s": starting("a", "b"), "q": reservation({"b": GIB})}
@@ -113,7 +114,7 @@ def test_a_pod_never_shares_an_unshared_device() -> None:
 
 
 def test_a_pod_with_several_devices_waits_for_each_of_them() -> None:
-    """It gets both GPUs, of which one has a starting pod."""
+    """The pod gets both GPUs, and one of them has a starting pod."""
     two = alone(container(gpus=2))
     assert reason_for(two, two_gpus()) is WAITS
     unconfirmed = weighed(
@@ -162,7 +163,8 @@ def test_missing_memory_is_the_reason_before_a_starting_pod() -> None:
 
 
 def test_a_pod_that_chooses_its_devices_waits_for_each_starting_pod() -> None:
-    """It may use all devices, also those that the plugin would give to the other pod."""
+    """The pod may use all devices, including devices that the plugin would give to the other
+    pod."""
     rules = Rules(visible_devices=Rules().visible_devices.CHARGE)
     everywhere = request(alone(choosing(container())), rules=rules)
     unconfirmed = {"s": starting("a", "b")}
@@ -338,7 +340,7 @@ def test_a_start_lasts_until_each_engine_of_the_pod_has_settled() -> None:
 
 
 def test_the_use_of_a_device_that_the_pod_chose_itself_counts_for_each_container() -> None:
-    """Its replica is of device a, and shows no use."""
+    """Its replica belongs to device a, and shows no use."""
     idle = msgspec.structs.replace(NOT_STARTED, device="a")
     of = of_kubelet(running=True)
     assert end_of(of, idle, row("", "b")) is StartEnd.SETTLED

@@ -113,7 +113,7 @@ def test_of_two_equally_full_devices_the_idler_is_chosen(
 @pytest.mark.parametrize(
     ("policy", "gib", "best"),
     [
-        # All of B's SMs against none of A's count as a quarter of 24 GiB.
+        # The difference between fully busy and idle SMs counts as a quarter of 24 GiB.
         pytest.param("pack", 7, "B", id="packing, when more than a quarter would be wasted"),
         pytest.param("pack", 5, "A", id="quiet, when less would be"),
         pytest.param("spread", 5, "A", id="both speak for it"),
@@ -158,7 +158,7 @@ def test_with_unconfirmed_pods_new_pods_go_to_the_same_device() -> None:
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 
 
-def test_if_it_fits_nowhere_the_reason_is_that_of_the_candidates() -> None:
+def test_the_candidates_decide_the_reason_if_no_device_fits() -> None:
     sick = shared("A", healthy=False)
     small = shared("B", memory_bytes=4 * GIB)
     assert reason_for("8Gi", weighed(sick, small, plugin=STEERED)) is Reason.MEMORY_ON_ANY
@@ -235,7 +235,7 @@ class World:
     memory_of: dict[str, str]
     #: Replica -> (pod, its GiB), as the kubelet has it.
     held: dict[str, tuple[str, int]] = field(default_factory=dict)
-    #: As the checkpoint has it, which forgets pods at the next admission only.
+    #: The entries of the checkpoint, which drops pods only at the next admission.
     entries: list[Entry] = field(default_factory=list)
     reservations: dict[str, Reservation] = field(default_factory=dict)
     #: Pods that were bound and neither admitted nor deleted.
@@ -352,7 +352,8 @@ def test_no_interleaving_rejects_a_reserved_pod_or_overcommits(
                 world.admit(which, data)
             case "r":
                 world.report(steered=data.draw(st.booleans(), label="steered"))
-            # A replica that is freed can change a prediction: not while a pod depends on one.
+            # A freed replica can change a prediction, so no replica is freed while a pod depends on
+            # one.
             case "d" if world.held and not world.predicted():
                 uids = sorted({uid for uid, _ in world.held.values()})
                 gone = data.draw(st.sampled_from(uids), label="ended")

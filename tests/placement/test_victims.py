@@ -104,7 +104,7 @@ def test_a_disruption_budget_outweighs_priority() -> None:
     none_left = Budget(0, frozenset({"low"}))
     assert chosen(pods, sizes, 8) == {"low"}
     assert chosen(pods, sizes, 8, budgets=[none_left]) == {"high"}
-    # Where all else fails it is violated, as kube-scheduler does.
+    # If no other set helps, the budget is violated, as in kube-scheduler.
     assert chosen(pods, sizes, 16, budgets=[none_left]) == {"low", "high"}
 
 
@@ -148,7 +148,7 @@ def test_with_many_pods_victims_of_one_device_suffice() -> None:
     assert found is not None
     assert len(found) == 3
     assert found < devices[0]
-    # Fifty pods: what is cheap is asked often, what is dear a few dozen times.
+    # With fifty pods, the cheap check is called often, and the expensive one a few dozen times.
     assert PLENTY - tries.left < 200
 
 
@@ -170,7 +170,7 @@ def worlds(draw: st.DrawFn) -> Worlds:
 
 
 def brute(world: Worlds) -> tuple[tuple[float, ...], frozenset[str]] | None:
-    """Return the best of all sets that help, by the definition."""
+    """Return the best of all sets that help, computed directly from the definition."""
     pods, budgets, _, helping = world
     best: tuple[tuple[float, ...], frozenset[str]] | None = None
     for size in range(len(pods) + 1):
@@ -211,7 +211,7 @@ def test_no_better_set_exists_and_every_victim_is_needed(world: Worlds) -> None:
         assert (rank(of_found), expected[1]) == (NO_VICTIMS, frozenset())
     for p in of_found:
         assert found - {p.uid} not in helping
-    # With a better bound, it finds nothing.
+    # If the bound is lower than the best rank, no set is found.
     again = smallest(
         pods, budgets, devices, lambda _: True, helping.__contains__, tries, rank(of_found, budgets)
     )

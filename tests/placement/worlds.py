@@ -27,7 +27,7 @@ MIG = "nvidia.com/mig-1c.3g.20gb"
 OTHER_MIG = "nvidia.com/mig-2c.3g.20gb"
 RESOURCES = (GPU, SHARED, MIG, OTHER_MIG)
 
-#: The last is device utilisation by another name.
+#: The last source is device utilisation, which does not count as SM activity.
 ACTIVITIES = (None, SmActivity(0.5, "gpm"), SmActivity(0.0, "dcgm"), SmActivity(0.0, "nvml"))
 
 _gib_used = st.integers(0, 24).map(lambda gib: gib * GIB)

@@ -37,7 +37,7 @@ DEADLINE_S = 4.0
 
 
 class Clock(selectors.SelectSelector):
-    """Time that passes only while all tasks of a loop wait."""
+    """A clock whose time passes only while all tasks of a loop wait."""
 
     now_s = 1000.0
 
@@ -48,7 +48,7 @@ class Clock(selectors.SelectSelector):
 
 @dataclass(frozen=True)
 class Shape:
-    """A node: one device with replicas, or devices for one pod each."""
+    """A node with either one shared device or several unshared devices."""
 
     gib: int
     replicas: int = 1
@@ -58,7 +58,7 @@ class Shape:
 @dataclass
 class Gang:
     name: str
-    #: GiB of each pod, on each of its devices.
+    #: GiB that each pod requests on each of its devices.
     sizes: Sequence[int]
     minimum: int
     gpus: int = 1
@@ -90,7 +90,8 @@ class World:
         self.extenders: list[Extender] = []
         #: Pod -> the GiB and the GPUs that it requests.
         self.asked: dict[str, tuple[int, int]] = {}
-        #: Pod -> node, of pods that a scheduler has chosen and whose bind is not answered.
+        #: Pod -> node, for pods whose node a scheduler has chosen and whose bind is not answered
+        #: yet.
         self.assumed: dict[str, str] = {}
         #: Seconds that the API server takes for each of the next writes of reservations.
         self.stalls_s: list[float] = []
@@ -162,7 +163,7 @@ class World:
         self.extenders.append(Extender(state, verbs))
 
     async def _meanwhile(self, operation: str, when: str) -> None:
-        """The API server takes up to 20 ms."""
+        """Sleep for up to 20 ms, as long as the API server takes."""
         await asyncio.sleep(self.chance.uniform(0, 0.01))
         if operation == "write_spec" and when == "before" and self.stalls_s:
             await asyncio.sleep(self.stalls_s.pop())
@@ -208,7 +209,7 @@ class World:
             self.create(name, gib, gang.gpus, gang.name, gang.prefers, gang.label)
 
     def delete(self, name: str) -> None:
-        """The pod has ended, and the ledger has noticed."""
+        """Delete a pod that has ended, and remove its reservation."""
         node = self.bound().get(name)
         self.store.delete_pod("default", name)
         if node is not None:
@@ -225,14 +226,14 @@ class World:
         return len(self.bound().keys() & set(gang.pods))
 
     def free(self, node: str) -> int:
-        """Return the GiB that a new pod could get there; 0 if it gets no replica."""
+        """Return the GiB that a new pod could get on the node; 0 if no replica is free."""
         shape, here = self.shapes[node], [p for p, n in self.bound().items() if n == node]
         if sum(self.asked[name][1] for name in here) >= shape.replicas * shape.gpus:
             return 0
         return shape.gib - (sum(self.asked[name][0] for name in here) if shape.gpus == 1 else 0)
 
     def check(self) -> None:
-        """No device is overcommitted."""
+        """Assert that no device is overcommitted."""
         for node, shape in self.shapes.items():
             here = [self.asked[name] for name, on in self.bound().items() if on == node]
             assert sum(gpus for _, gpus in here) <= shape.replicas * shape.gpus
@@ -282,9 +283,9 @@ class World:
         return await self.bind(name, node, by)
 
     async def cycle(self, gang: Gang, by: Extender, pause_s: float = 0.0) -> dict[str, str]:
-        """Choose nodes for all pods of the group; empty if the group has to wait."""
+        """Choose nodes for all pods of the group. The result is empty if the group has to wait."""
         waiting = [name for name in gang.pods if name not in self.bound()]
-        if gang.label:  # the plugin tries pods in the order in which they were queued again
+        if gang.label:  # the plugin tries pods in the order in which they were requeued
             self.chance.shuffle(waiting)
         scheduled, chosen = len(gang.pods) - len(waiting), dict[str, str]()
         for left, name in zip(range(len(waiting), 0, -1), waiting, strict=True):
@@ -302,7 +303,7 @@ class World:
         return chosen
 
     async def bind_all(self, chosen: dict[str, str], by: Extender) -> int:
-        """Return how many pods were bound."""
+        """Bind the pods, and return how many were bound."""
         work = [self.bind(name, node, by) for name, node in chosen.items()]
         return sum(await asyncio.gather(*work))
 

@@ -1,4 +1,4 @@
-"""Filter with ``filter_best_only``: the node that prioritize would have named, and no other."""
+"""With ``filter_best_only``, filter returns only the node that prioritize would have named."""
 
 import json
 from collections.abc import Iterator
@@ -56,7 +56,8 @@ def test_filter_returns_the_node_that_prioritize_would_rank_first(
 
 
 def test_the_best_node_is_named_only_if_it_is_offered(best_only: Server) -> None:
-    """Also if another node is offered whose name is as long, so that the names look like all."""
+    """This includes another offered node with a name of equal length, because then the offered
+    names have as many bytes as the names of all nodes."""
     shown = pod("p", "20Gi")
     (best,) = asked(best_only, shown)["NodeNames"]
     others = [name for name in NAMES if name != best]
@@ -66,7 +67,7 @@ def test_the_best_node_is_named_only_if_it_is_offered(best_only: Server) -> None
     assert second in others
 
 
-def test_a_known_node_is_not_preferred_to_an_autoscalers_template(best_only: Server) -> None:
+def test_a_known_node_is_not_preferred_to_a_template_of_an_autoscaler(best_only: Server) -> None:
     new = {
         "metadata": {"name": "new", "labels": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}},
         "status": {"allocatable": {"nvidia.com/gpu": "1"}},
@@ -76,7 +77,7 @@ def test_a_known_node_is_not_preferred_to_an_autoscalers_template(best_only: Ser
     assert best_only.post("/filter", args).json()["Nodes"]["items"] == nodes
 
 
-def test_if_one_or_none_fits_the_others_have_their_reasons(best_only: Server) -> None:
+def test_rejected_nodes_have_reasons_if_at_most_one_node_fits(best_only: Server) -> None:
     answer = asked(best_only, pod("one", "60Gi"))
     assert answer["NodeNames"] == ["large"]
     assert answer["FailedAndUnresolvableNodes"] == {"small": TOO_SMALL, "pair": TOO_SMALL}
@@ -94,7 +95,7 @@ def test_all_fitting_nodes_are_returned_for_preferences_or_pods_without_a_gpu(
     assert asked(best_only, pod("plain", gpus=0))["NodeNames"] == list(NAMES)
 
 
-def test_the_ranking_is_on_record(best_only: Server) -> None:
+def test_the_ranking_is_recorded(best_only: Server) -> None:
     (winner,) = asked(best_only, pod("p", "20Gi"))["NodeNames"]
 
     def decision() -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Bind uses the version of the pod that filter decided about, and trusts the watch for its text."""
+"""Bind uses the version of the pod that filter decided about. If the watch has this version, bind
+uses the watched copy."""
 
 import asyncio
 import json
@@ -20,7 +21,7 @@ from tests.state.states import EPOCH_S, STALE_AFTER_S
 
 
 class Recording:
-    """A ledger that binds every pod and records what it was asked."""
+    """A ledger that binds every pod and records the bind requests."""
 
     def __init__(self) -> None:
         self.asked: list[BindRequest] = []
@@ -53,7 +54,7 @@ def bound(watched: dict[str, Any], *filtered: dict[str, Any]) -> Pod | None:
         pytest.param(("8Gi", "2"), [("4Gi", "1")], "4Gi", id="the pod changed after filter"),
     ],
 )
-def test_bind_reserves_what_filter_decided_about(
+def test_bind_reserves_memory_for_the_version_that_filter_decided_about(
     watched: tuple[str, str], filtered: list[tuple[str, str]], used: str
 ) -> None:
     versions = [pod("p", vram, version=version) for vram, version in filtered]

@@ -78,7 +78,7 @@ def test_only_nodes_on_which_evictions_could_help_are_candidates() -> None:
     ],
     ids=["equal priority", "no priority", "preempts never", "too large", "nominated elsewhere"],
 )
-def test_there_are_no_candidates_if_evictions_cannot_help(shown: dict[str, Any]) -> None:
+def test_no_node_is_a_candidate_if_evictions_cannot_help(shown: dict[str, Any]) -> None:
     answer = Preempting().filtered(shown)
     assert answer["FailedNodes"] == {}
     assert set(answer["FailedAndUnresolvableNodes"]) == set(NODES)
@@ -90,7 +90,7 @@ def test_older_versions_of_kube_scheduler_get_no_candidates() -> None:
     assert set(answer["FailedAndUnresolvableNodes"]) == set(NODES)
 
 
-def test_there_are_no_candidates_if_a_node_passes() -> None:
+def test_no_node_is_a_candidate_if_another_node_passes() -> None:
     answer = Preempting(LAYOUT | {"free": [[]]}).filtered(important(), [*NODES, "free"])
     assert answer["NodeNames"] == ["free"]
     assert answer["FailedNodes"] == {}
@@ -103,7 +103,7 @@ def test_a_nominated_pod_has_its_node_as_the_only_candidate() -> None:
     assert set(answer["FailedAndUnresolvableNodes"]) == {"lower", "equal", "gone"}
 
 
-def test_victims_are_added_to_candidates_without_any() -> None:
+def test_victims_are_added_to_candidates_that_have_none() -> None:
     world = Preempting()
     world.filtered(important())
     answer = world.preempted(important(), {"lower": [], "mixed": []})
@@ -116,10 +116,10 @@ def test_victims_are_added_to_candidates_without_any() -> None:
     assert world.preempted(important("15Gi"), {"mixed": []}) == {}
 
 
-def test_no_pod_is_evicted_if_memory_has_become_free_since() -> None:
+def test_no_pod_is_evicted_if_memory_became_free_after_filter() -> None:
     world = Preempting({"freed": [[On("a", 10, 3)]]})
     assert world.preempted(important("12Gi"), {"freed": []}) == {}
-    # Nor if kube-scheduler offers another node whose victims are not needed then.
+    # The same is true if kube-scheduler offers another node, whose victims are not needed either.
     world = Preempting({"freed": [[On("a", 10, 3)]], "lower": [[On("b", 20, 3)]]})
     assert world.preempted(important("12Gi"), {"freed": [], "lower": []}) == {}
 
@@ -144,7 +144,8 @@ def test_a_scheduler_that_calls_preempt_always_gets_candidates() -> None:
     world = Preempting()
     for _ in range(20):
         assert set(world.filtered(important())["FailedNodes"]) == {"lower", "mixed"}
-        # Filter is called twice for a nominated pod, and preempt not while its victims end.
+        # Filter is called twice for a nominated pod, but preempt is not called while its victims
+        # end.
         for _ in range(20):
             assert set(world.filtered(important(nominated="lower"))["FailedNodes"]) == {"lower"}
         world.preempted(important(), {"mixed": []})
@@ -178,7 +179,7 @@ def test_there_is_no_second_search_until_a_node_has_gained_headroom() -> None:
     assert candidates(shown) == ["n"]
 
 
-def test_a_search_beside_a_hold_is_repeated() -> None:
+def test_a_search_is_repeated_if_memory_was_held_during_it() -> None:
     world = Preempting({"n": [[On("a", 20, 3)]]})
     first, second = important(), important()
     second["metadata"] |= {"name": "second", "uid": "uid-second"}
@@ -206,7 +207,7 @@ def test_every_node_on_which_an_eviction_helps_is_a_candidate() -> None:
     assert others > helped / 10
 
 
-def test_a_failed_search_counts_only_for_its_nodes() -> None:
+def test_a_failed_search_excludes_only_the_searched_nodes() -> None:
     layout = {"n": [[On("a", 10, 3), On("b", 10, 9)]], "m": [[On("c", 20, 3)]]}
     world = Preempting(layout)
     shown, other = important("15Gi"), important("15Gi")
@@ -220,7 +221,7 @@ def test_a_failed_search_counts_only_for_its_nodes() -> None:
     assert uids(world.preempted(other, {"m": []})) == {"m": ["c"]}
 
 
-def test_a_search_for_missing_cpu_does_not_count_for_pods_that_lack_only_memory() -> None:
+def test_a_failed_search_for_cpu_does_not_exclude_nodes_for_pods_that_lack_memory() -> None:
     world = Preempting({"n": [[On("a", 10, 3), On("b", 10, 9)]]})
     assert world.preempted(important("15Gi"), {"n": ["a"]}) == {}
     assert list(world.filtered(important("15Gi"), ["n"])["FailedNodes"]) == ["n"]

@@ -19,7 +19,7 @@ NAMES = ["plugin", "dra-1", "dra-2"]
 
 
 def cluster(free: int) -> RecordingState:
-    """One node with a device plugin, and two without."""
+    """Return one node with a device plugin, and two nodes without it."""
     state = state_of(node("plugin", {GPU: "4"}), class_of())
     plugin = gpunode(shared("GPU-plugin", free, 4 - free), name="plugin", plugin=DISTRIBUTED)
     state.apply([GPUNodeSeen(plugin, NOW_S)])
@@ -46,7 +46,8 @@ def scores(verbs: Verbs, of: Pod, names: list[str]) -> dict[str, int]:
 
 
 def test_the_node_with_the_device_plugin_is_preferred() -> None:
-    """Also by a policy that prefers empty nodes: how full the others are is not known."""
+    """This is also true with a policy that prefers empty nodes, because it is not known how full
+    the nodes with DRA are."""
     for policy in ("spread", "pack"):
         whole = pod(None, annotations={POLICY: policy})
         verbs = verbs_on(cluster(free=4), lambda: NOW_S)
@@ -56,15 +57,15 @@ def test_the_node_with_the_device_plugin_is_preferred() -> None:
         assert passed(best_only, whole) == {"plugin"}
 
 
-def test_of_nodes_with_dra_kube_scheduler_chooses() -> None:
+def test_kube_scheduler_chooses_among_nodes_with_dra() -> None:
     for best_only in (False, True):
         verbs = verbs_on(cluster(free=0), lambda: NOW_S, best_only=best_only)
         assert passed(verbs, pod(None)) == {"dra-1", "dra-2"}
         assert scores(verbs, pod(None), ["dra-1", "dra-2"]) == {}
 
 
-def test_many_pods_without_an_amount_pass_while_kube_scheduler_offers_the_node() -> None:
-    """The pods whose binds are assumed take nothing that Headroom counts."""
+def test_pods_without_an_amount_pass_as_long_as_kube_scheduler_offers_the_node() -> None:
+    """Pods whose binds are assumed take no memory that Headroom counts."""
     verbs = verbs_on(cluster(free=0), lambda: NOW_S)
     for number in range(4):
         of = pod(None, uid=f"u{number}", name=f"p{number}")

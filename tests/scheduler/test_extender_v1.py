@@ -21,13 +21,15 @@ NAMES = st.lists(
 
 
 @given(st.text())
-def test_the_winner_alone_has_a_score(name: str) -> None:
+def test_only_the_winner_has_a_score(name: str) -> None:
     assert json.loads(encode_priorities(name)) == [{"Host": name, "Score": 10}]
     assert json.loads(encode_priorities(None)) == []
 
 
 @given(NAMES, st.data())
-def test_several_have_one_score_unless_they_are_all(names: list[str], data: st.DataObject) -> None:
+def test_chosen_nodes_have_equal_scores_unless_all_nodes_are_chosen(
+    names: list[str], data: st.DataObject
+) -> None:
     size = len(names)
     chosen = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
     shown = [{"Host": n, "Score": 10} for n, is_one in zip(names, chosen, strict=True) if is_one]
@@ -36,7 +38,9 @@ def test_several_have_one_score_unless_they_are_all(names: list[str], data: st.D
 
 
 @given(NAMES, st.data())
-def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataObject) -> None:
+def test_every_node_passes_or_is_rejected_with_a_sentence(
+    names: list[str], data: st.DataObject
+) -> None:
     names = list(dict.fromkeys(names))
     size = len(names)
     sentences = ["", "no room", 'a "word"']
@@ -51,6 +55,6 @@ def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataOb
 
 
 @given(st.text())
-def test_no_text_holds_what_kube_scheduler_would_format(text: str) -> None:
+def test_no_text_has_verbs_that_kube_scheduler_would_format(text: str) -> None:
     assert "%" not in go_text(text)
     assert len(go_text(text)) <= 1000

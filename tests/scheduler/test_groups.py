@@ -1,4 +1,4 @@
-"""Groups of pods are bound to their minimum, or hold nothing. The judge reads only the store."""
+"""A group of pods either reaches its minimum or holds no memory. The checks read only the store."""
 
 import asyncio
 import random
@@ -13,7 +13,8 @@ from tests.scheduler.group_world import Extender, Gang, Shape, World
 
 #: Longer than the holds of a rejected group last.
 AFTER_S = 0.3
-#: Longer than those of a group of the Coscheduling plugin last if kube-scheduler itself rejects it.
+#: Longer than the holds of a group of the Coscheduling plugin last if kube-scheduler itself rejects
+#: the group.
 AFTER_PLUGIN_S = 5.1
 
 NewWorld = Callable[..., World]
@@ -37,7 +38,7 @@ def halves(nodes: int) -> list[Shape]:
 
 
 @pytest.mark.parametrize("label", [False, True], ids=["kube-scheduler", "Coscheduling"])
-def test_a_group_that_fits_exactly_is_bound_however_long_its_cycle_takes(
+def test_a_group_that_fits_exactly_is_bound_even_if_its_cycle_is_long(
     world: NewWorld, label: bool
 ) -> None:
     here, gang = world(halves(6)), Gang("g", [12] * 12, 12, label=label)
@@ -55,7 +56,7 @@ def test_pods_of_a_group_may_differ_in_size(world: NewWorld) -> None:
     here.check()
 
 
-def test_a_group_of_pods_with_several_gpus(world: NewWorld) -> None:
+def test_a_group_of_pods_with_several_gpus_is_bound(world: NewWorld) -> None:
     here = world([Shape(80, gpus=8)] * 2)
     gang, next_gang = Gang("g", [60] * 4, 4, gpus=4), Gang("h", [60], 1, gpus=4)
     for each in (gang, next_gang):
@@ -65,7 +66,7 @@ def test_a_group_of_pods_with_several_gpus(world: NewWorld) -> None:
     here.check()
 
 
-def test_a_group_larger_than_the_cluster_keeps_nothing_from_single_pods(world: NewWorld) -> None:
+def test_a_group_larger_than_the_cluster_takes_no_memory_from_single_pods(world: NewWorld) -> None:
     here, gang = world(halves(2)), Gang("g", [12] * 6, 6)
     here.create_gang(gang)
     for i in range(4):
@@ -77,8 +78,11 @@ def test_a_group_larger_than_the_cluster_keeps_nothing_from_single_pods(world: N
     here.check()
 
 
-def test_none_is_bound_if_one_loses_its_memory_after_its_node_was_chosen(world: NewWorld) -> None:
-    """Another extender has given it to a pod of higher priority. The group is bound later."""
+def test_no_pod_of_a_group_is_bound_if_one_loses_its_memory_before_its_bind(
+    world: NewWorld,
+) -> None:
+    """Another extender has given the memory to a pod of higher priority. The group is bound
+    later."""
     here, gang = world(halves(3), 2), Gang("g", [12] * 6, 6)
     here.create_gang(gang)
     here.create("rival", 24)
@@ -88,7 +92,7 @@ def test_none_is_bound_if_one_loses_its_memory_after_its_node_was_chosen(world: 
     here.assumed.clear()
     assert here.run(here.schedule("rival", second))
     assert here.run(here.bind_all(chosen, first)) == 0
-    # Nothing is left in the ledger: another pod gets the rest.
+    # The ledger has no reservation of the group any more, so another pod gets the rest.
     here.run(asyncio.sleep(AFTER_S))
     here.create("single", 24)
     assert here.run(here.schedule("single", first))
@@ -101,8 +105,8 @@ def test_none_is_bound_if_one_loses_its_memory_after_its_node_was_chosen(world: 
 def test_the_coscheduling_plugin_may_let_pods_wait_longer_than_their_memory_is_held(
     world: NewWorld,
 ) -> None:
-    """For example because the last pod is created late. If another pod has taken the memory, no pod
-    of the group is bound."""
+    """For example, the last pod may be created late. If another pod has taken the memory meanwhile,
+    no pod of the group is bound."""
     for rival in (False, True):
         here, gang = world(halves(3)), Gang("g", [12] * 6, 6, label=True)
         here.create_gang(gang)
@@ -122,7 +126,7 @@ def test_the_coscheduling_plugin_may_let_pods_wait_longer_than_their_memory_is_h
 
 
 def test_the_coscheduling_plugin_may_begin_again_with_another_pod(world: NewWorld) -> None:
-    """The pod that had no node in the last attempt comes first."""
+    """The pod that had no node in the last attempt is tried first."""
     here, gang = world(halves(2)), Gang("g", [12] * 4, 4, label=True)
     here.create_gang(gang)
     here.create("single", 12)
@@ -142,7 +146,8 @@ def test_the_coscheduling_plugin_may_begin_again_with_another_pod(world: NewWorl
 def test_a_pod_whose_node_another_extender_chose_does_not_divide_its_group(
     world: NewWorld,
 ) -> None:
-    """Its bind is called between the others. One of these has lost its memory, so none is bound."""
+    """Its bind is called between the binds of the other pods. One of these has lost its memory, so
+    no pod is bound."""
     here, gang = world(halves(3), 2), Gang("g", [12] * 4, 4)
     here.create_gang(gang)
     first, second = here.extenders
@@ -166,8 +171,8 @@ def test_a_group_is_bound_even_if_its_owner_prefers_a_node(world: NewWorld) -> N
     here.check()
 
 
-def test_a_bind_that_does_not_come_holds_up_the_others_for_a_second(world: NewWorld) -> None:
-    """A plugin has stopped it, and kube-scheduler binds the rest of the group."""
+def test_a_missing_bind_delays_the_rest_of_its_group_by_a_second(world: NewWorld) -> None:
+    """A plugin has stopped one bind, and kube-scheduler binds the rest of the group."""
     here, gang = world(halves(3)), Gang("g", [12] * 6, 5)
     here.create_gang(gang)
     chosen = here.run(here.cycle(gang, here.extenders[0]))
@@ -180,7 +185,8 @@ def test_a_bind_that_does_not_come_holds_up_the_others_for_a_second(world: NewWo
 
 
 def test_a_slow_api_server_does_not_keep_a_group_from_being_bound(world: NewWorld) -> None:
-    """One node's reservations take longer than kube-scheduler waits; its pods are bound next."""
+    """Reservations on one node take longer than kube-scheduler waits, so its pods are bound in the
+    next attempt."""
     here, gang = world(halves(6)), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
     here.stalls_s = [5]
@@ -194,8 +200,8 @@ def test_a_slow_api_server_does_not_keep_a_group_from_being_bound(world: NewWorl
 def test_a_pod_is_bound_in_the_memory_that_an_unfinished_bind_has_reserved_for_it(
     world: NewWorld, nodes: int, retried_by: int
 ) -> None:
-    """The API server was too slow for the first bind. On another node the pod would reserve memory
-    twice."""
+    """The API server was too slow for the first bind. If the pod went to another node, it would
+    reserve memory twice."""
     here = world(halves(nodes), 2)
     here.create("single", 12)
     here.create("rival", 24)
@@ -214,8 +220,8 @@ def test_a_pod_is_bound_in_the_memory_that_an_unfinished_bind_has_reserved_for_i
 def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
     world: NewWorld, seed: int
 ) -> None:
-    """The next extender binds the rest of the group, in the space that the group had. No pod waits
-    for memory that it has reserved itself."""
+    """The next extender binds the rest of the group in the memory that the group had reserved. No
+    pod waits for memory that it has reserved itself."""
     here, gang = world(halves(6), seed=seed), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
     (first,) = here.extenders
@@ -237,8 +243,11 @@ def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_group_whose_calls_two_extenders_share_is_bound_whole(world: NewWorld, seed: int) -> None:
-    """Each holds only what it was asked about. The ledger declines the rest, which is retried."""
+def test_a_group_is_bound_whole_if_its_calls_go_to_two_extenders(
+    world: NewWorld, seed: int
+) -> None:
+    """Each extender holds memory only for the pods in its own calls. The ledger declines other
+    binds, which are retried."""
     here, gang = world(halves(6), 2, seed), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
 
@@ -267,11 +276,11 @@ def test_a_group_whose_calls_two_extenders_share_is_bound_whole(world: NewWorld,
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
+def test_one_of_two_groups_that_compete_for_memory_is_bound_whole(
     world: NewWorld, seed: int
 ) -> None:
-    """Two schedulers with an extender each choose nodes for both, and bind them at once. They try
-    the groups again until one of them is bound."""
+    """Two schedulers, each with an extender, choose nodes for one group each and bind at the same
+    time. They try the groups again until one of the groups is bound."""
     here = world(halves(3), 2, seed)
     gangs = [Gang(name, [12] * 6, 6) for name in ("g", "h")]
     for gang in gangs:
@@ -299,8 +308,8 @@ def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
     here.check()
 
 
-def test_fifty_groups_at_once(world: NewWorld) -> None:
-    """All that fit are bound whole, in one attempt each; the others hold nothing."""
+def test_fifty_groups_at_once_are_bound_whole_or_not_at_all(world: NewWorld) -> None:
+    """All groups that fit are bound whole, in one attempt each. The other groups hold no memory."""
     here = world(halves(40))
     gangs = [Gang(f"g{i}", [12] * 2, 2) for i in range(50)]
     for gang in gangs:
@@ -339,14 +348,14 @@ GANGS = st.tuples(
     st.integers(1, 2),
     st.randoms(use_true_random=False),
 )
-def test_each_group_has_its_minimum_or_nothing_and_delays_single_pods_by_its_cycle_only(
+def test_random_groups_are_bound_to_their_minimum_or_not_at_all(
     shapes: list[Shape],
     drawn: list[tuple[list[int], int, int, bool]],
     extenders: int,
     chance: random.Random,
 ) -> None:
-    """Random clusters and groups, one or two schedulers with an extender each, single pods that
-    come and go in between."""
+    """Clusters and groups are random. One or two schedulers, each with an extender, also place and
+    delete single pods in between."""
     here = World(shapes, extenders, chance.randrange(1 << 30))
     gangs = [
         Gang(f"g{i}", sizes, min(minimum, len(sizes)), gpus, label=label)
@@ -371,7 +380,7 @@ def test_each_group_has_its_minimum_or_nothing_and_delays_single_pods_by_its_cyc
 
 
 async def step(here: World, gangs: Sequence[Gang], turn: int, chance: random.Random) -> None:
-    """Each scheduler tries a group or a single pod, at the same time."""
+    """Let each scheduler try a group or a single pod at the same time."""
 
     async def one(index: int) -> None:
         by = here.extenders[index]
@@ -391,7 +400,7 @@ async def step(here: World, gangs: Sequence[Gang], turn: int, chance: random.Ran
 
 
 def single_pod_fits(here: World, name: str, chance: random.Random) -> None:
-    """A single pod that fits beside the bound pods is placed; then it goes again."""
+    """Assert that a single pod that fits beside the bound pods is placed, and delete it."""
     free = max(here.free(node) for node in here.shapes)
     if free < 1:
         return

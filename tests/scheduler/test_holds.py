@@ -1,5 +1,5 @@
-"""The room that filter leaves for pods whose bind must come next: what is remembered of a kind of
-pods equals a new computation."""
+"""Filter keeps memory for pods whose bind is expected. Cached results for a kind of pods equal new
+computations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ def asked(
     now_s: float = NOW_S,
     held: HeldMemory | None = None,
 ) -> Reason | None:
-    """Why the pod is kept from the one node, which it would fit on by itself."""
+    """Return the reason why the pod is rejected on the only node, on which it would fit alone."""
     held = held or HeldMemory(state)
     codes, snap = np.zeros(1, np.int8), state.snapshot()
     held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
@@ -76,7 +76,7 @@ def named(size: str, uid: str, **of: Any) -> Pod:
 
 
 def looks() -> Any:
-    """How often nothing was remembered."""
+    """Count the checks whose result was not cached."""
     return patch.object(held_memory, "rejection_beside", wraps=node_whatif.rejection_beside)
 
 
@@ -116,7 +116,7 @@ def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> Non
 
 
 def test_a_kind_is_checked_once_on_each_node_that_a_large_group_holds() -> None:
-    """Each further pod costs one check, on the node of the last choice."""
+    """Each further pod causes only one check, on the node that was chosen last."""
     state = ClusterWriter(Rules(), 90.0, EPOCH_S)
     names = [f"n{i}" for i in range(40)]
     for name in names:
@@ -133,7 +133,7 @@ def test_a_kind_is_checked_once_on_each_node_that_a_large_group_holds() -> None:
     assert looked.call_count == 39
 
 
-def test_beside_a_pod_that_sets_its_variable_answers_are_cached_for_that_pod_alone() -> None:
+def test_answers_beside_a_pod_with_its_own_variable_are_cached_only_for_that_pod() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin()))
     held = HeldMemory(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
@@ -162,7 +162,7 @@ def test_a_pod_s_own_reservation_does_not_count_against_it() -> None:
     assert asked(state, named("8Gi", "third")) is FULL
 
 
-def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
+def test_a_pod_that_is_being_bound_does_not_count_against_itself() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     state = cluster(gpunode(shared("A")))
     state.apply([BindBegun(second, "n")])
@@ -173,7 +173,7 @@ def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
     assert asked(state, second) is None
 
 
-def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
+def test_memory_is_released_if_the_bind_does_not_follow_in_time() -> None:
     first, second = named("16Gi", "first"), named("16Gi", "second")
     state = cluster(gpunode(shared("A")))
     state.holds.assume(first, wanted(state, first), "n", NOW_S)
@@ -203,7 +203,7 @@ MEMBERS = (member, core_member, replica)
 
 
 class Calls:
-    """kube-scheduler's calls for pods of 8 GiB, on one device of 24 GiB."""
+    """Makes kube-scheduler's calls for pods of 8 GiB, on one device of 24 GiB."""
 
     def __init__(self) -> None:
         self.state = cluster(gpunode(shared("A")))
@@ -219,7 +219,7 @@ class Calls:
         return reason
 
     def free(self, now_s: float) -> bool:
-        """Whether a single pod gets the whole device."""
+        """Return whether a single pod gets the whole device."""
         return asked(self.state, named("24Gi", "single"), now_s) is None
 
 
@@ -227,7 +227,7 @@ class Calls:
 def test_the_memory_of_a_group_is_held_until_its_last_pod_has_a_node(
     make: Callable[..., Pod],
 ) -> None:
-    """However long that takes in total. Single pods are bound at once."""
+    """The total time does not matter. Single pods are bound at once."""
     single, grouped = Calls(), Calls()
     for at, uid in enumerate(("first", "second", "third")):
         now_s = NOW_S + 4 * at
@@ -240,10 +240,10 @@ def test_the_memory_of_a_group_is_held_until_its_last_pod_has_a_node(
 
 
 @pytest.mark.parametrize("make", MEMBERS)
-def test_a_rejection_ends_the_holds_of_a_group_soon_and_its_retry_is_held(
+def test_a_rejection_ends_the_holds_of_a_group_until_it_is_tried_again(
     make: Callable[..., Pod],
 ) -> None:
-    """A group that never fits keeps memory for its cycles only."""
+    """A group that never fits holds memory only during its cycles."""
     calls = Calls()
     for begins_s in (NOW_S, NOW_S + 1, NOW_S + 2):
         for at, uid in enumerate(("first", "second", "third")):
@@ -254,10 +254,10 @@ def test_a_rejection_ends_the_holds_of_a_group_soon_and_its_retry_is_held(
 
 
 @pytest.mark.parametrize("make", MEMBERS)
-def test_a_rejection_because_of_the_own_group_does_not_change_by_itself(
+def test_a_rejection_because_of_its_own_group_does_not_requeue_a_pod(
     make: Callable[..., Pod],
 ) -> None:
-    """So the pod is not requeued again and again while no memory is freed."""
+    """Otherwise the pod would be requeued again and again although no memory is freed."""
     calls = Calls()
     calls.filter(make("16Gi", "first"), NOW_S)
     for who, may_change in ((make("16Gi", "second"), False), (named("16Gi", "single"), True)):
@@ -268,7 +268,7 @@ def test_a_rejection_because_of_the_own_group_does_not_change_by_itself(
         assert REASONS[int(codes[0])] is FULL
 
 
-def test_after_a_rejection_the_holds_last_while_other_pods_of_the_group_are_tried() -> None:
+def test_holds_last_after_a_rejection_while_other_pods_of_the_group_are_tried() -> None:
     """Kubernetes binds a group if enough of its pods have a node."""
     calls = Calls()
     calls.filter(core_member("16Gi", "first"), NOW_S)
@@ -280,8 +280,8 @@ def test_after_a_rejection_the_holds_last_while_other_pods_of_the_group_are_trie
     assert calls.free(NOW_S + 5.6)
 
 
-def test_a_group_that_is_tried_again_frees_what_was_held_for_all_of_its_pods() -> None:
-    """For example after another plugin has rejected it. Its pods can get other nodes then."""
+def test_a_new_attempt_of_a_group_releases_the_memory_held_for_all_its_pods() -> None:
+    """For example, another plugin has rejected the group. Its pods can then get other nodes."""
     calls = Calls()
     for uid in ("first", "second", "third"):
         assert calls.filter(core_member("8Gi", uid), NOW_S) is None
@@ -292,7 +292,7 @@ def test_a_group_that_is_tried_again_frees_what_was_held_for_all_of_its_pods() -
 
 
 @pytest.mark.parametrize("make", [member, replica])
-def test_pods_that_have_a_node_wait_while_another_pod_of_the_group_is_tried_again(
+def test_pods_with_a_node_keep_their_holds_while_another_pod_of_the_group_is_retried(
     make: Callable[..., Pod],
 ) -> None:
     """The Coscheduling plugin and kube-scheduler 1.35 bind all of them once that pod has a node."""
@@ -307,7 +307,8 @@ def test_pods_that_have_a_node_wait_while_another_pod_of_the_group_is_tried_agai
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
-    """There is memory for both. A pod that does not start alone is offered it."""
+    """There is enough memory for both pods, so a pod that does not start alone is offered the
+    device."""
     state = cluster(gpunode(shared("A")))
     annotations = {"headroom.gpu/startup": "alone"}
     first = pod("4Gi", uid="first", annotations=annotations)
@@ -322,7 +323,7 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     row = np.zeros(1, np.int64)
     verdict = fit(wanted(state, second), state.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING
-    # Written, and already ended: the node is weighed again.
+    # The reservation is written and its start has ended, so the node is weighed again.
     written = replace(state.holds.binding_to("n")["first"], phase="running")
     held = state.gpunode("n")
     assert held is not None

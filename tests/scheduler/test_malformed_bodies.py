@@ -1,4 +1,4 @@
-"""No body makes the server hang, show internals, place a pod wrongly or crash."""
+"""No malformed body makes the server crash, hang, show internals or place a pod wrongly."""
 
 import json
 import socket
@@ -69,7 +69,8 @@ NOT_OFFERS = [
 
 
 def error_of(reply: Reply) -> str:
-    """The one clear answer: an Error in a 200 where the verb has one, else text in a 400."""
+    """Return the error of an answer: the field Error of a 200 if the verb has this field, otherwise
+    the text of a 400."""
     text = reply.body.decode()
     assert "Traceback" not in text
     assert "%" not in text
@@ -107,19 +108,21 @@ def test_a_body_without_nodes_is_rejected_with_the_reason(
         pytest.param(b"x" * 20_000_000, "larger than", id="20 MB"),
     ],
 )
-def test_an_impossible_bind_reports_the_reason(server: Server, body: object, says: str) -> None:
+def test_an_impossible_bind_is_rejected_with_the_reason(
+    server: Server, body: object, says: str
+) -> None:
     reply = server.post("/bind", body)
     assert reply.status == 200
     assert says in error_of(reply)
 
 
-def test_bind_to_an_unknown_node_reports_that(server: Server) -> None:
+def test_bind_to_an_unknown_node_is_rejected_with_the_reason(server: Server) -> None:
     shown = pod("lost", "1Gi")
     server.post("/filter", offer(shown, "gpu-a"))
     assert "node is not known" in error_of(server.post("/bind", binding(shown, "nowhere")))
 
 
-def test_bind_of_a_replaced_pod_reports_that(server: Server) -> None:
+def test_bind_of_a_replaced_pod_is_rejected_with_the_reason(server: Server) -> None:
     server.post("/filter", offer(pod("again", "1Gi"), "gpu-a"))
     other = binding(pod("again"), "gpu-a") | {"PodUID": "another"}
     assert "was replaced" in error_of(server.post("/bind", other))
@@ -142,19 +145,19 @@ def test_an_unknown_node_is_rejected_with_a_reason(server: Server) -> None:
     assert answer["FailedAndUnresolvableNodes"] == {"nowhere": "node is not known to Headroom"}
 
 
-def test_nothing_offered_is_nothing_rejected(server: Server) -> None:
+def test_no_node_is_rejected_if_none_is_offered(server: Server) -> None:
     answer = server.post("/filter", offer(pod("p", "1Gi"))).json()
     assert (answer["NodeNames"], answer["FailedAndUnresolvableNodes"]) == ([], {})
     assert server.post("/prioritize", offer(pod("p", "1Gi"))).json() == []
 
 
-def test_node_named_twice_is_answered_like_once(server: Server) -> None:
+def test_a_node_that_is_named_twice_is_answered_once(server: Server) -> None:
     answer = server.post("/filter", offer(pod("p", "90Gi"), "gpu-a", "gpu-a")).json()
     assert answer["NodeNames"] == []
     assert list(answer["FailedAndUnresolvableNodes"]) == ["gpu-a"]
 
 
-def test_a_pod_that_would_not_fit_into_etcd_is_rejected_in_filter(server: Server) -> None:
+def test_a_pod_that_is_too_large_for_etcd_is_rejected_in_filter(server: Server) -> None:
     big = pod("too-big", "1Gi")
     env = [{"name": f"E{number}", "value": "y" * 230} for number in range(5000)]
     big["spec"]["containers"][0]["env"] = env
@@ -179,7 +182,9 @@ def test_pod_of_nearly_one_megabyte_is_handled(server: Server) -> None:
     "vram", ["", "8 Gi", "0", "-1Gi", "lots", "1e400", "101%", "main=1Gi,main=2Gi", "other=1Gi",
              "9" * 5000, "٨Gi"],
 )  # fmt: skip
-def test_bad_annotation_fits_no_node_for_one_constant_sentence(server: Server, vram: str) -> None:
+def test_an_invalid_annotation_is_rejected_on_all_nodes_with_one_sentence(
+    server: Server, vram: str
+) -> None:
     answer = server.post("/filter", offer(pod("bad", vram), "gpu-a", "nowhere")).json()
     sentence = "annotation headroom.gpu/vram is not valid (example: 8Gi)"
     assert answer["NodeNames"] == []

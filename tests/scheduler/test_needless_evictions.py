@@ -1,8 +1,9 @@
-"""A thousand random clusters: no pod is evicted for a pod that then does not fit, and none that
-could have stayed.
+"""In a thousand random clusters, no pod is evicted if it could have stayed, or if the preemptor
+does not fit afterwards.
 
-kube-scheduler is simulated by its known behaviour: it rejects nodes by counts, proposes the victims
-that its counts need, takes the best of the answered nodes, evicts, and tries the pod again.
+The test simulates the known behaviour of kube-scheduler. It rejects nodes by counts, proposes the
+victims that its counts require, takes the best of the returned nodes, evicts the victims, and tries
+the pod again.
 """
 
 import json
@@ -28,7 +29,7 @@ from tests.state.evictions import On, full_node
 from tests.state.states import EPOCH_S, STALE_AFTER_S
 
 SCENARIOS = examples(2500)
-#: Costly to make.
+#: Shared by all tests, because creating it is slow.
 TELEMETRY = Telemetry(CollectorRegistry())
 REPLICAS = 4
 PLUGINS = (
@@ -38,12 +39,12 @@ PLUGINS = (
     Plugin(),
     Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU]),
 )
-#: Node -> what is on each of its devices.
+#: Node -> the pods on each of its devices.
 Layout = dict[str, list[list[On]]]
 
 
 class World:
-    """One extender that holds this layout; the memory of who is gone is free."""
+    """One extender with this layout. The memory of pods that are gone is free."""
 
     def __init__(self, layout: Layout, plugin: Plugin) -> None:
         self.now_s = NOW_S
@@ -79,7 +80,8 @@ def pods_on(devices: list[list[On]]) -> list[On]:
 
 
 def counts_allow(devices: list[list[On]], gib: int, mirrored: bool) -> bool:
-    """kube-scheduler's view of GPUs: free replicas, and memory of the whole node at most."""
+    """Return whether a pod fits by what kube-scheduler counts, which is free replicas and, if
+    mirrored, the memory of the whole node."""
     on = pods_on(devices)
     memory = not mirrored or sum(each.gib for each in on) + gib <= 24 * len(devices)
     return len(on) < REPLICAS * len(devices) and memory
@@ -90,7 +92,8 @@ def without(devices: list[list[On]], uids: set[str]) -> list[list[On]]:
 
 
 def proposed(devices: list[list[On]], gib: int, priority: int, mirrored: bool) -> list[str] | None:
-    """All of lower priority leave, and the most important stay as long as the counts allow it."""
+    """Return the victims that kube-scheduler proposes: it removes all pods of lower priority, and
+    then reprieves the most important ones as long as the counts allow it."""
     lower = sorted(
         (on for on in pods_on(devices) if on.priority < priority), key=lambda on: -on.priority
     )
@@ -121,8 +124,8 @@ def drawn(random_: random.Random) -> Layout:
 
 
 def taken(answer: dict[str, Any], priority_of: dict[str, int]) -> str:
-    """The node that kube-scheduler takes; it trusts the first victim to have the highest
-    priority. All have started at the same time."""
+    """Return the node that kube-scheduler takes. It assumes that the first victim has the highest
+    priority. All pods have started at the same time."""
 
     def rank(node: str) -> tuple[int, int, int, int]:
         uids = [each["UID"] for each in answer[node]["Pods"]]
@@ -144,7 +147,7 @@ def newcomer(gib: int, priority: int, mirrored: bool) -> dict[str, Any]:
 
 
 def play(seed: int) -> tuple[int, bool]:
-    """How many were evicted, and whether the pod fitted then."""
+    """Return how many pods were evicted, and whether the preemptor fitted afterwards."""
     random_ = random.Random(seed)
     layout, plugin = drawn(random_), random_.choice(PLUGINS)
     mirrored = random_.random() < 0.3
@@ -170,7 +173,8 @@ def play(seed: int) -> tuple[int, bool]:
     assert all(priority_of[uid] < priority for uid in uids)
     after = {**layout, node: without(layout[node], uids)}
     assert counts_allow(after[node], gib, mirrored), "kube-scheduler's own filters reject it"
-    # A pod that could have stayed was evicted needlessly as well; checked for some cases.
+    # A pod that could have stayed was also evicted needlessly. This is checked for some of the
+    # cases.
     for uid in uids if seed % 5 == 0 else ():
         kept = without(layout[node], uids - {uid})
         enough = counts_allow(kept, gib, mirrored)
@@ -179,19 +183,20 @@ def play(seed: int) -> tuple[int, bool]:
 
 
 @pytest.mark.slow
-def test_no_pod_is_evicted_in_vain_in_a_thousand_clusters() -> None:
+def test_no_pod_is_evicted_needlessly_in_a_thousand_clusters() -> None:
     with capture_logs():
         played = {seed: play(seed) for seed in range(SCENARIOS)}
     in_vain = [seed for seed, (evicted, fits) in played.items() if evicted and not fits]
     assert in_vain == []
-    # The clusters are such that it happens.
+    # Needless evictions would be possible in these clusters.
     assert sum(evicted > 0 for evicted, _ in played.values()) > SCENARIOS / 3
 
 
 def best_by_trying_all(
     devices: list[list[On]], shown: dict[str, Any], gib: int, mirrored: bool, plugin: Plugin
 ) -> tuple[int, int, int] | None:
-    """(highest priority, sum, number) of the best set of all, each tried on a node without it."""
+    """Return (highest priority, sum, number) of the best set of victims. Each set is tried on a
+    node without its pods."""
     lower = [on for on in pods_on(devices) if on.priority < shown["spec"]["priority"]]
     found: list[tuple[int, int, int]] = []
     for size in range(1, len(lower) + 1):

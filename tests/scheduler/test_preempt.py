@@ -1,4 +1,5 @@
-"""The preempt verb beside filter: nodes that are added, places that are held, what is recorded."""
+"""Preempt adds nodes that filter rejected, holds them for the preemptor, and records its
+decisions."""
 
 import json
 from typing import Any
@@ -39,7 +40,7 @@ def test_a_node_that_was_rejected_in_the_same_cycle_is_added(world: World) -> No
     assert world.fitting(shown, ["small"]) == []
     answer = world.preempted(shown, {"full": ["a"]})
     assert uids(answer) == {"small": ["b"], "full": ["a"]}
-    # A node that rejected another version, or too long ago, may be full by now.
+    # If the rejection was long ago, or of another version of the pod, the node may be full by now.
     assert uids(world.preempted(important("new", "22Gi", version="2"), {"full": ["a"]})) == {
         "full": ["a"]
     }
@@ -47,7 +48,7 @@ def test_a_node_that_was_rejected_in_the_same_cycle_is_added(world: World) -> No
     assert uids(world.preempted(shown, {"full": ["a"]})) == {"full": ["a"]}
 
 
-def test_its_place_is_held_from_the_answer_on(world: World) -> None:
+def test_the_node_is_held_for_the_preemptor_after_the_answer(world: World) -> None:
     shown = important("new", "12Gi")
     assert uids(world.preempted(shown, {"full": ["a"]})) == {"full": ["a"]}
     equal, higher = important("equal", "3Gi"), important("higher", "3Gi", 6)
@@ -58,7 +59,7 @@ def test_its_place_is_held_from_the_answer_on(world: World) -> None:
     assert not rejected.sure  # it is requeued when the hold ends
     assert world.fitting(higher, ["full"]) == ["full"]
     assert world.fitting(shown, ["full"]) == []
-    # Nor is it given to another one that preempts.
+    # The node is not given to another preemptor either.
     second = important("second", "20Gi")
     assert world.preempted(second, {"full": ["a"]}) == {}
     world.now_s += EXPECTED_S + 0.1
@@ -98,7 +99,7 @@ def test_preemptions_are_recorded_with_their_reasons(world: World) -> None:
     )
 
 
-def test_one_of_equal_nodes_is_returned_with_the_reason() -> None:
+def test_only_one_of_several_equal_nodes_is_returned() -> None:
     world = World({"n": [[On("a", 20, 1)]], "m": [[On("b", 20, 1)]]}, DISTRIBUTED)
     answer = world.preempted(important("new", "22Gi"), {"n": ["a"], "m": ["b"]})
     assert uids(answer) == {"m": ["b"]}
@@ -114,7 +115,7 @@ def test_a_pod_without_a_gpu_is_left_to_kube_scheduler(world: World) -> None:
     assert uids(world.preempted(shown, proposal)) == proposal
 
 
-def test_victims_have_either_form_and_malformed_ones_are_rejected(world: World) -> None:
+def test_victims_are_read_in_both_forms_and_malformed_victims_are_rejected(world: World) -> None:
     whole = {"metadata": {"name": "x", "uid": "x"}, "spec": {"priority": 1}}
     args = {
         "Pod": important("new", "4Gi"),
@@ -129,7 +130,7 @@ def test_victims_have_either_form_and_malformed_ones_are_rejected(world: World) 
         world.verbs.preempt(json.dumps(args).encode())
 
 
-def test_a_bound_pod_passes_everywhere_and_its_victims_are_kube_schedulers(world: World) -> None:
+def test_a_bound_pod_passes_on_all_nodes_and_gets_the_proposed_victims(world: World) -> None:
     resized = important("a", "20Gi")
     resized["metadata"]["uid"] = "a"
     resized["spec"]["nodeName"] = "full"

@@ -14,7 +14,8 @@ from tests.serving import Reply, Server, serving
 
 RECORDED = sorted((ROOT / "tests/recorded/kube-scheduler").glob("*.json.gz"))
 SENTENCES = {"node is not known to Headroom", "no free GPU replica"}
-#: Names run from gpu-a100-0001 to gpu-a100-5000; the fleet's from 0000.
+#: The recorded names begin with gpu-a100-0001 and end with gpu-a100-5000. The fleet begins with
+#: 0000.
 FLEET = "nodes: [{name: gpu-a100, count: 5001, gpus: 8, memory: 80Gi}]"
 
 
@@ -26,7 +27,7 @@ def server() -> Iterator[Server]:
 
 
 def recorded(path: Path) -> tuple[str, dict[str, str], bytes, dict[str, Any]]:
-    """(path, headers, body as sent, body read)."""
+    """Return (path, headers, the body as bytes, the decoded body)."""
     request = json.loads(gzip.decompress(path.read_bytes()))
     first, *lines = request["request_line_and_headers"]
     skipped = ("Host", "Content-Length")
@@ -53,12 +54,12 @@ def of_verb(verb: str) -> list[Any]:
     return [pytest.param(path, id=path.name) for path in RECORDED if path.name.startswith(verb)]
 
 
-def test_all_of_them_are_here() -> None:
+def test_all_recorded_requests_are_present() -> None:
     assert len(RECORDED) == 45
 
 
 @pytest.mark.parametrize("path", of_verb("filter"))
-def test_filter_partitions_what_was_offered(server: Server, path: Path) -> None:
+def test_filter_passes_or_rejects_each_offered_node(server: Server, path: Path) -> None:
     body, reply = send(server, path)
     answer = reply.json()
     assert set(answer) == {
@@ -69,7 +70,7 @@ def test_filter_partitions_what_was_offered(server: Server, path: Path) -> None:
     names = offered_names(body)
     rejected = answer["FailedAndUnresolvableNodes"]
     if body["NodeNames"] is None:
-        # Whole nodes go back exactly as they came: only Nodes is read in this form.
+        # Whole nodes are returned unchanged, because kube-scheduler reads only Nodes in this form.
         assert answer["NodeNames"] is None
         passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
         by_name = {node["metadata"]["name"]: node for node in body["Nodes"]["items"]}
@@ -84,9 +85,9 @@ def test_filter_partitions_what_was_offered(server: Server, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", of_verb("prioritize"))
-def test_prioritize_crowns_one(server: Server, path: Path) -> None:
+def test_prioritize_scores_only_the_best_node(server: Server, path: Path) -> None:
     body, reply = send(server, path)
-    # kube-scheduler counts 0 for those that are not named.
+    # kube-scheduler assumes 0 for nodes that are not named.
     (crowned,) = reply.json()
     assert crowned.keys() == {"Host", "Score"}
     assert crowned["Host"] in offered_names(body)
@@ -101,7 +102,7 @@ def test_bind_binds_to_the_given_node(server: Server, path: Path) -> None:
     pods = server.get(f"/v1/explain/pods/default/{body['PodName']}").json()
     assert pods["bound_to"] == body["Node"]
     assert pods["uid"] == body["PodUID"]
-    # kube-scheduler asks again when the answer is lost; the answer is the same.
+    # kube-scheduler calls bind again if the answer was lost, and gets an equal answer.
     assert send(server, path)[1].json() == {"Error": ""}
 
 

@@ -1,4 +1,5 @@
-"""Pods that were rejected together are spread, simulated with kube-scheduler's own queue."""
+"""The retries of pods that were rejected together are spread. The test simulates kube-scheduler's
+queue."""
 
 import heapq
 import json
@@ -25,8 +26,9 @@ MOST_BACK_OFF_S = 30.0
 
 
 class Queue:
-    """As kube-scheduler 1.36 backs off without SchedulerPopFromBackoffQ, while pods change all the
-    time (pkg/scheduler/backend/queue): once a second those are tried whose time has come."""
+    """Backs off like kube-scheduler 1.36 without SchedulerPopFromBackoffQ, while pods change all
+    the time (pkg/scheduler/backend/queue). Once a second, it tries all pods whose back-off has
+    ended."""
 
     def __init__(self, pods: int, pace: RetrySpreader | None) -> None:
         self._pace = pace
@@ -37,7 +39,7 @@ class Queue:
         self.errors = 0
 
     def play(self, seconds: int) -> None:
-        """From where it was left."""
+        """Continue the simulation for this time."""
         begun = len(self.tried)
         now_s = float(begun)
         for second in range(begun, begun + seconds):
@@ -50,7 +52,7 @@ class Queue:
                 now_s += TRY_S
 
     def _try(self, pod: str, now_s: float) -> float:
-        """For how long it backs off."""
+        """Try the pod, and return its back-off in seconds."""
         if self._pace is None or self._pace.reject(pod, now_s):
             self._rejected[pod] += 1
             self._errors[pod] = 0
@@ -66,31 +68,31 @@ class Queue:
 
 
 @pytest.mark.parametrize("pods", [60, 200, 500])
-def test_a_crowd_is_moved_apart_and_stays_so(pods: int) -> None:
+def test_pods_that_are_rejected_together_are_spread_and_stay_spread(pods: int) -> None:
     together, apart = Queue(pods, None), Queue(pods, RetrySpreader())
     together.play(500)
     apart.play(500)
     share = pods / (MOST_BACK_OFF_S + 1)
     assert together.most(since=300) > 4 * share
     assert apart.most(since=300) <= max(1.5 * share, FEW + 1)
-    # No pod is forgotten meanwhile.
+    # Each pod is still tried.
     tried = Counter(pod for second in range(430, 500) for pod in apart.tried[second])
     assert len(tried) == pods
     assert min(tried.values()) >= 2
-    # It costs each a few more tries, once.
+    # The spreading costs each pod a few more tries, but only once.
     assert apart.errors < 6 * pods
     errors = apart.errors
     apart.play(100)
     assert apart.errors - errors < pods / 2
 
 
-def test_a_few_pods_get_the_reason_each_time() -> None:
+def test_a_few_pods_get_the_reason_with_each_rejection() -> None:
     few = Queue(FEW, RetrySpreader())
     few.play(200)
     assert few.errors == 0
 
 
-def test_the_first_rejections_are_reported_however_many_pods_wait() -> None:
+def test_the_first_rejections_have_the_reason_even_if_many_pods_wait() -> None:
     pace, now_s = RetrySpreader(), 0.0
     for turn in range(REJECTED_OFTEN):
         assert all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
@@ -108,8 +110,8 @@ def test_rejections_are_remembered_for_40_s(pause_s: float, all_rejected: bool) 
     assert all(answers) is all_rejected
 
 
-def test_a_scheduler_without_back_off_gets_the_reason_each_time() -> None:
-    """Else autoscalers would hardly ever see that it waits."""
+def test_a_scheduler_without_back_off_gets_the_reason_with_each_rejection() -> None:
+    """Otherwise autoscalers would rarely see that the pod is unschedulable."""
     pace, dice = RetrySpreader(), random.Random(7)
     for turn in range(2000):
         assert pace.reject(f"pod-{dice.randrange(20)}", 0.01 * turn)
@@ -121,7 +123,7 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
     crowd[-1]["status"]["nominatedNodeName"] = "full"
 
     def asked(shown: dict[str, Any]) -> str:
-        """The Error; empty if the pod is rejected."""
+        """Return the Error; empty if the pod is rejected."""
         answer = json.loads(world.verbs.filter(json.dumps(offer(shown, "full")).encode()))
         assert not answer["NodeNames"]
         assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])
@@ -136,7 +138,7 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
     assert message[-10:-1] == [TRY_AGAIN] * 9
     assert message[-1] == ""
     assert TELEMETRY.spread_retries._value.get() - before == message.count(TRY_AGAIN)
-    # On record it is what it is: no node could take it.
+    # The journal records that no node could take the pod.
     decision = world.journal.of_uid("uid-p58")
     assert decision is not None
     assert (decision.fits, decision.offered) == (0, 1)

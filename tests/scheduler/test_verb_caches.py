@@ -17,14 +17,14 @@ from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import pod
 
-#: So that the reports are of now.
+#: Makes the reports of the builders fresh.
 EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
 NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
 
 
 class Calls(RuleBasedStateMachine):
-    """Nodes change between filter and prioritize, which may come in any order."""
+    """Changes nodes between calls of filter and prioritize, which may come in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,8 @@ class Calls(RuleBasedStateMachine):
 
     @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]), data=st.data())
     def filter_for_the_best(self, vram: str, data: st.DataObject) -> None:
-        """All names, or as many bytes of names, are not decoded if they are sent without spaces."""
+        """Offer all names, or other names with as many bytes. Without spaces, filter does not
+        decode them."""
         offered = data.draw(st.permutations(list(self.state.snapshot().names)))
         has_new = bool(offered) and data.draw(st.booleans())
         if has_new:
@@ -82,7 +83,8 @@ class Calls(RuleBasedStateMachine):
             assert recorded(one) == recorded(other)
 
     def both(self, verb: str, vram: str, offered: list[str]) -> Any:
-        """The answer of these verbs, which is that of verbs that were never called before."""
+        """Return the answer of these verbs, and assert that verbs with empty caches return an equal
+        answer."""
         args = {"Pod": pod("p", vram), "Nodes": None, "NodeNames": offered}
         body = json.dumps(args, separators=(",", ":")).encode()
         remembered = getattr(self.verbs, verb)(body)

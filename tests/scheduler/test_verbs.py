@@ -1,4 +1,4 @@
-"""The verbs as kube-scheduler uses them, over HTTP, from annotation to bound pod."""
+"""The verbs are called over HTTP as kube-scheduler calls them, until the pod is bound."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def test_four_pods_that_need_60_gib_do_not_share_24(server: Server) -> None:
     assert [holder["name"] for holder in device["holders"]] == ["p0"]
 
 
-def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Server) -> None:
+def test_bind_checks_again_if_another_filter_call_came_first(server: Server) -> None:
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
     assert passed(server, first, "shared", "large")
     assert passed(server, second, "shared", "large")
@@ -67,16 +67,16 @@ def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Se
 
 
 def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> None:
-    """Only for a quarter of a second: the calls of a busy machine may need more than one try."""
+    """It is kept for only a quarter of a second, so a busy machine may need several tries."""
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
 
     def one_after_the_other() -> tuple[list[str], list[str]]:
         return passed(server, first, "shared"), passed(server, second, "shared", "large")
 
     eventually(lambda: one_after_the_other() == (["shared"], ["large"]))
-    assert passed(server, first, "shared") == ["shared"]  # not for itself, though
+    assert passed(server, first, "shared") == ["shared"]  # its own memory does not count against it
     assert passed(server, first, "unknown-node") == []
-    assert passed(server, second, "shared") == ["shared"]  # the first comes no more
+    assert passed(server, second, "shared") == ["shared"]  # the first bind is no longer expected
     assert passed(server, first, "large", "shared", "pair")
     assert passed(server, second, "unknown-node") == []
 
@@ -86,7 +86,7 @@ def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> N
 
     held = {"shared": "GPU memory is held for another pod, which goes first"}
     eventually(lambda: rejected() == held)
-    # Nothing was reserved: a bind that never comes is not waited for.
+    # No memory was reserved, because the bind was never called.
     eventually(lambda: passed(server, second, "shared") == ["shared"])
 
 
@@ -104,7 +104,7 @@ def test_filter_keeps_memory_on_the_node_that_prioritize_ranked_first(server: Se
     assert passed(server, second, "shared", "large") == ["large"]
 
 
-def test_a_pod_that_asks_for_no_gpu_is_kept_from_nowhere(server: Server) -> None:
+def test_a_pod_that_requests_no_gpu_passes_on_every_node(server: Server) -> None:
     assert passed(server, pod("first", "16Gi"), "shared") == ["shared"]
     assert passed(server, pod("plain", gpus=0), "shared", "unknown-node") == [
         "shared",
@@ -112,7 +112,7 @@ def test_a_pod_that_asks_for_no_gpu_is_kept_from_nowhere(server: Server) -> None
     ]
 
 
-def test_whole_nodes_are_answered_with_those_that_pass(server: Server) -> None:
+def test_whole_nodes_that_pass_are_returned_whole(server: Server) -> None:
     nodes = [{"metadata": {"name": name, "labels": {"n": name}}} for name in ("large", "shared")]
     args = {"Pod": pod("whole-nodes", "40Gi"), "Nodes": {"items": nodes}, "NodeNames": None}
     answer = server.post("/filter", args).json()
@@ -123,7 +123,7 @@ def test_whole_nodes_are_answered_with_those_that_pass(server: Server) -> None:
 
 
 def template(name: str, **labels: str) -> dict[str, Any]:
-    """A node with two L4, each shared by four pods, as an autoscaler imagines it."""
+    """Return an autoscaler's template of a node with two L4, each shared by four pods."""
     written = {
         "count": "2",
         "replicas": "4",
@@ -171,14 +171,14 @@ def test_an_autoscalers_template_is_answered_as_a_new_empty_node(server: Server)
     assert larger == {"plain": "insufficient GPU memory on any device"}
 
 
-def test_a_template_leaves_no_trace(server: Server) -> None:
+def test_a_template_is_not_recorded(server: Server) -> None:
     shown = pod("imagined", "16Gi")
     args = {"Pod": shown, "Nodes": {"items": [template("new")]}, "NodeNames": None}
-    for _ in range(2):  # the second is not left out for the first
+    for _ in range(2):  # the first call does not hold memory against the second call
         assert filtered(server, shown, template("new")) == {"new": ""}
     assert server.post("/prioritize", args).json() == []
     assert server.get("/v1/decisions").json()["decisions"] == []
-    assert passed(server, shown, "new", "shared") == ["shared"]  # by its name it is not known
+    assert passed(server, shown, "new", "shared") == ["shared"]  # the name is still unknown
 
 
 def test_a_template_among_known_nodes_is_answered_too(server: Server) -> None:
@@ -199,23 +199,23 @@ def test_a_template_that_cannot_be_read_stays_unknown(server: Server) -> None:
     assert answers == {"odd": "node is not known to Headroom", "new": ""}
 
 
-def test_many_concurrent_binds_never_reserve_more_than_there_is(server: Server) -> None:
+def test_concurrent_binds_never_reserve_more_memory_than_a_device_has(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
-        assert passed(server, shown, "large", "pair")  # which of them is not known yet
+        assert passed(server, shown, "large", "pair")  # it is not known yet which pods fit
     with ThreadPoolExecutor(24) as pool:
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
-    assert errors.count("") == 4  # of 8 that would fit: the plugin has 4 replicas
+    assert errors.count("") == 4  # memory for 8 pods, but the plugin has 4 replicas
     (device,) = devices(server, "large")
     assert device["unconfirmed_bytes"] == 40 * GI
 
 
-def test_winner_alone_gets_ten(server: Server) -> None:
+def test_only_the_winner_gets_the_maximum_score(server: Server) -> None:
     scores = server.post("/prioritize", offer(pod("p", "20Gi"), "large", "shared", "pair")).json()
     assert scores == [{"Host": "shared", "Score": 10}]
 
 
-def test_node_that_does_not_fit_scores_nothing(server: Server) -> None:
+def test_a_node_on_which_the_pod_does_not_fit_has_no_score(server: Server) -> None:
     scores = server.post("/prioritize", offer(pod("p", "60Gi"), "large", "shared", "gone")).json()
     assert scores == [{"Host": "large", "Score": 10}]
 
@@ -233,23 +233,23 @@ def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     assert result("unknown-node", "large") == [{"Host": "large", "Score": 10}]
     assert result("unknown-node", "or-that") == []
     passed(server, holder, "large")
-    assert bind(server, holder, "large") == ""  # of its 80 GiB it leaves 50: pair has 48
+    assert bind(server, holder, "large") == ""  # this leaves 50 of 80 GiB; node pair has 48
     assert result("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
     before = {name: devices(server, name) for name in ("shared", "pair")}
-    # Nothing is expected of it, and no decision is kept: it is none of Headroom's.
+    # No bind is expected and no decision is recorded, because Headroom does not manage this pod.
     assert passed(server, pod("next", "24Gi"), "shared") == ["shared"]
     assert server.get("/v1/explain/pods/default/plain").status == 404
     # Memory is held for the pod that filter passed, until its bind is no longer expected.
     eventually(lambda: before == {name: devices(server, name) for name in ("shared", "pair")})
 
 
-def test_pod_that_could_end_on_either_device_is_charged_on_both(server: Server) -> None:
+def test_a_pod_that_could_get_either_device_is_charged_on_both(server: Server) -> None:
     shown = pod("somewhere", "16Gi")
     assert passed(server, shown, "pair")
     assert bind(server, shown, "pair") == ""
     assert [device["headroom_bytes"] for device in devices(server, "pair")] == [8 * GI, 8 * GI]
-    # The plugin gives the next pod the other one, whichever that is. A third that is admitted first
-    # would push both onto the device that is left.
+    # The plugin gives the next pod the other device. If a third pod is admitted first, both pods
+    # get the remaining device.
     shown = pod("next", "16Gi")
     assert passed(server, shown, "pair")
     assert bind(server, shown, "pair") == ""
@@ -272,7 +272,7 @@ def test_a_report_confirms_the_device_of_the_pod(server: Server) -> None:
     reply = server.debug_post("/embedded/v1/reports", [{"node": "pair", "status": status}])
     assert reply.status == 204
     assert [device["headroom_bytes"] for device in devices(server, "pair")] == [24 * GI, 8 * GI]
-    # The plugin could still choose the fuller one.
+    # The plugin could still choose the fuller device.
     assert passed(server, pod("wide", "16Gi"), "pair") == []
     assert passed(server, pod("narrow", "8Gi"), "pair") == ["pair"]
 
@@ -303,7 +303,7 @@ def test_a_contradictory_report_makes_its_device_unhealthy_with_a_reason(server:
     }
 
 
-def test_unannotated_pod_takes_what_its_replica_is_worth(server: Server) -> None:
+def test_a_pod_without_an_annotation_takes_its_replicas_share(server: Server) -> None:
     shown = pod("plain")
     assert passed(server, shown, "shared", "whole") == ["shared", "whole"]
     bind(server, shown, "shared")
@@ -317,7 +317,7 @@ def test_the_namespace_default_applies_to_pods_without_an_annotation(server: Ser
     assert devices(server, "large")[0]["unconfirmed_bytes"] == 6 * GI
 
 
-def test_pods_without_gpus_pass_everywhere_and_are_bound_without_a_reservation(
+def test_pods_without_gpus_pass_on_all_nodes_and_are_bound_without_a_reservation(
     server: Server,
 ) -> None:
     shown = pod("web", resource="cpu")
@@ -390,7 +390,7 @@ def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) ->
         "pair": ["uid-other"]
     }
     assert preempted(server, important("large", "90Gi"), **offered) == {}
-    # Whole pods are understood as well, and answered by uid.
+    # Victims may also be sent as whole pods. The answer has uids.
     whole = {"shared": {"Pods": [holder], "NumPDBViolations": 0}}
     args = {"Pod": important("another", "22Gi", 6), "NodeNameToVictims": whole}
     assert server.post("/preempt", args).json() == {

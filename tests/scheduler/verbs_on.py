@@ -1,4 +1,4 @@
-"""The verbs on a state, with clocks and a ledger of the test."""
+"""The verbs on a cluster state, with a clock and a ledger that the test provides."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.journal import Journal
 
-#: To make its series takes longer than some examples of random tests.
+#: Shared, because creating its metrics takes longer than some examples of property tests.
 _UNREAD = Telemetry(CollectorRegistry())
 
 

@@ -1,4 +1,5 @@
-"""A digest of all that a state holds, attribute by attribute: whatever changed, it changes."""
+"""Computes a digest of all attributes of a state, so that any change of the state changes the
+digest."""
 
 import hashlib
 from collections.abc import Iterator

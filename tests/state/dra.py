@@ -1,4 +1,4 @@
-"""Objects of DRA in tests: a node without a device plugin, its slice, a DeviceClass, claims."""
+"""Builds objects of DRA: a node without a device plugin, its slice, a DeviceClass and claims."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def claim(
 
 
 def claiming(of: Pod, *resources: str) -> Pod:
-    """Return the pod with its claim in the status, as it is bound."""
+    """Return the pod with its claim in the status, as kube-scheduler writes it before the bind."""
     served = [ExtendedResourceRequest(each) for each in resources or (GPU,)]
     claimed = ExtendedResourceClaimStatus("p-extended", served)
     status = PodStatus(phase="Running", extended_resource_claim_status=claimed)

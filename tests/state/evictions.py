@@ -1,4 +1,4 @@
-"""Small clusters in which pods must be evicted: the content of each device, in GiB."""
+"""Builds small clusters in which pods must be evicted, from the pods on each device in GiB."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from tests.builders import (
 
 @dataclass(frozen=True, slots=True)
 class On:
-    """A pod that runs; its uid is its name."""
+    """A running pod, whose uid is its name."""
 
     name: str
     gib: int
@@ -41,7 +41,8 @@ class On:
 
 
 def asking(of: Pod, cpu: str, mirrored_mib: int = 0) -> Pod:
-    """The pod asking for CPU as well, and for the mirror where that is not 0."""
+    """Return the pod with a request for CPU and, unless it is 0, for the extended resource of GPU
+    memory."""
     mirror = {MIRROR: str(mirrored_mib)} if mirrored_mib else {}
     resources = ResourceRequirements(limits={GPU: "1", "cpu": cpu} | mirror)
     main = msgspec.structs.replace(container(), resources=resources)
@@ -84,7 +85,7 @@ def full_node(
     plugin: Plugin = DISTRIBUTED,
     annotations: Mapping[str, str] | None = None,
 ) -> list[Event]:
-    """A node with shared devices of so many replicas; every pod uses what it requested."""
+    """Return a node with shared devices. Each pod uses exactly the memory that it requested."""
     made, uses, reservations, pods = [], [], {}, []
     for index, holders in enumerate(devices):
         uuid = f"{name}-{index}"

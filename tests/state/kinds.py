@@ -1,4 +1,4 @@
-"""A node of each kind, and its explanation for a pod: the section of docs/design/device-truth.md.
+"""Writes the section of docs/design/device-truth.md that explains a pod on a node of each kind.
 
 python -m tests.state.kinds       writes the section again
 """
@@ -74,7 +74,7 @@ class Kind:
         state.apply([NodeSeen(node), *running, GPUNodeSeen(self.gpunode, NOW_S)])
         request: Any = state.understand(self.pod)
         snap = state.snapshot()
-        # Reports of the builders are of a time of their own.
+        # Reports of the builders have a fixed time.
         verdicts = fit(request, snap, snap.rows(["n"]), float("-inf"))
         (nearest,) = explain(verdicts, Weights()).nearest
         judged = state.judge(self.pod, self.gpunode, float("-inf"))
@@ -87,7 +87,8 @@ def node(*devices: Device, plugin: Plugin = STOCK, **other: Any) -> GPUNode:
 
 
 def used(uuid: str, gib: int, taken: int, **other: Any) -> Device:
-    """A shared device with so many replicas in use; unattributed processes use the memory."""
+    """Return a shared device with ``taken`` replicas in use, whose memory unattributed processes
+    use."""
     size = gib * GIB
     return shared(uuid, 4 - taken, taken, used_bytes=size, unattributed_bytes=size, **other)
 
@@ -272,7 +273,7 @@ KINDS = (
 
 
 def section() -> Iterator[str]:
-    """The text between the two marks."""
+    """Yield the lines between the two marks."""
     for kind in KINDS:
         yield f"**{kind.title}.** A pod requests {kind.asked}:"
         yield ""

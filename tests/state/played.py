@@ -1,4 +1,4 @@
-"""One GPUNode and the Lease of its agent, as an API server stores and its watches send them."""
+"""Simulates an API server that stores one GPUNode and the Lease of its agent, and its watches."""
 
 import itertools
 from collections.abc import Callable
@@ -27,7 +27,8 @@ NODE = GPUNode(
 
 @dataclass
 class Api:
-    """One GPUNode and one Lease; each write creates a version and is sent to the watchers."""
+    """Stores one GPUNode and one Lease. Each write creates a version, which is sent to the
+    watchers."""
 
     versions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
     gpunode: GPUNode = NODE
@@ -39,12 +40,12 @@ class Api:
     untold: dict[str, list[Event]] = field(
         default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
     )
-    #: Writes of agents get no answer, and arrive when a test lets them.
+    #: Whether writes of agents get no answer. Such writes arrive when the test delivers them.
     silent: bool = False
     lingering: list[Callable[[], object]] = field(default_factory=list)
 
     def everything(self) -> list[Event]:
-        """The events that a new watch receives."""
+        """Return the events that a new watch receives."""
         beats = [HeartbeatSeen(self.lease, self.at_s)] if self.lease else []
         return [GPUNodeSeen(self.gpunode, self.at_s), *beats]
 

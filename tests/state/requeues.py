@@ -26,7 +26,7 @@ SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption:
 def rejected(
     uid: str, vram: str = "20Gi", *, message: str = SAID, minute: int = 0, priority: int = 0
 ) -> Pod:
-    """As kube-scheduler leaves a pod that no node takes."""
+    """Return a pod with the status that kube-scheduler writes if no node can take it."""
     created = f"2026-11-20T10:{minute:02}:00Z"
     made = pod(vram, uid=uid, name=uid, created=created, priority=priority)
     return saying(made, "PodScheduled", "False", "Unschedulable", message)
@@ -39,13 +39,13 @@ def saying(waiting: Pod, kind: str, status: str, reason: str, message: str) -> P
 
 
 class World:
-    """One replica that looks on while nodes of one shared 24 GiB GPU fill and empty."""
+    """One replica that follows nodes with one shared 24 GiB GPU each."""
 
     def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
         self.state = ClusterWriter(Rules(), 90.0, WALL_S - NOW_S)
         self.waking, self.journal = RequeueHints(), Journal()
         self.now_s, self.version = NOW_S, 0
-        #: How wrong its wall clock is.
+        #: Seconds by which its wall clock is ahead.
         self.ahead_s = 0.0
         for name in nodes:
             metadata = ObjectMeta(name=name, labels=labels)
@@ -55,7 +55,8 @@ class World:
             self.holds(name, 24)
 
     def holds(self, name: str, gib: int, replicas: int = 4, sm: float | None = None) -> None:
-        """Its agent reports this unattributed use, number of free replicas and SM activity."""
+        """Let the node's agent report this unattributed use, number of free replicas and SM
+        activity."""
         self.version += 1
         sm_activity = None if sm is None else SmActivity(sm, "gpm")
         gpu = shared(
@@ -70,7 +71,7 @@ class World:
         self.state.apply([GPUNodeSeen(node, self.now_s)])
 
     def starts(self, phase: Literal["starting", "running"]) -> None:
-        """The ledger of node n has one pod that starts alone, in this phase."""
+        """Put a pod that starts alone into the ledger of node n, in this phase."""
         self.version += 1
         held = msgspec.structs.replace(
             reservation({"n": 4 * GIB}), phase=phase, start_timeout_s=600
@@ -82,7 +83,7 @@ class World:
         self.state.apply(map(PodSeen, pods))
 
     def decides(self, who: Pod, fits: int, sure: bool = True) -> None:
-        """This replica's filter was asked."""
+        """Record a filter call of this replica in the journal."""
         generation = self.state.snapshot().generation
         self.journal.record(
             Decision(who, "d", self.wall_s, generation, 1, fits, {}, sure),
@@ -93,7 +94,7 @@ class World:
         return WALL_S + self.now_s - NOW_S + self.ahead_s
 
     def requeued(self, after_s: float = 0.01) -> list[str]:
-        """Those named now."""
+        """Return the names of the pods that are requeued now."""
         self.now_s += after_s
         steps = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
         due = [who for who in steps if who is not None]

@@ -1,5 +1,5 @@
-"""Requests of bound pods, as kube-scheduler counts them, and whether another pod fits beside
-them."""
+"""Requests of bound pods are counted as in kube-scheduler, to decide whether another pod fits
+beside them."""
 
 import json
 from decimal import Decimal
@@ -37,8 +37,9 @@ def resized(allocated: str | None, applied: str | None, *conditions: str) -> dic
     }
 
 
-def test_sums_are_those_of_kube_scheduler() -> None:
-    """The answers of its own function; go_pod_requests/README.md describes how."""
+def test_sums_equal_the_sums_of_kube_scheduler() -> None:
+    """The expected sums were computed by kube-scheduler's own function
+    (go_pod_requests/README.md)."""
     table = json.loads(Path(__file__).with_name("pod_requests_table.json").read_text())
     assert len(table) == 150
     for case in table:
@@ -84,7 +85,7 @@ def test_requests_of_the_whole_pod_replace_those_of_its_containers() -> None:
     assert cpu_of(spec, larger) == 11
 
 
-def test_extended_resources_are_no_resources_of_the_whole_pod() -> None:
+def test_extended_resources_cannot_be_requested_for_the_whole_pod() -> None:
     spec = {"containers": MAIN, "resources": {"requests": {"example.com/nic": "8"}}}
     assert demands_of(spec) == {"cpu": Decimal(2), "memory": Decimal(1 << 30)}
 

@@ -1,4 +1,5 @@
-"""Devices that the plugin could choose next, and a node's own device choice."""
+"""Candidate devices depend on what the plugin could choose next, and on the node's device
+choice."""
 
 from typing import ClassVar
 
@@ -49,10 +50,10 @@ class TestDevicesThatThePluginCouldGive:
         return gpunode(*self.devices, **given)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
-    def test_a_pod_that_ends_lets_the_plugin_choose_its_device(self, how: str) -> None:
-        """Without its pod, D1 has two replicas in use, as D0, and enough memory.
+    def test_the_plugin_can_choose_the_device_of_a_pod_that_ends(self, how: str) -> None:
+        """Without its pod, D1 has two replicas in use, like D0, and enough memory.
 
-        One replica more makes no difference to a pod of D0.
+        A pod on D0 does not change the result, whether it has one replica more or not.
         """
         pods = self.sitting("2026-11-21T00:00:00Z" if how == "is being deleted" else None)
         if how == "is gone":
@@ -65,7 +66,7 @@ class TestDevicesThatThePluginCouldGive:
         room = snap.columns.free_bytes[0].tolist()
         assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
 
-    def test_a_gated_node_takes_gated_pods_as_others_do_and_no_others(self) -> None:
+    def test_a_gated_node_takes_only_gated_pods(self) -> None:
         node = kube_node(annotations={DEVICE_CHOICE: "gated"})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
         plain = pod("8Gi", container())
@@ -105,7 +106,8 @@ class TestDevicesThatThePluginCouldGive:
         )
 
     def test_a_device_that_is_no_longer_a_candidate_frees_memory(self) -> None:
-        """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
+        """D1 is full. The plugin chooses it after D0 as soon as one more of its replicas is in
+        use."""
         even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
         one_more = [even[0], shared("D1", free=1, allocated=3)]
         full = {"u": reservation({"D1": 24 * GIB})}

@@ -1,4 +1,5 @@
-"""Wrong clocks do no harm: a live agent is fresh, and a dead agent is stale in time."""
+"""With wrong clocks, the report of a live agent is still fresh, and the report of a dead agent
+still becomes stale in time."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +28,7 @@ Skew = Callable[[float], float]
 
 
 class Play:
-    """A steady node, its agent and an extender that watches both."""
+    """A node that does not change, its agent, and an extender that watches both."""
 
     def __init__(self, skew: Skew) -> None:
         self.skew = skew
@@ -76,7 +77,7 @@ def test_a_wrong_clock_of_the_node_changes_nothing(skew: Skew, fresh_after_s: fl
     play = Play(skew)
     while play.at_s < 3600.0:
         play.cycle()
-        # A first sight of a clock that is far off proves nothing; the second does.
+        # The first timestamp of a wrong clock proves nothing, but the second one does.
         assert (play.reason is None) == (play.at_s > fresh_after_s), play.at_s
     silent_since_s = play.at_s
     while play.at_s < silent_since_s + STALE_AFTER_S + 30.0:

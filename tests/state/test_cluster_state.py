@@ -1,4 +1,4 @@
-"""Events in, snapshots out."""
+"""The cluster state applies events and returns snapshots."""
 
 from datetime import UTC, datetime
 
@@ -29,7 +29,7 @@ from tests.builders import (
 from tests.recording import RecordingState
 from tests.state.states import EPOCH_S, STALE_AFTER_S, headroom, reason, seen, state_of
 
-#: The plugin could choose either of them next.
+#: The plugin could choose either of these devices next.
 TWO = shared("GPU-0"), shared("GPU-1")
 
 
@@ -55,7 +55,7 @@ class TestTheNodeAsAWhole:
             ),
         ],
     )
-    def test_it_shows_why_it_takes_no_pods(
+    def test_a_node_that_takes_no_pods_has_the_reason(
         self, events: list[Node | GPUNode], expected: Reason
     ) -> None:
         assert reason(state_of(*seen(*events))) is expected
@@ -64,7 +64,7 @@ class TestTheNodeAsAWhole:
         node = kube_node(annotations={RESERVE: "4Gi"})
         assert headroom(state_of(*seen(node, gpunode(device())))) == [20]
 
-    def test_what_went_is_forgotten(self) -> None:
+    def test_deleted_objects_are_forgotten(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([NodeGone("n")])
         assert reason(state) is Reason.UNKNOWN_NODE
@@ -165,9 +165,9 @@ class TestRoom:
 
 
 class TestJudge:
-    """Bind's judgement about the object that it is going to write."""
+    """Bind decides on the version of the object that it is going to write."""
 
-    def test_it_decides_on_the_object_given(self) -> None:
+    def test_bind_is_judged_on_the_given_version_of_the_gpunode(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         fuller = gpunode(shared("a"), version="2", reservations={"u": reservation({"a": 20 * GIB})})
         assert state.judge(pod("8Gi"), fuller, NOW_S) is Reason.MEMORY_ON_ANY
@@ -185,7 +185,7 @@ class TestJudge:
         state.apply(seen(pod("20Gi", node="n", uid="b", name="b")))
         assert state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S) is Reason.MEMORY_ON_ANY
 
-    def test_it_rejects_what_filter_rejects(self) -> None:
+    def test_bind_rejects_a_pod_that_filter_rejects(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         assert state.judge(pod("lots"), gpunode(shared("a")), NOW_S) is Reason.BAD_VRAM
         late = NOW_S + STALE_AFTER_S + 1
@@ -211,21 +211,21 @@ class TestEviction:
             pytest.param("lots", {"v", "w"}, False, id="a pod that cannot be read"),
         ],
     )
-    def test_victims_give_back_what_they_held(
+    def test_evicted_victims_free_their_memory(
         self, vram: str, victims: set[str], fits: bool
     ) -> None:
         world = self.world()
         reason = rejection_beside(world, world.understand(pod(vram)), "n", (), NOW_S, victims)
         assert (reason is None) is fits
 
-    def test_an_unknown_node_takes_none(self) -> None:
+    def test_an_unknown_node_takes_no_pods(self) -> None:
         world = self.world()
         request = world.understand(pod())
         reason = rejection_beside(world, request, "elsewhere", (), NOW_S, {"v", "w"})
         assert reason is Reason.UNKNOWN_NODE
 
 
-def test_what_was_handed_out_does_not_change() -> None:
+def test_a_returned_snapshot_does_not_change() -> None:
     state = state_of(*seen(kube_node(), gpunode(shared("a"))))
     snap = state.snapshot()
     assert state.snapshot() is snap
@@ -235,7 +235,7 @@ def test_what_was_handed_out_does_not_change() -> None:
 
 
 def test_an_absurd_report_affects_only_its_device() -> None:
-    """Whatever the agent reports, events are still applied."""
+    """Events are still applied, whatever the agent reports."""
     absurd = shared("b", memory_bytes=1 << 90, used_bytes=1 << 90)
     state = state_of(*seen(kube_node(), gpunode(shared("a"), absurd), pod(None, node="n")))
     assert reason(state) is Reason.CONTRADICTORY_REPORT
@@ -243,8 +243,9 @@ def test_an_absurd_report_affects_only_its_device() -> None:
     assert datetime.fromtimestamp(EPOCH_S + NOW_S, UTC).isoformat() == STAMP
 
 
-def test_nodes_are_weighed_when_every_required_kind_was_listed() -> None:
-    """Not after each list: without the pods of a node its terms are unknown."""
+def test_nodes_are_weighed_once_every_required_kind_is_listed() -> None:
+    """They are not weighed after each list, because the terms of a node are unknown without its
+    pods."""
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))
     state.apply([Relisted(Node, (kube_node(),), NOW_S)])
     state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S)])

@@ -1,4 +1,4 @@
-"""Advice for a waiting pod and for a node, on small clusters."""
+"""On small clusters, the advice names the pods to move for a waiting pod, or to free a node."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -85,7 +85,7 @@ FRAGMENTED = (
 )
 
 
-def test_one_pod_is_moved_to_one_of_two_places() -> None:
+def test_one_pod_is_moved_if_two_other_nodes_could_take_it() -> None:
     advice = advised(world(*FRAGMENTED), newcomer(20))
     assert advice.outcome == "move"
     # Moving the pod of b or of c helps too, but frees 24 GiB on a node; only one pod each.
@@ -97,13 +97,14 @@ def test_one_pod_is_moved_to_one_of_two_places() -> None:
 def test_the_search_can_be_limited_to_a_node() -> None:
     both = advised(world(*FRAGMENTED), newcomer(20), "n")
     assert {(name, at) for name, at, _ in moved(both)} == {("n-10", "n"), ("n-6", "n")}
-    # The largest pod is moved first. Its place is taken into account for the next one.
+    # The largest pod is moved first. The memory that it takes is taken into account for the next
+    # pod.
     assert [each.pod.metadata.name for each in both.moves] == ["n-10", "n-6"]
     assert [set(each.places) for each in both.moves] == [{"b", "c"}, {"b", "c"}]
 
 
-def test_a_named_node_may_be_cordoned_and_nothing_else() -> None:
-    """So a client can cordon the node while its pods move."""
+def test_a_named_node_may_be_cordoned_but_not_tainted() -> None:
+    """A client can cordon the node while its pods move."""
     for spec, outcome in (
         (NodeSpec(unschedulable=True), "move"),
         (NodeSpec(taints=[Taint(key="team", effect="NoSchedule")]), "none"),
@@ -114,13 +115,13 @@ def test_a_named_node_may_be_cordoned_and_nothing_else() -> None:
         assert advised(state, newcomer(20), "b").outcome == outcome
 
 
-def test_a_pod_with_one_other_place_is_not_moved() -> None:
+def test_a_pod_that_fits_on_only_one_other_node_is_not_moved() -> None:
     advice = advised(world(*FRAGMENTED[:2]), newcomer(20))
     assert (advice.outcome, advice.moves) == ("none", ())
     assert advice.stay == {Stays.PLACES: 3}
 
 
-def test_places_that_an_earlier_move_takes_count_no_more() -> None:
+def test_memory_that_an_earlier_move_takes_no_longer_counts() -> None:
     """Two pods of 10 GiB must leave n. Each fits on b and on c, but not both on one of them."""
     full = node("n", [On("n-1", 10), On("n-2", 10)])
     small = [node(name, [On(f"{name}-13", 13)]) for name in ("b", "c")]
@@ -130,7 +131,7 @@ def test_places_that_an_earlier_move_takes_count_no_more() -> None:
     assert [len(each.places) for each in more.moves] == [3, 2]
 
 
-def test_moves_are_spared_if_the_pod_fits_or_another_pod_is_ending() -> None:
+def test_no_pod_is_moved_if_the_waiting_pod_fits_or_another_pod_is_ending() -> None:
     fits = advised(world(*FRAGMENTED), newcomer(16))
     assert (fits.outcome, fits.moves) == ("fits", ())
     ending = node("n", [On("n-10", 10, deleted=LEAVING), On("n-2", 2)])
@@ -173,7 +174,7 @@ def test_pods_of_other_controllers_that_create_them_elsewhere_move(kind: str) ->
     assert moved(advised(state, newcomer(20))) == [("b-6", "b", ("n", "c"))]
 
 
-def test_a_bound_pod_keeps_the_fact_that_it_has_a_claim() -> None:
+def test_the_state_records_that_a_bound_pod_has_a_claim() -> None:
     (event,) = [each for each in FRAGMENTED[1] if isinstance(each, PodSeen)]
     volumes = [Volume(), Volume(persistent_volume_claim=Present())]
     spec = msgspec.structs.replace(event.pod.spec, volumes=volumes)
@@ -185,7 +186,7 @@ def test_a_bound_pod_keeps_the_fact_that_it_has_a_claim() -> None:
 
 
 @pytest.mark.parametrize(("allowed", "first"), [(0, "c-8"), (1, "b-6")])
-def test_a_disruption_budget_keeps_its_pods(allowed: int, first: str) -> None:
+def test_a_disruption_budget_protects_its_pods(allowed: int, first: str) -> None:
     state = world(
         node("b", [On("b-6", 6, labels={"app": "x"})]), node("c", [On("c-8", 8)]), FRAGMENTED[0]
     )
@@ -201,7 +202,7 @@ def test_a_disruption_budget_keeps_its_pods(allowed: int, first: str) -> None:
     assert advice.stay.get(Stays.BUDGET, 0) == 1 - allowed
 
 
-def test_cordoned_devices_and_nodes_are_no_places() -> None:
+def test_pods_are_not_moved_to_cordoned_devices_or_nodes() -> None:
     cordoned = node("c", [On("c-8", 8)], annotations={CORDON: "c-0"})
     assert advised(world(*FRAGMENTED[:2], cordoned), newcomer(20)).outcome == "none"
     state = world(*FRAGMENTED)
@@ -241,7 +242,7 @@ def test_a_node_with_a_pod_that_must_stay_is_not_freed() -> None:
     assert for_node(movers(world(gone, *FRAGMENTED[::2])), Effort(), "b").outcome == "soon"
 
 
-def test_the_effort_is_bounded_and_says_so() -> None:
+def test_the_search_is_limited_and_reports_the_limit() -> None:
     late = Effort(is_over=lambda: True)
     assert advised(world(*FRAGMENTED), newcomer(20), effort=late).outcome == "none"
     assert (late.cut_short, late.nodes) == (True, 0)

@@ -106,7 +106,7 @@ class Departing(RuleBasedStateMachine):
 
     @rule()
     def agent_runs_for_a_while(self) -> None:
-        """Two heartbeats, of samples taken just then."""
+        """Send two heartbeats of new samples."""
         self.api.silent = False
         for _ in range(2):
             self.agent_samples(31.0)
@@ -158,7 +158,7 @@ class Departing(RuleBasedStateMachine):
                     self.state.apply([DepartureMarked(found.node, found.uid, version)])
 
     def teardown(self) -> None:
-        """In the end, the reservation is removed."""
+        """Assert that the reservation is finally removed."""
         if not self.ended:
             return
         self.pod_ends()
@@ -255,7 +255,7 @@ STORIES: dict[str, Callable[[Departing], object]] = {
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_it_runs_on_and_stays_charged(story: str) -> None:
+def test_a_deleted_pod_that_still_runs_stays_charged(story: str) -> None:
     machine = Departing()
     STORIES[story](machine)
     assert machine.runs

@@ -1,4 +1,4 @@
-"""Pods that choose their devices by NVIDIA_VISIBLE_DEVICES: how they are charged and observed."""
+"""Charges and predictions of pods that choose their devices by NVIDIA_VISIBLE_DEVICES."""
 
 from typing import Any
 
@@ -78,30 +78,31 @@ def test_a_miss_is_also_charged_on_the_device_that_it_uses() -> None:
 
 
 class TestObservation:
-    """A prediction like any other: hit, miss, or still open."""
+    """The prediction for such a pod is also a hit, a miss or still pending."""
 
     def outcomes(self, *rows: PodUse) -> list[tuple[Result, Surprise | None, tuple[str, ...]]]:
-        """Return the outcome of the pod once the report has these rows of it."""
+        """Return the outcomes after the report has these rows of the pod."""
         held = state(reported(reservations={"u": ON_A}))
         held.apply([PodSeen(choosing_pod(node="n"))])
         later = reported(*rows, observed_at="later", reservations={"u": ON_A})
         held.apply([GPUNodeSeen(later, NOW_S + 1)])
         return [(each.result, each.surprise, each.observed) for each in held.take_outcomes()]
 
-    def test_a_replica_reports_nothing(self) -> None:
+    def test_a_replica_alone_does_not_confirm_the_prediction(self) -> None:
         assert self.outcomes(use("u", "b", 0, replica="b::0")) == []
 
-    def test_it_is_a_hit_if_its_processes_are_on_the_chosen_device(self) -> None:
+    def test_the_prediction_is_a_hit_if_the_pod_uses_the_chosen_device(self) -> None:
         rows = use("u", "b", 0, replica="b::0"), use("u", "a", GIB)
         assert self.outcomes(*rows) == [(Result.HIT, None, ("a",))]
 
-    def test_and_a_miss_if_they_are_on_the_device_that_the_plugin_chose(self) -> None:
+    def test_the_prediction_is_a_miss_if_the_pod_uses_the_device_of_its_replica(self) -> None:
         miss = (Result.MISS, Surprise.DISOBEYED, ("b",))
         assert self.outcomes(use("u", "b", GIB, replica="b::0")) == [miss]
 
 
-def test_its_use_is_not_mistaken_for_another_pod_s_replica() -> None:
-    """Only one of two allocated replicas of a is explained: another pod may use it."""
+def test_use_of_a_device_does_not_explain_an_allocated_replica() -> None:
+    """Only one of two allocated replicas of device a is explained, so another pod may hold the
+    second one."""
     two = shared("a", free=2, allocated=2), shared("b", free=4)
     reservations = {
         "u": Reservation(
@@ -118,10 +119,10 @@ def test_its_use_is_not_mistaken_for_another_pod_s_replica() -> None:
 
 
 @pytest.mark.parametrize(("replica_on", "result"), [("b", Result.HIT), ("a", Result.MISS)])
-def test_its_replica_counts_for_the_prediction_of_another_pod_and_its_use_does_not(
+def test_predictions_for_other_pods_count_the_replica_and_not_the_use(
     replica_on: str, result: Result
 ) -> None:
-    """The processes of u are on a. The plugin gives the replicas of a and b in turn."""
+    """The processes of u are on a. The plugin allocates replicas of a and b alternately."""
     charge = Charge(resource=GPU, count=1, candidates={"a": 2 * GIB}, by_environment=True)
     reservations = {
         "u": Reservation(namespace="default", name="u", charges=[charge]),

@@ -89,7 +89,7 @@ def test_a_pod_without_an_amount_fits_and_needs_no_reservation(
     assert state.adopt(whole, held) is None
 
 
-def test_it_fits_on_a_node_that_no_agent_reports() -> None:
+def test_a_pod_without_an_amount_fits_on_a_node_without_an_agent() -> None:
     state = state_of(node(), slice_of(), class_of())
     assert reason(state, pod(None)) is None
 
@@ -105,12 +105,12 @@ def test_it_fits_on_a_node_that_no_agent_reports() -> None:
         pod(None, choosing(container())),
     ],
 )
-def test_a_pod_with_a_condition_of_headroom_does_not_fit(of: Pod) -> None:
+def test_a_pod_with_a_condition_that_only_headroom_checks_does_not_fit(of: Pod) -> None:
     assert reason(by_dra(), of) is Reason.DRA_MANAGES
 
 
-def test_a_pod_that_asks_by_the_implicit_name_fits_where_dra_alone_allocates() -> None:
-    """Headroom's own scheduler asks about each pod."""
+def test_a_pod_with_the_implicit_resource_name_fits_on_nodes_with_only_dra() -> None:
+    """Headroom's own scheduler calls filter for each pod."""
     assert reason(by_dra(), implicit(node=None)) is None
     assert reason(by_dra(), implicit(node=None, vram="8Gi")) is Reason.DRA_MANAGES
     both = by_dra(allocatable={GPU: "1"})
@@ -120,13 +120,13 @@ def test_a_pod_that_asks_by_the_implicit_name_fits_where_dra_alone_allocates() -
     assert reason(plugin, implicit(node=None)) is Reason.NO_SUCH_RESOURCE
 
 
-def test_the_default_of_the_namespace_is_an_amount() -> None:
+def test_the_default_of_the_namespace_counts_as_an_amount() -> None:
     state = by_dra()
     state.apply([NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "4Gi"}))])
     assert reason(state, pod(None)) is Reason.DRA_MANAGES
 
 
-def test_namespaces_that_do_not_use_headroom_keep_dra() -> None:
+def test_pods_of_exempt_namespaces_can_use_dra() -> None:
     """The cluster's default scheduler calls Headroom for their pods, too."""
     rules = Rules(reject_unannotated=True)
     state = state_of(node(), slice_of(), class_of(), rules=rules)
@@ -168,7 +168,7 @@ def test_a_node_that_offers_gpus_by_plugin_and_by_dra_is_closed() -> None:
     assert reason(state, pod(None)) is Reason.NO_SUCH_RESOURCE  # the report offers none
 
 
-def test_it_is_closed_while_a_pod_of_the_plugin_runs() -> None:
+def test_a_node_with_dra_is_closed_while_a_pod_of_the_plugin_runs() -> None:
     """DRA would allocate the GPU that the pod uses."""
     state = by_dra()
     held = {"old": reservation({"GPU-0": 8 * GIB})}
@@ -178,7 +178,7 @@ def test_it_is_closed_while_a_pod_of_the_plugin_runs() -> None:
     assert reason(state, pod(None)) is None
 
 
-def test_a_cordoned_device_closes_it() -> None:
+def test_a_cordoned_device_closes_a_node_with_dra() -> None:
     state = by_dra(**{CORDON: "GPU-0"})
     assert reason(state, pod(None)) is Reason.CORDONED_DEVICE
     state.apply([claim(), PodSeen(claiming(pod(None, node="n")))])
@@ -205,8 +205,8 @@ class TestBoundPods:
         assert Mismatch.BOUND_WITHOUT_RESERVATION not in set(mismatches(state, held))
         assert reason(state, pod(None, uid="next")) is None
 
-    def test_a_pod_with_an_amount_is_charged_what_its_claim_holds(self) -> None:
-        """Mode observe binds it, or another scheduler."""
+    def test_a_pod_with_an_amount_is_charged_the_memory_of_its_claim(self) -> None:
+        """Such a pod is bound by mode observe or by another scheduler."""
         state = by_dra()
         state.apply([claim(device="gpu-1")])
         found = self.charged(state, claiming(pod("1Gi", node="n")))
@@ -214,10 +214,10 @@ class TestBoundPods:
         assert found.flags == [ADOPTED, CLAIMED]
         (charge,) = found.charges
         assert charge.candidates == {"GPU-1": 24 * GIB}
-        # It holds a device by DRA, so the node is not closed for others that DRA serves.
+        # The pod holds a device by DRA, so the node still takes other pods that DRA serves.
         assert reason(state, pod(None, uid="next")) is None
 
-    def test_it_is_not_charged_before_the_claim_is_known(self) -> None:
+    def test_a_pod_is_not_charged_before_its_claim_is_known(self) -> None:
         state = by_dra()
         bound = claiming(pod("1Gi", node="n"))
         assert self.charged(state, bound) is None
@@ -228,7 +228,8 @@ class TestBoundPods:
         assert unreserved_pods(state) == []
 
     def test_a_pod_with_an_amount_is_not_charged_before_it_has_a_claim(self) -> None:
-        """Mode observe binds it although it does not fit: not yet what the plugin would give."""
+        """Mode observe binds it although it does not fit. It is not charged for the devices that a
+        plugin would allocate."""
         state = by_dra()
         plugins = gpunode(shared("GPU-0"), shared("GPU-1"), plugin=DISTRIBUTED, version="2")
         state.apply([GPUNodeSeen(plugins, NOW_S)])
@@ -243,8 +244,8 @@ class TestBoundPods:
         assert found is not None
         assert found.charges[0].candidates == {"GPU-0": 10 * GIB}
 
-    def test_a_pod_that_asks_by_the_implicit_name_is_charged_beside_the_plugin(self) -> None:
-        """The default scheduler asks no extender about it."""
+    def test_a_pod_with_the_implicit_resource_name_is_charged_on_nodes_with_a_plugin(self) -> None:
+        """The default scheduler calls no extender for it."""
         devices = [shared(uuid) for uuid in ("GPU-0", "GPU-1")]
         held = {"other": reservation({"GPU-0": 24 * GIB})}
         report = gpunode(*devices, reservations=held, pods=[use("other", "GPU-0", replica="r")])
@@ -258,7 +259,7 @@ class TestBoundPods:
         assert state.snapshot().nodes[row].devices[0].headroom_bytes == -24 * GIB
         assert state.concerns(bound)
 
-    def test_it_is_not_charged_where_dra_alone_allocates(self) -> None:
+    def test_a_pod_is_not_charged_on_nodes_with_only_dra(self) -> None:
         state = by_dra()
         state.apply([claim()])
         assert self.charged(state, claiming(implicit(), IMPLICIT)) is None
@@ -276,7 +277,7 @@ class TestBoundPods:
         assert found.flags == [ADOPTED]
         assert found.charges[0].candidates == {"GPU-0": 8 * GIB}
 
-    def test_claims_of_a_list_replace_those_that_were_known(self) -> None:
+    def test_a_list_of_claims_replaces_the_known_claims(self) -> None:
         state = by_dra()
         state.apply([claim(), PodSeen(claiming(pod("1Gi", node="n")))])
         assert len(unreserved_pods(state)) == 1

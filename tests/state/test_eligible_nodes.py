@@ -1,4 +1,4 @@
-"""Which nodes kube-scheduler may put a pod on, by what Kubernetes documents of them."""
+"""Nodes are eligible for a pod under the conditions that Kubernetes documents."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def asked(key: str, operator: str, *values: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_labels(wanting: Pod, may: bool) -> None:
+def test_labels_decide_whether_a_node_is_eligible(wanting: Pod, may: bool) -> None:
     assert eligible(wanting, node(ZONE_A["labels"])) is may
 
 
@@ -111,7 +111,9 @@ def test_labels(wanting: Pod, may: bool) -> None:
         ),
     ],
 )
-def test_taints(tolerations: list[dict[str, str]], may: bool) -> None:
+def test_taints_decide_whether_a_node_is_eligible(
+    tolerations: list[dict[str, str]], may: bool
+) -> None:
     tainted = node(taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}])
     assert eligible(pod(tolerations=tolerations), tainted) is may
 

@@ -28,7 +28,7 @@ PREEMPTOR = pod(uid="boss", priority=1_000_000)
         pytest.param({"labels": {"app": "x"}}, id="a label"),
     ],
 )
-def test_no_metadata_of_its_author_exempts_a_pod(wrote: dict[str, Any]) -> None:
+def test_metadata_that_a_pods_author_writes_does_not_exempt_it(wrote: dict[str, Any]) -> None:
     plain = pod(uid="p")
     metadata = msgspec.structs.replace(plain.metadata, **wrote)
     assert is_evictable(msgspec.structs.replace(plain, metadata=metadata), PREEMPTOR)

@@ -1,4 +1,4 @@
-"""For how long a node takes no pods that had to send one away."""
+"""A node backs off after an eviction, and takes no pods for this time."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ FORGOTTEN_S = 900.0
 LONGEST_S = 320.0
 
 
-def test_a_node_that_sent_a_pod_away_is_left_alone_for_a_while() -> None:
+def test_a_node_takes_no_pods_for_a_while_after_an_eviction() -> None:
     backs = BackOffs()
     backs.note("n", {"p"}, 100.0)
     assert backs.holds("n")
@@ -24,7 +24,7 @@ def test_a_node_that_sent_a_pod_away_is_left_alone_for_a_while() -> None:
     assert not backs.holds("n")
 
 
-def test_the_same_mark_counts_once() -> None:
+def test_a_repeated_mark_counts_once() -> None:
     backs = BackOffs()
     for at_s in (100.0, 105.0, 109.0):
         backs.note("n", {"p"}, at_s)
@@ -34,7 +34,7 @@ def test_the_same_mark_counts_once() -> None:
     assert not backs.marks("n")
 
 
-def test_every_further_one_doubles_it_up_to_a_limit() -> None:
+def test_each_further_eviction_doubles_the_back_off_up_to_a_limit() -> None:
     backs, at_s, took_s = BackOffs(), 0.0, []
     for number in range(8):
         backs.note("n", {f"p{number}"}, at_s)
@@ -52,7 +52,7 @@ def test_the_back_off_starts_again_after_a_long_time_without_evictions() -> None
     assert backs.over(1.0 + FORGOTTEN_S + FIRST_S) == ["n"]
 
 
-def test_a_node_that_is_gone_is_forgotten() -> None:
+def test_the_back_off_of_a_deleted_node_is_forgotten() -> None:
     backs = BackOffs()
     backs.note("n", {"p"}, 0.0)
     backs.gpunode_gone("n")

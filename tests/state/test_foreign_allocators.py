@@ -56,7 +56,7 @@ def marked(
     on: str | None = "n",
     phase: str = "Running",
 ) -> Pod:
-    """A pod that asks for nothing of ours."""
+    """Return a pod that requests no resource that Headroom manages."""
     resources = ResourceRequirements(limits=limits or {})
     bare = pod(None, Container(name="main", resources=resources), uid="x", node=on, phase=phase)
     metadata = msgspec.structs.replace(bare.metadata, annotations=annotations, labels=labels)
@@ -95,7 +95,7 @@ def published(name: str = "s", **spec: Any) -> ResourceSlice:
         ),
     ],
 )
-def test_nodes(given: Node, managers: set[Reason]) -> None:
+def test_foreign_allocators_are_detected_on_nodes(given: Node, managers: set[Reason]) -> None:
     assert of_node(given) == managers
 
 
@@ -153,7 +153,9 @@ def test_nodes(given: Node, managers: set[Reason]) -> None:
         pytest.param(marked(labels={"runai-gpu-group": "g"}, phase="Succeeded"), set(), id="ended"),
     ],
 )
-def test_pods(given: Pod, managers: set[Reason], state: ClusterWriter) -> None:
+def test_foreign_allocators_are_detected_on_pods(
+    given: Pod, managers: set[Reason], state: ClusterWriter
+) -> None:
     assert of_pod(given) == managers
     before = reason(state)
     state.apply([PodSeen(given)])
@@ -170,7 +172,7 @@ def test_pods(given: Pod, managers: set[Reason], state: ClusterWriter) -> None:
         pytest.param(published(driver="compute-domain.nvidia.com"), "", id="no GPUs"),
     ],
 )
-def test_slices(given: ResourceSlice, name: str) -> None:
+def test_foreign_allocators_are_detected_in_slices(given: ResourceSlice, name: str) -> None:
     assert node_of(given) == name
 
 
@@ -211,7 +213,7 @@ def test_a_node_is_rejected_while_it_has_a_trace_of_a_foreign_allocator(
     assert reason(state) is None
 
 
-def test_what_a_new_list_leaves_out_shows_no_more(state: ClusterWriter) -> None:
+def test_objects_that_a_new_list_lacks_leave_no_trace(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"})), SliceSeen(published())])
     state.apply([Relisted(ResourceSlice, (), NOW_S)])
     assert reason(state) is Reason.KAI_MANAGES
@@ -219,7 +221,9 @@ def test_what_a_new_list_leaves_out_shows_no_more(state: ClusterWriter) -> None:
     assert reason(state) is None
 
 
-def test_the_last_pod_of_another_opens_the_node_again(state: ClusterWriter) -> None:
+def test_a_node_takes_pods_again_after_the_last_pod_of_a_foreign_allocator_ended(
+    state: ClusterWriter,
+) -> None:
     state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}))])
     assert reason(state) is Reason.GPUSHARE_MANAGES
     state.apply([PodGone("x")])
@@ -227,13 +231,14 @@ def test_the_last_pod_of_another_opens_the_node_again(state: ClusterWriter) -> N
 
 
 def test_a_node_with_dra_is_not_rejected_for_a_missing_report() -> None:
-    """KEP-5004: no plugin, so no allocatable, no agent's devices, no ledger."""
+    """KEP-5004: the node has no device plugin, so it has no allocatable resource, no reported
+    devices and no ledger."""
     state = state_of(NodeSeen(msgspec.structs.replace(kube_node("n"), status=None)))
     state.apply([SliceSeen(published())])
     assert reason(state) is Reason.DRA_MANAGES
 
 
-def test_a_slice_may_come_before_its_node_and_a_node_may_go() -> None:
+def test_a_slice_may_arrive_before_its_node_and_outlive_it() -> None:
     state = state_of(SliceSeen(published()), NodeSeen(kube_node("n")))
     state.apply([GPUNodeSeen(gpunode(device()), NOW_S)])
     assert reason(state) is Reason.DRA_AND_PLUGIN
@@ -242,8 +247,9 @@ def test_a_slice_may_come_before_its_node_and_a_node_may_go() -> None:
     assert reason(state) is None
 
 
-def test_a_node_that_is_another_ones_has_gpus(state: ClusterWriter) -> None:
-    """Pods without a GPU are sent to nodes without GPUs first: none of those that are silent."""
+def test_a_node_of_a_foreign_allocator_counts_as_a_node_with_gpus(state: ClusterWriter) -> None:
+    """Pods without a GPU prefer nodes without GPUs, and must not prefer a node whose GPUs no agent
+    reports."""
     bare = msgspec.structs.replace(kube_node("n"), status=None)
     state.apply([NodeSeen(bare), GPUNodeGone("n")])
     assert state.snapshot().spare_bytes.tolist() == [NO_DEVICE]
@@ -252,7 +258,7 @@ def test_a_node_that_is_another_ones_has_gpus(state: ClusterWriter) -> None:
 
 
 @pytest.mark.parametrize("shown", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
-def test_a_node_that_offers_gpus_without_a_report_has_gpus(
+def test_a_node_that_offers_gpus_without_a_report_counts_as_a_node_with_gpus(
     shown: dict[str, str],
 ) -> None:
     silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=shown))
@@ -263,7 +269,7 @@ def test_a_node_that_offers_gpus_without_a_report_has_gpus(
     assert held.spare_bytes.tolist() == [MOST_BYTES]
 
 
-def test_every_manager_has_its_place_in_the_order() -> None:
+def test_every_foreign_allocator_has_a_position_in_the_order() -> None:
     assert {r for r in Reason if r.code.endswith("_manages")} == set(MANAGERS)
 
 

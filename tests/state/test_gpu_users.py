@@ -69,7 +69,7 @@ def test_pods_of_a_report_without_a_reservation_may_be_unknown() -> None:
     assert unreserved_users(gpunode()) == frozenset()
 
 
-def test_the_pod_is_named_wherever_gpu_memory_is_listed_by_pod() -> None:
+def test_all_lists_of_gpu_memory_by_pod_name_the_pod() -> None:
     owner = OwnerReference(kind="RayCluster", name="ray", uid="o", controller=True)
     metadata = msgspec.structs.replace(USER.metadata, owner_references=[owner])
     asked = fleet(BY_UID)
@@ -105,7 +105,7 @@ def test_a_pod_with_a_resource_that_is_not_managed_counts_for_its_own_namespace(
     assert not list(examine_users(asked.cluster))  # another finding names the resource
 
 
-def test_only_the_node_of_an_unknown_pod_is_listed_and_not_again() -> None:
+def test_pods_are_listed_once_and_only_for_the_node_of_an_unknown_pod() -> None:
     api = ApiServer(USER)
     known = report(use("k", "a", GIB, replica="a::0"), name="other")
     bound = PodSeen(pod("1Gi", uid="k", node="other"))

@@ -1,4 +1,4 @@
-"""Nothing is kept of nodes and pods that are gone, however many come and go."""
+"""The state keeps no data of deleted nodes and pods, however many are created and deleted."""
 
 import gc
 from types import FunctionType, ModuleType
@@ -32,7 +32,8 @@ _SHARED = (type, FunctionType, ModuleType)
 
 
 def names_in(state: RecordingState) -> set[str]:
-    """Every text that can be reached from it, but for the bounded memory of pods that went."""
+    """Return every text that is reachable from the state, except for the limited list of deleted
+    pods."""
     found: set[str] = set()
     known = {id(state.departures), id(type(state))}
     left: list[object] = [state]
@@ -48,7 +49,7 @@ def names_in(state: RecordingState) -> set[str]:
     return found
 
 
-def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
+def test_all_data_of_a_deleted_node_is_dropped() -> None:
     state = state_of()
     node = "former-node"
     sits, waits = pod(uid="former-sits", name="q", node=node), pod(uid="former-waits")
@@ -82,7 +83,7 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
     assert {name for name in names_in(state) if name.startswith("former-")} == set()
 
 
-#: Many more than a node is compared with.
+#: Many more pods than the number that a node's predictions are compared with.
 MANY = 75
 
 
@@ -120,7 +121,7 @@ def test_a_pod_whose_variable_decides_keeps_no_baseline_for_later_pods() -> None
 
 
 @pytest.mark.parametrize("shown_on", ["b", None])
-def test_a_pod_that_no_report_shows_holds_little_of_the_pods_after_it(
+def test_a_pod_that_no_report_shows_keeps_little_data_of_later_pods(
     monkeypatch: pytest.MonkeyPatch, shown_on: str | None
 ) -> None:
     monkeypatch.setattr(prediction_tracker, "MAX_NODE_ENTRIES", 50)

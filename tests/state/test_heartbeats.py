@@ -1,4 +1,4 @@
-"""Whether something moved lately, by the receiver's own clock."""
+"""The receiver's own clock decides whether a timestamp changed recently."""
 
 import pytest
 
@@ -31,22 +31,22 @@ def pulse(*beats: tuple[str, float]) -> float:
         pytest.param("", NEVER_S, id="nothing"),
     ],
 )
-def test_a_first_sight_counts_only_if_it_is_recent(stamp: str, moved_at_s: float) -> None:
+def test_the_first_timestamp_counts_only_if_it_is_recent(stamp: str, moved_at_s: float) -> None:
     assert pulse((stamp, 1000.0)) == moved_at_s
 
 
 def test_a_timestamp_that_changes_counts_whatever_its_value() -> None:
-    """A wrong clock on the node does no harm."""
+    """So a wrong clock on the node has no effect."""
     assert pulse(("1999-01-01T00:00:00Z", 1000.0), ("1999-01-01T00:00:10Z", 1010.0)) == 1010.0
 
 
-def test_the_same_stamp_again_is_no_sign_of_life() -> None:
+def test_a_repeated_timestamp_is_no_heartbeat() -> None:
     stamp = "2026-11-21T00:00:00Z"
     assert pulse((stamp, 1000.0), (stamp, 1080.0)) == 1000.0
     assert pulse((stamp, 1000.0), ("", 1080.0)) == 1000.0
 
 
-def test_ages() -> None:
+def test_the_age_of_a_timestamp_is_computed() -> None:
     assert age("2026-11-20T23:59:59.500Z", WALL_S) == 0.5
     assert age("2026-11-21T00:00:01", WALL_S) == -1.0
     assert age("soon", WALL_S) is None

@@ -1,4 +1,4 @@
-"""History keeps each value until it changes, for an hour, within its memory."""
+"""The history keeps each value until it changes, for an hour, and within a limit of memory."""
 
 import random
 from array import array
@@ -37,14 +37,14 @@ def test_equal_rows_are_stored_once() -> None:
     assert read(history) == [(100, [1, 5, UNKNOWN]), (103, [1, 9, UNKNOWN])]
 
 
-def test_the_newest_report_of_a_step_counts() -> None:
+def test_the_newest_report_of_each_step_is_kept() -> None:
     history = History()
     history.add("n", 100, NONE, [1, 2, 3])
     history.add("n", 100, NONE, [4, 5, 6])
     assert read(history) == [(100, [4, 5, 6])]
 
 
-def test_blocks_return_the_rows_that_they_were_made_of() -> None:
+def test_blocks_return_the_rows_that_were_put_into_them() -> None:
     draw = random.Random(3)
     for count in (1, 2, BLOCK_ROWS):
         steps = sorted(draw.sample(range(100, 10_000), count))
@@ -54,7 +54,7 @@ def test_blocks_return_the_rows_that_they_were_made_of() -> None:
         assert (read_steps.tolist(), values.tolist()) == (steps, rows)
 
 
-def test_a_block_that_is_damaged_is_an_error() -> None:
+def test_a_damaged_block_is_an_error() -> None:
     block = pack(ONE, [1], bytes(2 * ONE.width))
     with pytest.raises(ValueError, match="cannot be decompressed"):
         Block(ONE, 1, 1, b"no block").rows()
@@ -62,7 +62,7 @@ def test_a_block_that_is_damaged_is_an_error() -> None:
         Block(NONE, 1, 1, block.packed[:0] + pack(ONE, [1], bytes(8)).packed).rows()
 
 
-def test_a_pod_that_comes_or_leaves_begins_a_new_block() -> None:
+def test_a_new_block_begins_when_a_pod_is_added_or_removed() -> None:
     history = History()
     history.add("n", 1, NONE, [0, 0, 0])
     history.add("n", 2, ONE, [9, 7, 0, 7])
@@ -74,7 +74,7 @@ def test_a_pod_that_comes_or_leaves_begins_a_new_block() -> None:
     ]
 
 
-def test_rows_are_kept_for_an_hour_and_the_value_that_holds_then() -> None:
+def test_rows_of_the_last_hour_and_the_value_at_its_start_are_kept() -> None:
     history = History()
     for step in range(1, 1000):
         history.add("n", step, NONE, [0, step, 0])
@@ -84,11 +84,11 @@ def test_rows_are_kept_for_an_hour_and_the_value_that_holds_then() -> None:
     assert history.first_step == first == 640
     (begin, _), *_, (end, _) = read(history, step=first)
     assert (begin, end) == (640, 999)
-    assert len(history.since("n", 0)) == 7  # six full ones, and the one in which the hour begins
+    assert len(history.since("n", 0)) == 7  # six full steps, and the step in which the hour begins
     assert read(history, "still", first) == [(1, [0, 42, 0])]
 
 
-def test_the_history_becomes_shorter_rather_than_larger_than_its_memory() -> None:
+def test_the_history_becomes_shorter_if_it_exceeds_its_memory() -> None:
     draw = random.Random(1)
     history = History(max_bytes=6_000)
     for step in range(1, 361):
@@ -101,7 +101,7 @@ def test_the_history_becomes_shorter_rather_than_larger_than_its_memory() -> Non
     assert read(history)[-1][0] == 360
 
 
-def test_a_node_that_is_gone_is_forgotten_after_an_hour() -> None:
+def test_the_history_of_a_deleted_node_is_dropped_after_an_hour() -> None:
     history = History()
     history.add("n", 1, NONE, [1, 2, 3])
     history.add("n", 2, Layout(), ())

@@ -100,7 +100,7 @@ from tests.state.states import state_of
         ),
     ],
 )
-def test_labels_that_are_enough(
+def test_sufficient_labels_give_a_report(
     given: Node, devices: int, memory_bytes: int, replicas: int, sharing: str
 ) -> None:
     status = believed(given, LABELS_DO)
@@ -112,7 +112,7 @@ def test_labels_that_are_enough(
         # Unattributed use, and the devices of pods, are not measured.
         assert each.unattributed_bytes is None
     assert not status.shows_every_pod
-    # Shared GPUs only if the administrator allows it.
+    # Labels of shared GPUs are used only if the administrator allows it.
     assert (believed(given, Rules()) is None) == (sharing != "none")
 
 
@@ -272,7 +272,7 @@ def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
         ),
     ],
 )
-def test_placing_by_label(
+def test_pods_are_placed_on_nodes_known_from_labels(
     labels: dict[str, str], gpu: str, rules: Rules, vram: str | None, reason: Reason | None
 ) -> None:
     given = state(labels, gpu, rules)
@@ -292,7 +292,7 @@ def test_placing_by_label(
 
 
 def test_reservations_add_up_and_never_exceed_one_gpu() -> None:
-    """The devices of pods are not measured: each pod may be on any GPU."""
+    """The devices of pods are not measured, so each pod may be on any GPU."""
     given = state(SLICED, "16", LABELS_DO)
     held = given.gpunode("n")
     assert held is not None
@@ -301,7 +301,7 @@ def test_reservations_add_up_and_never_exceed_one_gpu() -> None:
         assert placed.charges
         given.apply([PodSeen(pod("30Gi", uid=f"u{bound}", name=f"p{bound}", node="n"))])
         bound += 1
-    # 78.6 GiB hold two; a third might land on the same device.
+    # 78.6 GiB suffice for two pods. A third pod could get the same device.
     assert (bound, placed) == (2, Reason.MEMORY_ON_ANY)
 
 
@@ -313,7 +313,7 @@ def test_four_whole_gpus_take_four_pods_and_no_more() -> None:
     assert verdict(given, None).reason(0) is Reason.NO_REPLICA
 
 
-def test_an_agents_word_stands_above_labels_even_when_it_is_old() -> None:
+def test_an_old_report_of_an_agent_takes_precedence_over_labels() -> None:
     given = state(gfd(), "4", Rules())
     given.apply([GPUNodeSeen(gpunode(device(memory_bytes=24 * GIB), version="2"), NOW_S)])
     assert verdict(given, "60Gi").reason(0) is Reason.MEMORY_ON_ANY
@@ -335,7 +335,7 @@ def test_a_ledger_is_initialised_if_labels_are_enough() -> None:
     assert not devices_known(shared, SILENT)
 
 
-def test_a_pod_that_was_there_before_is_charged() -> None:
+def test_a_pod_that_was_bound_before_is_charged() -> None:
     given = state(SLICED, "16", LABELS_DO)
     given.apply([PodSeen(pod("70Gi", uid="old", node="n"))])
     assert verdict(given, "20Gi").reason(0) is Reason.MEMORY_ON_ANY

@@ -1,4 +1,4 @@
-"""The sums of the fleet are those of its devices, and nodes show theirs to Kubernetes."""
+"""The memory of devices is summed over the fleet, and over each node for its extended resource."""
 
 import dataclasses
 
@@ -41,7 +41,8 @@ from tests.builders import (
     weighed,
 )
 
-#: 8 GiB reserved and 10 used; 4 reserved and 1 used; unreserved use 2, unattributed use 5.
+#: One pod has reserved 8 GiB and uses 10, another has reserved 4 and uses 1. Unreserved use is 2
+#: GiB, and unattributed use 5.
 FULL = weighed(
     shared("a", free=1, allocated=3, used_bytes=18 * GIB, unattributed_bytes=5 * GIB),
     shared("b"),
@@ -79,7 +80,7 @@ def test_every_term_is_added_up() -> None:
     assert totals(build([])) == Totals()
 
 
-def test_too_much_on_one_device_is_not_made_up_for_by_another() -> None:
+def test_free_memory_of_one_device_does_not_offset_overcommitment_of_another() -> None:
     reservations = {"u": reservation({"a": 20 * GIB}), "v": reservation({"a": 8 * GIB})}
     uses = [use("u", "a", 0, replica="0"), use("v", "a", 0, replica="1")]
     over = weighed(
@@ -89,7 +90,7 @@ def test_too_much_on_one_device_is_not_made_up_for_by_another() -> None:
     assert (found.overcommitted, found.headroom) == (4 * GIB, 24 * GIB)
 
 
-def test_what_cannot_be_believed_is_counted_and_not_added() -> None:
+def test_devices_with_implausible_values_are_counted_but_not_added() -> None:
     found = totals(build([weighed(LOST)]))
     assert found == Totals(devices=1)
 
@@ -100,7 +101,7 @@ def test_a_memory_that_devices_share_counts_once() -> None:
     assert (found.devices, found.capacity) == (2, 20 * GIB)
 
 
-def test_nodes_are_counted_by_what_closes_them() -> None:
+def test_nodes_are_counted_by_the_reason_that_closes_them() -> None:
     snap = build([
         node("a"), node("b"), node("silent", fresh_until_s=NOW_S - 1),
         node("new", reason=Reason.NO_REPORT), node("cut", reason=Reason.MIG_CHANGING),
@@ -131,8 +132,8 @@ def test_some_devices_are_the_first_by_the_names_of_nodes(most: int) -> None:
     assert named == everything[:most]
 
 
-def test_no_sum_is_forgotten() -> None:
-    """Each field of the sums is other than 0 somewhere above, or it is not tested."""
+def test_every_sum_is_tested() -> None:
+    """Each field of the sums has a value other than 0 in some test above."""
     fields = {field.name for field in dataclasses.fields(Totals)}
     shown = totals(build([FULL]))
     waits = weighed(shared("a"), reservations={"u": reservation({"a": 30 * GIB})})
@@ -166,22 +167,24 @@ def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[Capaci
         pytest.param([device(), device("GPU-1", resource="other/gpu")], 24 << 10, id="ours alone"),
     ],
 )
-def test_a_node_shows_what_is_free_for_reservation(devices: list[Device], mib: int) -> None:
+def test_the_extended_resource_is_the_allocatable_memory_of_healthy_devices(
+    devices: list[Device], mib: int
+) -> None:
     assert due(None, *devices) == [CapacityChange("n", mib)]
 
 
-def test_what_is_right_is_not_written_again() -> None:
+def test_a_correct_value_is_not_written_again() -> None:
     assert due("24576", device()) == []
     assert due("80k", device(memory_bytes=80_000 * MIB)) == []  # as the API server spells it
     assert due("what?", device()) == [CapacityChange("n", 24 << 10)]
 
 
-def test_of_what_is_not_known_nothing_is_written() -> None:
+def test_no_value_is_written_for_unknown_devices() -> None:
     assert due(None) == []
     assert due("24576") == []
 
 
-def test_switched_off_it_is_taken_back() -> None:
+def test_the_resource_is_removed_if_the_setting_is_off() -> None:
     assert due("24576", device(), wanted=False) == [CapacityChange("n", None)]
     assert due(None, device(), wanted=False) == []
 

@@ -1,4 +1,4 @@
-"""Nodes whose MIG layout is not one to rely on."""
+"""A node takes no pods if its MIG layout is unusable or is changing."""
 
 from typing import Any
 
@@ -42,13 +42,15 @@ def node(labels: dict[str, str]) -> Node:
         pytest.param({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, None, id="one that it can"),
     ],
 )
-def test_labels_describe_the_layout(labels: dict[str, str], reason: Reason | None) -> None:
+def test_the_labels_decide_whether_the_mig_layout_is_usable(
+    labels: dict[str, str], reason: Reason | None
+) -> None:
     found = mig_obstacle(node(labels))
     assert (found and found[0]) is reason
 
 
 def verdict(state: ClusterWriter) -> tuple[Reason | None, str]:
-    """The reason and its particulars, which bind agrees with."""
+    """Return the reason and its details, and assert that bind agrees."""
     request: Any = state.understand(pod("4Gi"))
     snap = state.snapshot()
     verdicts = fit(request, snap, snap.rows(["n"]), NOW_S)

@@ -1,4 +1,4 @@
-"""Nodes that are not in the cluster yet, as an autoscaler imagines them."""
+"""Pods are checked against an autoscaler's templates of nodes that do not exist yet."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""For whom places are held, against whom, and for how long."""
+"""Nodes are held for nominated pods, against pods of equal or lower priority, for a limited
+time."""
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ def ours(node: str = "n", attempt: str = "1") -> Pod:
 
 
 class Nominees(Nominations):
-    """Nominations on nodes that pods are leaving, or not."""
+    """Nominations in which the test decides whether pods are leaving the nodes."""
 
     def __init__(self, hold_s: float, ours: bool) -> None:
         super().__init__(hold_s, ours, lambda _: self.left)
@@ -44,21 +45,21 @@ def held(nominations: Nominees, now_s: float, left: bool = False) -> list[str]:
     return sorted(node for _, node in nominations.current(now_s))
 
 
-def test_a_node_is_held_while_a_pod_leaves_and_a_while_longer() -> None:
+def test_a_node_is_held_while_a_pod_leaves_and_some_time_after() -> None:
     nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
     assert held(nominations, 1000.0, left=True) == ["n"]
     assert held(nominations, 1000.0 + HOLD_S) == ["n"]
     assert held(nominations, 1000.1 + HOLD_S) == []
-    # Seen again it is not held again.
+    # An update of the pod does not start another hold.
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 1001.0 + HOLD_S) == []
     nominations.pod_seen(nominee("m"), True)
     assert held(nominations, 1001.0 + HOLD_S) == ["m"]
 
 
-def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
+def test_a_cleared_nomination_still_counts_for_some_time() -> None:
     nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
@@ -69,9 +70,9 @@ def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
     assert held(nominations, 1.1 + CLEARED_S) == []
 
 
-def test_a_nomination_for_which_no_pod_left_ends_when_it_is_taken_back() -> None:
+def test_a_nomination_without_victims_ends_when_it_is_cleared() -> None:
     """kube-scheduler also nominates a pod while it waits at Permit for the rest of its group. If
-    the group is rejected, nothing of it may hold memory."""
+    the group is rejected, its pods must not hold memory any more."""
     nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0) == ["n"]
@@ -80,7 +81,7 @@ def test_a_nomination_for_which_no_pod_left_ends_when_it_is_taken_back() -> None
     assert held(nominations, 0.0) == []
 
 
-def test_a_victim_that_was_gone_at_once_counts_as_left() -> None:
+def test_a_victim_that_left_at_once_counts_as_a_victim() -> None:
     for answered in (False, True):
         nominations = Nominees(HOLD_S, ours=False)
         if answered:
@@ -114,7 +115,8 @@ def test_an_answer_to_kube_scheduler_counts_until_it_nominates() -> None:
 
 
 def test_an_expected_nomination_that_never_shows_up_ends() -> None:
-    """The pod was deleted while kube-scheduler searched victims: no event mentions it any more."""
+    """The pod was deleted while kube-scheduler searched for victims, so no later event mentions
+    it."""
     nominations = Nominees(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     assert held(nominations, 1.0, left=True) == ["n"]
@@ -123,14 +125,14 @@ def test_an_expected_nomination_that_never_shows_up_ends() -> None:
     assert not nominations.node_of("nominee")
 
 
-def test_an_expected_nomination_that_is_seen_is_held_as_any_other() -> None:
+def test_an_expected_nomination_becomes_a_normal_one_when_it_is_seen() -> None:
     nominations = Nominees(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     nominations.pod_seen(nominee("n"), True)
     assert held(nominations, 100.0, left=True) == ["n"]
 
 
-def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
+def test_a_hold_ends_even_if_pods_keep_leaving_the_node() -> None:
     nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
@@ -140,19 +142,19 @@ def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
     assert held(nominations, LONGEST_S + 1.0, left=True) == []
 
 
-def test_our_own_nomination_counts_only_if_we_preempt() -> None:
+def test_headrooms_nominations_count_only_if_headroom_preempts() -> None:
     for allowed in (False, True):
         nominations = Nominees(HOLD_S, ours=allowed)
         nominations.pod_seen(ours(), True)
         assert held(nominations, 0.0) == (["n"] if allowed else [])
-    # A second attempt for the same node is a place of its own.
+    # A second attempt for the same node starts a new hold.
     assert held(nominations, HOLD_S + 1.0) == []
     nominations.pod_seen(ours(attempt="2"), True)
     assert held(nominations, HOLD_S + 1.0) == ["n"]
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"node": 5}', "{}", "[" * 5000])
-def test_what_users_write_there_breaks_nothing(text: str) -> None:
+def test_invalid_annotations_of_users_are_ignored(text: str) -> None:
     nominations = Nominees(HOLD_S, ours=True)
     nominations.pod_seen(newcomer(12, annotations={PREEMPTING: text}), True)
     assert held(nominations, 0.0) == []

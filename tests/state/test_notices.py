@@ -1,4 +1,4 @@
-"""Events on nodes and on overusing pods: each occurrence has the same name on every replica."""
+"""Nodes and overusing pods get Events. Each occurrence has an equal name on every replica."""
 
 import itertools
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def reported(state: ClusterWriter, reason: str) -> list[Notice]:
 
 
 def strange(*pids: int, used_gib: int = 20) -> GPUNode:
-    """8 GiB are reserved, and unattributed processes use the rest and more."""
+    """Return a node with 8 GiB reserved whose unattributed processes use more than the rest."""
     used = used_gib * GIB
     node = gpunode(
         shared("a", used_bytes=used, unattributed_bytes=used),
@@ -56,7 +56,8 @@ def strange(*pids: int, used_gib: int = 20) -> GPUNode:
 
 
 def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
-    """Pods that came around us, and processes of no pod; not a pod of ours that grows."""
+    """The causes are unreserved pods and unattributed processes, but not the growth of a pod with a
+    reservation."""
     half_full = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
     around = pod("20Gi", uid="uid-x", name="x", node="n")
     state = state_of(*seen(kube_node(), half_full, around))
@@ -85,7 +86,7 @@ def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
     assert reported(state, "GPUOvercommitted") == []
 
 
-def test_growth_of_the_same_unattributed_processes_is_no_new_notice_and_others_are() -> None:
+def test_only_new_unattributed_processes_cause_a_new_notice() -> None:
     def name(node: GPUNode) -> str:
         (notice,) = reported(state_of(*seen(kube_node(), node)), "GPUOvercommitted")
         return event_name(notice)
@@ -113,7 +114,7 @@ _versions = itertools.count(1)
 
 
 def using(gib: int) -> GPUNode:
-    """Its only pod asked for 8 GiB."""
+    """Return a node whose only pod requested 8 GiB and uses this much."""
     return gpunode(
         shared("a", free=3, allocated=1, used_bytes=gib * GIB),
         pods=[use("uid-q", "a", gib * GIB, replica="a::0")],
@@ -179,7 +180,7 @@ def test_a_memory_that_devices_share_is_reported_once() -> None:
     "used_mib",
     [pytest.param(0, id="idle"), pytest.param(8192, id="all of it")],
 )
-def test_what_was_asked_for_is_no_overuse(used_mib: int) -> None:
+def test_use_within_the_request_is_no_overuse(used_mib: int) -> None:
     overuses = Overuses(LASTING_S)
     row = use("u", "a", used_mib * MIB, replica="a::0")
     device = shared("a", used_bytes=used_mib * MIB)

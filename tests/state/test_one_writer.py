@@ -1,4 +1,5 @@
-"""Only ``ClusterWriter`` changes the state of the cluster: other code calls methods that read."""
+"""Only ``ClusterWriter`` changes the state of the cluster. Other code calls only methods that
+read."""
 
 import ast
 import re

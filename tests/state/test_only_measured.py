@@ -1,5 +1,5 @@
-"""Versions of a node's object, heartbeats and pods in any order: what is kept of the node must be
-equal to a new computation, whether it was weighed or not."""
+"""After versions of a GPUNode, heartbeats and pods in any order, the kept terms of the node must
+equal a new computation, whether or not the node was weighed again."""
 
 import sys
 from typing import Any
@@ -49,7 +49,7 @@ _reservations = st.dictionaries(
 
 
 def _measured(data: st.DataObject, was: GPUNode) -> GPUNode:
-    """The next version, in which some figures are others."""
+    """Return the next version, in which some measurements differ."""
     status = was.status
     assert status is not None
     devices = [
@@ -89,7 +89,7 @@ def _columns(columns: Columns) -> dict[str, Any]:
 
 @settings(max_examples=examples(500), deadline=None)
 @given(st.data())
-def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
+def test_the_kept_terms_of_a_node_equal_computed_terms(data: st.DataObject) -> None:
     held = gpunode(shared("D0"), shared("D1"), pods=[use("a", "D0", GIB)])
     state = state_of(*seen(kube_node(), held))
     for version in range(2, data.draw(st.integers(3, 15))):
@@ -99,7 +99,7 @@ def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
             held = replace(event.gpunode, metadata=metadata)
             event = GPUNodeSeen(held, event.at_s)
         if data.draw(st.booleans()):
-            state.apply([event])  # which weighs what it changed, and nothing that waits
+            state.apply([event])  # weighs only the nodes that it changed
         else:
             take(state, event)
         if data.draw(st.booleans()):
@@ -109,7 +109,7 @@ def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
 
 
 def take(state: RecordingState, *events: Event) -> None:
-    """As watch events are applied: weighed later."""
+    """Apply events like the events of a watch, whose nodes are weighed later."""
     for _ in state.steps(events):
         pass
 
@@ -131,7 +131,7 @@ PROMISES = {"a": reservation({"D0": 8 * GIB})}
 
 
 def shown(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any) -> GPUNode:
-    """A pod has a reservation of 8 GiB on D0 and uses some of it."""
+    """Return a node whose pod has a reservation of 8 GiB on D0 and uses this much of it."""
     first = shared(
         "D0", used_bytes=used_bytes + unattributed_bytes, unattributed_bytes=unattributed_bytes
     )
@@ -144,7 +144,7 @@ def measured_of(state: RecordingState) -> int | None:
     return node.devices[0].holders[0].measured_bytes
 
 
-def test_pods_that_use_what_they_are_charged_anyway_have_nothing_weighed() -> None:
+def test_use_within_the_charge_does_not_weigh_the_node_again() -> None:
     bound = pod("8Gi", uid="a", node="n")
     state = state_of(*seen(kube_node(), bound, shown(GIB, 1)))
     for version in (2, 3):
@@ -209,7 +209,7 @@ def test_a_heartbeat_after_a_stale_report_counts_as_a_gain() -> None:
     assert state.headroom_gains.of("n") > before
 
 
-def test_a_pod_is_compared_when_a_report_shows_it_whatever_else_it_brings() -> None:
+def test_a_prediction_is_compared_with_any_report_that_shows_the_pod() -> None:
     state = state_of(*seen(kube_node(), pod("8Gi", uid="a", node="n")))
     empty = gpunode(shared("D0"), version="1")
     state.apply([GPUNodeSeen(empty, NOW_S)])

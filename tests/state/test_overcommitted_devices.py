@@ -1,4 +1,4 @@
-"""An overcommitted device is reported while it is overcommitted, and no other."""
+"""A device is reported exactly while it is overcommitted."""
 
 import msgspec
 import pytest
@@ -29,11 +29,11 @@ def shown(state: ClusterWriter) -> list[tuple[str, str]]:
     return [each for each in found if each[1] == "Overcommitted"]
 
 
-#: 8 GiB of the 24 are reserved for another pod.
+#: 8 of 24 GiB are reserved for another pod.
 HALF_FULL = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
 
 
-def test_a_pod_around_us_overcommits_until_it_goes() -> None:
+def test_an_unreserved_pod_overcommits_a_device_until_it_is_deleted() -> None:
     state = state_of(*seen(kube_node(), HALF_FULL))
     assert (figures(state), shown(state)) == ([], [])
     state.apply(seen(around_us()))
@@ -41,7 +41,7 @@ def test_a_pod_around_us_overcommits_until_it_goes() -> None:
     assert shown(state) == [("uid-p", "Overcommitted")]
     notice = next(notices(state))
     assert "overcommitted by 4.0 GiB (allocatable: 24.0 GiB)" in notice.message
-    # The same once the ledger has it.
+    # The device stays overcommitted once the ledger has the reservation.
     both = {**HALF_FULL.spec.reservations, "uid-p": reservation({"a": 20 * GIB})}
     state.apply(seen(gpunode(shared("a"), reservations=both, version="2")))
     assert figures(state) == [("n", "a", 4 * GIB)]
@@ -71,7 +71,7 @@ def test_a_device_with_unknown_figures_raises_no_alarm(device: Device) -> None:
     assert figures(state) == []
 
 
-def test_a_node_that_goes_takes_its_alarm_with_it() -> None:
+def test_the_alarm_ends_when_the_node_is_deleted() -> None:
     state = state_of(*seen(kube_node(), HALF_FULL, around_us()))
     assert figures(state)
     state.apply([GPUNodeGone("n"), NodeGone("n")])
@@ -79,7 +79,8 @@ def test_a_node_that_goes_takes_its_alarm_with_it() -> None:
 
 
 def test_assumed_binds_raise_no_alarm() -> None:
-    """They are taken to go to every device, so that filter leaves them room everywhere."""
+    """Assumed binds are charged on every device, so that filter keeps enough memory for them on
+    each."""
     state = state_of(*seen(kube_node(), HALF_FULL))
     state.apply([BindBegun(pod("20Gi"), "n")])
     assert figures(state) == []
@@ -94,7 +95,7 @@ def test_assumed_binds_raise_no_alarm() -> None:
         pytest.param(gpunode(shared("a", used_bytes=-1)), id="negative use"),
     ],
 )
-def test_a_report_that_contradicts_itself_is_no_alarm(node: GPUNode) -> None:
+def test_a_contradictory_report_raises_no_alarm(node: GPUNode) -> None:
     assert figures(state_of(*seen(kube_node(), node, around_us()))) == []
 
 

@@ -37,7 +37,7 @@ SINCE = "2026-11-20T23:59:30Z"
 def pod(
     uid: str = "p", gate: ContainerState | bool | None = None, controlled: bool = True, **of: Any
 ) -> Pod:
-    """At its gate, whose state is ``gate``; False: it has none."""
+    """Return a pod whose gate is in the state ``gate``; without a gate if it is False."""
     init = [] if gate is False else [Container(name=GATE)]
     made = plain_pod(uid=uid, name=uid, node="n", init=init, **of)
     owners = [OwnerReference(kind="ReplicaSet", name="r", controller=controlled)]
@@ -56,7 +56,7 @@ def made(asked_gib: int, *flags: str, since: str = SINCE) -> Reservation:
 def crowded(
     *flags: str, used: int | None = 0, neighbour: int = 20, version: str = "1", **of: Any
 ) -> GPUNode:
-    """8 of 24 GiB are reserved for pod p, and more than the rest for another pod."""
+    """Return a node with 8 of 24 GiB reserved for pod p, and more than the rest for another pod."""
     return gpunode(
         shared("a", free=2, allocated=2),
         reservations={"p": made(8, *flags, **of), "q": made(neighbour)},
@@ -85,7 +85,7 @@ LEAVES = Misplaced(frozenset("p"))
 NOBODY = Misplaced()
 
 
-def test_a_pod_at_its_gate_leaves() -> None:
+def test_a_pod_that_waits_at_its_gate_is_evicted() -> None:
     assert found(crowded(), pod()) == LEAVES
     assert found(crowded(neighbour=16), pod()) == NOBODY
 
@@ -94,7 +94,7 @@ def test_a_pod_without_a_controller_is_stuck_instead() -> None:
     assert found(crowded(), pod(controlled=False)) == Misplaced(stuck=frozenset("p"))
 
 
-def test_a_pod_that_its_gate_let_through_stays() -> None:
+def test_a_pod_whose_gate_has_opened_is_not_evicted() -> None:
     assert found(crowded(), pod(gate=YES)) == NOBODY
     assert found(crowded(), pod(gate=YES), rules=EVICT) == NOBODY
 
@@ -126,7 +126,7 @@ def test_without_a_gate_only_new_pods_are_evicted_and_only_if_set(
     assert NEW_FOR_S == 120
 
 
-def test_a_pod_that_is_going_is_not_sent_away_as_well() -> None:
+def test_a_terminating_pod_is_not_evicted_again() -> None:
     assert found(crowded(), pod(deleted="2026-11-21T00:00:00Z")) == NOBODY
 
 
@@ -181,7 +181,8 @@ def test_no_pod_is_evicted_during_a_back_off() -> None:
 
 
 def test_a_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None:
-    """Read before the watch delivers it: no other pod is evicted, and none is placed there."""
+    """Before the watch delivers the mark, no other pod is evicted, and no pod is placed on the
+    node."""
 
     def of(*flags: str) -> GPUNode:
         return gpunode(

@@ -54,7 +54,8 @@ def reserved(
 
 
 def rejected(count_gib: float = 8, **of: Any) -> Reservation:
-    """Its eviction was rejected. The clock of the replica that wrote that is an hour ahead."""
+    """Return the reservation of a pod whose eviction was rejected, written by a replica whose clock
+    is an hour ahead."""
     decision = OveruseEviction("a", rejected_at="2026-11-21T01:00:00.5+00:00")
     return msgspec.structs.replace(reserved(count_gib, **of), overuse=decision)
 
@@ -65,7 +66,7 @@ def node_of(
     unattributed_gib: float = 0,
     **of: Any,
 ) -> GPUNode:
-    """One GPU of 24 GiB."""
+    """Return a node with one GPU of 24 GiB."""
     total = sum(used or 0 for used in used_gib.values()) + unattributed_gib
     figures = {"used_bytes": int(total * GIB), "unattributed_bytes": int(unattributed_gib * GIB)}
     return gpunode(
@@ -90,7 +91,7 @@ def found(
 
 
 def leaking(used_gib: float = 14, **of: Any) -> GPUNode:
-    """Pod p has reserved 8 GiB; pod q 12 GiB, of which it uses 2."""
+    """Return a node on which pod p has reserved 8 GiB, and pod q 12 GiB, of which it uses 2."""
     return node_of({"p": reserved(8), "q": reserved(12)}, {"p": used_gib, "q": 2}, **of)
 
 
@@ -133,13 +134,13 @@ def test_a_small_excess_is_tolerated(used_gib: float, evicted: bool) -> None:
         )
 
 
-def test_the_figures_are_those_of_the_device() -> None:
+def test_free_memory_is_measured_on_the_device() -> None:
     over = found(leaking(), pod("p"), pod("q")).selected["p"]
     assert (over.device, over.reserved_bytes, over.used_bytes) == ("a", 8 * GIB, 14 * GIB)
     assert (over.free_bytes, over.needed_bytes, over.excess_bytes) == (8 * GIB, 10 * GIB, 6 * GIB)
 
 
-def test_a_margin_is_kept_free() -> None:
+def test_a_device_without_the_free_margin_is_under_pressure() -> None:
     full = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 11.8, "q": 12})
     assert selected(full) == {"p"}  # 205 MiB of 256 MiB
     spare = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 11.7, "q": 12})
@@ -232,7 +233,7 @@ class TestExemptions:
     def test_the_largest_offender_is_evicted_whatever_its_author_wrote(self, attacker: Pod) -> None:
         assert selected(self.node(), attacker, pod("q"), pod("r")) == {"p"}
 
-    def test_another_scheduler_does_not_exempt(self) -> None:
+    def test_a_pod_of_another_scheduler_is_not_exempt(self) -> None:
         assert selected(self.node(flags=[ADOPTED]), pod("p"), pod("q"), pod("r")) == {"p"}
 
     @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ class TestExemptions:
             ),
         ],
     )
-    def test_if_it_may_not_be_evicted_no_pod_of_another_namespace_is(
+    def test_no_pod_of_another_namespace_is_evicted_if_the_offender_may_not_be(
         self, attacker: Pod, rules: Rules
     ) -> None:
         result = found(self.node(), attacker, pod("q", "evict"), pod("r"), rules=rules)
@@ -261,13 +262,13 @@ class TestExemptions:
             "may not be evicted; only 1.1 GiB"
         )
 
-    def test_nor_is_one_while_a_disruption_budget_protects_it(self) -> None:
+    def test_no_pod_of_another_namespace_is_evicted_if_a_budget_protects_the_offender(self) -> None:
         budget = OveruseEviction("a", rejected_at="2026-11-21T00:00:00+00:00")
         node = self.node(overuse=budget)
         result = found(node, pod("p"), pod("q"), pod("r"), after_s=29)
         assert (result.selected, result.unresolved) == ({}, ("a",))
 
-    def test_a_smaller_offender_of_the_same_namespace_is(self) -> None:
+    def test_a_smaller_offender_of_the_same_namespace_is_evicted(self) -> None:
         held = {"p": reserved(1), "q": reserved(8), "r": reserved(4, namespace="other")}
         node = node_of(held, {"p": 13.9, "q": 9, "r": 0})
         assert selected(node, pod("p"), pod("q", "evict"), pod("r"), rules=Rules()) == {"q"}
@@ -376,7 +377,7 @@ def test_a_device_with_unknown_or_implausible_use_is_not_under_pressure(used_gib
     assert selected(leaking(used_bytes=used_gib * GIB)) == set()
 
 
-def test_a_neighbour_that_is_not_measured_claims_nothing() -> None:
+def test_an_unmeasured_neighbour_needs_no_free_memory() -> None:
     node = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 14, "q": None})
     assert selected(node) == set()
 
@@ -388,7 +389,7 @@ figures = st.integers(0, 20).map(lambda halves: halves / 2)
 def test_only_a_pod_above_its_reservation_on_a_device_that_lacks_memory_is_evicted(
     pods: list[tuple[float, float, int]],
 ) -> None:
-    """Reserved and used GiB, and priority, of each pod."""
+    """Each pod is given by its reserved GiB, its used GiB and its priority."""
     if sum(used for _, used, _ in pods) > 24 or any(not reserved for reserved, _, _ in pods):
         return
     names = {f"p{i}": each for i, each in enumerate(pods)}
@@ -416,7 +417,7 @@ def test_only_a_pod_above_its_reservation_on_a_device_that_lacks_memory_is_evict
 def shown(
     node: GPUNode, *pods: Pod, rules: Rules = EVICT, observes: bool = False, after_s: float = 0
 ) -> dict[str, OverusingPod]:
-    """The pods of the node that use more than they reserved, by name."""
+    """Return the pods of the node that use more than they reserved, by name."""
     state = RecordingState(rules, 90.0, WALL_S - NOW_S)
     state.apply([NodeSeen(kube_node()), *map(PodSeen, pods), GPUNodeSeen(node, NOW_S)])
     snap = state.snapshot()

@@ -1,4 +1,5 @@
-"""The message for the author of a rejected pod: numbers of the nearest device, counted reasons."""
+"""The message for the author of a rejected pod has the numbers of the nearest device and the
+counted reasons."""
 
 from collections.abc import Mapping
 
@@ -29,7 +30,7 @@ def decision(of: Pod, rejected: Mapping[Reason, int] = TWO) -> Decision:
 
 
 def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterWriter:
-    """Nodes of one 24 GiB GPU, index 3 on its node, of which so many GiB are reserved."""
+    """Return nodes with one 24 GiB GPU each, which has index 3 and this many GiB reserved."""
     what: list[object] = []
     for name, gib, labels in labelled:
         metadata = ObjectMeta(name=name, uid=name, labels=labels)
@@ -57,7 +58,7 @@ def test_the_numbers_of_the_nearest_device_are_shown() -> None:
     )
 
 
-def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
+def test_the_nearest_device_is_on_an_eligible_node() -> None:
     state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
     picky = pod("20Gi")
     spec = msgspec.structs.replace(picky.spec, node_selector={"pool": "mine"})
@@ -112,7 +113,7 @@ def test_the_most_frequent_of_many_reasons_are_shown() -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
-def test_every_reason_is_read_off_a_condition(reason: Reason) -> None:
+def test_every_reason_can_be_read_from_the_condition(reason: Reason) -> None:
     reported = (
         f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
     )
@@ -127,7 +128,7 @@ def test_the_main_reason_is_that_of_most_nodes() -> None:
     assert main_reason(even) == main_reason(dict(reversed(even.items())))
 
 
-def test_the_oldest_of_each_reason_is_kept() -> None:
+def test_the_oldest_pod_of_each_reason_is_kept() -> None:
     pending = Pending()
     for code, created in (
         ("a", "2026-11-21T02:00:00Z"),

@@ -32,7 +32,7 @@ from headroom.core.rules.pod_requests import amount, demands
         ("x" * 10_000, "0"),
     ],
 )
-def test_a_quantity_is_a_number(quantity: str | int, number: str) -> None:
+def test_quantities_are_parsed_as_numbers(quantity: str | int, number: str) -> None:
     assert amount(quantity) == Decimal(number)
 
 

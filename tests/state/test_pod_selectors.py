@@ -1,4 +1,4 @@
-"""Label selectors match pods: for disruption budgets, and for preferences of kube-scheduler."""
+"""Label selectors of disruption budgets and of kube-scheduler's preferences match pods."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def pod(
 
 
 def beside(how: str, kind: str = "podAffinity", **term: Any) -> dict[str, Any]:
-    """An affinity of one term."""
+    """Return an affinity with one term."""
     whole = {"topologyKey": "kubernetes.io/hostname"} | term
     listed = whole if how == REQUIRED else {"weight": 1, "podAffinityTerm": whole}
     return {kind: {how: [listed]}}
@@ -80,7 +80,7 @@ def test_a_pod_has_preferences_or_has_none(asking: Pod, has: bool) -> None:
     assert prefers(asking) is has
 
 
-def test_a_taint_would_rather_not_unless_it_is_tolerated() -> None:
+def test_a_prefer_no_schedule_taint_counts_unless_it_is_tolerated() -> None:
     def node(*effects: str) -> Node:
         taints = [{"key": "spot", "value": "yes", "effect": effect} for effect in effects]
         wire = {"metadata": {"name": "n"}, "spec": {"taints": taints}}
@@ -110,7 +110,7 @@ def test_a_taint_would_rather_not_unless_it_is_tolerated() -> None:
         (beside(PREFERRED, labelSelector=WEB, namespaceSelector={}), True),
     ],
 )
-def test_pods_that_are_there_speak_of_the_newcomer(
+def test_affinity_terms_of_existing_pods_match_a_new_pod(
     affinity: dict[str, Any], spoken_of: bool
 ) -> None:
     neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})

@@ -1,4 +1,4 @@
-"""The work that a pod causes whose containers exceed the limit."""
+"""A pod with more containers than the limit causes little work."""
 
 from headroom.contract.kube import Container, InitContainer
 from headroom.contract.pod_limits import MAX_CONTAINERS
@@ -11,7 +11,7 @@ MANY = 1000
 
 
 class CountingRules(Rules):
-    """Counts the containers that are looked at: each requests one resource."""
+    """Counts the containers that are read, each of which requests one resource."""
 
     looks: list[str] = []  # noqa: RUF012 - shared by copies
 
@@ -24,8 +24,9 @@ def many() -> list[Container | InitContainer]:
     return [container(f"c{index}") for index in range(MANY)]
 
 
-def test_only_the_charge_looks_at_all_containers() -> None:
-    """In mode observe, such a pod is bound and charged. kube-scheduler's other calls wait."""
+def test_only_the_charge_reads_all_containers() -> None:
+    """In mode observe, such a pod is bound and charged. Meanwhile, other calls of kube-scheduler
+    would wait."""
     rules = CountingRules()
     state = state_of(*seen(kube_node(), gpunode(shared("a"))), rules=rules)
     large = pod("1Gi", *many())

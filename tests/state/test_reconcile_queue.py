@@ -1,4 +1,4 @@
-"""Findings that must be reconciled."""
+"""The state finds everything that must be reconciled."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ REMEMBERED = 10000
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
-#: Times of a replica with a clock that is ahead: a little, and much.
+#: Times of a replica whose clock is slightly ahead, and far ahead.
 NEXT, AHEAD = "2026-11-21T00:00:30Z", "2026-11-21T00:40:00Z"
 
 
@@ -116,7 +116,7 @@ def test_reservations_without_a_pod(
 )
 def test_a_reservation_of_an_unknown_pod_is_checked(since: str) -> None:
     reservation = Reservation(namespace="default", name="p", since=since)
-    state = state_with(gpunode(reservations={"uid-p": reservation}))  # nor did the node ever report
+    state = state_with(gpunode(reservations={"uid-p": reservation}))  # the node has never reported
     assert orphans(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
 
 
@@ -156,7 +156,7 @@ RUNS = PodStatus(
         pytest.param([PodGone("uid-p")], [], id="never seen"),
     ],
 )
-def test_what_a_pod_that_went_leaves_behind(
+def test_the_reservation_of_a_deleted_pod_is_checked(
     events: list[Event], expected: list[Orphan | Unmarked]
 ) -> None:
     state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}))
@@ -262,7 +262,7 @@ def test_without_an_agent_a_reachable_kubelet_has_ended_deleted_pods() -> None:
     assert orphans(state, later_s + 100.0, 60.0) == LEFT
 
 
-def test_an_agent_that_has_reported_is_waited_for() -> None:
+def test_the_sample_of_an_agent_that_has_reported_is_awaited() -> None:
     state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}), pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
     assert orphans(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
@@ -278,7 +278,7 @@ def test_marks_are_dropped_with_the_reservation() -> None:
         assert not state.departures.marked("n", "uid-p")
 
 
-def test_only_so_many_pods_are_remembered() -> None:
+def test_the_number_of_recorded_deleted_pods_is_limited() -> None:
     departures = DeletedPods()
     for i in range(REMEMBERED + 1):
         departures.pod_gone(f"uid-{i}", LastSeen("", False))
@@ -326,7 +326,7 @@ def offering(name: str, *resources: str) -> Node:
     return Node(metadata=ObjectMeta(name=name), status=status)
 
 
-def test_nodes_that_offer_gpus_wait_for_their_ledger() -> None:
+def test_nodes_that_offer_gpus_need_a_gpunode() -> None:
     state = state_with(gpunode(shared("a"), name="ready"))
     nodes = [
         offering("ready", GPU),
@@ -344,7 +344,7 @@ def test_nodes_that_offer_gpus_wait_for_their_ledger() -> None:
 
 
 def test_a_node_whose_gpus_a_dra_driver_manages_gets_a_gpunode() -> None:
-    """Without one its agent could not report."""
+    """Without a GPUNode its agent could not report."""
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name))) for name in ("n", "without-gpus")])
     assert uninitialised(state) == []
@@ -395,7 +395,7 @@ def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
         ),
     ],
 )
-def test_settings_that_the_gpunode_does_not_have_are_found(
+def test_settings_that_the_gpunode_lacks_are_found(
     annotations: dict[str, str], copied: dict[str, Any], found: tuple[str, tuple[str, ...]] | None
 ) -> None:
     held = gpunode()

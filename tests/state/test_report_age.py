@@ -16,16 +16,16 @@ from tests.state.states import STALE_AFTER_S, lease, reason, seen, state_of
 
 
 class TestFreshness:
-    def test_a_silent_node_grows_stale(self) -> None:
+    def test_a_node_without_heartbeats_becomes_stale(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         assert reason(state, at_s=NOW_S + STALE_AFTER_S) is None
         assert reason(state, at_s=NOW_S + STALE_AFTER_S + 1) is Reason.STALE_REPORT
 
-    def test_an_old_report_is_not_fresh_at_first_sight(self) -> None:
+    def test_an_old_report_is_stale_when_it_is_first_seen(self) -> None:
         old = gpunode(device(), observed_at="2026-11-20T00:00:00Z")
         assert reason(state_of(*seen(kube_node(), old))) is Reason.STALE_REPORT
 
-    def test_a_heartbeat_keeps_a_steady_node_fresh(self) -> None:
+    def test_heartbeats_keep_an_unchanged_report_fresh(self) -> None:
         state = state_of(
             *seen(kube_node(), gpunode(device())),
             HeartbeatSeen(lease("2026-11-21T00:00:00Z"), NOW_S),
@@ -53,7 +53,7 @@ class TestFreshness:
         assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
 
     @pytest.mark.parametrize("text", [None, "", "{}", "[1", "2026-11-21T00:01:00Z"])
-    def test_a_lease_that_vouches_for_nothing_is_no_heartbeat(self, text: str | None) -> None:
+    def test_a_lease_that_confirms_no_report_is_no_heartbeat(self, text: str | None) -> None:
         annotations = None if text is None else {OBSERVED_AT: text}
         silent = Lease(metadata=ObjectMeta(name="n", annotations=annotations))
         state = state_of(
@@ -64,7 +64,7 @@ class TestFreshness:
         )
         assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
 
-    def test_a_heartbeat_that_comes_before_its_report_counts_when_that_has_come(self) -> None:
+    def test_a_heartbeat_that_arrives_before_its_report_counts_later(self) -> None:
         later = "2026-11-21T00:00:30Z"
         state = state_of(
             *seen(kube_node(), gpunode(device())),
@@ -75,12 +75,12 @@ class TestFreshness:
         state.apply(seen(gpunode(device(), version="2", observed_at=later), at_s=NOW_S + 62))
         assert reason(state, at_s=NOW_S + 152) is None
 
-    def test_a_new_version_with_the_same_sample_is_no_sign_of_life(self) -> None:
+    def test_a_new_version_with_an_equal_sample_is_no_heartbeat(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply(seen(gpunode(device(), version="2"), at_s=NOW_S + 80))
         assert reason(state, at_s=NOW_S + 100) is Reason.STALE_REPORT
 
-    def test_an_object_made_again_is_a_first_sight(self) -> None:
+    def test_a_recreated_object_counts_as_new(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([GPUNodeGone("n")])
         again = gpunode(device(), uid="other", observed_at="2026-11-20T23:00:00Z")

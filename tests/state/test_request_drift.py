@@ -15,7 +15,8 @@ from tests.state.states import seen, state_of
 
 
 def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
-    """A pod bound by us, and what its author has made of its annotation since."""
+    """Return a pod that Headroom bound, whose author has since changed its annotation to
+    ``now``."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
     placement = state.judge(pod(asked), node, NOW_S)
@@ -47,7 +48,7 @@ def test_an_edit_is_reported(asked: str | None, now: str | None, says: str) -> N
         assert len(notice.message) < 400
 
 
-def test_it_is_no_longer_reported_when_it_is_reverted_or_the_pod_ends() -> None:
+def test_an_edit_is_no_longer_reported_after_it_is_reverted_or_the_pod_ends() -> None:
     state, edited = bound("8Gi", "1Gi")
     state.apply([PodSeen(edited)])
     assert list(notices(state))
@@ -70,7 +71,7 @@ def test_a_second_edit_is_another_notice() -> None:
 
 
 def test_reservations_are_restored_when_the_ledger_is_lost() -> None:
-    """Initialised again, the node charges the request that the pod was bound with."""
+    """When the node is initialised again, it charges the request that the pod had at its bind."""
     state, edited = bound("8Gi", "1Gi")
     state.apply([GPUNodeGone("n")])
     adopted = state.adopt(edited, gpunode(shared("a")))

@@ -43,7 +43,7 @@ def node(name: str, size_gib: int = 16) -> tuple[GPUNode, list[Pod]]:
 
 
 def cluster(*pending: Pod) -> ClusterWriter:
-    """Two nodes of two GPUs, each of which has a pod of 16 GiB."""
+    """Return a cluster of two nodes with two GPUs each, and a pod of 16 GiB on each GPU."""
     (a, of_a), (b, of_b) = node("a"), node("b")
     return state_of(*seen(kube_node("a"), kube_node("b"), a, b, *of_a, *of_b, *pending))
 
@@ -82,8 +82,8 @@ def test_a_pending_pod_gets_its_own_recommendation() -> None:
     assert outcome(state, [Amounts(waiting, {"main": 4 * GIB}, 0)]).pending_fit_after == 1
 
 
-def test_the_effect_of_new_places_alone_is_shown_apart() -> None:
-    # The pods would fit beside each other already; they are spread by history.
+def test_the_effect_of_replacement_alone_is_shown_separately() -> None:
+    # The pods would already fit beside each other, but they are spread for historical reasons.
     (a, of_a), (b, of_b) = node("a", 8), node("b", 8)
     state = state_of(*seen(kube_node("a"), kube_node("b"), a, b, *of_a, *of_b))
     amounts = [Amounts(each, {"main": 6 * GIB}, 2 * GIB) for each in state.pods()]

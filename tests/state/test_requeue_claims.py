@@ -10,7 +10,7 @@ from tests.builders import NOW_S, pod
 from tests.state.requeues import AT_ONCE, CLAIM_S, MAX_BACK_OFF_S, MOST_WEIGHED, World, rejected
 
 
-def test_as_many_as_fit_the_most_urgent_first() -> None:
+def test_as_many_pods_as_fit_are_requeued_in_order_of_priority() -> None:
     world = World("n", "m")
     young, old = rejected("young", minute=2), rejected("old", minute=1)
     first = rejected("important", minute=3, priority=1)
@@ -22,7 +22,7 @@ def test_as_many_as_fit_the_most_urgent_first() -> None:
     assert world.requeued() == ["old"]
 
 
-def test_small_ones_share_what_came_free() -> None:
+def test_several_small_pods_are_requeued_for_the_freed_memory() -> None:
     world = World("n")
     world.see(*(rejected(f"p{i}", "8Gi", minute=i) for i in range(5)))
     world.requeued()
@@ -54,7 +54,7 @@ def test_a_pod_that_is_rejected_again_leaves_the_memory_to_the_next() -> None:
 
 
 def test_a_pod_that_other_plugins_reject_does_not_block_the_others() -> None:
-    """Filter is never called for them, so only time passes."""
+    """Filter is never called for these pods, so their claims end only by time."""
     world = World("n")
     world.see(*(rejected(f"stuck{i}", minute=i) for i in range(3)), rejected("right", minute=9))
     world.holds("n", 0)
@@ -75,7 +75,7 @@ def test_a_thousand_pods_for_other_nodes_do_not_delay_the_pod_that_fits() -> Non
     assert world.requeued() == ["right"]
 
 
-def test_many_pods_are_requeued_in_portions() -> None:
+def test_many_pods_are_requeued_in_batches() -> None:
     names = [f"n{i}" for i in range(AT_ONCE + 5)]
     world = World(*names)
     world.see(*(rejected(f"p{i:02}", minute=i % 60) for i in range(len(names))))
@@ -86,7 +86,7 @@ def test_many_pods_are_requeued_in_portions() -> None:
     assert len(world.requeued()) == 5
 
 
-def test_memory_for_a_pod_that_another_replica_requeued_is_left_to_it() -> None:
+def test_memory_is_not_claimed_again_if_another_replica_requeued_a_pod_for_it() -> None:
     world = World("n")
     first, second = rejected("first", minute=1), rejected("second", minute=2)
     world.see(first, second)
@@ -96,7 +96,8 @@ def test_memory_for_a_pod_that_another_replica_requeued_is_left_to_it() -> None:
     metadata = msgspec.structs.replace(first.metadata, annotations=annotated)
     world.see(msgspec.structs.replace(first, metadata=metadata))
     assert world.requeued() == []
-    # Unless that was for something else, or the other one died over it.
+    # After a while it is claimed again, because the pod was requeued for another reason or the
+    # other replica ended.
     assert world.requeued(CLAIM_S) == ["first"]
 
 
@@ -135,7 +136,7 @@ def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -
         steps += 1
         if named is not None:
             found.append(named.metadata.uid)
-        # Events of the meantime count in the next check.
+        # Events that arrive meanwhile count in the next check.
         parts.see(rejected(f"late{steps}", minute=59))
     assert steps > 20
     assert found == whole.requeued(0.0)
@@ -145,7 +146,7 @@ def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -
 def test_a_pass_checks_a_limited_number_of_claimed_nodes_and_the_next_continues() -> None:
     many = MOST_WEIGHED + 20
     world = World("n")
-    # Each asks for something else, so that nothing learned of one is known of the next.
+    # Each pod has a different request, so that no result for one pod can be reused for the next.
     world.see(rejected("first", "10Gi", minute=1))
     world.see(*(rejected(f"p{i:03}", f"{15_000 + i}Mi", minute=2) for i in range(many)))
     world.see(rejected("last", "10Gi", minute=3))
@@ -164,7 +165,7 @@ def test_memory_that_victims_freed_for_a_pod_requeues_no_other_pod() -> None:
     assert world.requeued() == []
     world.holds("n", 12)
     assert world.requeued() == ["nominee"]
-    # There would be room for the other, and the nominee is not there yet.
+    # The other pod would fit, because the nominee is not bound yet.
     world.holds("n", 3)
     assert world.requeued(CLAIM_S + 1.0) == ["nominee"]
     # A pod with a higher priority yields to no pod.

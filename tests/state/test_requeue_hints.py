@@ -1,4 +1,5 @@
-"""Which pods are requeued: those that fit after a gain, once, in their order; none is lost."""
+"""Pods that fit after a gain of headroom are requeued once, in their order, and no pod is
+forgotten."""
 
 import msgspec
 
@@ -50,7 +51,7 @@ def test_a_replica_that_starts_requeues_rejected_pods_that_fit() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_what_the_journal_saw_needs_no_condition() -> None:
+def test_a_rejection_in_the_journal_counts_without_a_condition() -> None:
     world = World("n")
     waiting = pod("20Gi", uid="p")
     world.see(waiting)
@@ -66,7 +67,7 @@ def test_a_pod_that_passed_filter_is_not_requeued() -> None:
     world.holds("n", 0)
     world.decides(waiting, fits=1)
     assert world.requeued() == []
-    # It was never bound: it fits, and no other client would requeue it.
+    # The pod was not bound although it fits, and no other client would requeue it.
     assert world.requeued(after_s=10) == ["p"]
 
 
@@ -133,7 +134,7 @@ def test_a_pod_that_waits_for_idle_sms_is_requeued_when_they_are_idle_enough() -
     assert world.requeued() == ["p"]
 
 
-def test_sms_that_are_known_at_last_may_be_idle_enough() -> None:
+def test_a_pod_is_requeued_when_sm_activity_becomes_known() -> None:
     world = World("n")
     world.holds("n", 0)
     world.see(wanting_calm("p"))
@@ -153,9 +154,9 @@ def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
     world.now_s += MAX_BACK_OFF_S
     latest = world.state.latest_gain
     world.holds("n", 4, sm=0.1)
-    assert world.state.latest_gain == latest  # not even a look
+    assert world.state.latest_gain == latest  # no pod is checked
     assert world.requeued() == []
-    world.holds("m", 23)  # there is a look, but not for this
+    world.holds("m", 23)  # pods are checked, but not this pod
     world.holds("n", 4, sm=0.05)
     assert world.requeued() == []
     latest = world.state.latest_gain

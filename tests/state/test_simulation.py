@@ -61,7 +61,8 @@ def cluster_of(
     plugins: Sequence[Plugin | None] = (),
     choices: Sequence[str] = (),
 ) -> ClusterWriter:
-    """Each world is a node; pods with reservations there are known and bound."""
+    """Return a state with a node for each world. Pods with reservations on a node are known and
+    bound."""
     state = state_of()
     for index, world in enumerate(fleet):
         name = f"n{index}"
@@ -122,7 +123,7 @@ def place_in(simulation: Simulation, state: ClusterWriter, of: Pod) -> Placed | 
 
 @settings(max_examples=examples(75), deadline=None)
 @given(fleets, plugins_of, choices_of, st.data())
-def test_a_trial_changes_nothing(
+def test_a_simulation_changes_no_state(
     fleet: list[World], plugins: list[Plugin], choices: list[str], data: DataObject
 ) -> None:
     state = cluster_of(fleet, plugins, choices)
@@ -162,7 +163,8 @@ def test_a_trial_changes_nothing(
 
 
 class Real:
-    """A state with its ledger over the store in memory, asked by the verbs of kube-scheduler."""
+    """A state with a ledger on the store in memory, which places pods by the verbs of
+    kube-scheduler."""
 
     def __init__(self, like: ClusterWriter) -> None:
         self.state = state_of()
@@ -186,7 +188,7 @@ class Real:
             store.admit(known)
 
     def place(self, of: Pod) -> str | None:
-        """Filter, prioritize and bind; the node, or None where none takes it."""
+        """Call filter, prioritize and bind. Return the node, or None if no node takes the pod."""
         self._store.admit(of)
         sent = msgspec.to_builtins(of)
         names = sorted(node.metadata.name for node in self.state.nodes())
@@ -247,7 +249,8 @@ def test_counting_pods_equals_placing_them_one_by_one(
 
 
 def two_nodes() -> ClusterWriter:
-    """On each two devices of 24 GiB with four replicas; pod a has 20 GiB of one, b bypassed us."""
+    """Return two nodes with two devices of 24 GiB and four replicas each. Pod a has reserved 20 GiB
+    of one device, and pod b is unreserved."""
     sits = [use("ua", "A0", 10 * GIB, replica="A0::0")]
     owners = [OwnerReference(kind="DaemonSet", name="d", controller=True)]
     daemon = pod("1Gi", uid="ud", name="d", node="a")
@@ -279,7 +282,7 @@ def place_all(
     return [each.node if isinstance(each, Placed) else None for each in shown]
 
 
-def test_a_released_pod_leaves_its_memory_and_its_replica() -> None:
+def test_releasing_a_pod_frees_its_memory_and_its_replica() -> None:
     state = two_nodes()
     simulation = Simulation(state, state.snapshot(), NOW_S)
     assert place_all(simulation, state, "16Gi", 4) == ["b", "b", None, None]
@@ -290,7 +293,7 @@ def test_a_released_pod_leaves_its_memory_and_its_replica() -> None:
     assert simulation.release("nobody") == []
 
 
-def test_a_drained_node_takes_nothing_and_its_pods_go_elsewhere() -> None:
+def test_a_drained_node_takes_no_pods_and_its_pods_are_placed_elsewhere() -> None:
     state = two_nodes()
     simulation = Simulation(state, state.snapshot(), NOW_S)
     moving = simulation.drain("a")
@@ -298,10 +301,10 @@ def test_a_drained_node_takes_nothing_and_its_pods_go_elsewhere() -> None:
     placed = [place_in(simulation, state, each) for each in moving]
     assert [each.node for each in placed if isinstance(each, Placed)] == ["b", "b"]
     assert set(simulation.snapshot().row_of) == {"b"}
-    assert simulation.release("ua") == []  # it is not there any more
+    assert simulation.release("ua") == []  # the pod is already released
 
 
-def test_added_nodes_are_idle_ones_like_the_other() -> None:
+def test_added_nodes_are_idle_copies_of_the_given_node() -> None:
     state = two_nodes()
     simulation = Simulation(state, state.snapshot(), NOW_S)
     assert simulation.add("a", 2) == ["a+1", "a+2"]
@@ -311,7 +314,7 @@ def test_added_nodes_are_idle_ones_like_the_other() -> None:
         simulation.add("nowhere", 1)
 
 
-def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
+def test_additional_replicas_take_more_pods_and_keep_allocated_replicas() -> None:
     state = two_nodes()
     simulation = Simulation(state, state.snapshot(), NOW_S)
     assert place_all(simulation, state, "1Gi", 20).count(None) == 12
@@ -325,7 +328,7 @@ def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
         simulation.set_replicas("c", 1)
 
 
-def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> None:
+def test_rejections_count_the_nodes_of_each_reason_and_ineligible_nodes() -> None:
     state = two_nodes()
     (cordoned,) = (node for node in state.nodes() if node.metadata.name == "b")
     closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
@@ -336,7 +339,7 @@ def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> No
     assert simulation.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
 
 
-def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:
+def test_the_number_of_pods_is_limited_by_replicas_and_by_memory() -> None:
     state = two_nodes()
     b = state.gpunode("b")
     assert b is not None

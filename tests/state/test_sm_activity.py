@@ -1,4 +1,4 @@
-"""Which SM activity counts for a device: fresh history before the agent's sample."""
+"""For the SM activity of a device, fresh history takes precedence over the agent's sample."""
 
 import msgspec
 import pytest
@@ -55,7 +55,7 @@ def counts(state: ClusterWriter) -> list[tuple[float, str] | None]:
     return found
 
 
-def test_history_counts_before_the_agents_sample_and_that_again_without_it() -> None:
+def test_history_takes_precedence_over_the_agents_sample() -> None:
     state = node_with(shared("A", sm_activity=BUSY), shared("B"))
     assert counts(state) == [(0.8, "gpm"), None]
     brings(state, {("A", None): history(0.1), ("B", None): history(0.2)}, "n")
@@ -68,7 +68,7 @@ def test_history_counts_before_the_agents_sample_and_that_again_without_it() -> 
     assert counts(state) == [(0.8, "gpm"), None]
 
 
-def test_history_that_came_before_the_node_counts_when_it_comes() -> None:
+def test_history_that_arrives_before_its_node_counts_later() -> None:
     state = state_of()
     brings(state, {("A", None): history(0.1)})
     state.apply(seen(kube_node(), gpunode(device("A"))))
@@ -82,7 +82,7 @@ def test_a_mig_device_has_the_history_of_its_gpu_instance() -> None:
     assert key_of(msgspec.structs.replace(mig("M", 0), gpu_instance=None)) == ("M", None)
 
 
-def test_moved_history_weighs_nothing_again_and_leaves_earlier_snapshots_alone() -> None:
+def test_new_history_weighs_no_node_and_changes_no_earlier_snapshot() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
     first = state.snapshot()
     (weighed,) = first.nodes[0].devices
@@ -104,14 +104,14 @@ def test_only_the_given_names_are_checked() -> None:
     assert state.snapshot() is before
 
 
-def test_a_gpu_is_found_on_the_node_that_showed_it_last() -> None:
+def test_a_gpu_is_found_on_the_last_node_that_reported_it() -> None:
     state = node_with(shared("A"), mig("M", 1, "G"))
     find = state.activities.node_of
     assert [find(("A", None)), find(("G", 7)), find(("X", None))] == ["n", "n", None]
     other = gpunode(shared("A"), name="other")
     state.apply([*seen(kube_node("other")), GPUNodeSeen(other, NOW_S)])
     assert find(("A", None)) == "other"
-    state.apply(seen(gpunode(shared("B"), version="2")))  # A is not given up for the other
+    state.apply(seen(gpunode(shared("B"), version="2")))  # A stays on its node
     assert [find(("A", None)), find(("B", None)), find(("G", 1))] == ["other", "n", None]
     state.apply([NodeGone("n"), GPUNodeGone("n")])
     assert find(("B", None)) is None
@@ -122,7 +122,7 @@ def test_history_requeues_pods_that_wait_for_lower_sm_activity() -> None:
     state.apply(seen(SMALL))
     generation = state.snapshot().generation
     brings(state, {("A", None): history(0.7)}, "n")
-    assert state.latest_gain > generation  # it is known at last
+    assert state.latest_gain > generation  # its activity has become known
     state.snapshot()
     brings(state, {("A", None): history(0.8)}, "n")
     busier = state.snapshot().generation
@@ -175,7 +175,7 @@ def test_the_limit_applies_to_the_activity_that_the_explanation_shows(
     assert message == ([] if "unknown" in known else [known])
 
 
-def test_a_bind_judges_by_the_same_figure_as_the_filter() -> None:
+def test_bind_and_filter_use_the_same_sm_activity() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
     brings(state, {("A", None): history(0.3)}, "n")
     assert not isinstance(state.judge(SMALL, state.gpunodes()[0], NOW_S), Reason)
@@ -183,7 +183,7 @@ def test_a_bind_judges_by_the_same_figure_as_the_filter() -> None:
     assert state.judge(SMALL, state.gpunodes()[0], NOW_S) is Reason.SM_ABOVE_LIMIT
 
 
-def test_the_age_is_that_of_the_newest_sample_though_the_figure_has_not_moved() -> None:
+def test_the_age_is_the_age_of_the_newest_sample_even_if_it_is_equal() -> None:
     state = node_with(shared("A", sm_activity=BUSY), shared("B"))
     wall_s = EPOCH_S + NOW_S
 
@@ -192,12 +192,12 @@ def test_the_age_is_that_of_the_newest_sample_though_the_figure_has_not_moved() 
         age_s = state.activities.age_s
         return [age_s(terms, NOW_S + after_s, wall_s + after_s) for terms in node.devices]
 
-    assert ages(5) == [5.0, None]  # the report is of this very moment
+    assert ages(5) == [5.0, None]  # the report was sampled now
     brings(state, {("A", None): history(0.1, NOW_S - 20)}, "n")
     assert ages(5) == [25.0, None]
-    brings(state, {("A", None): history(0.1, NOW_S + 10)})  # not moved, so nothing is named
+    brings(state, {("A", None): history(0.1, NOW_S + 10)})  # the value is equal, so no node changes
     assert ages(15) == [5.0, None]
-    brings(state, {})  # gone, and not applied yet
+    brings(state, {})  # the history is gone, but this is not applied yet
     assert ages(15) == [35.0, None]
 
 

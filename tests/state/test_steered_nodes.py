@@ -1,4 +1,4 @@
-"""Nodes whose devices we choose, as the cluster's state has them."""
+"""The state of the cluster handles nodes whose devices Headroom chooses."""
 
 from headroom.contract.gpunode import Device, GPUNode, Plugin, Reservation
 from headroom.contract.reasons import Reason
@@ -12,7 +12,7 @@ STEERED = Plugin(topology_manager_policy="none", steered=[GPU])
 
 
 def empty() -> GPUNode:
-    """Two devices of 24 GiB, of the second of which 10 are used already."""
+    """Return a node with two devices of 24 GiB, of which the second already has 10 GiB in use."""
     return gpunode(shared("A"), busy(free=3), plugin=STEERED)
 
 
@@ -25,8 +25,8 @@ def test_equal_pods_filtered_during_a_bind_get_the_same_node() -> None:
     first = pod("8Gi", uid="u1", name="p1")
     state = state_of(*seen(kube_node(), first, empty()))
     state.apply([BindBegun(first, "n")])
-    assert reason(state, "4Gi") is None  # beside it, on B
-    assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING  # though A is empty
+    assert reason(state, "4Gi") is None  # it fits beside the pod on B
+    assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING  # although A is empty
 
 
 def test_confirmed_pods_requeue_pods_that_waited() -> None:

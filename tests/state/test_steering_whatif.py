@@ -1,4 +1,4 @@
-"""Pods that wait only because the device plugin chooses the device, found by simulated steering."""
+"""Simulated steering finds pods that wait only because the device plugin chooses the device."""
 
 from typing import Any
 
@@ -27,7 +27,8 @@ COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steere
 
 
 def uneven(name: str = "a", plugin: Plugin = PERMITTED, **numa: int) -> GPUNode:
-    """Three GPUs of 24 GiB: the plugin's next choice has 4 GiB free, the others 22 and 10."""
+    """Return a node with three GPUs of 24 GiB. The plugin's next choice has 4 GiB free, and the
+    other GPUs have 22 and 10."""
 
     def used(gib: int) -> dict[str, Any]:
         return {"used_bytes": gib * GIB, "unattributed_bytes": gib * GIB}
@@ -57,7 +58,7 @@ def verdict(state: ClusterWriter, size: str) -> Reason | None:
 
 
 def waiting(*sizes: str) -> list[Pod]:
-    """Pending pods, the first one created first."""
+    """Return pending pods in the order of their creation."""
     pods = [pod(size, uid=f"u{i}", name=f"p{i}") for i, size in enumerate(sizes)]
     return [
         msgspec.structs.replace(
@@ -170,7 +171,7 @@ def test_pods_and_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (gain.waiting_pods, gain.waiting_bytes) == (2, 32 * GIB)
 
 
-def test_a_kubelet_that_is_not_steered_is_no_suggestion_and_shows_why() -> None:
+def test_a_kubelet_that_cannot_be_steered_is_reported_with_the_reason() -> None:
     names = ("a", "b")
     pods = waiting("16Gi")
     new = msgspec.structs.replace(PERMITTED, kubelet_version="v1.37.2")
@@ -255,7 +256,7 @@ def test_the_event_names_the_obstacle() -> None:
     assert len(shown) < 1024
 
 
-def test_the_event_says_nothing_about_steering_if_it_does_not_help() -> None:
+def test_the_event_does_not_mention_steering_if_it_does_not_help() -> None:
     assert "Headroom chose" not in event(cluster(), "23Gi")
 
 

@@ -1,4 +1,4 @@
-"""When a DRA device is tainted, and when no more."""
+"""A DRA device is tainted while its excess is too high."""
 
 import pytest
 
@@ -24,7 +24,8 @@ class Played:
         self.exists = self.known = True
 
     def after(self, seconds: float, excess_bytes: int) -> bool:
-        """Return whether the device is tainted, so much later, with this excess."""
+        """Return whether the device is tainted with this excess, after this many further
+        seconds."""
         self.now_s += seconds
         given = {GPU: excess_bytes} if excess_bytes else {}
         decided = self.decisions.decide(
@@ -49,19 +50,19 @@ def test_a_taint_begins_at_once_and_ends_when_the_excess_stays_low(played: Playe
     assert not played.after(FIRST_HOLD_S, 0)
 
 
-def test_use_that_comes_and_goes_is_tainted_a_few_times_only(played: Played) -> None:
-    """Ten seconds of each, for an hour."""
+def test_a_device_with_intermittent_excess_is_tainted_only_a_few_times(played: Played) -> None:
+    """High and low use alternate every ten seconds, for an hour."""
     changes = before = 0
     for second in range(3600):
         tainted = played.after(1, HIGH if second % 20 < 10 else 0)
         changes += tainted is not bool(before)
         before = tainted
-    # It ends after 3 and 6 s; 12 s are never reached.
+    # The taint ends after 3 s and after 6 s. Low use never lasts the next 12 s.
     assert changes == 5
     assert before
 
 
-def test_the_time_doubles_up_to_a_limit_and_is_forgotten(played: Played) -> None:
+def test_the_minimum_time_of_a_taint_doubles_up_to_a_limit_and_is_reset(played: Played) -> None:
     held_s = []
     for _ in range(9):
         assert played.after(1, HIGH)

@@ -1,5 +1,5 @@
-"""Binds judge on threads of their own, while the owner of the state goes on applying events: at
-every step of a judgement, its node may go."""
+"""Binds decide on separate threads while the owner of the state applies events, so the node may be
+deleted at every step of a decision."""
 
 import sys
 from types import FrameType
@@ -25,7 +25,7 @@ PODS = [pod("1Gi", uid=uid, name=uid, node="n") for uid in ("uid-q", "uid-bystan
 
 
 def played(event: Event, at_step: int) -> int:
-    """Judge, and have the event applied before that step; how many steps there were."""
+    """Judge a pod, and apply the event before this step. Return the number of steps."""
     state = state_of(*seen(kube_node(), NODE, *PODS), HeartbeatSeen(lease(STAMP), NOW_S))
     steps = 0
 
@@ -33,13 +33,13 @@ def played(event: Event, at_step: int) -> int:
         nonlocal steps
         if frame.f_code.co_filename not in TRACED:
             return None
-        # Within a line where several things are read, between two lines elsewhere.
+        # Trace each opcode in lines that read several values, and otherwise each line.
         fine = frame.f_code.co_name in ("confirmation", "fresh_until_s")
         frame.f_trace_opcodes, frame.f_trace_lines = fine, not fine
         if kind in ("line", "opcode"):
             steps += 1
             if steps == at_step:
-                state.apply([event])  # nothing is traced in here
+                state.apply([event])  # this call is not traced
         return trace
 
     before = sys.gettrace()
@@ -62,7 +62,7 @@ def judged(state: ClusterWriter) -> object:
         pytest.param(HeartbeatGone("n"), id="its heartbeat"),
     ],
 )
-def test_a_judgement_survives_whatever_goes_while_it_is_made(event: Event) -> None:
+def test_a_bind_decision_tolerates_concurrent_deletions(event: Event) -> None:
     steps = played(event, at_step=0)
     assert steps > 100
     for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-"""A GPU resource that a node offers and the settings do not manage is found."""
+"""GPU resources that a node offers and the settings do not manage are found."""
 
 from prometheus_client import CollectorRegistry
 

@@ -23,14 +23,14 @@ from tests.state.states import EPOCH_S, STALE_AFTER_S, headroom, seen, state_of
 class TestBystanders:
     """Pods bound without a reservation."""
 
-    def test_they_are_charged_when_seen_and_not_when_gone(self) -> None:
+    def test_unreserved_pods_are_charged_until_they_are_deleted(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"), shared("b"))))
         state.apply(seen(pod("8Gi", node="n")))
         assert headroom(state) == [16, 16]
         state.apply([PodGone("uid-p")])
         assert headroom(state) == [24, 24]
 
-    def test_order_does_not_matter(self) -> None:
+    def test_the_order_of_events_does_not_change_charges(self) -> None:
         what: list[Pod | Node | Namespace | GPUNode]
         what = [kube_node(), gpunode(shared("a")), pod(None, node="n")]
         what.append(namespace(annotations={DEFAULT_VRAM: "10Gi"}))
@@ -41,7 +41,7 @@ class TestBystanders:
                 state.apply([event])
             assert headroom(state) == [14]
 
-    def test_a_default_that_is_taken_away_counts_no_more(self) -> None:
+    def test_a_removed_namespace_default_no_longer_counts(self) -> None:
         state = state_of(
             *seen(kube_node(), gpunode(shared("a")), pod(None, node="n")),
             NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "10Gi"})),
@@ -59,7 +59,7 @@ class TestBystanders:
         )
         assert headroom(state) == [16]
 
-    def test_one_that_ended_is_charged_what_is_still_measured(self) -> None:
+    def test_a_pod_that_ended_is_charged_its_measured_use(self) -> None:
         report = gpunode(shared("a", used_bytes=2 * GIB), pods=[use("uid-p", "a", 2 * GIB)])
         state = state_of(*seen(kube_node(), report, pod("8Gi", node="n", phase="Succeeded")))
         assert headroom(state) == [22]
@@ -70,13 +70,13 @@ class TestBystanders:
         assert headroom(state) == [24]
         assert [p.metadata.uid for p in state.pods()] == ["uid-p"]
 
-    def test_one_that_overcommits_is_charged_all_the_same(self) -> None:
+    def test_an_unreserved_pod_is_charged_even_if_it_overcommits_a_device(self) -> None:
         two = [pod("20Gi", node="n", uid=u, name=u) for u in "ab"]
         assert headroom(state_of(*seen(kube_node(), gpunode(shared("x")), *two))) == [-16]
 
 
 class TestPods:
-    def test_a_name_belongs_to_the_pod_that_has_it_now(self) -> None:
+    def test_a_name_belongs_to_the_newest_pod_that_has_it(self) -> None:
         state = state_of(*seen(pod(uid="old"), pod(uid="new")), PodGone("old"))
         found = state.pod_named("default", "p")
         assert found is not None

@@ -1,4 +1,4 @@
-"""Victims on small clusters, as kube-scheduler would ask for them."""
+"""Victims are found on small clusters for the preempt calls of kube-scheduler."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,8 +70,8 @@ ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
             id="replaced where those proposed free memory on several devices",
         ),
         pytest.param(
-            # The plugin takes the device with the fewest replicas taken: to the second device only
-            # who makes it the emptier one pulls the newcomer.
+            # The plugin chooses the device with the fewest replicas in use, so the new pod gets the
+            # second device only if the victims make it the emptier device.
             [[On("a", 10, 50)], [On("b", 8), On("c", 8), On("d", 8)]],
             16,
             {"n": ["b"]},
@@ -162,7 +162,7 @@ def test_every_device_that_the_pod_could_get_must_have_enough_memory(
     assert set(result.best.uids) == leave
 
 
-def test_the_best_node_is_answered_and_worse_ones() -> None:
+def test_the_best_node_and_worse_nodes_are_returned() -> None:
     clusters = [
         full_node("cheap", [On("a", 20, 1)]),
         full_node("dear", [On("b", 20, 9)]),
@@ -189,7 +189,8 @@ def test_a_node_that_was_not_offered_is_added_only_when_it_is_better() -> None:
 
 
 def test_victims_without_a_gpu_stay_if_kube_scheduler_needs_them() -> None:
-    """It meant CPU, of which we know nothing, and the memory is there."""
+    """kube-scheduler evicts them for CPU, which Headroom does not count, and there is enough GPU
+    memory."""
     node = full_node("n", [On("a", 4, 1)])
     assert shown(found(node, of=newcomer(20), offered={"n": ["stranger"]})) == {"n": ["stranger"]}
     assert shown(found(node, of=newcomer(21), offered={"n": ["stranger"]})) == {
@@ -197,8 +198,8 @@ def test_victims_without_a_gpu_stay_if_kube_scheduler_needs_them() -> None:
     }
 
 
-def test_other_victims_free_as_much_of_each_resource() -> None:
-    """kube-scheduler proposes a for its 8 CPU; b alone would do for the memory."""
+def test_replaced_victims_free_as_much_of_each_resource() -> None:
+    """kube-scheduler proposes a because of its 8 CPU. For the memory, evicting b would suffice."""
     devices = [On("a", 2, 3, cpu="8")], [On("b", 20, 3, cpu="4")]
     node = full_node("n", *devices)
     assert set(shown(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"a"}
@@ -207,7 +208,7 @@ def test_other_victims_free_as_much_of_each_resource() -> None:
     assert set(shown(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"b"}
 
 
-def test_victims_that_may_block_by_more_than_amounts_are_never_replaced() -> None:
+def test_victims_that_may_block_for_other_reasons_are_never_replaced() -> None:
     of = newcomer(20)
     affine = Affinity(pod_anti_affinity=Present())
     of = msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, affinity=affine))
@@ -217,7 +218,7 @@ def test_victims_that_may_block_by_more_than_amounts_are_never_replaced() -> Non
     assert shown(found(node, of=of, offered={"n": ["a"]})) == {"n": ["a"]}
 
 
-def test_only_pods_that_leave_anyway_are_named() -> None:
+def test_pods_that_are_already_leaving_are_preferred_as_victims() -> None:
     clusters = [
         full_node("leaving", [On("a", 20, 50, deleted=LEAVING)]),
         full_node("full", [On("b", 20, 1)]),
@@ -229,16 +230,16 @@ def test_only_pods_that_leave_anyway_are_named() -> None:
         clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"]
     )
     assert shown(result) == {"leaving": ["a"]}
-    # Of higher priority it is none that kube-scheduler may name: then it is waited for.
+    # A leaving pod of higher priority must not be named as a victim, so the preemptor waits for it.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
     assert shown(result) == {}
     assert result.soon
-    # Not for ever: it should have been gone long ago.
+    # The preemptor does not wait for a pod whose deletion is overdue.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=OVERDUE)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
     assert shown(result) == {"full": ["b"]}
-    # Nor for an hour, unless they leave for this very pod.
+    # It does not wait for an hour either, unless the pods leave because of this preemptor.
     hour = "2026-11-21T01:00:00+00:00"
     clusters[0] = full_node("leaving", [On("a", 20, 50, deleted=hour)])
     offered = {"full": ["b"], "leaving": ["a"]}
@@ -293,7 +294,7 @@ def test_memory_that_is_held_for_a_pod_is_not_reserved_for_another() -> None:
     first = newcomer(14, name="first", nominated="n", created="2026-11-21T00:30:00Z")
     second = newcomer(12, name="second")
     state = state_of(*events, PodSeen(first))
-    # Beside the first pod it does not fit, whatever pods leave.
+    # The second pod does not fit beside the first one, whatever pods leave.
     assert shown(found(state=state, of=second, offered={"n": ["a"]})) == {}
     assert shown(found(state=state, of=second, rejected=["n"])) == {}
     assert shown(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {

@@ -1,4 +1,4 @@
-"""Pods that set NVIDIA_VISIBLE_DEVICES themselves, or may."""
+"""Some pods set NVIDIA_VISIBLE_DEVICES themselves, or may do so by envFrom."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ NAME = "NVIDIA_VISIBLE_DEVICES"
 
 
 def setting(*variables: EnvVar, where: str = "gpu", uid: str = "uid-p") -> Pod:
-    """A pod whose GPU container, its neighbour or its init container has these variables."""
+    """Return a pod whose GPU container, other container or init container has these variables."""
     named = {
         "gpu": container(),
         "neighbour": container("other", gpus=0),
@@ -56,7 +56,9 @@ def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
     ],
 )
 @pytest.mark.parametrize("where", ["gpu", "neighbour", "init"])
-def test_it_counts_if_it_may_be_obeyed(ignores: bool, reason: Reason | None, where: str) -> None:
+def test_the_variable_counts_if_the_node_may_obey_it(
+    ignores: bool, reason: Reason | None, where: str
+) -> None:
     asked = setting(EnvVar(name=NAME, value="all"), where=where)
     assert verdict(node(ignores=ignores), asked) is reason
 
@@ -73,11 +75,11 @@ def test_it_counts_if_it_may_be_obeyed(ignores: bool, reason: Reason | None, whe
         pytest.param(EnvVar(name="NVIDIA_DRIVER_CAPABILITIES", value="all"), False, id="another"),
     ],
 )
-def test_values(variable: EnvVar, counts: bool) -> None:
+def test_some_values_of_the_variable_name_devices(variable: EnvVar, counts: bool) -> None:
     assert (verdict(node(), setting(variable)) is not None) == counts
 
 
-def test_as_it_stands_in_a_manifest() -> None:
+def test_the_variable_is_read_from_a_manifest() -> None:
     manifest = {
         "metadata": {"name": "p", "uid": "u"},
         "spec": {
@@ -107,7 +109,7 @@ def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
     assert message == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
 
 
-def test_of_two_by_one_name_the_last_counts() -> None:
+def test_the_last_of_two_variables_with_one_name_counts() -> None:
     all_, none = EnvVar(name=NAME, value="all"), EnvVar(name=NAME, value="none")
     assert verdict(node(), setting(all_, none)) is None
     assert verdict(node(), setting(none, all_)) is Reason.CHOOSES_DEVICES
@@ -116,7 +118,7 @@ def test_of_two_by_one_name_the_last_counts() -> None:
 CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
 
 
-def test_by_setting_it_is_charged_instead_of_rejected() -> None:
+def test_the_setting_charges_the_pod_instead_of_rejecting_it() -> None:
     asked = setting(EnvVar(name=NAME, value="all"))
     assert verdict(node(CHARGE), asked) is None
     placement = placed(node(CHARGE), asked)
@@ -161,7 +163,7 @@ SUSPECT = Rules(suspect_env_from=True)
         ),
     ],
 )
-def test_env_from_is_suspected_only_by_setting(asked: Pod, suspected: bool) -> None:
+def test_env_from_is_suspected_only_with_the_setting(asked: Pod, suspected: bool) -> None:
     assert verdict(node(), asked) is None
     reason = Reason.CHOOSES_DEVICES if suspected else None
     assert verdict(node(SUSPECT), asked) is reason

@@ -1,4 +1,5 @@
-"""Late, repeated and listed objects, and when calls see a change."""
+"""The state handles late, repeated and listed objects. Calls see changes of this process at
+once."""
 
 import pytest
 
@@ -36,7 +37,7 @@ class TestWhatCallsDecideOn:
         assert latest is not shown
         assert state.settled() is latest
 
-    def test_what_we_did_ourselves_is_seen_at_once(self) -> None:
+    def test_writes_of_this_process_are_visible_at_once(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
         shown = state.snapshot()
         state.apply([BindBegun(pod("8Gi", uid="u"), "n")])
@@ -46,26 +47,26 @@ class TestWhatCallsDecideOn:
 
 
 class TestVersions:
-    def test_an_older_version_that_comes_late_is_passed_over(self) -> None:
+    def test_an_older_version_that_arrives_late_is_ignored(self) -> None:
         held = {"u": reservation({"D": 8 * GIB})}
         new = gpunode(shared("D"), version="10", reservations=held)
         state = state_of(*seen(kube_node(), new, gpunode(shared("D"), version="9")))
         assert state.gpunode("n") is new
         assert headroom(state) == [16]
 
-    def test_another_object_of_the_name_is_taken_whatever_its_version(self) -> None:
+    def test_a_recreated_object_is_stored_whatever_its_version(self) -> None:
         other = gpunode(shared("D"), uid="other", version="1")
         state = state_of(*seen(kube_node(), gpunode(shared("D"), version="10"), other))
         assert state.gpunode("n") is other
 
-    def test_versions_that_are_no_numbers_are_taken_as_they_come(self) -> None:
+    def test_versions_that_are_no_numbers_are_stored_in_order_of_arrival(self) -> None:
         later = gpunode(shared("D"), version="a")
         state = state_of(*seen(kube_node(), gpunode(shared("D"), version="b"), later))
         assert state.gpunode("n") is later
 
 
 class TestRelist:
-    def test_what_the_list_does_not_name_is_forgotten(self) -> None:
+    def test_objects_missing_from_a_list_are_forgotten(self) -> None:
         state = state_of(
             *seen(kube_node(), kube_node("m"), gpunode(shared("a")), pod("8Gi", node="n")),
             HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S),
@@ -85,7 +86,7 @@ class TestRelist:
         assert state.gpunodes() == []
         assert reason(state) is Reason.NO_REPORT
 
-    def test_what_it_names_is_taken_as_seen(self) -> None:
+    def test_objects_in_a_list_count_as_seen(self) -> None:
         state = state_of(
             Relisted(Namespace, (namespace(annotations={DEFAULT_VRAM: "9Gi"}),), NOW_S),
             Relisted(Node, (kube_node(),), NOW_S),
@@ -96,7 +97,7 @@ class TestRelist:
         assert headroom(state) == [15]
         assert reason(state, at_s=NOW_S) is None
 
-    def test_the_same_list_again_changes_nothing(self) -> None:
+    def test_an_equal_list_changes_nothing(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi", node="n")))
         state.apply([Relisted(Pod, (pod("8Gi", node="n"),), NOW_S + 50)])
         state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S + 50)])

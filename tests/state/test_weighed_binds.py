@@ -1,4 +1,4 @@
-"""Assumed binds in the state: each counts once, and is weighed again only if needed."""
+"""Each assumed bind counts once, and its node is weighed again only if necessary."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ class TestBindsOnTheirWay:
         assert headroom(state) == [4]
         assert reason(state) is not None
 
-    def test_once_written_they_count_once(self) -> None:
+    def test_a_written_assumed_bind_counts_once(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         written = gpunode(
@@ -45,7 +45,7 @@ class TestBindsOnTheirWay:
         state.apply([BindEnded("other", "n")])
         assert headroom(state) == [4]
 
-    def test_once_written_nothing_of_it_is_weighed_again(self) -> None:
+    def test_a_written_assumed_bind_is_not_weighed_again(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         reservations = {"other": reservation({device().uuid: 20 * GIB})}
@@ -62,7 +62,7 @@ class TestBindsOnTheirWay:
     def test_an_expected_reservation_is_not_weighed_again(
         self, vram: str, choice: str | None, steered: list[str]
     ) -> None:
-        """And the terms equal those of a weighing."""
+        """The terms equal newly weighed terms."""
         plugin = replace(DISTRIBUTED, steered=steered)
         node = gpunode(shared("A"), shared("B", memory_bytes=40 * GIB), plugin=plugin)
         about = kube_node(annotations={DEVICE_CHOICE: choice} if choice else None)
@@ -107,9 +107,7 @@ class TestBindsOnTheirWay:
             ),
         ],
     )
-    def test_all_else_that_is_written_is_weighed(
-        self, change: Callable[[GPUNode], GPUNode]
-    ) -> None:
+    def test_other_written_changes_are_weighed(self, change: Callable[[GPUNode], GPUNode]) -> None:
         held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
         expected = reserving(held, other=20)
         for written, changes in ((expected, False), (change(expected), True)):
@@ -119,8 +117,8 @@ class TestBindsOnTheirWay:
             state.apply([GPUNodeSeen(written, NOW_S)])
             assert (state.settle() is not before) == changes
 
-    def test_what_overcommits_is_weighed(self) -> None:
-        """Alarms are raised for reservations, not for assumed binds."""
+    def test_a_written_bind_that_overcommits_is_weighed(self) -> None:
+        """Only reservations raise alarms, and assumed binds do not."""
         held = gpunode(shared("A"))
         state = state_of(*seen(kube_node(), held))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
@@ -158,12 +156,12 @@ class TestBindsOnTheirWay:
             assert state.settle() is not before
             before = state.settle()
 
-    def test_one_that_failed_leaves_nothing(self) -> None:
+    def test_a_failed_bind_no_longer_counts(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n"), BindEnded("other", "n")])
         assert headroom(state) == [24]
 
-    def test_bind_itself_is_judged_by_what_is_written(self) -> None:
+    def test_bind_decides_on_written_reservations_only(self) -> None:
         node = gpunode(device())
         state = state_of(*seen(kube_node(), node))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])

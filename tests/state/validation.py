@@ -1,7 +1,7 @@
 """Checks the invariants of a cluster's state, from its objects alone.
 
 The state is maintained change by change. Here everything is derived again from the objects, and
-each node is weighed again: a change that was not passed on, or a node that was not marked dirty,
+each node is weighed again. So a change that was not passed on, or a node that was not marked dirty,
 shows as a difference.
 """
 
@@ -14,16 +14,16 @@ from headroom.core.cluster.cluster_state import ClusterState
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.snapshot import NodeTerms
 
-#: States with more nodes are not weighed again: it takes a second for 5,000.
+#: States with more nodes are not weighed again, because that takes a second for 5,000 nodes.
 MOST_NODES = 500
-#: The last states that were changed since ``violations`` was called, by id. A property makes a
-#: state for each example: the last ones are checked.
+#: The last states that were changed since ``violations`` was called, by id. A property test makes a
+#: state for each example, and only the last states are checked.
 _changed: dict[int, ClusterWriter] = {}
 _MOST_STATES = 8
 
 
 def watch_states() -> None:
-    """Remember from now on each state that is changed."""
+    """Record each state that is changed from now on."""
     steps = ClusterWriter.steps
 
     def watched(self: ClusterWriter, events: Iterable[Event]) -> Iterator[None]:
@@ -80,7 +80,8 @@ def _indexes(state: ClusterState) -> Iterator[str]:
 
 
 def _members(state: ClusterState) -> Iterator[str]:
-    """The table has a row for each node, unless it waits to be weighed, or its weighing failed."""
+    """Check that the table has a row for each node, unless the node waits to be weighed or its
+    weighing failed."""
     known = {*state._objects.nodes, *state._objects.gpunodes}
     rows = {name for name in state._table._row_of if state._table.get(name) is not None}
     waiting = {*state._queue._dirty, *state._queue._failed}
@@ -93,7 +94,7 @@ def _members(state: ClusterState) -> Iterator[str]:
 
 
 def _terms(state: ClusterState) -> Iterator[str]:
-    """Weighing a node again gives the memory that it has now."""
+    """Check that weighing a node again gives equal terms."""
     waiting = {*state._queue._dirty, *state._queue._failed}
     for name in state._table._row_of:
         held = state._table.get(name)
