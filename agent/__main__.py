@@ -58,7 +58,7 @@ GIVEN_UP_STATUS = 3
 #: "<number> <monotonic time of the last restart in seconds>".
 VARIABLE = "HEADROOM_AGENT_RESTARTS"
 MOST_TRIES = 5
-#: Seconds between the first and the second restart; doubled after each further one.
+#: Seconds between the first and the second restart. The wait doubles after each further restart.
 _FIRST_WAIT_S = 1.0
 
 #: malloc returns freed blocks of at least this size to the system.
@@ -96,10 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def after_signals(end: Callable[[], None]) -> None:
-    """Call ``end`` in a thread after SIGTERM or SIGINT.
-
-    The main thread may hold the lock of an event that ``end`` sets, also because of an earlier
-    signal, and would wait for itself.
+    """Call ``end`` in a thread after SIGTERM or SIGINT. The main thread may hold the lock of an
+    event that ``end`` sets, for example because of an earlier signal. If it called ``end`` itself,
+    it would wait for itself.
     """
 
     def handle(*_: object) -> None:
@@ -385,8 +384,8 @@ def _restart_if_due(restarts: Restarts, readings: Iterable[Reading], hanging: bo
     if not driver.why_not:
         restarts.well()
     elif driver.gone and not hanging and restarts.due():
-        # Not while a driver call hangs: execve would wait for its thread, perhaps forever, and the
-        # agent could not report that.
+        # Do not restart while a driver call hangs, because execve would wait for its thread,
+        # perhaps forever, and the agent could not report that.
         _log.warning("driver_gone", reason=driver.why_not, hint="restarting the process")
         restarts.restart(sys.executable, sys.orig_argv)
 

@@ -1,7 +1,7 @@
 """Connects to the API server, sends requests, and streams watches.
 
-In a pod, the kubelet provides address, certificates and token. Only kubeconfigs need the package
-``kubernetes``, whose import would take 17 MiB on every GPU node.
+In a pod, the kubelet provides address, certificates and token. The package ``kubernetes`` is
+imported only for kubeconfigs, because its import would take 17 MiB on every GPU node.
 """
 
 import os
@@ -18,8 +18,8 @@ from headroom.client import kubeconfig
 from headroom.client.api_server import LineTooLong, authentication, status_message, whole_lines
 from headroom.client.kubeconfig import ACCOUNT
 
-#: Connections that are kept open. The watch occupies one; samples, gates and steering share the
-#: others.
+#: Number of connections that are kept open. The watch occupies one of them, and samples, gates and
+#: steering share the others.
 _CONNECTIONS = 8
 _MERGE_PATCH = "application/merge-patch+json"
 #: A GPUNode is smaller than etcd's limit of 1.5 MiB.
@@ -47,7 +47,8 @@ class ApiServer:
 
 
 def connect() -> ApiServer:
-    """Return the API server that kubectl uses: in a pod, its cluster's. Raises ``NoCluster``."""
+    """Return the API server that kubectl uses, which in a pod is the API server of its cluster.
+    Raises ``NoCluster``."""
     try:
         return in_cluster(os.environ) if _uses_account() else _of_kubeconfig()
     except (OSError, kubeconfig.BadKubeconfig) as err:

@@ -1,21 +1,21 @@
 """Attributes the memory of each device to pods. Pure.
 
-A *memory* is that of a device, or of a MIG GPU instance, whose compute instances share it:
+A *memory* belongs to a device, or to a MIG GPU instance, whose compute instances share it:
 
     used = use by processes of pods + unattributed use
 
-Unattributed use is the rest: of processes outside of pods, and memory that no listed process uses.
-The figures are read at slightly different times. If they do not add up, unattributed use is at
-least what the processes outside of pods use. If all processes together list more than the used
-memory plus 64 MiB, the source is degraded.
+Unattributed use is the use by processes outside of pods, and memory that no listed process uses.
+The values are read at slightly different times. If they do not add up, unattributed use is at least
+the use by processes outside of pods. If all processes together list more than the used memory plus
+64 MiB, the source is degraded.
 
 Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
 lists none, or if it does not report the bytes of a pod's process.
 
 With MPS some drivers count the clients' memory for the server too, so the processes list more than
 is used. The excess, up to what the clients list, is subtracted from the server. If the clients list
-no memory at all on a device that the plugin shares by MPS, the server's figure belongs to them in
-unknown parts, so all figures are absent.
+no memory at all on a device that the plugin shares by MPS, the server's value belongs to the
+clients in unknown parts, so all values are absent.
 """
 
 from collections import Counter
@@ -43,7 +43,8 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 
-#: Difference in bytes that is not reported, because figures are read at different times.
+#: Differences up to this number of bytes are not reported, because values are read at different
+#: times.
 TOLERANCE_BYTES = 64 << 20
 
 #: Command of the MPS server and control daemon; the kernel keeps only 15 characters.
@@ -114,7 +115,7 @@ def attribute(
         ]
         unattributed_bytes, is_excessive = _unattributed(use, used_bytes)
         if unattributed_bytes is not None:
-            # Devices that share a memory: the first one has all of it.
+            # Of devices that share a memory, only the first one has the use.
             unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: unattributed_bytes}
         if is_excessive:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
@@ -193,7 +194,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
     """Return pid -> bytes on a memory; None if no device of the memory lists processes.
 
-    If several devices list a pid, the largest figure counts. Impossible figures become None.
+    If several devices list a pid, the largest value counts. Impossible values become None.
     """
     lists = [device.processes for device in memory if device.processes is not None]
     if not lists:
@@ -230,9 +231,9 @@ def _without_mps_duplicates(
 ) -> dict[int, int | None]:
     """Return pid -> bytes without memory that is listed for both the MPS server and a client.
 
-    The surplus is subtracted from the server. All figures are None if the clients list no memory,
-    but only on devices that the plugin shares by MPS: elsewhere any process can have the name of a
-    server, which would hide the use of all.
+    The surplus is subtracted from the server. If the clients list no memory, all values are None,
+    but only on devices that the plugin shares by MPS. On other devices any process could take the
+    name of a server and so hide the use of all pods.
     """
     is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
     servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
@@ -278,8 +279,8 @@ def _possible(figure: int) -> int | None:
 def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
     """Return (pod uid, device) -> share of the device's SM time, 0..1.
 
-    Only active processes are sampled, so a pod without a figure was idle. The shares are exported
-    as metrics only, because no placement depends on them.
+    Only active processes are sampled, so a pod without a value was idle. The shares are exported as
+    metrics only, because no placement depends on them.
     """
     readings = list(readings)
     processes = {r.pid: r for r in readings if isinstance(r, ProcessReading)}

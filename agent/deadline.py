@@ -1,7 +1,7 @@
 """Runs calls that may hang in threads, and waits for them with a deadline.
 
 A driver call that hangs cannot be cancelled, and blocks its thread. So calls that can hang
-independently of each other have a thread each (``Worker``). If a call misses its deadline, the
+independently of each other run in separate threads (``Worker``). If a call misses its deadline, the
 caller goes on without the result. Until the call returns, its worker accepts no other call and
 starts no second thread.
 """
@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Maximum of seconds that the process waits after ``hurry``, for all pending calls together. But
-#: each call gets at least ``LEAST_S``.
+#: Maximum number of seconds that the process waits after ``hurry``, for all pending calls together.
+#: Each call still gets at least ``LEAST_S``.
 ENDING_S = 1.0
 LEAST_S = 0.2
 #: Maximum of seconds until a wait notices that ``hurry`` was called.
@@ -64,7 +64,8 @@ class Worker(Generic[T]):
         if self.busy:
             return False
         if self._thread is None:
-            # A daemon: a call that never returns must not keep the process from ending.
+            # The thread is a daemon, because a call that never returns must not keep the process
+            # from ending.
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             try:
                 thread.start()

@@ -1,8 +1,8 @@
 """Renders metrics in Prometheus's text format, version 0.0.4.
 
-The text is that of ``generate_latest`` of prometheus_client, which also checks the name of every
-label of every series. That takes more than half of its CPU time, and any pod can request metrics
-(docs/design/agent.md).
+The text equals the output of ``generate_latest`` of prometheus_client. That function also checks
+the name of every label of every series, which takes more than half of its CPU time, and any pod can
+request metrics (docs/design/agent.md).
 """
 
 from collections.abc import Iterable

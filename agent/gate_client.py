@@ -22,11 +22,11 @@ from urllib.parse import quote
 PORT = "9410"
 #: Timeout of one request in seconds.
 TIMEOUT_S = 10.0
-#: Seconds until the next request: at first, and at most.
+#: Minimum and maximum seconds until the next request. The wait begins with the minimum.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
 #: Seconds after which the same text is printed again.
 REPEAT_S = 60.0
-#: Maximum size of an answer; an agent's is smaller.
+#: Maximum size of an answer. Answers of agents are smaller.
 _MOST_BYTES = 1 << 16
 _MOST_REASON_CHARS = 500
 
@@ -46,7 +46,7 @@ class BadEnvironment(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The pod to ask for, and the address of its node's agent."""
+    """The pod that waits, and the address of its node's agent."""
 
     uid: str
     host: str
@@ -71,7 +71,8 @@ def read_question(env: Mapping[str, str]) -> Question:
     for name in ("POD_UID", "HOST_IP"):
         if not env.get(name):
             raise BadEnvironment(f"{name} is not set; {_EXAMPLE}")
-    # Not HEADROOM_AGENT_PORT: the kubelet sets that if the namespace has a Service headroom-agent.
+    # The variable cannot be HEADROOM_AGENT_PORT, because the kubelet sets that one if the namespace
+    # has a Service headroom-agent.
     port = env.get("HEADROOM_AGENT_PORT_NUMBER", PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise BadEnvironment(
@@ -144,7 +145,8 @@ def wait(
             return
         if answer.text != printed or now_s - printed_at_s >= REPEAT_S:
             report(answer.text)
-            # After a change ask more often: most pods only wait for the next report of the agent.
+            # Ask more often after a change, because most pods only wait for the next report of the
+            # agent.
             wait_s = FIRST_WAIT_S if answer.text != printed else wait_s
             printed, printed_at_s = answer.text, now_s
         sleep(wait_s * (0.5 + jitter()))

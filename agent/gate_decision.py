@@ -1,4 +1,5 @@
-"""Decides whether a gated pod may start: only if the ledger counts it on its actual devices. Pure.
+"""Decides whether a gated pod may start. It may start only if the ledger counts it on its actual
+devices. Pure.
 
 A reservation names candidate devices, and the kubelet decides which of them the pod gets. Once the
 GPUNode's status shows the pod's devices, its reservation counts on these devices only: the
@@ -63,7 +64,7 @@ LIMITS_UNKNOWN = "the annotations of the node are not known"
 
 
 def limits(reserve_bytes: int | None) -> Limits | None:
-    """Return the limits of this node. Gate and steering use the same ones.
+    """Return the limits of this node, which gate and steering share.
 
     ``reserve_bytes`` is the node's annotation. If it is None (unknown), the limits are None too,
     because with a guess of 0 a pod could get memory that the node keeps free.
@@ -91,7 +92,7 @@ class Gates:
 def judge(
     node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits, gates: Gates = Gates()
 ) -> Verdict:
-    """Return whether the pod ``uid`` may start: on all of its devices the answer must be yes.
+    """Return whether the pod ``uid`` may start. The answer must be yes on all of its devices.
 
     ``node`` must have been read consistently. ``sample`` is the agent's newest and must be fresh.
     """
@@ -179,9 +180,9 @@ def _waits_for_start(
 
     It waits for each pod that has begun to start there, for the first time or again. On its first
     start it also waits for each pod that is earlier in the order of starts. Pods that start again
-    have no order: they wait for no pod that may itself wait at its gate. So no pods wait for each
-    other, also if they hold several devices. They also do not wait until an extender notes a
-    timeout, because all extenders may have to start again too.
+    have no order, so they do not wait for pods that may themselves wait at a gate. So pods never
+    wait for each other, even if they hold several devices. They also do not wait until an extender
+    records a timeout, because all extenders may have to start again too.
     """
     own = spec.reservations[uid]
     if not own.starts_alone:
@@ -350,10 +351,10 @@ def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
 def asked(
     reservation: Reservation, memory: Iterable[Device], uses: bool, rows: Sequence[PodUse] = ()
 ) -> int:
-    """Return the bytes that a reservation has on a memory: the sum over its charges.
+    """Return the bytes that a reservation has on a memory, summed over its charges.
 
-    For each charge the largest figure of the memory's devices counts. A device that is no candidate
-    counts with the maximum of all candidates, as in the extender. If some charges are for the
+    For each charge the largest value of the memory's devices counts. For a device that is no
+    candidate, the maximum of all candidates counts, as in the extender. If some charges are for the
     resource or a device of this memory, only these count. A charge by the pod's own variable counts
     only on its candidates, unless the pod ``uses`` this memory. ``rows`` are all rows of the pod:
     on a memory of one device, only the pod's containers on this device count.
@@ -378,7 +379,8 @@ def asked(
 def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], of_pods_bytes: int) -> int:
     """Return the unattributed bytes of one memory.
 
-    If they, or the use of a pod, are not reported: the used bytes above ``of_pods_bytes``.
+    If these bytes, or the use of a pod, are not reported, return the used bytes above
+    ``of_pods_bytes``.
     """
     figures = [device.unattributed_bytes for device in memory]
     if None in figures or any(row.used_bytes is None for row in rows):

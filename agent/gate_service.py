@@ -1,8 +1,8 @@
-"""Answers gated pods, from the ledger at the API server, the newest sample and the open gates.
+"""Answers gated pods, based on the ledger at the API server, the newest sample and the open gates.
 
-The GPUNode is read at most once a second, no matter how many pods ask. The copy may lack
-reservations that were made since. They cannot make a "yes" wrong: the copy already shows the pod on
-its devices, and newer reservations are decided with that version or a newer one.
+The GPUNode is read at most once a second, no matter how many pods ask. The copy may lack newer
+reservations. These cannot make a "yes" wrong, because the copy already shows the pod on its
+devices, and newer reservations were decided with this version or a later one.
 """
 
 import threading
@@ -18,7 +18,7 @@ from headroom.contract.gpunode import GPUNode, GPUNodeStatus
 
 _log = structlog.get_logger()
 
-#: Minimum of seconds between two reads of the GPUNode.
+#: Minimum number of seconds between two reads of the GPUNode.
 READ_EVERY_S = 1.0
 
 

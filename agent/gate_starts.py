@@ -1,21 +1,21 @@
-"""Remembers pods that start alone and whose gate has opened, until their start has ended.
+"""Keeps the pods that start alone, from the opening of their gate until the end of their start.
 
 The phase in the ledger covers the first start of a pod. The kubelet runs the gate again when it
 starts all containers of the pod again: after a reboot of the node, after the loss of the sandbox,
 and for ``RestartAllContainers``. Then the phase is *running*, and only the agent sees which pods
 of its node start again. If only one container restarts, its gate does not run, and no pod waits.
 
-A remembered pod is *starting* until one of these holds:
+Such a pod is *starting* until one of these conditions holds:
 
 * Its use has settled: each of its containers that holds a device has begun to use it since the
   gate opened, none of them is still loading, and at least one has settled (``agent.peaks``).
-* Its timeout (``Reservation.start_timeout_s``) has passed since its gate opened. It stays in the
-  memory until it settles, so that a pod that never does keeps others waiting only once.
+* Its timeout (``Reservation.start_timeout_s``) has passed since its gate opened. It is kept until
+  it settles, so that a pod that never settles delays other pods only once.
 * Its first start has ended in the ledger.
 * It has no reservation any more.
 
 A pod waits only for pods whose gate has opened, never for one at its gate, so pods cannot wait for
-each other. Whether a pod asks again changes nothing: any pod of the cluster can ask for any uid.
+each other. A repeated request changes nothing, because any pod of the cluster can ask for any uid.
 """
 
 import time
@@ -41,14 +41,14 @@ class Opened(msgspec.Struct, frozen=True):
 
     #: Seconds since boot.
     at_s: float
-    #: Whether the ledger had the pod as starting: its first start.
+    #: Whether the ledger showed the pod as starting, so that this is its first start.
     is_first: bool
-    #: (device, container, start) of the lives that the report showed then.
+    #: (device, container, start) of the lives in the report at that time.
     before: list[tuple[str, str, str]]
 
 
 class OpenGates(msgspec.Struct):
-    """The memory of an agent, as it is stored for the next one."""
+    """The open gates that an agent stores for the next agent on the node."""
 
     #: By uid.
     opened: dict[str, Opened] = {}
@@ -57,8 +57,9 @@ class OpenGates(msgspec.Struct):
 class GateStarts:
     """The open gates of a node. Not thread-safe.
 
-    A file beside the agent's ``state`` file keeps them across restarts of the agent; None: none
-    does. ``boot_s`` returns the seconds since boot. Gates of an earlier boot are ignored.
+    A file beside the agent's ``state`` file keeps them across restarts of the agent. If it is None,
+    they are not kept. ``boot_s`` returns the seconds since boot. Gates of an earlier boot are
+    ignored.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class GateStarts:
     def ask(
         self, uid: str, reservations: Mapping[str, Reservation], rows: Iterable[PodUse]
     ) -> Gates:
-        """Note that a pod asks, forget what has ended, and return the gates of the other pods.
+        """Record that a pod asks, drop starts that have ended, and return the gates of the other
+        pods.
 
-        ``rows`` are those of the newest sample.
+        ``rows`` are the rows of the newest sample.
         """
         now_s = self._boot_s()
         of_pod: dict[str, list[PodUse]] = {}
@@ -128,7 +130,8 @@ def _has_settled(opened: Opened, rows: Iterable[PodUse]) -> bool:
     rows = list(rows)
     began = [row for row in rows if row.started_at and _life(row) not in opened.before]
     for container in {row.container for row in rows if row.replica}:
-        # A row without a container name can be of any container: the pod chose the device itself.
+        # A row without a container name can belong to any container, because the pod chose the
+        # device itself.
         lives = [row for row in began if row.container in (container, "")]
         if not lives or not all(row.settled_at or not row.used_bytes for row in lives):
             return False

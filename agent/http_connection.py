@@ -1,4 +1,4 @@
-"""A connection of the agent's HTTP server, over TLS or not, and what it receives and sends.
+"""A connection of the agent's HTTP server, with or without TLS, and its unread and unsent bytes.
 
 Sockets do not block. A method that would block raises ``BlockingIOError``, ``ssl.SSLWantReadError``
 or ``ssl.SSLWantWriteError``, and is called again later. All raise ``OSError`` if the connection
@@ -62,7 +62,7 @@ class Connection:
     keeps_open: bool = False
     #: The parts of the answer that have not been sent.
     unsent: list[memoryview] = field(default_factory=list)
-    #: Events that the selector waits for, such as ``EVENT_READ``; 0: none.
+    #: Events that the selector waits for, such as ``EVENT_READ``; 0 for none.
     events: int = 0
 
     def read(self) -> bytes:

@@ -1,7 +1,7 @@
 """HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
 
-No endpoint measures: a scrape causes no driver call. All of them work without extender and cluster,
-except /v1/gate and /metrics on its own port, which read the API server.
+No endpoint takes measurements, so a scrape causes no driver call. All of them work without extender
+and cluster, except /v1/gate and /metrics on its own port, which read the API server.
 
 There are three ports. Every pod can reach the public port, which serves gates. Metrics name pods of
 every tenant, so their port uses TLS and requires a token (``agent.metrics_access``). The local port
@@ -41,7 +41,8 @@ GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 _GATE_THREADS = 4
-#: While one waits for a review of a token, others get metrics.
+#: With more than one thread, clients get metrics while another client waits for the review of its
+#: token.
 _METRICS_THREADS = 2
 
 
@@ -80,17 +81,19 @@ class LatestSample:
 
     @property
     def alive(self) -> bool:
-        """Whether the newest sample is fresh; before the first one, whether it is not yet overdue.
+        """Whether the newest sample is fresh. Before the first sample, whether it is not overdue
+        yet.
 
-        If false, a restart helps. A driver call that hangs does not stop samples, and would hang
-        again in a new process.
+        If this is false, a restart helps. A driver call that hangs does not make it false: it does
+        not stop samples, and would hang again in a new process.
         """
         since_s = self._began_s if self._newest is None else self._newest[2]
         return self.monotonic() - since_s <= self._stale_after_s
 
 
 class _Metrics:
-    """Renders the metrics: those of a sample once, whatever the number of scrapes.
+    """Renders the metrics. The metrics of a sample are rendered only once, however many scrapes
+    there are.
 
     Rendering the metrics of a sample takes most of the time of an answer.
     """
@@ -127,7 +130,7 @@ class _Metrics:
 
 
 class _Authorized:
-    """Answers with the metrics those clients that may read them."""
+    """Answers clients that may read the metrics."""
 
     def __init__(self, metrics: _Metrics, access: "MetricsAccess") -> None:
         self._metrics, self._access = metrics, access

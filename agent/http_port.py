@@ -2,8 +2,8 @@
 
 One thread serves all connections, so a slow client costs only its connection. A route that may
 block has its own threads, so it does not delay other routes. Bytes and seconds of each connection
-are limited. If there are more than ``MAX_CONNECTIONS``, the address with the most connections loses
-one.
+are limited. If there are more than ``MAX_CONNECTIONS``, one connection of the address with the most
+connections is closed.
 
 With TLS, an answer can keep the connection open, and each address may open only a few connections
 per second, because a handshake takes more CPU than an answer.
@@ -42,8 +42,8 @@ REQUEST_S = 5.0
 IDLE_S = 90.0
 #: Seconds after which a connection is closed if the answer was not read.
 CONNECTION_S = 30.0
-#: TLS connections that one address may open: per second, and at once. A handshake takes 0.9 ms of
-#: CPU. Prometheus keeps its connection open.
+#: Maximum number of TLS connections that one address may open per second, and at once. A handshake
+#: takes 0.9 ms of CPU. Prometheus keeps its connection open.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 1.0, 10
 #: Bytes of an answer that the kernel buffers while the client does not read.
 _SEND_BUFFER_BYTES = 64 << 10
@@ -51,8 +51,8 @@ _SEND_BUFFER_BYTES = 64 << 10
 _BACKLOG = 1024
 #: Maximum number of connections that are accepted in one step.
 _ACCEPT_AT_ONCE = 64
-#: Seconds without new connections after the kernel could not accept one, such as for lack of
-#: descriptors.
+#: Seconds for which no connection is accepted after the kernel could not accept one, for example
+#: because it had no free descriptors.
 _PAUSE_S = 1.0
 
 T = TypeVar("T")
@@ -63,8 +63,8 @@ class Route:
     answer: Callable[[Request], Answer]
     #: Number of its threads if it may block; 0 if it never blocks.
     threads: int = 0
-    #: Returns the answer if that does not block, otherwise None: then a thread is asked. A thread
-    #: costs more CPU than a small answer.
+    #: Returns the answer if that does not block. If it returns None, a thread computes the answer.
+    #: A thread costs more CPU than a small answer.
     at_once: Callable[[Request], Answer | None] = lambda request: None
 
 
@@ -100,8 +100,8 @@ class _Threads:
 class HttpPort:
     """Serves ``routes`` (path -> route) on ``host:port`` (0: any free port; ``::``: IPv4 too).
 
-    ``tls`` returns the TLS context of a new connection; None: the connection is closed. Without
-    ``tls`` the port serves plain HTTP, and reads no tokens.
+    ``tls`` returns the TLS context of a new connection. If it returns None, the connection is
+    closed. Without ``tls`` the port serves plain HTTP, and reads no tokens.
 
     The constructor raises ``OSError`` if the port cannot be opened.
     """
@@ -230,9 +230,10 @@ class HttpPort:
             return None
 
     def _one_too_many(self) -> Connection:
-        """Return a connection of the address that has most.
+        """Return a connection of the address with the most connections.
 
-        One whose request has not arrived is preferred, otherwise it is the oldest.
+        A connection whose request has not arrived is preferred. Otherwise the oldest connection is
+        returned.
         """
         counts = Counter(connection.address for connection in self._connections)
         crowded, _ = counts.most_common(1)[0]
@@ -277,7 +278,7 @@ class HttpPort:
         return True
 
     def _wait(self, connection: Connection, events: int) -> None:
-        """Proceed with a connection once one of ``events`` occurs; 0: with none."""
+        """Continue with a connection once one of ``events`` occurs. With 0, never continue."""
         if events == connection.events:
             return
         if connection.events:

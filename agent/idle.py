@@ -18,10 +18,10 @@ import msgspec
 from agent.probes.readings import ActivityReading
 from headroom.contract.gpunode import PodUse
 
-#: Shown as 0 % everywhere.
+#: Below this ratio, activity is shown as 0 %.
 IDLE_BELOW_RATIO = 0.005
-#: Idle time is reported from this length on, so that a pod that is idle now and then changes
-#: nothing in the report.
+#: Shorter idle times are not reported, so that a pod that is idle occasionally does not change the
+#: report.
 REPORTED_AFTER_S = 300.0
 #: Seconds without a known SM activity after which the time begins again.
 MOST_GAP_S = 60.0
@@ -42,7 +42,7 @@ class Idle(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OfPods:
-    """Measurements of pods in one sample, beside their memory."""
+    """Measurements of pods in one sample, except for their memory."""
 
     #: (container id, device) -> high-water mark of its memory in bytes.
     marks: Mapping[tuple[str, str], int]
@@ -53,14 +53,15 @@ class OfPods:
 
 
 class IdleTimes:
-    """Measures the idle times on one node; ``before`` are those of an earlier agent on it."""
+    """Measures the idle times on one node. ``before`` are the idle times that an earlier agent on
+    the node stored."""
 
     def __init__(self, before: Sequence[Idle], now_s: float) -> None:
         self._idle = {(e.uid, e.device): e for e in before[:MAX_IDLE] if e.known_s <= now_s}
 
     @property
     def idle(self) -> list[Idle]:
-        """A copy of what an agent that starts later needs."""
+        """A copy of the data that the next agent needs."""
         return [msgspec.structs.replace(each) for each in self._idle.values()]
 
     def measure(
@@ -74,8 +75,8 @@ class IdleTimes:
         """Add a sample; return its rows with the times since when their pods are idle.
 
         ``activity`` is device -> its SM activity. ``shares`` is (pod uid, device) -> share of SM
-        time, without pods whose processes used none. ``now_s`` and ``now`` are the time of the
-        sample: in seconds since boot, and on the clock.
+        time, without pods whose processes used none. ``now_s`` is the time of the sample in seconds
+        since boot, and ``now`` its time on the clock.
         """
         # A pod that is not in the report for a moment stays idle.
         self._idle = {

@@ -25,7 +25,7 @@ from headroom.contract.gpunode_json import decode_gpunode
 from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import KubeStruct, ObjectMeta
 
-#: Maximum of seconds in a Retry-After header; a longer wait is cut to this.
+#: Maximum number of seconds that the agent waits because of a Retry-After header.
 _LONGEST_RETRY_AFTER_S = 300.0
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
@@ -97,7 +97,7 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
 
     def held(self) -> Held:
-        """Return uid and version of the current GPUNode; only its metadata is read."""
+        """Return uid and version of the current GPUNode. Reads only its metadata."""
         return self._read(_METADATA_ONLY)[0]
 
     def reported(self) -> tuple[Held, str]:
@@ -110,8 +110,8 @@ class KubernetesPublisher:
     def gpunode(self, within_s: float = math.inf) -> GPUNode | None:
         """Return the GPUNode, read consistently; None if it does not exist.
 
-        A silence of the API server ends the call after ``within_s`` seconds, if that is sooner than
-        the usual timeout. Raises ``BadReport`` if the GPUNode cannot be decoded.
+        If the API server does not answer, the call ends after ``within_s`` seconds, or after the
+        usual timeout if that is shorter. Raises ``BadReport`` if the GPUNode cannot be decoded.
         """
         timeout_s = min(within_s, self._timeout_s)
         answer = self._send("GET", self._gpunode, accept="application/json", timeout_s=timeout_s)

@@ -1,8 +1,8 @@
 """Metrics of the newest sample and of the agent itself, for /metrics.
 
-Label names are those of dcgm-exporter, except ``model_name``, which dcgm-exporter calls
-``modelName`` against Prometheus' conventions. Values are bytes and ratios 0..1. Devices have
-``headroom_device_*`` and pods ``headroom_pod_*``, so no sum counts both. With MIG, as in
+Label names equal the names of dcgm-exporter. The exception is ``model_name``, because dcgm-exporter
+calls it ``modelName``, against Prometheus' conventions. Values are bytes and ratios 0..1. Devices
+have ``headroom_device_*`` and pods ``headroom_pod_*``, so no sum counts both. With MIG, as in
 dcgm-exporter, ``UUID`` and ``model_name`` are the physical GPU's, and ``GPU_I_ID`` and
 ``GPU_I_PROFILE`` identify the GPU instance. Compute instances that share its memory are one series.
 """

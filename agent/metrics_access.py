@@ -1,12 +1,15 @@
-"""Decides who may read the metrics, which name pods of all tenants: the API server does.
+"""Lets the API server decide which clients may read the metrics, because they name pods of all
+tenants.
 
-A client sends a bearer token. A TokenReview returns whose it is, and a SubjectAccessReview whether
-this user may ``get`` the path /metrics, as for the API server's own metrics. Answers are kept, so a
-Prometheus costs two requests in two minutes. The token itself is never stored.
+A client sends a bearer token. A TokenReview returns the user of the token, and a
+SubjectAccessReview returns whether this user may ``get`` the path /metrics, as for the API server's
+own metrics. Answers are kept, so a Prometheus causes only two requests in two minutes. The token
+itself is never stored.
 
-Any pod can send tokens. So reviews of tokens that were never accepted are limited, and each of them
-costs the client its connection, which ``agent.http_port`` limits for each address. A token that was
-accepted before is always reviewed again, so that a flood cannot keep Prometheus out.
+Any pod can send tokens. So reviews of tokens that were never accepted are limited. After each of
+them the client's connection is closed, and ``agent.http_port`` limits new connections for each
+address. A token that was accepted before is always reviewed again, so that a flood of requests
+cannot block Prometheus.
 """
 
 import hashlib
@@ -25,9 +28,9 @@ from headroom.client.api_server import status_message
 #: Seconds for which an answer of the API server is used.
 ALLOWED_S = 120.0
 REJECTED_S = 10.0
-#: Reviews of unknown tokens: allowed per second, and at once.
+#: Maximum number of reviews of unknown tokens per second, and at once.
 REVIEWS_PER_S, REVIEWS_AT_ONCE = 1.0, 20
-#: Maximum number of tokens whose answers are kept, for accepted ones and for others.
+#: Maximum number of accepted tokens, and of rejected tokens, whose answers are kept.
 _MAX_KEPT = 64
 _TIMEOUT_S = 3.0
 _PATH = "/metrics"

@@ -15,8 +15,8 @@ from headroom.contract.gpunode import PodUse
 
 _log = structlog.get_logger()
 
-#: Interval in seconds at which the file is written if no peak has changed. It stores when the last
-#: sample was, from which the next agent computes how long there were none.
+#: Interval in seconds at which the file is written if no peak has changed. The file has the time of
+#: the last sample, from which the next agent computes how long there were no samples.
 SAVE_EVERY_S = 15.0
 
 

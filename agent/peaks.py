@@ -1,11 +1,12 @@
 """Measures the peaks of containers on devices, and when their use has settled. Pure.
 
 A *life* is one run of a container on one memory. It begins when the container starts, and a restart
-of the container begins a new one. Processes that end do not end it, so it includes all kernels of a
-notebook. If the processes of a memory cannot be attributed, its lives keep their peaks.
+of the container begins a new life. The end of a process does not end it, so a life includes all
+kernels of a notebook. If the processes of a memory cannot be attributed, its lives keep their
+peaks.
 
 A peak is the maximum of the samples, or the high-water mark of the container's cgroup if that is
-higher. The cgroup counts every allocation, so what falls between two samples is in its mark only.
+higher. The cgroup counts every allocation, so only its mark includes a peak between two samples.
 ``peak_partial`` marks a life that had no samples for more than ``MOST_GAP_S``.
 
 Times are seconds since boot, which no change of the clock affects. The clock is read once for each
@@ -24,7 +25,7 @@ from agent.probes.readings import Container
 from agent.report_rows import Row
 from headroom.contract.gpunode import PodUse
 
-#: Maximum number of lives; those that have been out of the report for longest are forgotten first.
+#: Maximum number of lives. Lives that left the report first are dropped first.
 MAX_LIVES = 4096
 #: Seconds after which a life that is not in the report is forgotten.
 FORGOTTEN_AFTER_S = 600.0
@@ -118,7 +119,7 @@ class Life(msgspec.Struct):
 
 
 class Lives(msgspec.Struct):
-    """All lives of a node, as an agent stores them for the next one."""
+    """All lives of a node, which an agent stores for the next agent."""
 
     lives: list[Life] = []
     #: First device of a memory -> when its processes could be attributed for the last time.
@@ -127,7 +128,8 @@ class Lives(msgspec.Struct):
 
 
 class Peaks:
-    """Measures the lives on one node; ``before`` are those of an earlier agent on it.
+    """Measures the lives on one node. ``before`` are the lives that an earlier agent on the node
+    stored.
 
     ``now_s`` are the seconds since boot. Lives of an earlier boot are ignored.
     """

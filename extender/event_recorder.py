@@ -1,9 +1,9 @@
 """Writes each notice as a Kubernetes Event once, even if several replicas have the same notice.
 
 An Event's name is derived from its object, reason and occurrence. A second replica that creates the
-Event gets a conflict, and stops. An Event whose message changes over time is applied instead: it
-stays one object with the message of the last writer. Nothing depends on Events: a lost or repeated
-one does no harm.
+Event gets a conflict, and stops. An Event whose message changes over time is applied instead, so it
+stays one object with the message of the last writer. No decision depends on Events, so a lost or
+repeated Event does no harm.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # the Kubernetes client is an optional dependency
 log = structlog.get_logger()
 
 COMPONENT = "headroom"
-#: Each is a write to the API server; further notices wait for the next round.
+#: Maximum number of Events written in a round. Further notices wait for the next round.
 AT_ONCE = 64
-#: Notices that are remembered as written.
+#: Maximum number of recorded notices that were written.
 REMEMBERED = 10_000
 #: Notices that are checked before the event loop serves other tasks.
 CHECKED_AT_ONCE = 64
@@ -59,8 +59,8 @@ class KubeEvents:
         self._wall_s = wall_s
 
     def post(self, notice: Notice) -> bool:
-        """Write the Event. Return False if it should be tried again; True if it is written or never
-        will be."""
+        """Write the Event. Return False if the write should be tried again, and True if the Event
+        is written or can never be written."""
         try:
             self._write(notice)
         except ApiStatus as err:
@@ -171,7 +171,8 @@ class EventRecorder:
 
 
 def event_name(notice: Notice) -> str:
-    """Return the Event's name: the same on each replica, unique per occurrence, and valid."""
+    """Return a valid name for the Event, which is equal on each replica and unique per
+    occurrence."""
     what = "\n".join((notice.about.uid, notice.reason, notice.key))
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     return f"{notice.about.name[:200].rstrip('-.')}.{digest}"

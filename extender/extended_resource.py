@@ -3,8 +3,8 @@
 Extended resources are advertised by the Node's capacity. The kubelet copies it to allocatable with
 its next status update; both are written here, so that no pod has to wait for that.
 
-Every replica runs it, also if it is switched off: then it removes the resource from Nodes that
-still have it. Only differences are written.
+Every replica runs it, even if the setting is off, because then it removes the resource from Nodes
+that still have it. Only differences are written.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 
 class ExtendedResourceController:
-    """Writes the resource if it is ``wanted``, else removes it."""
+    """Writes the resource if it is ``wanted``, and otherwise removes it."""
 
     def __init__(self, cluster: ClusterState, wanted: bool, api: KubeApi) -> None:
         self._cluster = cluster
@@ -68,8 +68,8 @@ class ExtendedResourceController:
         return error
 
     def _write_one(self, shown: CapacityChange) -> None:
-        """Patch one Node. Several replicas may do so: a patch without changes creates no new
-        version."""
+        """Patch one Node. Several replicas may do so, because a patch without changes creates no
+        new version."""
         amounts = {MIRROR: None if shown.mib is None else str(shown.mib)}
         body = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
         path = f"/api/v1/nodes/{quote(shown.node, safe='')}/status"

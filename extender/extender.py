@@ -53,7 +53,7 @@ TOUCHED_AT_ONCE = 24
 
 
 class Extender(ClusterView):
-    """Answers kube-scheduler: HTTP endpoints, ledger and controllers, around a store."""
+    """Answers kube-scheduler, with HTTP endpoints, a ledger and controllers around a store."""
 
     telemetry: Telemetry
 
@@ -215,8 +215,8 @@ class Extender(ClusterView):
         }
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
-        """From now on also evict pods that do not fit on the GPU that they got, or use more memory
-        than they reserved."""
+        """Start to evict pods that do not fit on the GPU that they got, or use more memory than
+        they reserved."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
@@ -231,7 +231,8 @@ class Extender(ClusterView):
         )
 
     def enable_group_evictions(self, store: Store, groups: GroupReader, evictor: Evictor) -> None:
-        """Evict the bound pods of groups that lack others from now on, if the settings allow it."""
+        """Start to evict the bound pods of groups whose other pods are not bound, if the settings
+        allow it."""
         self.partial_groups_controller = PartialGroupsController(
             self.cluster, store, groups, evictor, self.telemetry, self.event_recorder
         )
@@ -277,7 +278,7 @@ class Extender(ClusterView):
 
 
 async def gathered(works: Iterable[Awaitable[None]]) -> None:
-    """Await all, at most ``TOUCHED_AT_ONCE`` concurrently; raise the first error."""
+    """Await all calls, at most ``TOUCHED_AT_ONCE`` of them concurrently. Raise the first error."""
     turns = asyncio.Semaphore(TOUCHED_AT_ONCE)
 
     async def in_turn(work: Awaitable[None]) -> None:

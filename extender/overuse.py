@@ -1,16 +1,17 @@
-"""Evicts pods that use more memory than they reserved while other pods lack theirs.
+"""Evicts pods that use more memory than they reserved while other pods lack memory that they
+reserved.
 
 Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
-an Event warns the pod's owner. After the grace period the pod is evicted, if a newer sample of the
-agent still shows the pressure; else the decision is withdrawn. So all replicas act on one decision,
-and a replica that restarts continues it. Before the eviction the GPUNode is read again: it must
-have the decision, and its report must show that this pod is to be evicted. A pod whose eviction is
-rejected, for example by a disruption budget, is left out for a while; then the next pod of its
-namespace is selected.
+an Event warns the pod's owner. After the grace period, the pod is evicted if a newer sample of the
+agent still shows the pressure. Otherwise the decision is withdrawn. So all replicas act on one
+decision, and a replica that restarts continues it. Before the eviction the GPUNode is read again:
+it must have the decision, and its report must show that this pod is to be evicted. A pod whose
+eviction is rejected, for example by a disruption budget, is left out for a while; then the next pod
+of its namespace is selected.
 
-In mode observe, pods that would be evicted are only logged and counted, at the time at which they
-would be: after the grace period, if a newer sample still shows the pressure, and if the API server
-accepts the eviction as a dry run, so not if a disruption budget protects the pod.
+In mode observe, pods that would be evicted are only logged and counted. This happens after the
+grace period, if a newer sample still shows the pressure and the API server accepts the eviction as
+a dry run. So a pod that a disruption budget protects is not counted.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ from headroom.runtime.loops import Loops
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-#: Maximum number of nodes without a decision in a round: each takes up to a millisecond.
+#: Maximum number of nodes without a decision that are checked in a round. Each takes up to a
+#: millisecond.
 MOST_NODES = 100
 #: Maximum number of decisions, and of logged pods, that are remembered.
 DECISIONS, REMEMBERED = 2048, 4096
@@ -56,7 +58,8 @@ DECISIONS, REMEMBERED = 2048, 4096
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A pod that would be selected: since when, on the monotonic clock, and by which sample."""
+    """A pod that would be selected, with the monotonic time and the sample since which this is
+    so."""
 
     device: str
     since_s: float
@@ -65,7 +68,7 @@ class _Observed:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """When a decision was seen first, on the monotonic clock, and the newest sample then."""
+    """The monotonic time at which a decision was first seen, and the newest sample at that time."""
 
     at_s: float
     sample: str
@@ -92,7 +95,7 @@ class OveruseController:
         #: (uid, time of the decision) -> when this process saw it first. The clocks of two replicas
         #: are not compared.
         self._seen: Bounded[tuple[str, str], _Seen] = Bounded(DECISIONS)
-        #: Mode observe: node -> pods that would be selected, and those that were logged.
+        #: In mode observe: node -> pods that would be selected, and pods that were logged.
         self._observed: dict[str, dict[str, _Observed]] = {}
         self._logged: Bounded[str, None] = Bounded(REMEMBERED)
         #: Node -> number of its devices under pressure on which no pod may be evicted.
@@ -107,7 +110,7 @@ class OveruseController:
         observes: Callable[[], bool],
         grace_s: Callable[[], float],
     ) -> None:
-        """Start the loop. ``grace_s``: the seconds from the warning to the eviction."""
+        """Start the loop. ``grace_s`` is the number of seconds from the warning to the eviction."""
 
         async def check() -> None:
             if not unready():
@@ -183,8 +186,9 @@ class OveruseController:
         """Return whether the grace period is over and a sample that was taken after the decision
         shows that the pod must be evicted, according to this version of the GPUNode.
 
-        The sample is another than that of the decision, and than the newest one when this replica
-        saw the decision first. So neither the node's clock nor a late watch decides which is newer.
+        This sample differs from the sample of the decision, and from the newest sample when this
+        replica saw the decision first. So neither the node's clock nor a late watch decides which
+        sample is newer.
         """
         now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
         key = uid, decision.since

@@ -1,17 +1,19 @@
-"""Evicts the bound pods of a group together, if the group cannot work because its others wait.
+"""Evicts the bound pods of a group together if the group cannot work because other pods of it wait.
 
-The binds of a group are called at once. If an extender is killed or the API server is too slow, a
-part of the group can be bound, and keeps memory that it cannot use. kube-scheduler tries the others
-again. If the group still lacks pods ``evict_partial_groups_after_s`` after its last pod was bound
-or has reserved memory, its bound pods are evicted, and their controllers create them again.
+The binds of a group are called at once. If an extender is killed or the API server is too slow,
+only a part of the group may be bound. This part holds memory that it cannot use, while
+kube-scheduler tries the other pods again. If the group still lacks pods
+``evict_partial_groups_after_s`` after its last pod was bound or has reserved memory, its bound pods
+are evicted, and their controllers create them again.
 
-Every replica checks. None of them leads, because the decision is made again on the state of the API
-server, and an eviction is conditional on the pod's version: of two replicas that evict a group, one
-evicts each pod. Before that, the API server is asked about all pods. If it rejects one eviction,
-for example because of a disruption budget, none is evicted.
+Every replica checks the groups, without a leader. The decision is made again on the state of the
+API server, and an eviction is conditional on the pod's version, so if two replicas evict a group,
+each pod is evicted only once. Before that, the evictions of all pods are tried as a dry run. If the
+API server rejects one of them, for example because of a disruption budget, no pod is evicted.
 
-One group is evicted at a time: that of the lowest priority, and of equal ones the youngest. Then
-the other groups get the time again, because they may be bound in the memory that becomes free.
+One group is evicted at a time. It is the group with the lowest priority, or the youngest of several
+such groups. Then the wait of the other groups starts again, because they may be bound in the memory
+that becomes free.
 """
 
 import time
@@ -42,7 +44,7 @@ EVERY_S = 5.0
 
 class GroupReader(Protocol):
     async def read(self, group: Group) -> Members:
-        """Return the group as the API server has it. Raise store errors."""
+        """Read the group from the API server. Raises store errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class PartialGroupsController:
         loops.start("partial groups", lambda: self.once(after_s()), EVERY_S, unready=unready)
 
     async def once(self, after_s: float | None) -> None:
-        """Evict one group that has been bound in part for ``after_s``; None: evict none."""
+        """Evict one group that has been bound in part for ``after_s``; with None, evict no
+        group."""
         bound = partly_bound(self._cluster) if after_s is not None else {}
         now_s, being_bound = self._monotonic_s(), self._being_bound(bound)
         self._seen = {
@@ -119,7 +122,7 @@ class PartialGroupsController:
         self._seen[group] = _Seen(self._seen[group].pods, self._monotonic_s())
 
     async def _evict(self, group: Group) -> bool:
-        """Evict the bound pods of the group, all or none; return whether one was evicted."""
+        """Evict all bound pods of the group, or none. Return whether any pod was evicted."""
         about = {"namespace": group.namespace, "group": group.name}
         try:
             members = await self._groups.read(group)

@@ -1,8 +1,8 @@
-"""Writes Events on pending pods: why no node takes them, when the reason has changed.
+"""Writes Events on pending pods that state why no node takes them, whenever the reason changes.
 
-It runs in the background: a few pods a second, and each pod at most once per ``AGAIN_AFTER_S``. The
-replica that rejected a pod writes the Event, because it has the decision. If this state is lost, or
-another replica takes over, the same Event is written again for each pod.
+It runs in the background and explains a few pods per second, each pod at most once per
+``AGAIN_AFTER_S``. The replica that rejected a pod writes the Event, because it has the decision. If
+this state is lost, or another replica takes over, the same Event is written again for each pod.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 #: Minimum interval between two explanations of a pod, and so between two changes of its Event.
 AGAIN_AFTER_S = 60.0
-#: Time budget of a round: after it no further pod is explained.
+#: Time budget of a round in seconds, after which no further pod is explained.
 SPENT_S = 0.1
 
 

@@ -8,8 +8,8 @@ from headroom.contract.gpunode import HealthCode, SourceCode
 class Cause(str):
     """Why something is unhealthy or cannot be read.
 
-    It is a string, because probes join messages and compare them. A text made of it, such as by an
-    f-string, has no code: make another ``Cause`` of it.
+    It is a string, because probes join messages and compare them. A text that contains it, such as
+    an f-string, has no code unless it is converted to a ``Cause`` again.
     """
 
     __slots__ = ("code",)

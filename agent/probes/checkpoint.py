@@ -1,9 +1,9 @@
 """Reads the checkpoint of the kubelet's device manager, and verifies its checksum.
 
 The device manager writes the file at every allocation, before the container starts, and whenever a
-plugin reports a change of its devices. It is the only place with both pod uids and replica ids.
-Pods that ended stay in it until the next allocation. ``RegisteredDevices`` has only healthy
-replicas. An ordinary init container keeps its entry as long as its pod exists.
+plugin reports a change of its devices. No other source has both pod uids and replica ids. Pods that
+ended stay in it until the next allocation. ``RegisteredDevices`` has only healthy replicas. An
+ordinary init container keeps its entry as long as its pod exists.
 
 The checksum is FNV-1a over the text that Go's ``spew`` prints of the structures, with their types.
 So it also differs if a kubelet has other structures than those known here. A file whose checksum
@@ -62,7 +62,7 @@ class Checkpoint:
     registered: Mapping[str, tuple[str, ...]]
     #: Whether the checksum matches the content; None if it was not computed.
     verified: bool | None
-    #: Number of entries and resources that could not be read.
+    #: Number of unreadable entries and resources.
     left_out: int = 0
 
 

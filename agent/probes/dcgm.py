@@ -1,9 +1,9 @@
 """The DCGM probe: scrapes the node's dcgm-exporter over HTTP.
 
 The exporter's answer (the exposition) is a copy of DCGM's newest values, without timestamps. DCGM
-refreshes them every 30 s (the exporter's default). So the age of a value is not known, only how
-long ago anything in the answer changed. Temperatures, clocks and energy counters change with every
-collection. If nothing changes for ``STALE_AFTER_S``, DCGM does not collect any more.
+refreshes them every 30 s (the exporter's default). So the age of a value is not known. It is only
+known how long ago any value in the answer changed. Temperatures, clocks and energy counters change
+with every collection. If nothing changes for ``STALE_AFTER_S``, DCGM does not collect any more.
 """
 
 import contextlib
@@ -58,11 +58,12 @@ class Exporter:
         self._check = CrossCheck()
         #: When the last scrape began.
         self._begun_s = -math.inf
-        #: Whether a scrape has begun and its result was not taken yet.
+        #: Whether a scrape has begun whose result has not been taken yet.
         self._pending = False
         #: Whether the pending scrape was aborted.
         self._late = False
-        #: Hash of the newest complete exposition, and when the scrape began that first had it.
+        #: Hash of the newest complete exposition, and the time at which the first scrape with it
+        #: began.
         self._digest = b""
         self._changed_s = 0.0
         self._readings: tuple[DcgmReading, ...] = ()

@@ -2,7 +2,7 @@
 
 The exporter may repeat a device's series for each pod that shares it (KUBERNETES_VIRTUAL_GPUS), and
 some of these contain figures of single pods. So series of one device are never added up. A series
-without a pod label is the device's. If all series have one, the largest value counts.
+without a pod label belongs to the device. If all series have a pod label, the largest value counts.
 
 MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
 (hostname since 4.8.3) is not used, because the UUID identifies the device.
@@ -41,7 +41,8 @@ _MOST_XID = 1 << 16
 _WINDOW_S = 60.0
 #: Largest difference that rounding three figures to MiB and the time between two calls can cause.
 _TOLERANCE_BYTES = 64 << 20
-#: Consecutive scrapes that must disagree: a peak between two of our samples is no disagreement.
+#: Number of consecutive scrapes that must disagree, because a peak between two of our samples is no
+#: disagreement.
 _IN_A_ROW = 3
 
 
@@ -272,7 +273,8 @@ class CrossCheck:
     def _differences(
         self, key: Key, device: DeviceReading, reading: DcgmReading, again: bool
     ) -> list[str]:
-        """Return the differences of one device. ``again``: the reading was compared before.
+        """Return the differences of one device. ``again`` is whether the reading was compared
+        before.
 
         A difference of used memory is returned only after ``_IN_A_ROW`` scrapes.
         """
@@ -312,8 +314,8 @@ def activity_of(
         if (reading := by_key.get(_key_of(device))) is not None:
             sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
             found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
-            # Utilisation: any kernel keeps the engine active. NVML's figure has priority, but NVML
-            # has none for MIG instances.
+            # This is only utilisation, because any kernel keeps the engine active. NVML's value has
+            # priority, but NVML has none for MIG instances.
             engine = reading.engine_ratio
             found.append(ActivityReading("dcgm-engine", device.uuid, utilization_ratio=engine))
     return found

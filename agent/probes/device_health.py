@@ -72,7 +72,7 @@ class Checkup:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pages_pending: bool | None = None
-    #: The recovery that the driver asks for, by NVML's number; 0: none.
+    #: NVML's number of the recovery that the driver requests; 0 if it requests none.
     recovery: int | None = None
 
     @property
@@ -148,8 +148,8 @@ class HealthSample:
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     #: XID events since the last sample.
     xids: Iterable[Xid] = ()
-    #: DCGM's gauges of the last XID; 0: no XID yet. Each GPU instance has a gauge of its own: the
-    #: key is the UUID of the GPU, or UUID/number of the instance.
+    #: DCGM's gauges of the last XID; 0 if there was no XID yet. Each GPU instance has its own
+    #: gauge, so the key is the UUID of the GPU, or UUID/number of the instance.
     gauges: Mapping[str, int] = field(default_factory=dict)
     #: Whether maintenance of the node has just ended.
     maintained: bool = False

@@ -12,11 +12,11 @@ from pathlib import Path
 
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
-#: Seconds until the driver is opened again if that did not make the numbers equal: at first, and at
-#: most.
+#: Minimum and maximum seconds until the driver is opened again if the numbers still differ. The
+#: wait begins with the minimum.
 FIRST_WAIT_S, LONGEST_WAIT_S = 15.0, 600.0
-#: Samples and seconds after which closing the driver is given up for a while. It cannot be closed
-#: while a call hangs, and meanwhile no XIDs are received.
+#: Number of samples, and seconds, after which the agent stops trying to close the driver for a
+#: while. It cannot be closed while a call hangs, and no XIDs are received meanwhile.
 _MOST_TRIES, _TRY_FOR_S = 3, 15.0
 
 
@@ -65,7 +65,7 @@ class GpuCount:
         return True
 
     def closed(self) -> None:
-        """Note that the driver was closed: the next time is later."""
+        """Record that the driver was closed, so that the wait before the next time is longer."""
         self._due_s = self._monotonic() + self._wait_s
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
         self._tries = 0

@@ -19,7 +19,7 @@ _log = structlog.get_logger()
 _WATCH_S = 300
 #: Seconds without a line after which a watch counts as broken. Bookmarks come once a minute.
 _QUIET_S = 150.0
-#: Seconds between two watches; doubled after each watch without a line.
+#: Seconds between two watches. The pause doubles after each watch without a line.
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 #: The values of ``spec.deviceChoice`` that this agent supports.

@@ -21,8 +21,8 @@ _MOST_BYTES = 1 << 16
 class HostMemoryProbe:
     """Reads the host's memory, which containers see too.
 
-    ``pool_bytes`` is the size of the pool of a node without the annotation; 0: to be computed;
-    None: not set.
+    ``pool_bytes`` is the size of the pool on nodes without the annotation. With 0 the size is
+    computed, and with None it is not set.
     """
 
     def __init__(self, pool_bytes: int | None, meminfo: Path = Path("/proc/meminfo")) -> None:

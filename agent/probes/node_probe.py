@@ -109,7 +109,7 @@ class NodeApi:
     """Reads the Node once a minute, and the mirror pods of static pods when they are needed.
 
     The attributes without underscore are the newest values of the Node. They keep their values
-    while the API server is not reached.
+    while the API server cannot be reached.
 
     ``changing`` returns whether the Node may change at any moment. Then it is read each time.
     """

@@ -2,8 +2,9 @@
 
 Drivers use different entry sizes for the same process list, and none reports which one it uses (the
 table in docs/design/agent.md). So the buffer is filled with a pattern first, and the untouched
-part shows where the last entry ends. Every list is checked, not only the first: an empty list shows
-nothing, and a wrong size would yield other processes with other memory.
+part shows where the last entry ends. Every list is checked instead of only the first one, because
+an empty list does not show the size, and a wrong size would yield wrong processes with wrong
+memory.
 """
 
 import ctypes
@@ -29,7 +30,8 @@ from agent.probes.nvml_errors import (
 
 T = TypeVar("T")
 
-#: Do not fail if there is no GPU: a node whose only GPU fell off the bus must still report that.
+#: Do not fail if there is no GPU, because a node whose only GPU fell off the bus must still report
+#: that.
 _INIT_NO_GPUS = 1
 _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
@@ -91,8 +93,8 @@ class Gate:
         self._calls: dict[int, str] = {}
         #: Calls that failed for lack of permission. The caller clears it before each sample.
         self.forbidden: set[str] = set()
-        #: Calls that this driver does not have. Of a call with several versions, the newest that
-        #: is not in here is made.
+        #: Calls that this driver does not have. If a call has several versions, the newest version
+        #: that is not in this set is called.
         self._missing: set[str] = set()
         #: Call -> number of entries of the longest list that it has returned.
         self._lengths: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""Evicts pods that do not fit on the GPU that they got: marks them in the ledger, then evicts them.
+"""Evicts pods that do not fit on the GPU that they got. It marks them in the ledger first.
 
 The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
-evict two pods if one is enough. A marked pod stays at its gate, even if memory becomes free; the
-mark is removed when the pod no longer has to leave. The mark is read again before the eviction
-(``eviction.evicting``), and a pod that has started in the meantime is not evicted. If an
+evict two pods if one eviction is enough. A marked pod stays at its gate, even if memory becomes
+free; the mark is removed when the pod no longer has to leave. The mark is read again before the
+eviction (``eviction.evicting``), and a pod that has started in the meantime is not evicted. If an
 eviction is repeated, late or lost, the worst result is a pod that waits or that its controller
 replaces.
 
@@ -97,7 +97,8 @@ class Evictions:
             victim = Victim(reservation.namespace, reservation.name, uid, gpunode.name)
             required = partial(self._is_required, gpunode.name, uid)
             try:
-                # Read after the mark is written: from then on the agent does not let the pod start.
+                # Read the pod after the mark is written, because from then on the agent does not
+                # let the pod start.
                 made = await evict(self._store, self._evictor, victim, required, _has_not_started)
             except StoreError as err:
                 rejected.append((uid, str(err)))
@@ -109,7 +110,8 @@ class Evictions:
         return EvictionResult(tuple(evicted), tuple(rejected))
 
     async def _is_required(self, node: str, uid: str) -> bool:
-        """Return whether the ledger marks the pod, and it must leave by the newest report."""
+        """Return whether the ledger marks the pod, and the newest report shows that it must
+        leave."""
         gpunode = await self._store.read_gpunode(node)
         reservation = gpunode.spec.reservations.get(uid) if gpunode else None
         if gpunode is None or reservation is None or EVICTED not in reservation.flags:

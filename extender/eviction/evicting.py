@@ -1,4 +1,4 @@
-"""The one way in which controllers evict a pod.
+"""Evicts a pod for a controller. All controllers evict pods only through this module.
 
 A replica's cache may be late: another replica may have withdrawn the decision, or have evicted a
 pod after which this one fits. So before each eviction the object that carries the decision is read
@@ -31,7 +31,7 @@ class Victim:
 
 class Result(Enum):
     EVICTED = "evicted"
-    #: The pod is not on the node any more, ends, or must not be evicted in its present state.
+    #: The pod is not on the node any more, is ending, or must not be evicted in its present state.
     LEFT = "left"
     #: The decision does not require the eviction any more.
     WITHDRAWN = "withdrawn"
@@ -44,7 +44,7 @@ class Result(Enum):
 @dataclass(frozen=True, slots=True)
 class Eviction:
     result: Result
-    #: The pod as it was read; None if it was not.
+    #: The pod that was read from the API server; None if it was not read.
     pod: Pod | None = None
     #: Why it was rejected.
     message: str = ""
@@ -62,9 +62,9 @@ async def evict(
 
     ``is_required`` reads the object that carries the decision, from the API server.
     ``may_leave`` returns whether the pod may be evicted in its present state. ``most_grace_s`` is
-    the longest grace period in seconds, also of a pod that was deleted with a longer one; None
-    leaves the choice to the pod. Raises store errors of the reads, and ``StoreTimeout`` if the pod
-    may be evicted or not.
+    the maximum grace period in seconds, which also applies to a pod that was deleted with a longer
+    one. With None, the pod's own grace period applies. Raises store errors of the reads, and
+    ``StoreTimeout`` if the pod may be evicted or not.
     """
     for _ in range(ATTEMPTS):
         if not await is_required():

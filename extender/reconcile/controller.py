@@ -37,15 +37,15 @@ from headroom.runtime.settings.settings import Mode, Settings
 
 log = structlog.get_logger()
 
-#: Between two rounds over all nodes.
+#: Seconds between two rounds over all nodes.
 EVERY_S = 5.0
-#: Between two rounds of initialising nodes, if a node waits for it.
+#: Seconds between two rounds of initialising nodes, if a node waits for it.
 READY_EVERY_S = 0.25
-#: A round waits this long for its nodes; slower ones continue in the background.
+#: Seconds for which a round waits for its nodes. Slower nodes continue in the background.
 WAITED_S = 1.0
-#: Nodes that are checked before the event loop serves other tasks.
+#: Number of nodes that are checked before the event loop serves other tasks.
 AT_ONCE = 20
-#: Nodes that are written concurrently: the other connections are left for binds.
+#: Maximum number of nodes that are written concurrently. The other connections are left for binds.
 WRITTEN_AT_ONCE = 8
 
 
@@ -156,9 +156,9 @@ class ReconcileController:
     async def check_reservations(self, ledger: Ledger) -> None:
         """Remove reservations that are left over, and charge unreserved pods.
 
-        Changed nodes are checked at once, all nodes every few seconds. Whatever fails is found
-        again. Work on one node is sequential, because it is written into one object. A slow node
-        does not delay others.
+        Changed nodes are checked at once, and all nodes every few seconds. Work that fails is found
+        again in the next round. Work on one node is sequential, because it is written into one
+        object. A slow node does not delay others.
         """
         everywhere = time.monotonic() >= self._round_at_s
         if everywhere:

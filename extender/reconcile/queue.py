@@ -18,7 +18,8 @@ from headroom.core.cluster.trackers.heartbeats import age
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An orphaned reservation; ``left``: its pod is gone and certainly does not run on the node."""
+    """An orphaned reservation. ``left`` is whether its pod is gone and certainly does not run on
+    the node."""
 
     node: str
     uid: str
@@ -45,8 +46,8 @@ class UnreservedPod:
 def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> list[UnreservedPod]:
     """Return the pods that were bound without a reservation.
 
-    They need a reservation because agents read only from the ledger what pods may use. ``on``:
-    names of the nodes to check, None for all.
+    They need a reservation because agents read only from the ledger what pods may use. ``on`` has
+    the names of the nodes to check, None for all.
     """
     held = state.gpunodes() if on is None else filter(None, map(state.gpunode, on))
     return [
@@ -65,8 +66,8 @@ def orphans(
     A bind in progress has a reservation but no bound pod yet, so a reservation without a bound pod
     is kept until it is ``orphan_after_s`` old. A reservation is also kept while a report shows the
     pod on a device: its memory is not free. If the end of a pod was not observed, the reservation
-    is kept until a sample taken after the pod was gone no longer shows it. ``on``: names of the
-    nodes to check, None for all.
+    is kept until a sample taken after the pod was gone no longer shows it. ``on`` has the names of
+    the nodes to check, None for all.
     """
     found: list[Orphan | Unmarked] = []
     held = state.gpunodes() if on is None else map(state.gpunode, on)

@@ -24,13 +24,13 @@ from headroom.runtime.settings.settings import Mode, Settings
 
 log = structlog.get_logger()
 
-#: Minimum interval between two checks of the pending pods; gains in between are checked together.
+#: Minimum seconds between two checks of the pending pods. Gains in between are checked together.
 EVERY_S = 0.25
 #: Interval between two checks if no pod is known to wait and no node gained headroom.
 IDLE_S = 5.0
-#: Pods that are written concurrently: the other connections are left for binds.
+#: Maximum number of pods that are written concurrently. The other connections are left for binds.
 REQUEUED_AT_ONCE = 8
-#: Seconds a check runs before the event loop serves other tasks.
+#: Seconds for which a check runs before the event loop serves other tasks.
 SLICE_S = 0.003
 
 

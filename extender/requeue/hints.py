@@ -35,8 +35,9 @@ from headroom.core.placement.snapshot import Mask, Snapshot
 from headroom.core.rules.eligible_nodes import eligibility_key, eligible
 from headroom.core.whatif.node_whatif import rejection_beside
 
-#: Maximum duration of a claim. It is shorter than kube-scheduler's longest back-off, 10 s: memory
-#: must not stay free for a pod that is not tried. A pod tried later waits for the next gain.
+#: Maximum duration of a claim in seconds. It is shorter than kube-scheduler's longest back-off of
+#: 10 s, because memory must not stay free for a pod that is not tried. A pod that is tried later
+#: waits for the next gain.
 CLAIM_S = 2.0
 #: A pod that passed filter less than this time ago counts as being bound, even if its condition
 #: still shows a rejection.
@@ -102,7 +103,7 @@ class RequeueHints:
     ) -> Iterator[Pod | None]:
         """Yield the pods to requeue now, at most ``AT_ONCE``; they count as requeued already.
 
-        At None the caller may do other work first.
+        When the iterator yields None, the caller may do other work first.
         """
         snap = state.snapshot()
         unbound = {pod.metadata.uid: pod for pod in state.unbound()}
@@ -290,8 +291,8 @@ class _Checks:
         return self._rows[key]
 
     def preceding(self, pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
-        """Return the claiming pods that take precedence over the pod: all but the pod itself and
-        nominees that it outranks."""
+        """Return the claiming pods that take precedence over the pod, which are all except the pod
+        itself and nominees that it outranks."""
         node_of = self.state.holds.node_of
         is_nominated = node_of(pod.metadata.uid) == name
         return [
@@ -302,7 +303,8 @@ class _Checks:
         ]
 
     def fits_beside(self, request: VramRequest, name: str, others: list[Pod]) -> bool | None:
-        """Return whether the pod fits beside the others; None if this pass may check no more."""
+        """Return whether the pod fits beside the other pods; None if this pass may make no more
+        checks."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
         others_key = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
         question = request.kind, name, version, others_key

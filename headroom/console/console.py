@@ -44,8 +44,8 @@ class Console:
     """Reads ``view``, and the journals of the extenders in the settings.
 
     ``own`` is the journal of an extender in this process, which leaves less memory for the others.
-    ``routes`` are that extender's, which the console's port serves too. ``pods_on``: see
-    ``GpuUserReader``; None: there is no API server.
+    ``routes`` are the routes of that extender, which the console's port serves too. ``pods_on`` is
+    the argument of ``GpuUserReader``; None if there is no API server.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Console:
             self._users.start(self.view.loops, self.view.begun)
 
     def authorize(self, authorization: Callable[[], str]) -> None:
-        """Show this header to extenders. ``authorization`` returns it."""
+        """Authenticate to extenders with this header, which ``authorization`` returns."""
         self.following.authorization = authorization
 
     def stop(self) -> None:
@@ -106,7 +106,7 @@ class Console:
         self.following.stop()
 
     def take(self, events: Sequence[WatchEvent]) -> None:
-        """Take events that decisions and views depend on, from any thread."""
+        """Apply events on which decisions and views depend. May be called from any thread."""
         self._claims.apply(events)
         self.view.enqueue(events)
 

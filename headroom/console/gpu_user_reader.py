@@ -1,7 +1,7 @@
 """Looks up the pods that use GPUs and request none that Headroom manages (``trackers.gpu_users``).
 
-Only the node of an unknown pod is listed, and at most ``MOST_TRIES`` times for each pod: a process
-can outlive its pod.
+Only the pods on the node of an unknown pod are listed, at most ``MOST_TRIES`` times for each
+unknown pod, because a process can outlive its pod.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class GpuUserReader:
         self._updated = UpdatedNodes()
         #: Node -> uids of the pods in its report that the state does not have.
         self._wanted: dict[str, frozenset[str]] = {}
-        #: Uid -> number of lookups so far, and the monotonic time of the next one.
+        #: Uid -> number of lookups so far, and the monotonic time of the next lookup.
         self._tries: dict[str, tuple[int, float]] = {}
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
@@ -48,7 +48,7 @@ class GpuUserReader:
         loops.start("gpu_users", look_up, EVERY_S)
 
     async def once(self, now_s: float) -> None:
-        """Look up what is due. ``now_s``: the monotonic clock."""
+        """Look up the pods that are due. ``now_s`` is the time of the monotonic clock."""
         self._follow(now_s)
         wanted = {uid for uids in self._wanted.values() for uid in uids}
         self._tries = {uid: tried for uid, tried in self._tries.items() if uid in wanted}

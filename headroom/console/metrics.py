@@ -1,9 +1,9 @@
 """Metrics of the fleet and of pending pods.
 
-Each scrape computes them from one snapshot; ``pending_counter`` counts the pending pods.
+Each scrape computes them from one snapshot. ``pending_counter`` counts the pending pods.
 
-The number of series is bounded. Devices have series of their own up to a maximum, in the order of
-node names. Pods and nodes have them only if something is wrong with them.
+The number of series is limited. Devices have their own series up to a maximum number, in the order
+of node names. Pods and nodes have their own series only if they have a problem.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ class NodePods:
         self._api = api
 
     def on(self, node: str) -> list[Pod]:
-        """Return the pods bound to the node, as the API server's cache has them, without those that
+        """Return the pods bound to the node, from the API server's cache, except for pods that
         cannot be decoded. Raises ``StoreError``."""
         query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
         try:

@@ -75,7 +75,7 @@ def _describe_fields(schemas: dict[str, Any]) -> None:
     """Describe by ``_COMMON`` the fields without a docstring."""
     for schema in schemas.values():
         for field, described in schema.get("properties", {}).items():
-            # A list or an object of that name is something else.
+            # A list or an object with this name has another meaning.
             of_list = described.get("type") == "array" and field != "unanswered"
             if field in _COMMON and not of_list and "$ref" not in described:
                 described.setdefault("description", _COMMON[field])

@@ -37,8 +37,8 @@ def load(path: Path) -> Inputs:
 
 
 def replay(inputs: Inputs, named: str | None, vram: str | None) -> Iterator[Replayed]:
-    """Yield the result for the named pod, or for a pod of size ``vram``; else for each pod with a
-    decision. Raise ``BadSettings`` if the snapshot has no such pod."""
+    """Yield the result for the named pod, or for a pod of size ``vram``, or otherwise for each pod
+    with a decision. Raise ``BadSettings`` if the snapshot has no such pod."""
     state = state_of(inputs)
     for pod, sized in _pods(inputs, state, named, vram):
         yield _replayed(state, pod, inputs.head.now_s, sized)

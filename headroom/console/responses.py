@@ -165,7 +165,7 @@ def is_current(etag: str | None, tag: str) -> bool:
 
 
 def unchanged(tag: str) -> Response:
-    """Return 304: the answer that the client has is still valid."""
+    """Return status 304, because the answer that the client has is still valid."""
     return Response(status_code=304, headers=_headers(tag))
 
 
@@ -192,7 +192,7 @@ def listed(body: View, name: str, views: Iterable[View], tag: str | None = None)
 
 
 def joined(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
-    """Return the same as ``listed`` in one piece, to share it with other readers."""
+    """Return the response of ``listed`` in one piece, to share it with other readers."""
     parts = json_parts(body, name, views)
     return Response(b"".join(parts), media_type=JSON, headers=_headers(tag))
 
@@ -205,7 +205,8 @@ def streamed(
 
 
 async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Iterate on threads, like Starlette, but without the exception that ends its iteration.
+    """Iterate on threads, like Starlette, but without the exception that ends Starlette's
+    iteration.
 
     That exception is part of a reference cycle, which keeps the data of all chunks until the next
     garbage collection.

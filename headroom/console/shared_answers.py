@@ -1,7 +1,8 @@
 """Computes an answer once for all readers that ask for it at nearly the same time.
 
-Only views that show the same to each reader may share their answers: those that read no ``Visible``
-pods. A view asks for the shared answer in its own code, so the guard has checked its reader before.
+Only views that do not read ``Visible`` pods may share their answers, because other views depend on
+the reader. A view asks for the shared answer in its own code, after the guard has checked its
+reader.
 """
 
 from collections.abc import Callable
@@ -26,12 +27,12 @@ class _Answer:
     def __init__(self) -> None:
         self.lock = Lock()
         self.response: Response | None = None
-        #: Monotonic time from which it is not sent any more.
+        #: Monotonic time after which the answer is not sent any more.
         self.until_s = float("-inf")
 
 
 class SharedAnswers:
-    """The latest answers by request. May be used by several threads."""
+    """The latest answers by request. Several threads may use it."""
 
     def __init__(self, shared_s: float = SHARED_S) -> None:
         self._shared_s = shared_s
@@ -40,7 +41,8 @@ class SharedAnswers:
         self._answers: Bounded[tuple[str, bytes, str], _Answer] = Bounded(MOST_ANSWERS)
 
     def of(self, request: Request, now_s: float, compute: Callable[[], Response]) -> Response:
-        """Return the answer of an earlier call for the same path and query, else compute it.
+        """Return the answer of an earlier call for the same path and query, or otherwise compute
+        it.
 
         A call that comes while another thread computes the answer waits for it. ``now_s``:
         monotonic time of this call. ``compute`` returns a response with a whole body, which states

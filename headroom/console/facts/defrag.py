@@ -31,16 +31,16 @@ from headroom.core.whatif.simulation import NotPlaced, Simulation
 
 #: Maximum number of pods to move for a waiting pod, and to free a node.
 MOST_FOR_A_POD, MOST_OF_A_NODE = 4, 64
-#: Maximum number of nodes that are examined for a pod, those with the most headroom first; and to
-#: free one, those with the fewest pods first.
+#: Maximum number of nodes that are examined. For a pod, nodes with the most headroom come first. To
+#: free a node, nodes with the fewest pods come first.
 MOST_NODES = 512
-#: Maximum number of what-if computations of one question; each takes about a millisecond.
+#: Maximum number of what-if computations of one search. Each takes about a millisecond.
 MOST_TRIES = 4000
 
 
 @dataclass(slots=True)
 class Effort:
-    """The effort of one question; ``is_over`` returns whether its time is used up."""
+    """The effort of one search. ``is_over`` returns whether its time is used up."""
 
     is_over: Callable[[], bool] = lambda: False
     tries_left: int = MOST_TRIES
@@ -65,9 +65,9 @@ class Effort:
 class Advice:
     """The result for one waiting pod or one node.
 
-    fits: the pod fits on ``node``; free: the GPUs of ``node`` hold no pod. soon: one of both holds
-    as soon as terminating pods have ended. move: one of both holds after ``moves``. none: no
-    set of moves was found.
+    Values of ``outcome``: with "fits", the pod fits on ``node``, and with "free", the GPUs of
+    ``node`` hold no pod. With "soon", this is so as soon as terminating pods have ended, and with
+    "move", after ``moves``. With "none", no set of moves was found.
     """
 
     outcome: Literal["fits", "free", "soon", "move", "none"]
@@ -146,8 +146,8 @@ def _moving(
 def for_node(movers: Movers, effort: Effort, name: str = "") -> Advice:
     """Return the fewest moves after which the GPUs of a node hold no pod.
 
-    ``name``: a node in the snapshot; empty: the node that needs the fewest, of those that take pods
-    and hold some.
+    ``name`` is a node in the snapshot. If it is empty, the result is for the node that needs the
+    fewest moves, out of the nodes that take pods and hold some.
     """
     stay = Counter[Stays]()
     nodes = sorted(_with_pods(movers, name), key=lambda each: (len(each[1]), each[0]))
@@ -162,7 +162,7 @@ def for_node(movers: Movers, effort: Effort, name: str = "") -> Advice:
         pods = [pod for uid in uids - going if (pod := movers.state.pod(uid)) and pod.node == node]
         why = [movers.why_stays(pod) for pod in pods]
         stay.update(filter(None, why))
-        # Some reservation may be that of a pod that is just being bound.
+        # Some reservation may belong to a pod that is just being bound.
         if any(why) or len(pods) < len(uids - going) or len(pods) > MOST_OF_A_NODE:
             continue
         effort.tries_left -= 1
@@ -206,7 +206,7 @@ def _without(movers: Movers, going: set[str]) -> Simulation:
 def _candidates(
     movers: Movers, pod: Pod, request: VramRequest, verdicts: Verdicts
 ) -> Iterator["_Candidate"]:
-    """Yield the nodes on which the end of pods may help, those with the most headroom first."""
+    """Yield the nodes on which the end of pods may help, starting with the most headroom."""
     snap, rows = verdicts.snap, verdicts.rows
     held_for, asked = movers.state.holds.nominees_before(pod, movers.now_s), demands(pod)
     helped = [i for i, code in enumerate(verdicts.codes.tolist()) if _helped(code)]
@@ -286,7 +286,8 @@ class _Candidate:
         return least
 
     def _least_on(self, terms: DeviceTerms, need_bytes: int, movable: set[str]) -> int | None:
-        """Return how many pods must leave the device at least; None if it never has enough."""
+        """Return the minimum number of pods that must leave the device; None if it never has enough
+        memory."""
         staying = [h for h in terms.holders if h.observed and h.uid not in self.going]
         freed_bytes = sorted((h.charged_bytes for h in staying if h.uid in movable), reverse=True)
         if not terms.common:
@@ -310,7 +311,8 @@ class _Candidate:
         )
 
     def helps(self, uids: frozenset[str]) -> bool:
-        """Return whether the pod fits on the node without these pods and those that are ending."""
+        """Return whether the pod fits on the node without these pods and without the pods that are
+        ending."""
         movers, gone = self.movers, uids | self.going
         return not rejection_beside(
             movers.state, self.request, self.name, self._nominees, movers.now_s, gone

@@ -77,7 +77,7 @@ def _held(
         requested_bytes = occupant.requested_bytes
         measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
     else:
-        # The state keeps no pods that request no GPU; the report shows this one all the same.
+        # The state does not keep pods that request no GPU, but the report still shows this pod.
         phase, requested_bytes = phase_of(pod, observed=True) if pod else "running", 0
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         measured_bytes = sum(known) if len(known) == len(uses) else None
@@ -99,7 +99,8 @@ def _held(
 
 
 def phase_of(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
-    """Return the phase of a pod; None: it is deleted. ``observed``: a report shows it."""
+    """Return the phase of a pod, which is None if it is deleted. ``observed`` is whether a report
+    shows it."""
     if pod is None:
         return "gone"
     if pod.ended or pod.metadata.deletion_timestamp is not None:

@@ -15,9 +15,10 @@ _STRATEGIES = {"Deployment": "strategy", "DaemonSet": "updateStrategy"}
 
 
 def request_memory(pod: Pod, text: str) -> str:
-    """Return how to change the pod's annotation: a command for its controller, otherwise YAML.
+    """Return how to change the pod's annotation, as a command for its controller or otherwise as
+    YAML.
 
-    ``text``: the value of ``headroom.gpu/vram``.
+    ``text`` is the value of ``headroom.gpu/vram``.
     """
     if owner_of(pod)[0] in _ROLLED_OUT:
         return _patch(pod, {"template": {"metadata": {"annotations": {VRAM: text}}}})
@@ -27,7 +28,7 @@ def request_memory(pod: Pod, text: str) -> str:
 def end_old_pods_first(pod: Pod) -> str:
     """Return the command that makes the pod's controller end an old pod before it starts a new one.
 
-    Empty if the kind of the controller has no such setting, or an unknown one.
+    Empty if the kind of the controller is unknown or has no such setting.
     """
     field = _STRATEGIES.get(owner_of(pod)[0])
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}

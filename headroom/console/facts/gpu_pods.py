@@ -1,4 +1,5 @@
-"""All pods that request, reserve or use GPU memory, one row each: for lists and sums by owner."""
+"""Lists all pods that request, reserve or use GPU memory, with one row for each pod, for lists and
+sums by owner."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -26,7 +27,7 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     name: str
     uid: str
-    #: Kind and name of the controller; Pod and its own name without one.
+    #: Kind and name of the controller. Without a controller, they are "Pod" and the pod's own name.
     owner_kind: str
     owner_name: str
     #: Empty while it is pending.
@@ -41,24 +42,26 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     evicting: bool
     #: Names of the devices on which a report shows it.
     devices: tuple[str, ...]
-    #: Until the ledger has its reservation, the memory that is counted for it.
+    #: The reserved memory, or until the ledger has its reservation, the memory that is counted for
+    #: it.
     reserved_bytes: int
     #: None if its use of a device is not measured, and before a report shows it.
     used_bytes: int | None
     #: Sum of the peaks of its containers since they started.
     peak_bytes: int
-    #: In use beyond the reservations, summed over its devices.
+    #: Memory in use beyond the reservations, summed over its devices.
     overuse_bytes: int
-    #: Requested while it is pending; 0 for a share of a device, whose size is not known yet.
+    #: Memory that it requests while it is pending; 0 for a share of a device, whose size is not
+    #: known yet.
     waiting_bytes: int
-    #: RFC 3339: since when it has used no SM of any of its devices; empty if it is not idle.
+    #: Time (RFC 3339) since which it has used no SM of any of its devices; empty if it is not idle.
     idle_since: str
     #: RFC 3339; empty if unknown.
     created_at: str
 
     @property
     def unused_bytes(self) -> int:
-        """Reserved and not in use; 0 if its use is not measured."""
+        """Memory that is reserved and not in use; 0 if its use is not measured."""
         if self.used_bytes is None:
             return 0
         return max(0, self.reserved_bytes - (self.used_bytes - self.overuse_bytes))
@@ -76,9 +79,9 @@ _Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...], Mappi
 
 
 class GpuPods:
-    """The rows of all pods. May be used by several threads.
+    """The rows of all pods. Several threads may use it.
 
-    A pod that has a reservation and is not bound yet has one row, that of the node.
+    A pod that has a reservation and is not bound yet has only one row, which belongs to the node.
 
     The rows of a node are kept until the node changes, because a large fleet has 100,000 pods, of
     which few change between two calls.
@@ -96,7 +99,8 @@ class GpuPods:
     def by_node(
         self, cluster: ClusterState, snap: Snapshot
     ) -> Iterator[tuple[str, Sequence[GpuPod]]]:
-        """Yield each node of the snapshot and its rows: the same object until one changes.
+        """Yield each node of the snapshot and its rows, which are the same object until a row
+        changes.
 
         The rows of pods that are pending, or on a node that is not in the snapshot, come first,
         with an empty name.
@@ -112,7 +116,7 @@ class GpuPods:
             self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
 
     def on_node(self, cluster: ClusterState, node: NodeTerms) -> Sequence[GpuPod]:
-        """Return the rows of a node: the same object until one changes."""
+        """Return the rows of a node, which are the same object until a row changes."""
         gpunode, pods = cluster.gpunode(node.name), cluster.pods_on(node.name)
         sources = node.devices, gpunode, pods, cluster.gpu_users.pods
         known = self._nodes.get(node.name)
@@ -142,7 +146,7 @@ class GpuPods:
 
 
 def bytes_of(charges: Iterable[Charge]) -> int:
-    """Return the most memory that a pod takes with these charges, each GPU that it gets once."""
+    """Return the maximum memory that a pod takes with these charges, counting each GPU once."""
     return sum(
         sum(sorted(each.candidates.values(), reverse=True)[: _devices_of(each)]) for each in charges
     )
@@ -151,7 +155,7 @@ def bytes_of(charges: Iterable[Charge]) -> int:
 def requested_bytes(request: VramRequest | Unreadable) -> int:
     """Return the most bytes that a pod requests at once, on all its devices together.
 
-    A share of a device counts as 0: its size depends on the device.
+    A share of a device counts as 0, because its size depends on the device.
     """
     if isinstance(request, Unreadable):
         return 0
@@ -201,7 +205,7 @@ def _is_listed(cluster: ClusterState, pod: Pod) -> bool:
 
 
 def _without_devices(pod: Pod, waiting_bytes: int = 0) -> GpuPod:
-    """Return the row of a pod of which no device is known."""
+    """Return the row of a pod whose devices are unknown."""
     metadata = pod.metadata
     return _row(
         *(pod, metadata.namespace, metadata.name, metadata.uid, pod.node),
@@ -263,8 +267,8 @@ def _on_node(
 ) -> Iterator[GpuPod]:
     """Yield the pods that hold or use memory of the node, then the others that are bound to it.
 
-    ``users``: the pods that use GPUs and request none. They are left out while their names are not
-    known.
+    ``users`` are the pods that use GPUs and request none. They are left out while their names are
+    unknown.
     """
     held: dict[str, list[tuple[Device, Holder]]] = defaultdict(list)
     for terms in first_of_each_memory(devices):
@@ -295,9 +299,10 @@ def _held(
     uses: Sequence[PodUse],
     reservation: Reservation | None,
 ) -> GpuPod:
-    """Return the row of a pod that holds memory; ``found``: each device, and what it holds there.
+    """Return the row of a pod that holds memory. ``found`` has each device and the memory it holds
+    there.
 
-    ``reservation``: None if the ledger has none yet, as of a pod that is to be adopted.
+    ``reservation`` is None if the ledger has none yet, for example for a pod that will be adopted.
     """
     device, first = found[0]
     seen = [(device, holder) for device, holder in found if holder.observed]
@@ -337,7 +342,7 @@ def _unreserved(
     devices: Mapping[str, Device],
     by_dra: bool = False,
 ) -> GpuPod:
-    """Return the row of a pod without a reservation; ``devices``: those of the node by uuid.
+    """Return the row of a pod without a reservation. ``devices`` are the node's devices by uuid.
 
     Without the ``pod``, the report names it.
     """
@@ -363,12 +368,12 @@ def _unreserved(
 
 
 def _peak_bytes(uses: Iterable[PodUse]) -> int:
-    """Return the sum of the peaks; without one, the use at this moment counts."""
+    """Return the sum of the peaks. If a peak is missing, the present use counts instead."""
     return sum(max(use.peak_bytes or 0, use.used_bytes or 0) for use in uses)
 
 
 def _idle_since(uses: Sequence[PodUse]) -> str:
-    """Return since when the pod is idle on all its devices; empty if it is active on one.
+    """Return the time since which the pod is idle on all its devices; empty if it is active on one.
 
     The containers of a pod on one device share the mark.
     """

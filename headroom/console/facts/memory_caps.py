@@ -1,6 +1,7 @@
-"""Reports what bounds the GPU memory that a pod can allocate, and whether a reading proves it.
+"""Reports which mechanism limits the GPU memory that a pod can allocate, and whether a reading
+proves it.
 
-Headroom itself bounds nothing. Three mechanisms of NVIDIA do:
+Headroom itself does not limit memory. Three mechanisms of NVIDIA do:
 
 * The driver, from r615 on, limits each container's cgroup. The agent reads these limits back.
 * MIG: an instance that is not shared has its own memory, which the driver reports.
@@ -27,9 +28,9 @@ class MemoryCap:
 
     uid: str
     device: str
-    #: None if nothing bounds the pod.
+    #: None if no mechanism limits the pod.
     enforcer: Literal["driver", "mig", "mps"] | None
-    #: The most bytes of the pod on the device; with MPS, of each of its processes.
+    #: Maximum bytes of the pod on the device; with MPS, of each of its processes.
     limit_bytes: int | None
     #: Whether a reading proves that the pod cannot allocate more.
     capped: bool

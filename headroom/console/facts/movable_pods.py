@@ -1,8 +1,9 @@
 """Decides which pods may be moved to another node, and simulates where their successors fit.
 
-To move a pod means to evict it: its controller creates a successor, and the scheduler places that.
-Where the successor lands is not known in advance. So a pod is movable only if its successor fits on
-at least ``LEAST_PLACES`` other nodes, whichever of their devices the plugin chooses.
+To move a pod means to evict it, after which its controller creates a successor and the scheduler
+places it. It is not known in advance where the successor is placed. So a pod is movable only if its
+successor fits on at least ``LEAST_PLACES`` other nodes, whichever of their devices the plugin
+chooses.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -67,8 +68,8 @@ class Move:
 class Movers:
     """The pods that may be moved, on one snapshot.
 
-    ``schedulers``: the schedulers known to call Headroom, which place the successors.
-    ``quota_exceeded``: returns whether a ResourceQuota of the namespace is exceeded.
+    ``schedulers`` are the schedulers known to call Headroom, which place the successors.
+    ``quota_exceeded`` returns whether a ResourceQuota of the namespace is exceeded.
     """
 
     def __init__(
@@ -131,9 +132,11 @@ class Movers:
     def moved(
         self, simulation: Simulation, node: str, pods: Iterable[Pod]
     ) -> tuple[Move, ...] | None:
-        """Move the pods away from the node, the largest first; None if one has too few places.
+        """Move the pods away from the node, the largest first. Return None if a pod fits on too few
+        nodes.
 
-        Each successor takes the best of its places. So the places of a later pod consider it.
+        Each successor takes the best node on which it fits, so its memory counts when later pods
+        are placed.
         """
         here, moves = self.snap.row_of[node], []
         reserved = {pod.metadata.uid: self._reserved_bytes(pod) for pod in pods}
@@ -141,7 +144,8 @@ class Movers:
         for pod in order:
             uid, request = pod.metadata.uid, self.state.understand(pod)
             assert isinstance(request, VramRequest), "the request of a movable pod is readable"
-            # A uid of its own, because the cluster has the pod itself as bound to this node.
+            # The successor needs its own uid, because in the cluster the pod itself is bound to
+            # this node.
             successor = replace(request, uid=f"{uid}+1")
             rows = self.eligible(pod).rows
             elsewhere = Eligible(rows[rows != here], {})
@@ -160,7 +164,8 @@ class Movers:
 
 
 def charged_bytes(charge: Charge) -> int:
-    """Return the memory that the charge reserves: on each of its devices, the most it may take."""
+    """Return the memory that the charge reserves, summed over the maximum on each of its
+    devices."""
     beyond = set(charge.beyond)
     counted = [amount for uuid, amount in charge.candidates.items() if uuid not in beyond]
     return charge.count * max(counted, default=0)

@@ -1,4 +1,4 @@
-"""Redacts recorded inputs: they can be replayed and do not show which user runs which pod.
+"""Redacts recorded inputs so that they can be replayed but do not show which user runs which pod.
 
 Names become numbers in the order of the names. This keeps every order by name, and the same state
 always yields the same output. Fields that no decision depends on are dropped, not renamed. Messages
@@ -317,7 +317,7 @@ class Redaction:
 
 
 def _word(text: str | None) -> str:
-    """Return short plain text as it is, because it is unlikely to contain a secret.
+    """Return short plain text unchanged, because it is unlikely to contain a secret.
 
     Other text becomes "?"; a missing text becomes "".
     """

@@ -1,8 +1,9 @@
-"""Simulates that pods are created again with other requests: what that frees, and for whom.
+"""Simulates that pods are created again with other requests, to show how much memory that frees and
+which pending pods fit then.
 
 The pods leave their nodes and are placed one after another on a copy, as real pods are. Part of the
-effect comes from the new places alone, so the same is simulated with the present requests. At last
-the pending pods are placed. The device of a pod is one that the device plugin could choose.
+effect comes only from placing the pods again, so this is also simulated with the present requests.
+Finally the pending pods are placed. The device of a pod is one that the device plugin could choose.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,18 +46,19 @@ class Amounts:
 class Outcome:
     """The effect of other requests. Devices without a pod have no use and no reservation."""
 
-    #: Pods that were placed again, and those that were left out because of ``MAX_PODS``.
+    #: Pods that were placed again, and pods that were left out because of ``MAX_PODS``.
     pods: int
     left_out: int
     #: Pods that would fit on no node if they were created again.
     unschedulable: int
     empty_devices: int
-    #: The same after the pods were placed again with their present requests, and with the others.
+    #: The number of empty devices after the pods were placed again with their present requests, and
+    #: with the other requests.
     empty_devices_again: int
     empty_devices_after: int
     headroom_bytes: int
     headroom_bytes_after: int
-    #: Pending pods that were placed as they are, and those that fit on the cluster as it is and
+    #: Pending pods that were placed, how many of them fit on the present cluster, and how many fit
     #: with the other requests.
     pending: int
     pending_fit: int
@@ -156,7 +158,7 @@ class _Copy:
         """Remove all of the pods, then place them; return how many found a node."""
         for pod, _ in pods:
             self._simulation.release(pod.metadata.uid)
-        # A pod that was released is ignored on its node, so the new one has another uid.
+        # A released pod is ignored on its node, so the new pod has another uid.
         return self.place([(pod, replace(each, uid=f"{each.uid}+")) for pod, each in pods])
 
     def place(self, pods: _Requested) -> int:
@@ -174,8 +176,8 @@ class _Copy:
     def _start(self, uid: str, at: Placed) -> None:
         """Let the node report the pod on devices that the plugin could choose.
 
-        A pod whose devices are not clear stays unconfirmed, and is charged on each candidate, and
-        so does a pod on a node whose devices are known from its labels alone.
+        A pod whose devices are not clear stays unconfirmed and is charged on each candidate. The
+        same is true for a pod on a node whose devices are known only from its labels.
         """
         found = [_devices(charge) for charge in at.placement.charges]
         if all(found) and self._simulation.has_report(at.node):

@@ -40,9 +40,11 @@ class Replaced:
 
 
 def replaced(cluster: ClusterState, pod: Pod, verdicts: Verdicts, most: int) -> Iterator[Replaced]:
-    """Yield old pods of the pod's workload, one by one, and then all those of each node together.
+    """Yield old pods of the pod's workload, one by one, and then all old pods of each node
+    together.
 
-    At most ``most`` of each kind. All are ended together only by strategy Recreate of Deployments.
+    Yields at most ``most`` results of each kind. Only strategy Recreate of Deployments ends all
+    pods together.
     """
     olds = _replaced_pods(cluster, pod, verdicts)
     for old in olds[:most]:

@@ -59,7 +59,7 @@ class Suggestion:
     sentence: str
     #: The node that the suggestion is about; empty if there are several.
     node: str = ""
-    #: The pod to wait for, or the one that uses too much.
+    #: The pod to wait for, or the pod that uses too much memory.
     held: Held | None = None
     #: Maximum bytes to request per device; None for other kinds of suggestions.
     lower_to_bytes: int | None = None
@@ -81,8 +81,8 @@ def suggest(
 ) -> list[Suggestion]:
     """Return suggestions for the pod; empty if it fits on some node.
 
-    ``verdicts``: those of the nodes in ``where``. ``holding``: the blockers of each of the nearest
-    nodes. Quotas are not in snapshots; ``within_quotas`` considers them.
+    ``verdicts`` are the verdicts of the nodes in ``where``. ``holding`` has the blockers of each of
+    the nearest nodes. Quotas are not in snapshots; ``within_quotas`` considers them.
     """
     if explanation.fits or not verdicts.asks:
         return []
@@ -102,8 +102,8 @@ def suggest(
 def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Suggestion]:
     """Return the suggestions without those that an exceeded quota makes dangerous.
 
-    ``beyond``: the result of ``pod_requests.exceeded``; None if the quotas cannot be read. If a
-    quota is exceeded, a pod that is deleted to be created again could be rejected and be lost.
+    ``beyond`` is the result of ``pod_requests.exceeded``; None if the quotas cannot be read. If a
+    quota is exceeded, a pod that is deleted to be created again could be rejected and lost.
     """
     if beyond == "":
         return list(found)
@@ -200,10 +200,10 @@ def _wait(
     holding: Sequence[Sequence[Held]],
     where: Feasible,
 ) -> Iterator[Suggestion]:
-    """Suggest waiting for the smallest pod whose end makes the pod fit on a nearest node, or for
-    the end of its start.
+    """Suggest waiting for the end, or for the end of the start, of the smallest pod without which
+    the pod fits on a nearest node.
 
-    Pods of the same workload are left out: if one ended, its controller would create it again.
+    Pods of the same workload are left out, because their controller would create them again.
     """
     waits_for_start = {
         node.node for node in explanation.nearest if node.reason is Reason.OTHER_STARTING
@@ -213,7 +213,7 @@ def _wait(
         for node, occupants in zip(explanation.nearest, holding, strict=True)
         for held in occupants
         # A pod that holds less than is missing does not help. If only a replica is missing, every
-        # pod may help. A pod for which memory is held has not begun.
+        # pod may help. A pod for which memory is only held has not started.
         if held.charged_bytes >= (node.short_bytes or 0)
         and (
             node.node in waits_for_start
@@ -239,7 +239,8 @@ def _wait(
 
 
 def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Iterator[Suggestion]:
-    """Name the pods whose use above their reservations is all that a nearest node lacks."""
+    """Name the pods without whose use above their reservations the pod would fit on a nearest
+    node."""
     for node, occupants in zip(explanation.nearest, holding, strict=True):
         short = [each for each in node.candidates if each.short_bytes]
         over = {
@@ -345,7 +346,7 @@ def _more_replicas(
 ) -> Iterator[Suggestion]:
     """Suggest more replicas on nodes on which one more per shared device makes the pod fit."""
     candidates = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
-    # Nodes with the most headroom first: the pod is most likely to fit there.
+    # Try nodes with the most headroom first, because the pod is most likely to fit there.
     candidates = candidates[
         np.argsort(-verdicts.snap.node_headroom_bytes[verdicts.rows[candidates]], kind="stable")
     ]

@@ -1,1 +1,1 @@
-"""Recent changes and decisions, also of other extenders."""
+"""Recent changes and decisions of this process and of other extenders."""

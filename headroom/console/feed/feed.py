@@ -5,7 +5,7 @@ queue is dropped. All its methods run on one event loop, except ``past``.
 
 ``ChangeFeed`` publishes the changes since its last check. It compares states at intervals, a few
 nodes at a time. So the code that decides publishes nothing itself. A state that appears and
-disappears between two checks is missed; its decision is not.
+disappears between two checks is missed, but its decision is not.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ MOST_FOLLOWERS = 32
 CHECK_EVERY_S = 0.5
 #: Nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50
-#: Extenders whose journal position is remembered. New extenders have new names, so the number can
-#: be higher than that of extenders followed at once.
+#: Maximum number of extenders whose journal position is kept. New extenders have new names, so this
+#: can be more than the number of extenders followed at once.
 MAX_EXTENDERS = 32
 
 
@@ -149,8 +149,8 @@ class Feed:
             _put(follower, feed_event)
 
     def past(self, after: int = 0, since_s: float = float("-inf")) -> list[FeedEvent]:
-        """Return the kept events, the oldest first: with a number above ``after``, and not before
-        ``since_s`` (Unix time). May be called from any thread."""
+        """Return the kept events with a number above ``after`` and a time of at least ``since_s``
+        (Unix time), the oldest first. May be called from any thread."""
         return [each for each in list(self._past) if each.number > after and each.at_s >= since_s]
 
     def join(self) -> Follower:
@@ -246,8 +246,8 @@ class ChangeFeed:
         """Publish the changes since the last check; other tasks may run between two steps."""
         snap = self._cluster.snapshot()
         is_first = self._seen is None
-        # Updated in place, so that old terms are freed node by node: freeing those of many changed
-        # nodes at once takes milliseconds.
+        # Update it in place, so that old terms are freed node by node, because freeing the terms of
+        # many nodes at once takes milliseconds.
         seen: dict[str, _Seen] = {} if self._seen is None else self._seen
         for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
             terms = snap.nodes[row]
@@ -313,7 +313,7 @@ class ChangeFeed:
             self._feed.publish("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
 
     def _maker(self, reservation: Reservation) -> str:
-        """Return who made the reservation: a cause of ``reservation_made``."""
+        """Return the cause of ``reservation_made``, which names the maker of the reservation."""
         if ADOPTED in reservation.flags:
             return "bound_without_us"
         return "bind" if reservation.attempt.startswith(self._name) else "bind_on_another_replica"
@@ -356,7 +356,8 @@ def _pod(reservation: Reservation | None) -> dict[str, str]:
 
 
 def _amount(reservation: Reservation) -> str:
-    """Return as text the largest charge on one device, and the device or number of candidates."""
+    """Return a text with the largest charge on one device, and with the device or the number of
+    candidates."""
     devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
     most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
     if len(devices) == 1:

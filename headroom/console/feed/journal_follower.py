@@ -1,14 +1,14 @@
 """Follows the journals of the other extenders, each on its own thread.
 
-kube-scheduler may call any extender, and each keeps only its own decisions and holds. The process
-that follows them shows and counts all of these.
+kube-scheduler may call any extender, and each extender keeps only its own decisions and holds. The
+process that follows the extenders shows and counts all decisions and holds.
 
-The extenders' names are resolved every few seconds, because replicas come and go: a headless
-Service resolves to one address for each replica. One of them may be this process, which recognises
-itself by the name in the first line.
+The extenders' names are resolved every few seconds, because replicas are added and removed. A
+headless Service resolves to one address for each replica. One of them may be this process, which
+recognises itself by the name in the first line.
 
 If the ports use TLS, an extender must show a certificate of a given CA for the name that was
-resolved. This process authenticates with its own token, never with that of a caller.
+resolved. This process authenticates with its own token, never with the token of a caller.
 """
 
 import contextlib
@@ -44,11 +44,12 @@ RECONNECT_S = 1.0
 #: Seconds without a line after which a stream counts as broken. An extender sends a line at least
 #: every ``extender.scheduler.journal_endpoint.STATE_S`` seconds.
 SILENT_S = 15.0
-#: Limit of one line: a decision contains a pod, of which an API server accepts up to 1.5 MiB.
+#: Limit of one line in bytes. A decision contains a pod, which can have up to 1.5 MiB at the API
+#: server.
 MAX_LINE_BYTES = 8 << 20
 #: Seconds between two checks for new holds.
 HOLDS_EVERY_S = 0.25
-#: Seconds after which holds no longer count if their extender sends nothing. By then they
+#: Seconds after which holds no longer count if their extender sends no lines. By then the holds
 #: have ended, and the API server shows their reservations.
 EXPIRES_S = SILENT_S
 
@@ -62,7 +63,7 @@ class Peer:
     address: Address
     #: The host that resolved to the address. The certificate must be valid for it.
     name: str
-    #: PEM file with the CA of the process; None: its port does not use TLS.
+    #: PEM file with the CA of the process; None if its port does not use TLS.
     ca: Path | None
 
 
@@ -86,7 +87,7 @@ class JournalFollower:
         self._name = name
         self._bounds = bounds
         self._ca = ca
-        #: Returns the header that authenticates this process; empty: none is sent.
+        #: Returns the header that authenticates this process. If it is empty, no header is sent.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._resolve, name="extenders", daemon=True)
@@ -97,7 +98,7 @@ class JournalFollower:
         self._addresses: dict[Address, list[Address]] = {}
         #: Host of a place -> why its name could not be resolved.
         self._unresolved: dict[str, str] = {}
-        #: Journals of extenders whose address was taken over by another one; the earliest first.
+        #: Journals of extenders whose address another extender has taken over, the earliest first.
         self._ended: list[Followed] = []
         self._ended_lock = threading.Lock()
 
@@ -247,8 +248,8 @@ class _Stream:
                         return
 
     def _take(self, line: bytes) -> bool:
-        """Apply one line. Return False if the stream ends here: it was stopped, or it is the stream
-        of this process itself. Raise ``BadLine``."""
+        """Apply one line. Return False if the stream ends here because it was stopped or is the
+        stream of this process itself. Raise ``BadLine``."""
         if not line.endswith(b"\n"):
             raise BadLine("a line of the journal is too long, or was cut off")
         before = self.followed()
@@ -273,7 +274,7 @@ def connect(peer: Peer, timeout_s: float) -> http.client.HTTPConnection:
     if peer.ca is None:
         return http.client.HTTPConnection(*peer.address, timeout=timeout_s)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Read each time, because the file is replaced in place.
+    # Read the file each time, because it is replaced in place.
     context.load_verify_locations(peer.ca)
     return _NamedConnection(peer, context, timeout_s)
 
@@ -310,7 +311,7 @@ def addresses(place: Address) -> list[Address]:
 
 
 def holds_of(followed: Iterable[Followed]) -> HoldsSeen:
-    """Return the holds of these extenders whose lines have not expired; None if there is no such
+    """Return the holds in lines of these extenders that have not expired; None if there is no such
     line."""
     lines = [
         each.holds

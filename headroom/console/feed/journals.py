@@ -1,4 +1,4 @@
-"""The journals of all extenders, as one process sees them: its own, and those that it follows."""
+"""The journals of all extenders that one process has: its own, and the journals that it follows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from headroom.runtime.follow.journal_stream import HoldsLine, StateLine
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Another extender, as far as its journal was read."""
+    """Another extender, with the part of its journal that was read."""
 
     #: host:port; only the host if its name does not resolve.
     address: str
     journal: Journal
-    #: The last state that it sent; None before the first.
+    #: The last state that it sent; None before the first state.
     state: StateLine | None
-    #: Seconds since its last line; None before the first.
+    #: Seconds since its last line; None before the first line.
     line_age_s: float | None
-    #: Why it sends nothing at present, as a sentence; "" if it does.
+    #: A sentence that states why it sends no lines at present; "" if it sends lines.
     problem: str
-    #: Whether it has stopped, so its silence is no problem: its name no longer resolves to this
-    #: address, or another extender has the address.
+    #: Whether it has stopped, because its name no longer resolves to this address or another
+    #: extender has the address. Then its silence is no problem.
     is_gone: bool = False
-    #: The last line about holds; None before the first.
+    #: The last line about holds; None before the first such line.
     holds: HoldsLine | None = None
 
 

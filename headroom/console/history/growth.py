@@ -1,4 +1,4 @@
-"""Devices whose use grows steadily, and when they are full at that rate.
+"""Finds devices whose use grows steadily, and estimates when they are full at that rate.
 
 When a model is loaded, the use jumps once and then stays. So a device counts as growing only if its
 use grew in both halves of the window.
@@ -41,7 +41,8 @@ class Growing(msgspec.Struct, frozen=True, gc=False):
 
 
 def growing(terms: NodeTerms, history: History, step: int) -> tuple[Growing, ...]:
-    """Return the devices of the node that are full within ``LISTED_S``. ``step``: now."""
+    """Return the devices of the node that are full within ``LISTED_S``. ``step`` is the current
+    step."""
     begin = step - WINDOW_S // RESOLUTION_S
     if history.last_step(terms.name) <= (begin + step) // 2:
         return ()  # nothing changed in the second half
@@ -94,7 +95,8 @@ def _values_of(layout: Layout, figures: Sequence[int]) -> _At:
 def _growing(
     terms: DeviceTerms, used_bytes: Sequence[dict[str, int]], window_s: int
 ) -> Growing | None:
-    """``used_bytes``: of all devices at the beginning, the middle and the end of the window."""
+    """``used_bytes`` has the use of all devices at the beginning, the middle and the end of the
+    window."""
     uuid = terms.device.uuid
     if not terms.believed or not all(uuid in each for each in used_bytes):
         return None

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from headroom.console.history.holdings import HeldMinutes
 
-#: Seconds: the shortest time between two rows of a node.
+#: Minimum seconds between two rows of a node.
 RESOLUTION_S = 10
 #: Seconds for which rows are kept.
 KEPT_S = 3600
-#: Memory is stored in multiples of this, in 16 bits: up to 512 GiB.
+#: Memory is stored in multiples of this, in 16 bits, so up to 512 GiB.
 UNIT_BYTES = 8 << 20
 #: SM activity is stored in multiples of this.
 UNIT_RATIO = 0.001
@@ -35,12 +35,12 @@ RESERVED, USED, SM = range(3)
 DEVICE_COLUMNS = 3
 #: Limit of all blocks together, with the objects that hold them.
 MAX_BYTES = 120 << 20
-#: Rows of a block before it is compressed: ten minutes.
+#: Number of rows of a block before it is compressed, which is ten minutes.
 BLOCK_ROWS = 60
 #: Bytes of the objects of a block and of a node, beside its rows.
 _BLOCK_BYTES = 400
 _POD_BYTES = 120
-#: By how much the history is shortened at once, in steps.
+#: Number of steps by which the history is shortened at once.
 _SHORTER_STEPS = 30
 
 Values = NDArray[np.uint16]
@@ -54,7 +54,7 @@ class PodOn(msgspec.Struct, frozen=True, gc=False):
     uid: str
     namespace: str
     name: str
-    #: None: the pod has no reservation.
+    #: None if the pod has no reservation.
     requested_bytes: int | None = None
 
 
@@ -102,7 +102,8 @@ def pack(layout: Layout, steps: Sequence[int], rows: bytes | bytearray) -> Block
     table[0] = np.asarray(steps, np.int64) - steps[0]
     table[1:] = np.frombuffer(rows, "<u2").reshape(len(steps), layout.width).T
     differences = np.diff(table, axis=1, prepend=np.uint16(0)).view(np.int16)
-    # Small differences of either sign become small numbers, and all high bytes come last: 0 mostly.
+    # Small differences of either sign become small numbers. All high bytes come last, because most
+    # of them are 0.
     folded = (differences << 1 ^ differences >> 15).view(np.uint16)
     packed = zlib.compress(
         (folded & 0xFF).astype(np.uint8).tobytes() + (folded >> 8).astype(np.uint8).tobytes(), 1
@@ -111,7 +112,7 @@ def pack(layout: Layout, steps: Sequence[int], rows: bytes | bytearray) -> Block
 
 
 def _holding(steps: Steps, values: Values, step: int) -> tuple[Steps, Values]:
-    """Return the rows from the one that holds at ``step``."""
+    """Return the row that holds at ``step``, and all later rows."""
     begin = max(0, int(np.searchsorted(steps, step, "right")) - 1)
     return steps[begin:], values[begin:]
 
@@ -129,7 +130,7 @@ class _NodeRows:
 
     def add(self, step: int, layout: Layout, row: bytes) -> None:
         if self.steps and step <= self.steps[-1]:
-            self._drop_last()  # the newest report of a step counts; the clock may have been set
+            self._drop_last()  # only the newest report of a step counts
         if layout != self.layout or len(self.steps) >= BLOCK_ROWS:
             self.close()
             self.layout = layout

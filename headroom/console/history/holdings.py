@@ -1,8 +1,9 @@
-"""The GPUs and the memory that namespaces hold, and which part of them is in use.
+"""Computes the GPUs and the memory that namespaces hold, and which part of them is in use.
 
-A pod holds a share of a GPU: by memory or by replicas, the larger one, and of an unshared GPU the
-whole (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU add up to more than 1,
-each is divided by their sum, so that the costs of a GPU are never more than its price.
+A pod holds a share of a GPU, which is the larger of its shares by memory and by replicas. It holds
+the whole of an unshared GPU (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU
+add up to more than 1, each is divided by their sum, so that the costs of a GPU are never more than
+its price.
 """
 
 from collections import Counter, defaultdict, deque
@@ -16,13 +17,14 @@ from headroom.core.cluster.cluster_state import ClusterState
 from headroom.core.cluster.idle_pods import on_node
 from headroom.core.placement.device_accounting import DeviceTerms
 
-#: Namespaces that are counted by name. Those that hold less are summed under ``OTHERS``.
+#: Maximum number of namespaces that are counted by name. Namespaces that hold less are summed under
+#: ``OTHERS``.
 MOST_NAMESPACES = 200
 OTHERS = "(others)"
 #: Minutes for which sums are kept.
 KEPT_MINUTES = 60
-#: The share of a GPU is a multiple of 1/PER_GPU, a power of 2. Sums of such values are exact, and
-#: so they can follow changes by difference for months.
+#: The share of a GPU is a multiple of 1/PER_GPU, a power of 2. Sums of such values are exact, so
+#: they can be updated by differences for months.
 PER_GPU = 1 << 30
 #: A round later than this after the last one adds only this many seconds.
 MOST_GAP_S = 30.0
@@ -38,9 +40,9 @@ class Holdings(NamedTuple):
     #: ... or whose SM activity is not measured, or whose report is stale.
     unmeasured_gpus: float = 0.0
     used_bytes: float = 0.0
-    #: Reserved and not in use.
+    #: Memory that is reserved and not in use.
     unused_bytes: float = 0.0
-    #: Reserved by pods whose use is not measured.
+    #: Memory that is reserved by pods whose use is not measured.
     unmeasured_bytes: float = 0.0
 
     @property
@@ -65,10 +67,11 @@ def of_node(
     fresh: bool,
     wall_s: float,
 ) -> Held:
-    """Return namespace -> what its pods hold on the node, by the node's last report; nothing
+    """Return namespace -> the holdings of its pods on the node, from the node's last report; empty
     without a GPUNode.
 
-    ``fresh``: whether the report counts. If not, pods that still exist count as unmeasured.
+    ``fresh`` is whether the report counts. If it does not, pods that still exist count as
+    unmeasured.
     """
     if gpunode is None:
         return {}
@@ -103,7 +106,7 @@ def of_node(
 
 
 class HeldSums:
-    """Sums the holdings of all nodes by namespace. The sums follow changes by difference."""
+    """Sums the holdings of all nodes by namespace. The sums are updated by differences."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Held] = {}
@@ -135,7 +138,7 @@ class HeldSums:
 
 
 def limited(sums: Held, most: int = MOST_NAMESPACES) -> Held:
-    """Return the sums; of the namespaces beyond ``most``, one sum under ``OTHERS``."""
+    """Return the sums. All namespaces beyond ``most`` have one sum under ``OTHERS``."""
     found = dict(sums)
     for namespace in sorted(found, key=lambda each: (-found[each].gpus, each))[most:]:
         found[OTHERS] = found.pop(namespace).plus(found.get(OTHERS, Holdings()))
@@ -155,7 +158,7 @@ class Minute(msgspec.Struct, array_like=True):
     """Sums over a minute of Unix time, in GPU seconds and byte seconds."""
 
     minute: int
-    #: Seconds of it that were recorded.
+    #: Seconds of this minute that were recorded.
     covered_s: float
     held: dict[str, Holdings]
 
@@ -168,7 +171,8 @@ class HeldMinutes:
         self._last_s: float | None = None
 
     def add(self, held: Held, wall_s: float, now_s: float) -> None:
-        """Add what is held since the last call; ``now_s`` is monotonic, ``wall_s`` the clock."""
+        """Add the holdings since the last call. ``now_s`` is the monotonic time, and ``wall_s`` the
+        Unix time."""
         gap_s = 0.0 if self._last_s is None else min(MOST_GAP_S, max(0.0, now_s - self._last_s))
         self._last_s = now_s
         minute = int(wall_s // 60)

@@ -1,7 +1,8 @@
-"""The history of any range from Prometheus, in the form in which the console records the last hour.
+"""Reads the history of any range from Prometheus, in the form in which the console records the last
+hour.
 
-The agents export the use and SM activity of devices and the use of pods, the console the
-reservations (setting ``device_series`` limits those of devices) and the sums over the fleet.
+The agents export the use and SM activity of devices and the use of pods. The console exports the
+reservations (for devices, setting ``device_series`` limits them) and the sums over the fleet.
 """
 
 import math
@@ -24,14 +25,16 @@ SUMMED_EVERY_S = 15
 SUMMED_IN_STEP = 5
 #: Seconds in which all queries must be answered.
 WITHIN_S = 10.0
-#: Maximum number of readers at a time. Each has a thread of those that answer all views and probes.
+#: Maximum number of readers at a time. Each of them occupies one of the threads that answer all
+#: views and probes.
 MOST_READERS = 16
 #: Limit of a value, so that sums are finite. No metric of the queries is negative.
 MOST_VALUE = 1e24
 
 
 class Found(NamedTuple):
-    """One series, with a value for each time of the range; None where there is none."""
+    """One series, with a value for each time of the range; None if there is no value for the
+    time."""
 
     kind: str
     unit: str
@@ -67,8 +70,8 @@ class PrometheusRanges:
     )
 
     def read(self, queries: Sequence[RangeQuery], within: Range) -> list[Found]:
-        """Return the series of all queries. Blocks; raises ``PrometheusUnreadable``, at once if
-        too many readers wait already."""
+        """Return the series of all queries. Blocks. Raises ``PrometheusUnreadable``, which happens
+        at once if too many readers already wait."""
         if not self._readers.acquire(blocking=False):
             raise PrometheusUnreadable(f"{MOST_READERS} readers wait for it already; try again")
         try:

@@ -71,7 +71,7 @@ class HistoryRecorder:
         loops.start("history", record, RESOLUTION_S)
 
     def record(self, now_s: float) -> Iterator[None]:
-        """Record what changed since the last round; other tasks may run between two steps.
+        """Record the changes since the last round. Other tasks may run between two steps.
 
         ``now_s``: the monotonic clock.
         """
@@ -116,7 +116,7 @@ class HistoryRecorder:
             yield from self._find_growing(step)
 
     def _count(self, before: Sequence[int], after: Sequence[int]) -> None:
-        """Replace the sums of a node in those of all nodes."""
+        """Replace the sums of a node in the sums of all nodes."""
         changes = zip(self._sums, after, before, strict=True)
         self._sums = [total + new - old for total, new, old in changes]
 
@@ -133,7 +133,7 @@ class HistoryRecorder:
 def sample(terms: NodeTerms, status: GPUNodeStatus | None) -> tuple[Layout, list[int]]:
     """Return the layout of a node, and its values in the order of the layout.
 
-    ``status``: the report; None if it is stale, so that no value is known.
+    ``status`` is the report; None if it is stale, because then no value is known.
     """
     values: list[int] = []
     slots: dict[str, int] = {}

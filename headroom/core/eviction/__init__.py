@@ -1,1 +1,1 @@
-"""Decides which pods may be evicted, and which are: victims of preemption, and overuse."""
+"""Decides which pods may be evicted, and which are evicted because of preemption or overuse."""

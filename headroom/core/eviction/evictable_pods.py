@@ -1,4 +1,4 @@
-"""Sorts the pods of a node for preemption: those that leave anyway and those that may be evicted.
+"""Finds the pods of a node that leave anyway, and the pods that may be evicted by preemption.
 
 ``left_bytes`` computes the memory that evictions free. ``Needs`` computes what they must free so
 that kube-scheduler's own filters, which do not run here, pass.
@@ -50,7 +50,8 @@ def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s:
 
 
 def is_stuck(state: ClusterState, pod: Pod, now_s: float) -> bool:
-    """Return whether the pod is terminating and overdue: evicting it again frees nothing."""
+    """Return whether the pod is terminating and overdue, so that evicting it again frees no
+    memory."""
     late_s = _overdue_s(state, pod, now_s)
     return late_s is not None and late_s > OVERDUE_S
 
@@ -76,8 +77,9 @@ def may_preempt(pod: Pod) -> bool:
 def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     """Return whether the pod can be evicted and has a lower priority than the preemptor.
 
-    Static pods cannot. Only the annotation shows that a pod is one: its author could write an owner
-    of kind Node. A kubelet runs no pod with the annotation that is not one of its static pods.
+    Static pods cannot be evicted. Only the annotation proves that a pod is static, because its
+    author could write an owner of kind Node. A kubelet runs no pod with this annotation except its
+    own static pods.
     """
     return priority(pod) < min(priority(preemptor), CRITICAL) and not is_static(pod)
 
@@ -108,8 +110,8 @@ def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
 class Needs:
     """The amounts to free on a node, by resource.
 
-    Managed GPU resources: the amount that is missing. Other resources: the amount that
-    kube-scheduler's own victims would free.
+    For managed GPU resources, this is the missing amount. For other resources, it is the amount
+    that kube-scheduler's own victims would free.
     """
 
     def __init__(
@@ -122,15 +124,15 @@ class Needs:
     ) -> None:
         """Compute the amounts.
 
-        ``asked``: the preemptor's requests. ``proposed``: kube-scheduler's victims on the node with
-        managed GPUs. ``held_for``: pods for which the node is held.
+        ``asked`` are the preemptor's requests. ``proposed`` are kube-scheduler's victims on the
+        node with managed GPUs. ``held_for`` are the pods for which the node is held.
         """
         sitting = {pod.metadata.uid: demands(pod) for pod in state.pods_on(name)}
         freed = total(sitting[pod.metadata.uid] for pod in proposed)
         node = state.node(name)
         offers = (node.status.allocatable if node and node.status else None) or {}
         held = total(map(demands, held_for))
-        #: For each resource, what each pod on the node requests, and the amount to free.
+        #: For each resource, the request of each pod on the node, and the amount to free.
         self._terms: list[tuple[dict[str, int], int]] = []
         for key, wanted in asked.items():
             if wanted <= 0:

@@ -1,9 +1,9 @@
 """Decides which pods of a node to evict because of their overuse, from one version of its GPUNode.
 
 ``placement.overuse_eviction`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
-their annotation allows it. Static pods are never evicted: the API server has only a copy of them.
-Nothing else in a pod exempts it: not its priority, its scheduler, its owner or its grace period.
-With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
+their annotation allows it. Static pods are never evicted, because the API server has only a copy of
+them. No other field exempts a pod, such as its priority, its scheduler, its owner or its grace
+period. With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
 """
 
 from collections.abc import Iterator
@@ -32,15 +32,16 @@ from headroom.core.placement.overuse_eviction import (
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import NodeTerms
 
-#: Longest grace period, in seconds, of a pod that is evicted for its overuse. Its author could
-#: write one of years, or delete the pod with it, and the pod would keep the memory of others.
+#: Maximum grace period, in seconds, of a pod that is evicted for its overuse. Its author could
+#: otherwise write a grace period of years, or delete the pod with it, and the pod would keep the
+#: memory of others.
 MOST_GRACE_S = 120
 
 
 def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
     """Return the pods to evict from the node; none if its report is missing or stale.
 
-    ``now_s``: the extender's monotonic clock.
+    ``now_s`` is the time of the extender's monotonic clock.
     """
     terms = cluster.terms_of(gpunode.name, gpunode)
     if gpunode.status is None or terms.fresh_until_s < now_s:
@@ -108,7 +109,7 @@ class OverusingPod:
     device: str
     reserved_bytes: int
     used_bytes: int
-    #: Measured free memory of the device, and how much must stay free for its other pods.
+    #: Measured free memory of the device, and the memory that must stay free for its other pods.
     free_bytes: int
     needed_bytes: int
     outcome: Outcome
@@ -123,7 +124,7 @@ def overusing_pods(
 ) -> Iterator[OverusingPod]:
     """Yield the pods of the node that use more than they reserved; none if its report is stale.
 
-    ``now_s``: the monotonic clock. ``observes``: whether the mode is observe.
+    ``now_s`` is the time of the monotonic clock. ``observes`` is whether the mode is observe.
     """
     gpunode = cluster.gpunode(node.name)
     devices = list(first_of_each_memory(node.devices))
@@ -227,8 +228,8 @@ def _outcome(
 def latest_sample(cluster: ClusterState, gpunode: GPUNode) -> str:
     """Return when the newest sample was taken that confirms this status of the node (RFC 3339).
 
-    The node's clock can be set back. So two stamps are only equal or different samples, and none of
-    them is the later one.
+    The node's clock can be set back. So two timestamps only show whether the samples are equal, and
+    not which of them is later.
     """
     if gpunode.status is None:
         return ""

@@ -1,8 +1,8 @@
 """Chooses preemption victims for a pod that fits nowhere, by correcting kube-scheduler's proposal.
 
-kube-scheduler proposes victims by what it counts: replicas, CPU, and the node's total GPU memory if
-that is mirrored. It does not consider which device the preemptor would get. So for each offered
-node this module searches the smallest set of victims (``placement.victims``) with two properties:
+kube-scheduler proposes victims by the resources that it counts, such as replicas, CPU, and perhaps
+the node's total GPU memory. It does not consider which device the preemptor would get. So this
+module searches for each offered node the smallest set of victims with two properties:
 
 * Without the victims, the preemptor fits on every device that it could get.
 * The victims free enough of each requested resource (``evictable_pods.Needs``).
@@ -10,8 +10,9 @@ node this module searches the smallest set of victims (``placement.victims``) wi
 Pods without managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A
 node on which no eviction helps is left out.
 
-kube-scheduler does not offer nodes on which only GPU memory is short. They passed its own filters,
-and Headroom rejected them. The best of them is added if it is better than all offered nodes.
+kube-scheduler does not offer nodes on which only GPU memory is short, because they passed its own
+filters and Headroom rejected them. The best of them is added if it is better than all offered
+nodes.
 
 Pods that are leaving anyway count as gone. If that alone makes the preemptor fit, no other pod is
 evicted. The leaving pods are returned as victims if kube-scheduler may evict them, which only holds
@@ -62,17 +63,16 @@ from headroom.core.placement.visible_devices import Visible
 from headroom.core.rules.pod_requests import demands
 from headroom.core.whatif.node_whatif import rejection_beside
 
-#: The lowest rank of a set that violates a disruption budget; sets without violations rank lower.
+#: The lowest rank of a set that violates a disruption budget. Sets without violations rank lower.
 VIOLATING: Rank = (1, *NO_VICTIMS[1:])
-#: Maximum number of what-if computations for one preemptor; each takes half a millisecond.
+#: Maximum number of what-if computations for one preemptor. Each takes half a millisecond.
 MAX_TRIES = 500
-#: Maximum number of nodes to examine, of the offered ones and of the others: first those with the
-#: least important pods. kube-scheduler offers a tenth of all nodes, or a hundred.
+#: Maximum number of offered nodes, and of other nodes, to examine. Nodes with the least important
+#: pods come first. kube-scheduler offers a tenth of all nodes, or a hundred.
 MAX_NODES = 512
 #: The search waits for pods that end within this time, and evicts no other pods instead.
 SOON_S = 120.0
-#: If kube-scheduler offers at most this many nodes, all are examined, so that the record shows why
-#: the other nodes lost.
+#: Up to this many offered nodes are all examined, so that the record shows why other nodes lost.
 COMPARED = 8
 
 
@@ -82,7 +82,7 @@ class Offer:
 
     uids: tuple[str, ...] = ()
     pdb_violations: int = 0
-    #: Uid -> victim, of those that kube-scheduler sent as whole objects.
+    #: Uid -> victim, for victims that kube-scheduler sent as whole objects.
     pods: Mapping[str, Pod] = field(default_factory=dict)
 
 
@@ -118,7 +118,7 @@ class Victims:
 class Preemption:
     """The result of the search.
 
-    No pod should be evicted if ``best`` is None: that does not help, or the preemptor fits soon.
+    If ``best`` is None, evictions do not help or are unnecessary because the pod fits soon.
     """
 
     best: Victims | None = None
@@ -144,9 +144,9 @@ def preemption(
 ) -> Preemption:
     """Return which pods to evict from which node so that the pod fits. Changes nothing.
 
-    ``offered``: kube-scheduler's victims by node. ``rejected``: nodes that passed kube-scheduler's
-    own filters for this pod and that Headroom rejected. ``without_violations``: consider only
-    victims whose eviction violates no disruption budget. ``now_s``: the receiver's monotonic clock.
+    ``offered`` has kube-scheduler's victims by node. ``rejected`` are nodes that passed
+    kube-scheduler's own filters for this pod and that Headroom rejected. ``without_violations``
+    considers only victims whose eviction violates no disruption budget. ``now_s`` is monotonic.
     """
     request = state.understand(pod)
     if not isinstance(request, VramRequest) or not request.asks:
@@ -182,7 +182,7 @@ def preemption(
 
 
 class _Search:
-    """The part of the search that is the same for all nodes."""
+    """The part of the search that does not depend on the node."""
 
     def __init__(self, state: ClusterState, pod: Pod, request: VramRequest, now_s: float) -> None:
         self.state, self.pod, self.request, self.now_s = state, pod, request, now_s
@@ -193,7 +193,7 @@ class _Search:
         self.needed_bytes: dict[str, list[list[int]]] = {}
 
     def compute_needs(self, names: Sequence[str]) -> None:
-        """Compute what the pod needs on these nodes, for all of them at once."""
+        """Compute the pod's needs on all of these nodes at once."""
         snap = self.state.snapshot()
         rows = snap.rows(names)
         rows = rows[rows >= 0]
@@ -217,7 +217,7 @@ class _Search:
         terms = snap.nodes[snap.row_of[name]] if name in snap.row_of else None
         if terms is None or terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
-        # If pods leave the node for this pod, wait for them however long they take.
+        # If pods leave the node for this pod, wait for them however long their end takes.
         own = self.state.holds.node_of(self.pod.metadata.uid) == name
         going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
@@ -324,8 +324,8 @@ class _Candidate:
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
         """Return the best victims with a rank below ``below`` (None: any rank), and ``is_enough``.
 
-        ``is_enough``: the preemptor fits without victims once the pods have left that leave anyway.
-        ``whole`` is passed to ``smallest``.
+        ``is_enough`` is whether the preemptor fits without victims once the pods that leave anyway
+        have left. ``whole`` is passed to ``smallest``.
         """
         search = self._search
         budgets = search.state.budgets.over(self._pods.values())
@@ -372,7 +372,7 @@ class _Candidate:
         """Return whether evicting the pods may free enough; cheap to compute."""
         gone = uids | self._leaving
         if self.offered and not (
-            # By kube-scheduler's own checks, at least one pod has to leave.
+            # According to kube-scheduler's own checks, at least one pod has to leave.
             (gone or self._others) and self._kept <= gone and self._needs.met(gone)
         ):
             return False

@@ -55,7 +55,7 @@ class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: Code of the reason -> number of nodes rejected for it.
     rejected: dict[int, int]
     asked: tuple[Asked, ...]
-    #: Whether the mode was observe: all nodes passed, the rejected ones too.
+    #: Whether the mode was observe, in which all nodes passed, including rejected nodes.
     observed: bool = False
 
 
@@ -177,7 +177,7 @@ class Record:
     first_at_s: float
     #: Unix time of the last call, in seconds.
     at_s: float = 0.0
-    #: The node that the pod was bound to, else the best node; empty if there is none.
+    #: The node to which the pod was bound, or otherwise the best node; empty if there is none.
     node: str = ""
     #: ``Records.version`` when this record was last written.
     version: int = 0
@@ -206,9 +206,9 @@ class Record:
         return self._times[_INDEX_OF[kind]]
 
     def put(self, part: Part, times: int | None = None) -> int:
-        """Replace the part of this kind; return by how many bytes the record has grown.
+        """Replace the part of this kind. Return the number of bytes by which the record has grown.
 
-        ``times``: how often the verb was called; None: one more than before.
+        ``times`` is how often the verb was called; None adds one to the earlier count.
         """
         index, encoded = _INDEX_OF[type(part)], _encode(part)
         before = self._parts[index]

@@ -3,7 +3,7 @@
 Foreign allocators, heartbeats and evictions are dumped as the facts derived from them.
 
 The values of environment variables are left out. Only ``NVIDIA_VISIBLE_DEVICES`` affects decisions.
-The dump keeps whether it hides all devices or names some.
+The dump keeps only whether this variable hides all devices or names some.
 """
 
 from collections.abc import Iterable, Iterator
@@ -79,7 +79,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     name: str
     node: Node | None
     gpunode: GPUNode | None
-    #: Time of the agent's last heartbeat, on the clock of ``now_s``; None: there was none.
+    #: Time of the agent's last heartbeat, on the clock of ``now_s``; None if there was none.
     reported_at_s: float | None
     #: Code of the reason that names the foreign allocator of its GPUs; None if none.
     manager: str | None
@@ -244,7 +244,7 @@ def _without_value(variable: EnvVar) -> EnvVar:
 
 
 def inputs_of(body: bytes, name: str) -> Inputs:
-    """Decode a dump; raise ``BadSettings`` with the file's ``name`` if it is none."""
+    """Decode a dump. If the content is no dump, raise ``BadSettings`` with the file's ``name``."""
     try:
         inputs = msgspec.json.decode(body, type=Inputs)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
@@ -259,7 +259,7 @@ def inputs_of(body: bytes, name: str) -> Inputs:
 
 
 def state_of(inputs: Inputs) -> ClusterWriter:
-    """Return a state that decides for each pod and node as the dumped one did at ``now_s``."""
+    """Return a state that decides about each pod and node as the dumped state did at ``now_s``."""
     head, rest = inputs.head, inputs.settled
     state = ClusterWriter(rest.rules, rest.stale_after_s, head.epoch_s)
     state.apply(_events(inputs))

@@ -62,7 +62,8 @@ class NodeSets:
         return added
 
     def offered(self, row_of: Mapping[str, int], rows: Rows) -> "OfferedNodes":
-        """Return the nodes of a filter call. ``rows``: (n,) their rows, -1 for an unknown node."""
+        """Return the nodes of a filter call. ``rows`` (n,) are their rows, -1 for an unknown
+        node."""
         if not self._last or self._last[-1].row_of is not row_of:
             self.add(row_of)
         named = np.zeros(len(row_of) + 1, np.bool_)
@@ -72,7 +73,7 @@ class NodeSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfferedNodes:
-    """The nodes in one filter call: those that passed kube-scheduler's own filters."""
+    """The nodes in one filter call, which passed kube-scheduler's own filters."""
 
     nodes: NodeSet
     bits: bytes
@@ -104,9 +105,10 @@ class Decision:
     sure: bool = True
     took_s: float = 0.0
     asked: tuple[Asked, ...] = ()
-    #: The node that filter returned, if only one: the only one that fits, or the best of them.
+    #: The node that filter returned, if it returned only one. It is the only or the best fitting
+    #: node.
     node: str = ""
-    #: Whether the mode was observe: all nodes passed, the rejected ones too.
+    #: Whether the mode was observe, in which all nodes passed, including rejected nodes.
     observed: bool = False
     offered_nodes: OfferedNodes | None = None
 
@@ -116,7 +118,7 @@ class Journal:
 
     Beyond the limits, the filter call of the pod that was asked about longest ago, by any verb, is
     dropped first. A copy of the journal receives records in the order of their last change, and
-    ends with the same.
+    ends with equal records.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS, max_shown_bytes: int | None = None) -> None:
