@@ -224,7 +224,7 @@ def _is_overdue(reservation: Reservation, now: str) -> bool:
 
 
 def _turn(reservation: Reservation, uid: str) -> tuple[bool, str, str]:
-    """Return the sort key of a pod in the order of starts: the order of the reservations.
+    """Return the sort key of a pod in the order of starts, which is the order of the reservations.
 
     Adopted pods come first: most were bound by another scheduler and have no gate, so they start at
     any time.

@@ -259,7 +259,7 @@ def _contradictions(
             reading.resource.startswith(_GPU_RESOURCES)
             and reading.healthy - resolve(reading.healthy, devices).keys()
         ):
-            # A GPU that was added, or one that is not in the agent's container.
+            # The GPU was added later, or is not in the agent's container.
             why = f"the plugin advertises {reading.resource} of a GPU that the driver does not list"
             complaints.append(Degraded("nvml", Cause(why, "gpu_not_listed")))
     device_of = resolve({holding.replica for holding in readings.holdings}, devices)

@@ -152,7 +152,7 @@ class EventRecorder:
             if len(pending) == AT_ONCE:
                 break
             if number % CHECKED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # lets kube-scheduler's calls in
+                await asyncio.sleep(0)  # kube-scheduler's calls run in between
 
         async def one(key: tuple[str, str, str], notice: Notice) -> None:
             if await self.write(notice):

@@ -139,7 +139,7 @@ class OveruseController:
                         await self._act(gpunode, found, grace_s)
                 except StoreError as err:
                     log.warning("overuse_eviction_failed", node=name, message=str(err))
-            await asyncio.sleep(0)  # lets kube-scheduler's calls in
+            await asyncio.sleep(0)  # kube-scheduler's calls run in between
         self._telemetry.overuse_unresolved.set(sum(self._unresolved.values()))
 
     def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:

@@ -56,7 +56,7 @@ class StartsController:
                     await self._end(name)
                 except StoreError as err:
                     log.warning("start_not_ended", node=name, message=str(err))
-            await asyncio.sleep(0)  # lets kube-scheduler's calls in
+            await asyncio.sleep(0)  # kube-scheduler's calls run in between
 
     async def _end(self, node: str) -> None:
         """End the starts according to the newest version of the GPUNode."""

@@ -66,8 +66,10 @@ InsecureVerbs = Annotated[
         "--insecure-verbs", help="Accept bind calls without a certificate, on loopback only."
     ),
 ]
-VerbsPort = Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")]
-DebugPort = Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")]
+VerbsPort = Annotated[
+    int | None, typer.Option(help="kube-scheduler's port, or 0 for any free port.")
+]
+DebugPort = Annotated[int | None, typer.Option(help="Debug API's port, or 0 for any free port.")]
 DebugOpen = Annotated[
     bool | None,
     typer.Option("--debug-open", help="Serve the debug API to all processes of this machine."),

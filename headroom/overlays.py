@@ -172,7 +172,8 @@ def _smallest(instance_type: str, amounts: Sequence[Mapping[str, int]]) -> Capac
 def overlays(capacities: Sequence[Capacity], pool: str | None = None) -> Iterator[str]:
     """Yield the NodeOverlays as YAML documents, one for all instance types with equal resources.
 
-    ``pool``: the only NodePool that they apply to. Raises ``BadSettings`` if a type occurs twice.
+    ``pool`` is the only NodePool to which they apply. Raises ``BadSettings`` if a type occurs
+    twice.
     """
     (most, count), *_ = Counter(each.instance_type for each in capacities).most_common(1)
     if count > 1:

@@ -75,5 +75,5 @@ def container_of(part: str) -> str:
 
 
 def is_static(uid: str) -> bool:
-    """Return whether a uid is that of a static pod: a hash of its manifest."""
+    """Return whether a uid belongs to a static pod, and so is a hash of its manifest."""
     return _HASH.fullmatch(uid) is not None

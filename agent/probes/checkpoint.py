@@ -135,8 +135,8 @@ def signature(path: Path) -> tuple[int, int, int] | None:
 def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
     """Read the file, and compute its checksum if ``verify`` is set.
 
-    A wrong checksum is no error: the result is not ``verified``. The checksum of 768 pods takes
-    0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
+    A wrong checksum is no error, but then the result is not ``verified``. The checksum of 768 pods
+    takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
     """
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES)
@@ -187,7 +187,7 @@ def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
 def _verified(
     checksum: int, entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None
 ) -> bool:
-    """Return whether the checksum is that of the content."""
+    """Return whether the checksum matches the content."""
     try:
         return checksum == _fnv1a(_print(entries, registered))
     except ValueError:  # a NUMA node that is no number, or an answer that is not base64

@@ -192,7 +192,7 @@ class Exposition:
         field, convert = _METRICS[name]
         figure = convert(number)
         if key is None or figure is None or len(key[0]) > _MOST_UUID_CHARS:
-            raise ValueError("not a figure of a device")
+            raise ValueError("not a value of a device")
         if key not in self._found and len(self._found) >= _MOST_DEVICES:
             raise ValueError("too many devices")
         found = (not label(labels, _PODS), figure)

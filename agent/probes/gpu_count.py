@@ -23,7 +23,8 @@ _MOST_TRIES, _TRY_FOR_S = 3, 15.0
 def attached_gpus(sysfs: Path) -> int:
     """Return the number of GPUs that the kernel has bound to NVIDIA's driver; 0 if unknown.
 
-    Virtual functions on a host of virtual machines do not count: the driver does not show them.
+    Virtual functions on a host of virtual machines do not count, because the driver does not show
+    them.
     """
     found = 0
     for device in sysfs.glob("bus/pci/drivers/nvidia/*:*"):
@@ -47,7 +48,7 @@ class GpuCount:
     def compare(self, driver: int) -> bool:
         """Count the kernel's GPUs; return whether the driver must be closed and opened again.
 
-        ``driver``: the number of GPUs that the driver shows.
+        ``driver`` is the number of GPUs that the driver shows.
         """
         before = self._kernel, self._driver
         self._kernel, self._driver = attached_gpus(self._sysfs), driver

@@ -68,9 +68,9 @@ class Joined:
 class KubeletProbe:
     """Reads device assignments from the file ``checkpoint`` and the service at ``socket``.
 
-    ``cgroups`` is the host's /sys/fs/cgroup; None: a pod that is not listed has ended.
-    ``wall_s`` returns the Unix time, which is compared with the time of change of the kubelet's
-    socket. ``monotonic_s`` measures how long a pod has been unlisted.
+    ``cgroups`` is the host's /sys/fs/cgroup. If it is None, a pod that is not listed counts as
+    ended. ``wall_s`` returns the Unix time, which is compared with the time of change of the
+    kubelet's socket. ``monotonic_s`` measures how long a pod has been unlisted.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class KubeletProbe:
     def _ask(
         self,
     ) -> tuple[list[ListedContainer] | None, dict[str, frozenset[str]] | None, SourceReading]:
-        """Return containers and healthy replicas (None: not answered), and the source's state."""
+        """Return containers and healthy replicas (None if the kubelet did not answer), and the
+        source's state."""
         try:
             found = self._socket.stat()
         except OSError as err:
@@ -163,7 +164,7 @@ class KubeletProbe:
         return join(entries, listed or (), self._names, ended) if ended else first
 
     def _lost(self, uids: Collection[str]) -> set[str]:
-        """Return the pods that have lost their cgroup, among those that are or were listed.
+        """Return the pods that are or were listed and have lost their cgroup.
 
         These have ended, so a replica that they have freed is never theirs again.
         """

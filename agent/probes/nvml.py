@@ -259,7 +259,7 @@ class Gate:
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
         """Return memory limits and use of a cgroup, given by the full path of its directory.
 
-        None if the driver has no such limits: it is older than r615, or the device is MIG.
+        None if the driver has no such limits because it is older than r615 or the device is MIG.
         """
         struct_type = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
         if struct_type is None:

@@ -20,7 +20,8 @@ from headroom.contract.gpunode import HealthCode
 
 
 class NvmlError(Exception):
-    """Base class of all errors that ``Gate`` raises. ``code``: NVML's, if it is one of NVML."""
+    """Base class of all errors that ``Gate`` raises. ``code`` is NVML's error code if the error
+    came from NVML."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)

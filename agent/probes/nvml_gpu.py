@@ -69,7 +69,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "excl
 
 @dataclass(slots=True)
 class GpuReadings:
-    """The readings of one physical GPU, or those of several together."""
+    """The readings of one or several physical GPUs."""
 
     #: The GPU itself, or its MIG devices.
     devices: list[DeviceReading] = field(default_factory=list)
@@ -111,8 +111,8 @@ class GpuReader:
     def read(self, is_known: bool) -> GpuReadings:
         """Read the GPU, or its MIG devices if MIG is on.
 
-        ``is_known``: whether devices have been seen at this index before. Raises ``DeviceFault`` or
-        ``StaleHandle`` if the GPU does not report its UUID. If its name or MIG devices cannot be
+        ``is_known`` is whether devices have been seen at this index before. Raises ``DeviceFault``
+        or ``StaleHandle`` if the GPU does not report its UUID. If its name or MIG devices cannot be
         read, these are raised only if ``is_known``, because the caller then reports the devices
         seen before as faulty; otherwise the GPU is returned with a fault. Raises ``DriverGone``.
         """
@@ -292,7 +292,7 @@ class GpuReader:
 
 
 def _mark(gpu: GpuReadings, fault: Cause) -> None:
-    """Give all devices of the GPU this fault, except those that already have another one."""
+    """Give all devices of the GPU this fault, except devices that already have another fault."""
     gpu.devices = [replace(device, fault=device.fault or fault) for device in gpu.devices]
 
 

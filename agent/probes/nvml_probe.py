@@ -256,7 +256,7 @@ class NvmlProbe:
     def _result(self, worker: Worker[T], given: bool, until_s: float) -> T:
         """Return the result of the worker's job. Raises ``Hanging``, which names the pending call.
 
-        ``given``: whether the worker has started the job.
+        ``given`` is whether the worker has started the job.
         """
         try:
             if given:

@@ -21,7 +21,7 @@ _CONTROLLERS = ("pids", "memory", "cpu", "systemd")
 def pod_cgroups(root: Path) -> Mapping[str, str]:
     """Return uid -> cgroup directory of every pod; empty if ``root`` has no pod's cgroup.
 
-    With cgroups v1 the directories are those of one controller.
+    With cgroups v1 the directories belong to one controller.
     """
     for hierarchy in (root, *(root / controller for controller in _CONTROLLERS)):
         if found := dict(_pods(str(hierarchy), 0)):

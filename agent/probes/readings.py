@@ -210,7 +210,7 @@ class ProcessReading(Reading, frozen=True):
 
 
 class LimitReading(Reading, frozen=True):
-    """The driver's limits of one container on one device (None: no limit), and its use there."""
+    """The driver's limits of one container on one device (None for no limit), and its use there."""
 
     source: str
     device: str
@@ -236,8 +236,8 @@ class HighWaterReading(Reading, frozen=True):
 class MirrorReading(Reading, frozen=True):
     """The two uids of a static pod.
 
-    ``hash`` is its uid at the kubelet and in cgroups. ``uid`` is that of its mirror pod at the API
-    server.
+    ``hash`` is its uid at the kubelet and in cgroups. ``uid`` is the uid of its mirror pod at the
+    API server.
     """
 
     source: str

@@ -11,7 +11,8 @@ usually there is nothing to guess.
 2. Otherwise the fullest device with enough memory for the largest unconfirmed pod is chosen. Until
    the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
    memory that is free on another device stays free.
-3. If no device has enough, the request is rejected: the pod fails, and nothing is overcommitted.
+3. If no device has enough memory, the request is rejected, so the pod fails and no device is
+   overcommitted.
 
 Reservations made while the resource was not steered name no device. The extender assumed the
 plugin's order for them, so of the devices with enough memory the plugin's next choice is chosen.
@@ -75,7 +76,7 @@ _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 class Choice:
     """The replicas that one container should get."""
 
-    #: Empty: the plugin chooses.
+    #: Empty if the plugin chooses.
     replicas: tuple[str, ...]
     device: str = ""
     #: The device reserved for the unconfirmed pods; empty if their reservations differ.
@@ -108,7 +109,7 @@ def choose(
 ) -> Choice | NoRoom | OnlyCordoned:
     """Choose the replicas for one container.
 
-    ``steered``: whether the resource is steered according to the GPUNode's status. If not, the
+    ``steered`` is whether the resource is steered according to the GPUNode's status. If not, the
     extender's reservations assume the plugin's own choice. ``arrived_before`` are uids of pods that
     have had devices since the kubelet started.
 
@@ -361,8 +362,8 @@ class Eligibility:
 def eligibility(sample: GPUNodeStatus, permitted: bool, kubelet_version: str) -> Eligibility:
     """Return which resources can be steered.
 
-    ``permitted``: whether the agent may write to the kubelet's device plugin directory.
-    ``kubelet_version``: as in the Node's status; empty if unknown.
+    ``permitted`` is whether the agent may write to the kubelet's device plugin directory.
+    ``kubelet_version`` is the version in the Node's status; empty if unknown.
     """
     if not permitted:
         return Eligibility(obstacles=(STEERING_NOT_PERMITTED,))

@@ -1,4 +1,4 @@
-"""The end of an agent that steers: it returns the resources to their plugins when that is safe.
+"""Ends an agent that steers, and returns the resources to their plugins when that is safe.
 
 It is safe if the GPUNode reports that nothing is steered, and no reservation of an unconfirmed pod
 depends on the agent's choice. Without the ledger (the API server is away, or the agent's permission
@@ -55,7 +55,8 @@ def leave(
     """
 
     def confirmed() -> bool | None:
-        """Report until the agent may leave, at most ``CONFIRM_WITHIN_S``; None: no ledger."""
+        """Report until the agent may leave, at most ``CONFIRM_WITHIN_S``; None if there is no
+        ledger."""
         until_s = monotonic() + CONFIRM_WITHIN_S
         while not (may := allocation.may_leave) and monotonic() < until_s:
             report()

@@ -12,7 +12,7 @@ _VERSION = "v1beta1"
 class ContainerRequest:
     """One container's request: ``size`` of the replicas in ``available``.
 
-    Those in ``must_include`` are part of both.
+    Replicas in ``must_include`` are also in ``available``, and count in ``size``.
     """
 
     available: tuple[str, ...]

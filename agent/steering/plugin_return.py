@@ -80,8 +80,8 @@ def remove_proxies(folder: Path, plugin: str, but: str = "") -> None:
 def restore(folder: Path, plugin: str, healthy: Healthy, promotes: bool) -> None:
     """Register a plugin that a killed agent left unregistered, and remove the agent's sockets.
 
-    They are removed even if the plugin does not answer. ``promotes``: whether the kubelet has
-    used the plugin again by itself; see ``PluginRegistration``.
+    They are removed even if the plugin does not answer. ``promotes`` returns whether the kubelet
+    uses the plugin again by itself; see ``PluginRegistration``.
     """
     if not promotes:
         bring_back(folder, plugin, healthy)

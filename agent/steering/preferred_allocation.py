@@ -273,7 +273,8 @@ class PreferredAllocation:
     def _restore(self) -> None:
         """Register the plugins again that a killed agent has left unregistered.
 
-        Not while the version of the kubelet is unknown: a second registration harms a new one.
+        Do not do this while the version of the kubelet is unknown, because a second registration
+        harms a new kubelet.
         """
         if minor_version(self._kubelet_version()) is None:
             return

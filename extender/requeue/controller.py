@@ -97,7 +97,7 @@ class RequeueController:
             if named is not None:
                 requeues.append(asyncio.create_task(self._requeue(ledger, named)))
             elif time.monotonic() - resumed_s > SLICE_S:
-                await asyncio.sleep(0)  # lets kube-scheduler's calls in
+                await asyncio.sleep(0)  # kube-scheduler's calls run in between
                 resumed_s = time.monotonic()
         await asyncio.gather(*requeues)
         if requeues:

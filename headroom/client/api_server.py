@@ -54,7 +54,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
 
 
 def whole_lines(chunks: Iterable[bytes], most_bytes: int) -> Iterator[list[bytes]]:
-    """Yield the complete lines of a watch, those of each chunk together.
+    """Yield lists of the complete lines of a watch, with a list for each chunk.
 
     Raises ``LineTooLong``, and ``EOFError`` if the watch ends inside a line.
     """

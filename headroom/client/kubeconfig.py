@@ -34,7 +34,7 @@ class BadKubeconfig(ValueError):
 
 
 class NoContext(BadKubeconfig):
-    """The context does not exist; the message lists those that do."""
+    """The context does not exist. The message lists the existing contexts."""
 
 
 class NoCluster(BadKubeconfig):
@@ -243,7 +243,7 @@ def _logged_errors() -> Iterator[list[str]]:
 
 
 def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> None:
-    """Set the proxy of the cluster, or that of the environment as Go's programs read it."""
+    """Set the proxy of the cluster, or the proxy of the environment as Go's programs read it."""
     parts = urlsplit(configuration.host)
     host = parts.hostname or ""
     if url:  # applies to all hosts

@@ -142,9 +142,9 @@ def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
 def _routes(guarded: bool, open_metrics: bool) -> Sequence[BaseRoute]:
     """Return the routes of probes and views, which all applications of a process share.
 
-    The guard checks all routes but those of probes and the page, which hold no data of the cluster.
-    With ``open_metrics``, it does not check the metrics.
-    FastAPI prepares the routes at the first request, which takes 0.1 s.
+    The guard checks all routes except the routes of probes and the page, which have no data of the
+    cluster. With ``open_metrics``, it does not check the metrics. FastAPI prepares the routes at
+    the first request, which takes 0.1 s.
     """
     router = APIRouter()
     checked = _CHECKED if guarded else {}

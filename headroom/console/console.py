@@ -115,8 +115,8 @@ class Console:
         guard: Guard | None = None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
     ) -> FastAPI:
-        """Return the app of the debug API. ``guard`` authorizes readers; None: every client may
-        read."""
+        """Return the app of the debug API. ``guard`` authorizes readers. If it is None, every
+        client may read."""
         return console_app(self._context(guard, quotas), self._routes)
 
     def _context(

@@ -44,7 +44,7 @@ class SharedAnswers:
         """Return the answer of an earlier call for the same path and query, or otherwise compute
         it.
 
-        A call that comes while another thread computes the answer waits for it. ``now_s``:
+        A call that comes while another thread computes the answer waits for it. ``now_s`` is the
         monotonic time of this call. ``compute`` returns a response with a whole body, which states
         its own time and generation. Exceptions of ``compute`` are raised, and nothing is stored.
         """

@@ -98,7 +98,7 @@ class Context:
         return sum(over.excess_bytes for over in self.cluster.overcommits.now())
 
     def seen_by(self, pod: Pod | None, snap: Snapshot) -> Snapshot:
-        """Return the snapshot as filter sees it for the pod; None: with all held memory."""
+        """Return the snapshot as filter sees it for the pod. For None, all held memory counts."""
         return seen_by(self.cluster, pod, snap, self.monotonic_s())
 
     def holds_against(self, pod: Pod) -> Mapping[str, Sequence[Hold]]:

@@ -196,7 +196,7 @@ def parse_auto(text: str) -> Auto:
         options[name] = _amount(amount, text, VRAM)
     least, most = options.get("min", Bytes(0)), options.get("max", Bytes(MAX_DEVICE_BYTES))
     if isinstance(least, Share) or isinstance(most, Share):
-        raise BadAnnotation(VRAM, text, "has min= or max= that is no quantity", _AUTO_EXAMPLE)
+        raise BadAnnotation(VRAM, text, "has a min= or max= that is not a quantity", _AUTO_EXAMPLE)
     if least.count_bytes > most.count_bytes:
         raise BadAnnotation(VRAM, text, "has min= above max=", _AUTO_EXAMPLE)
     return Auto(least.count_bytes, most.count_bytes, options.get("default"))

@@ -148,7 +148,7 @@ DEFAULT_VRAM = _key(
     example="4Gi",
     default="none",
     reader="webhook, extender",
-    meaning="`headroom.gpu/vram` of the namespace's GPU pods that have none of their own.",
+    meaning="`headroom.gpu/vram` for GPU pods of the namespace that do not set it.",
 )
 SCHEDULER = _key(
     "scheduler",

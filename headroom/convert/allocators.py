@@ -62,7 +62,7 @@ LOST_ANNOTATIONS = {
     "nvidia.com/numa-bind": _KUBELET_ALIGNS,
     "nvidia.com/mig-profile-preference": "request the resource of the MIG profile instead",
     "hami.io/numa-alignment": _KUBELET_ALIGNS,
-    "hami.io/gpu-scheduler-policy": "headroom.gpu/policy: pack or spread is similar, for nodes",
+    "hami.io/gpu-scheduler-policy": "headroom.gpu/policy: pack or spread does this for nodes",
     HAMI_NODE_POLICY: "annotation headroom.gpu/policy has pack, spread and fragmentation",
 }
 #: The closest in Headroom to a GPU without other pods.
@@ -130,7 +130,7 @@ def lost_annotation(key: str, value: object = "") -> str:
 def lost_resource(key: str, value: object, is_whole: bool) -> tuple[bool, str]:
     """Return whether removing a resource in ``LOST_RESOURCES`` loses anything, and the reason.
 
-    ``is_whole``: whether the converted container requests all memory of a GPU.
+    ``is_whole`` is whether the converted container requests all memory of a GPU.
     """
     text = str(value).strip()
     if text == "0":

@@ -169,7 +169,7 @@ class ClaimTemplates:
         ]
 
     def placed(self, documents: Iterable[Any]) -> list[Any]:
-        """Return the documents with the added templates, without those that no pod uses."""
+        """Return the documents with the added templates, without templates that no pod uses."""
         kept = [document for document in documents if document is not None]
         unused = {id(template) for _, template in self.unused(kept)}
         for each in kept:
@@ -184,7 +184,7 @@ class ClaimTemplates:
 
 
 def _objects(documents: Iterable[Any]) -> Iterator[Yaml]:
-    """Yield the objects of the documents, and those in lists."""
+    """Yield the objects of the documents, including objects in lists."""
     for each in documents:
         if isinstance(each, dict):
             yield each

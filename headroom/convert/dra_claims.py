@@ -172,7 +172,8 @@ def _requests(
 
 
 def _shareable(requests: Iterable[Request], count: int, amount_bytes: int) -> Request | None:
-    """Return the smallest large enough request of this count, else the largest, else None."""
+    """Return the smallest request of this count that is large enough. If there is none, return the
+    largest request, or None without requests."""
     equal = [each for each in requests if each.count == count]
     enough = [each for each in equal if each.memory_bytes >= amount_bytes]
     if enough:

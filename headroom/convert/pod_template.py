@@ -212,7 +212,7 @@ class Template:
     # Writing.
 
     def _remove_keys(self) -> bool:
-        """Remove the keys of other allocators, and report those without an equivalent. Return
+        """Remove the keys of other allocators, and report keys without an equivalent. Return
         whether anything was removed."""
         changed = False
         annotations, labels = self._annotations(), self._labels()

@@ -34,7 +34,7 @@ class RecentRequests:
     span_s: float = 0.0
 
     def beside(self, present: Sequence[ContainerRequest]) -> list[ContainerRequest]:
-        """Return the requests of existing pods, and those of the other pods."""
+        """Return the requests of existing pods, and the requests of the other pods."""
         uids = {each.uid for each in present}
         return [*present, *(each for each in self.requests if each.uid not in uids)]
 

@@ -243,7 +243,8 @@ SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
 
 
 def rounded(count_bytes: int) -> str:
-    """Return bytes as a quantity: exact if that is short, else rounded down to one decimal."""
+    """Return bytes as a quantity, which is exact if that is short, and otherwise rounded down to
+    one decimal."""
     if len(exact := format_bytes(count_bytes)) <= 5:
         return exact
     for unit, shift in (("Gi", 30), ("Mi", 20)):

@@ -59,8 +59,9 @@ class TaintDecisions:
     ) -> set[DraDevice]:
         """Return the devices that are to be tainted now.
 
-        ``excess_bytes`` has the devices with excess. ``exists``: a slice offers the device, and
-        its node reports it. ``is_known``: the report is fresh and can attribute processes.
+        ``excess_bytes`` has the devices with excess. ``exists`` is whether a slice offers the
+        device and its node reports it. ``is_known`` is whether the report is fresh and can
+        attribute processes.
         """
         for device, taint in list(self._taints.items()):
             if not exists(device):

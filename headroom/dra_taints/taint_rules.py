@@ -67,7 +67,7 @@ class TaintRules:
         return bool(self.version)
 
     def list(self) -> dict[DraDevice, DeviceTaintRule]:
-        """Return the rules by device; delete those that do not select exactly one device."""
+        """Return the rules by device. Delete rules that do not select exactly one device."""
         found: dict[DraDevice, DeviceTaintRule] = {}
         listed = self._api.list(
             self._path(),

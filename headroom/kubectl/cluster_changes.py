@@ -229,7 +229,7 @@ def nodes_listed(names: Iterable[str]) -> str:
 
 
 def message_of(err: Any) -> str:
-    """Return the message of an ``ApiException``: that of its first cause, or of its status."""
+    """Return the message of an ``ApiException``, from its first cause or from its status."""
     status = status_of(err.body or b"")
     return status.cause or status.message or f"{err.status} {err.reason}"
 

@@ -275,7 +275,7 @@ def log(
 @app.command(rich_help_panel=FOLLOW)
 def ui(
     context: typer.Context,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any free port.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1, or 0 for any free port.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Show the console's page in a browser, with your own permissions."""

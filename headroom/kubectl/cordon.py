@@ -39,7 +39,7 @@ class Gpu:
 def gpus_of(node: Body, parents: Mapping[str, str]) -> list[Gpu]:
     """Return what can be cordoned on a node of the debug API.
 
-    ``parents``: MIG device -> its physical GPU, which can be cordoned too.
+    ``parents`` maps each MIG device to its physical GPU, which can be cordoned too.
     """
     found = []
     of_parent: dict[str, list[Body]] = {}
@@ -127,8 +127,8 @@ def preview(
 ) -> Iterator[str]:
     """Yield lines about what the node loses if the GPUs are cordoned.
 
-    ``annotations``: those of the Node; ``steering_obstacle``: what prevents steering it, None if
-    nothing is known to; ``evict``: whether pods on the GPUs will be evicted.
+    ``annotations`` are the annotations of the Node. ``steering_obstacle`` is the known obstacle to
+    steering the node; None if there is none. ``evict`` is whether pods on the GPUs will be evicted.
     """
     for gpu in chosen:
         models = ", ".join(sorted({device["model"] for device in gpu.devices}))

@@ -40,7 +40,8 @@ class _Pod:
 def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
     """Return a script of ``kubectl annotate`` with comments, from the body of ``/v1/drift``.
 
-    ``namespace``: only this one; None: all. Returns no lines if no pod has a GPU there.
+    ``namespace`` restricts the result to this namespace; None includes all. Returns no lines if no
+    pod has a GPU there.
     """
     now_s = _seconds(body["generatedAt"])
     pods: dict[str, list[_Pod]] = {}

@@ -58,7 +58,7 @@ def held(devices: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
 def why_kept(pod: PodRead, force: bool) -> str:
     """Return why a pod is not evicted; empty if it may be.
 
-    ``force``: evict pods without a controller too.
+    ``force`` also evicts pods without a controller.
     """
     if pod.mirror:
         return "it is a mirror pod: remove its manifest from the node's kubelet"

@@ -59,7 +59,7 @@ class GroupedHelp(TyperGroup):
     def _completed(self, error: Any, program: str) -> str:
         """Return the message of an error, if possible with where to write an option, or an example.
 
-        ``program``: the name of the program, as the user typed it.
+        ``program`` is the name of the program, as the user typed it.
         """
         text = str(error.format_message()).replace("Value error, ", "")
         command = error.ctx.command if error.ctx else self

@@ -1,4 +1,4 @@
-"""The options of ``kubectl headroom`` that come before a command, and those that commands share."""
+"""The options of ``kubectl headroom`` that precede a command, and options that commands share."""
 
 import contextlib
 import re

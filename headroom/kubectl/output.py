@@ -64,7 +64,7 @@ def print_data(body: Any, output: Output | Data | Sheet | None) -> bool:
 def show_table(body: Any, table: Table, output: Output | Data | None, empty: str) -> None:
     """Print the table, or the body if the output is JSON or YAML.
 
-    ``empty``: the note on stderr if the table has no rows.
+    ``empty`` is the note on stderr if the table has no rows.
     """
     if print_data(body, output):
         return

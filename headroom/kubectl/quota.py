@@ -29,7 +29,7 @@ def quota(
 
 
 def table(body: Body) -> Table:
-    """Return a row for each quota; those that are used up are highlighted."""
+    """Return a row for each quota. Quotas that are used up are highlighted."""
     found = Table(("NAMESPACE", "QUOTA", "USED", "HARD", "LEFT", "RESERVED"))
     for row in body["quotas"]:
         used_bytes, hard_bytes = row["used_bytes"], row["hard_bytes"]

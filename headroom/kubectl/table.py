@@ -47,7 +47,8 @@ class Table:
 
 
 def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
-    """Yield the lines of the table with their styles. ``width``: that of the terminal, if any."""
+    """Yield the lines of the table with their styles. ``width`` is the width of the terminal, if
+    there is one."""
     has_state = table.columns[-1] == STATE
     states = [row[-1] for row in table.rows] if has_state else []
     columns = list(zip(table.columns, *table.rows, strict=True))[: -1 if has_state else None]
@@ -76,7 +77,7 @@ def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
 def wrapped(
     text: str, width: int | None, indent: str = "", further: str | None = None
 ) -> list[str]:
-    """Break a text between words into lines of at most ``width``; None: one line.
+    """Break a text between words into lines of at most ``width``. If that is None, return one line.
 
     ``indent`` precedes the first line, ``further`` the others (default: as the first).
     """

@@ -64,7 +64,7 @@ def keep_showing(
 def lost(body: Any) -> tuple[float, str]:
     """Return for how many seconds the console has had no contact with the API server, and why.
 
-    ``body``: the answer of /v1/inputs. The reason is empty if there is contact.
+    ``body`` is the answer of /v1/inputs. The reason is empty if there is contact.
     """
     for each in body["inputs"]:
         if each["kind"] == "api_server" and each["message"]:

@@ -45,7 +45,7 @@ class Contentions:
     """Counts the contention during a replay."""
 
     def __init__(self, sm_shares: Sequence[float]) -> None:
-        """``sm_shares``: for each machine, the part of a GPU's SMs that each device has."""
+        """``sm_shares`` has, for each machine, the part of a GPU's SMs that each device has."""
         self._sm_shares = sm_shares
         #: Machine and device -> index of a pod there -> its workload, and its part of the time.
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)

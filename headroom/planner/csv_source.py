@@ -106,11 +106,11 @@ def _ratio(row: Row, column: str) -> float | None:
 def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:
     if counts["without"]:
         yield (
-            f"Left out: {plural(counts['without'], 'pod')} without a GPU. The CPU and host "
+            f"Skipped {plural(counts['without'], 'pod')} without a GPU. The CPU and host "
             "memory that they used count as free."
         )
     if counts["never"]:
-        yield f"Left out: {plural(counts['never'], 'pod')} without a start or without an end."
+        yield f"Skipped {plural(counts['never'], 'pod')} without a start time or an end time."
     if counts["unmeasured"] == lives:
         yield "No pod has a measured peak: the request is taken as the peak."
     elif counts["unmeasured"]:

@@ -23,7 +23,7 @@ def demand(
     """Return the most GPUs that the pods use at once if none waits, and the mean of it over time,
     as if they were packed without loss.
 
-    ``mean_bytes``: the mean memory of a GPU.
+    ``mean_bytes`` is the mean memory of a GPU.
     """
     if not lives:
         return 0.0, 0.0

@@ -48,8 +48,8 @@ def history_of(
 ) -> History:
     """Build the history between two Unix times.
 
-    ``labels``: those that a node must have. Raises ``BadSettings`` if there are no GPU pods or no
-    GPUs.
+    ``labels`` are the labels that a node must have. Raises ``BadSettings`` if there are no GPU pods
+    or no GPUs.
     """
     notes: list[str] = []
     machines, shared_nodes = _machines(answers, labels, notes)
@@ -70,7 +70,7 @@ def history_of(
 def _machines(
     answers: Answers, labels: Mapping[str, str], notes: list[str]
 ) -> tuple[list[Machine], set[str]]:
-    """Return the nodes with GPUs, and the names of those whose GPUs are shared already."""
+    """Return the nodes with GPUs, and the names of nodes whose GPUs are shared already."""
     amounts: dict[str, dict[str, float]] = defaultdict(dict)
     for sample in answers["node"]:
         resource = sample.labels.get("resource", "")
@@ -110,7 +110,7 @@ def _machines(
         )
     if without:
         notes.append(
-            f"Left out: {plural(without, 'node')} with GPUs but without metrics of dcgm-exporter."
+            f"Skipped {plural(without, 'node')} with GPUs but without metrics of dcgm-exporter."
         )
     if not found:
         selected = f" with {_selector(labels)}" if labels else ""
@@ -251,7 +251,7 @@ class _Lives:
         self._notes += _notes(counts)
 
     def _owner_name(self, pod: _Pod) -> str:
-        """Return the name of the pod's controller, else its own."""
+        """Return the name of the pod's controller, or the pod's own name without a controller."""
         owner = self._owner.get(pod)
         name = owner.labels.get("owner_name", "") if owner else ""
         return pod[1] if name in ("", "<none>") else name
@@ -298,10 +298,10 @@ class _Lives:
 def _notes(counts: Mapping[str, int]) -> Iterator[str]:
     lives = counts["lives"]
     if counts["never"]:
-        yield f"Left out: {plural(counts['never'], 'pod')} with a GPU, never bound."
+        yield f"Skipped {plural(counts['never'], 'pod')} with a GPU that were never bound."
     if counts["elsewhere"]:
         yield (
-            f"Left out: {plural(counts['elsewhere'], 'pod')} on nodes that are not selected, are "
+            f"Skipped {plural(counts['elsewhere'], 'pod')} on nodes that are not selected, are "
             "gone or have no metrics of GPUs."
         )
     if counts["no creation"]:

@@ -168,7 +168,7 @@ class ByHeadroom:
 
 
 class ByCounting:
-    """Places pods as kube-scheduler does without Headroom: it counts replicas, not memory.
+    """Places pods as kube-scheduler does without Headroom, by counting replicas instead of memory.
 
     A pod goes to the machine with the most free replicas, at random between equal ones.
     """

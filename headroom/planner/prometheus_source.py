@@ -30,8 +30,8 @@ def read_prometheus(
 ) -> History:
     """Return the history of ``days`` days until the Unix time ``end_s``; None: until now.
 
-    ``nodes``: labels that the nodes must have. Raises ``BadSettings`` if Prometheus cannot be read
-    or has too little data.
+    ``nodes`` are labels that the nodes must have. Raises ``BadSettings`` if Prometheus cannot be
+    read or has too little data.
     """
     parts = urlsplit(url)
     public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")

@@ -176,7 +176,7 @@ def history_of(recording: Recording, moment: bool = False) -> History:
     elsewhere = len(recording.pods) - len(pods)
     notes = [*_notes(recording, pods, moment)]
     if elsewhere and not moment:
-        notes.append(f"Left out: {plural(elsewhere, 'pod')} on nodes whose GPUs are unknown.")
+        notes.append(f"Skipped {plural(elsewhere, 'pod')} on nodes whose GPUs are unknown.")
     return History(machines, tuple(lives), tuple(notes))
 
 

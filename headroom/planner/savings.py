@@ -9,7 +9,7 @@ from headroom.planner.wording import outward
 
 
 def saved_ratio(study: Study, row: Row) -> tuple[float, float] | None:
-    """Return the range of the part of the unshared GPUs that ``row`` saves; None: unknown.
+    """Return the range of the part of the unshared GPUs that ``row`` saves; None if unknown.
 
     It is negative if more GPUs are needed than unshared.
     """

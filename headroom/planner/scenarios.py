@@ -182,7 +182,7 @@ def answer(
 ) -> Answer:
     """Return the answer of a configuration with shared GPUs.
 
-    ``exclusive``: its exclusive pool; None if no number of nodes suffices for it.
+    ``exclusive`` is its exclusive pool; None if no number of nodes suffices for it.
     """
     today_machines = mixed_order(history.machines)
     machines = shared_machines(today_machines, configuration)

@@ -64,7 +64,7 @@ class Life:
     gpus: int
     #: GPU memory that it requests of one device; None if it requests all of it.
     request_bytes: int | None
-    #: The most GPU memory that it used on one device; None if unknown.
+    #: Maximum GPU memory that it used on one device; None if unknown.
     peak_bytes: int | None = None
     #: Its mean SM activity, 0..1; None if unknown.
     sm_ratio: float | None = None
@@ -150,14 +150,14 @@ class Vram:
         return life
 
     def need_bytes(self, life: Life) -> int | None:
-        """Return the GPU memory to request for the pod; None: all of a GPU."""
+        """Return the GPU memory to request for the pod; None for all of a GPU."""
         if self.source == "recommendations":
             return life.request_bytes if life.recommended_bytes is None else life.recommended_bytes
         found = self.largest(life)
         return self._request(found.peak_bytes, found.request_bytes)
 
     def own_bytes(self, life: Life) -> int | None:
-        """Return the request that would be enough for this pod alone; None: all of a GPU."""
+        """Return the request that would be enough for this pod alone; None for all of a GPU."""
         if self.source == "recommendations":
             return self.need_bytes(life)
         return self._request(life.peak_bytes, life.request_bytes)
@@ -227,7 +227,7 @@ def stays_exclusive(life: Life, vram: Vram, sizes: Mapping[str, int]) -> bool:
     """Return whether the pod keeps GPUs of its own, because its request is for several GPUs, or for
     almost a whole one.
 
-    ``sizes``: model -> memory of its largest GPU.
+    ``sizes`` maps each model to the memory of its largest GPU.
     """
     need_bytes = vram.need_bytes(life)
     if vram.largest(life).gpus != 1 or need_bytes is None:

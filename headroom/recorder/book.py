@@ -77,7 +77,7 @@ class ProfileBook:
         self._entries: dict[ProfileKey, _Entry] = {}
 
     def load(self, profiles: Iterable[VRAMProfile]) -> None:
-        """Replace all profiles with those of the API server. Pending lives are kept."""
+        """Replace all profiles with the profiles of the API server. Pending lives are kept."""
         before = self._entries
         self._entries = {}
         for profile in profiles:
@@ -91,7 +91,7 @@ class ProfileBook:
         self._entries.setdefault(key, _Entry(None)).stored = profile
 
     def take(self, ended: Iterable[Owned], running: Iterable[Owned]) -> None:
-        """Add lives that ended, and replace those that run."""
+        """Add lives that ended, and replace running lives."""
         for entry in self._entries.values():
             entry.running = []
         for each in ended:
@@ -108,14 +108,14 @@ class ProfileBook:
                 del self._entries[key]
 
     def due(self, now_s: float, at_most: int) -> list[ProfileKey]:
-        """Return the profiles to write now, those that waited longest first."""
+        """Return the profiles to write now, starting with the profile that has waited longest."""
         due = [
             (entry.written_s, key) for key, entry in self._entries.items() if _is_due(entry, now_s)
         ]
         return [key for _, key in sorted(due)[:at_most]]
 
     def forgotten(self, now_s: float) -> list[tuple[ProfileKey, VRAMProfile]]:
-        """Return the profiles to delete: those whose lives are all long past."""
+        """Return the profiles to delete, whose lives all ended long ago."""
         return [
             (key, entry.stored)
             for key, entry in self._entries.items()
@@ -148,7 +148,7 @@ class ProfileBook:
     def delayed(self, key: ProfileKey, now_s: float, unanswered: Write | None = None) -> None:
         """Record that a write failed, so that writes of other profiles come first.
 
-        ``unanswered``: the write, if the API server may have executed it.
+        ``unanswered`` is the write, if the API server may have executed it.
         """
         if (entry := self._entries.get(key)) is not None:
             entry.written_s, entry.unanswered = now_s, unanswered

@@ -121,7 +121,8 @@ class ProfileStore:
         return self._api.list(path, _readable, page_size=500).items
 
     def write(self, profile: VRAMProfile) -> VRAMProfile:
-        """Create a profile without a resourceVersion, else replace it on condition of its own.
+        """Create a profile that has no resourceVersion. Otherwise replace it, on condition of its
+        resourceVersion.
 
         Raise ``ApiStatus`` with 409 if another process created or changed it.
         """

@@ -75,7 +75,7 @@ _Use = tuple[_Container, Key | None]
 
 
 def reading(queries: Queries, now_s: float) -> Reading[list[PastLife]]:
-    """Return the lives that have ended; ``now_s``: the end of the last day."""
+    """Return the lives that have ended. ``now_s`` is the end of the last day."""
     totals, daily = queries.totals(DAYS), queries.ended_lives
     return past_lives((yield from read_days(totals, daily, queries.peaks, DAYS, now_s)), now_s)
 
@@ -225,7 +225,7 @@ def _owner(namespace: str, pod: str, kind: str, name: str, generate_name: str) -
 
 
 def owner_of_pod(pod: PodFacts) -> Owner:
-    """Return the owner of an existing pod, equal to that of its owner's past pods."""
+    """Return the owner of an existing pod, which equals the owner of its past pods."""
     kind = pod.controller.kind if pod.controller else ""
     name = pod.controller.name if pod.controller else ""
     return _owner(pod.namespace, pod.name, kind, name, pod.generate_name)

@@ -153,7 +153,7 @@ class Recorder:
     async def _with_owners(
         self, lives: Sequence[TrackedLife]
     ) -> tuple[list[Owned], list[TrackedLife]]:
-        """Return lives with their owners, and those whose owner cannot be read now."""
+        """Return lives with their owners, and lives whose owner cannot be read now."""
         owned: list[Owned] = []
         unowned: list[TrackedLife] = []
         for each in lives:

@@ -30,7 +30,7 @@ def probes_app(
 ) -> FastAPI:
     """Return the ASGI application, which serves probes and metrics.
 
-    ``guard`` authorizes readers of the metrics; None: every client may read them.
+    ``guard`` authorizes readers of the metrics. If it is None, every client may read them.
     """
     app = FastAPI(title=title, openapi_url=None)
 

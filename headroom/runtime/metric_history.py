@@ -63,7 +63,7 @@ def read_days(
 ) -> Reading[Answers]:
     """Return the samples of all queries. ``queries`` and ``measured`` are about one day each.
 
-    ``totals``: ``Queries.totals``, from which the limits of memory come.
+    ``totals`` is ``Queries.totals``, from which the limits of memory come.
     """
     found: Answers = {name: [] for name in (*totals, *queries, *measured)}
     memory_bytes: dict[Key, float] = {}

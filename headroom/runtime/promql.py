@@ -133,8 +133,8 @@ _OF_DEVICE = f"({', '.join((*UUIDS, *INSTANCES))}, {_by(*HOSTS, *MODELS)[1:]}"
 class Queries:
     """Makes the queries of one cluster.
 
-    ``matchers``: of that cluster's series, such as ``cluster="eu-1"``; empty if Prometheus has no
-    other cluster. ``resources``: extended resources that are GPUs; a trailing * is a prefix.
+    ``matchers`` select that cluster's series, such as ``cluster="eu-1"``; empty if Prometheus has
+    no other cluster. ``resources`` are extended resources of GPUs. A trailing * marks a prefix.
     """
 
     matchers: str = ""

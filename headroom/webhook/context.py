@@ -135,7 +135,8 @@ class AdmissionContext:
 
     @property
     def scheduler(self) -> str | None:
-        """The scheduler to set on pods that name none; None: they keep the default scheduler."""
+        """The scheduler to set on pods that name none. If it is None, they keep the default
+        scheduler."""
         label = self.namespace.labels.get(SCHEDULER)
         name = self.settings.scheduler if label is None else label
         return None if name in (NO_SCHEDULER, STOCK_SCHEDULER) else name

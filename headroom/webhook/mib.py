@@ -63,7 +63,7 @@ def mps_mib(
 
 
 def _single_amount_bytes(requests: Sequence[ContainerAsk]) -> int | None:
-    """Return the bytes per device of a container with one request in bytes, else None."""
+    """Return the bytes per device of a container with one request in bytes, otherwise None."""
     if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
         return None
     return requests[0].amount.count_bytes

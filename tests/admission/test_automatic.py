@@ -172,7 +172,7 @@ def test_every_gpu_container_needs_a_recommendation() -> None:
     [
         ("auto,least=2Gi", "has an option 'least=2Gi' that is not min=, max= or default="),
         ("auto,min=2Gi,min=3Gi", "has option min= twice"),
-        ("auto,min=25%", "has min= or max= that is no quantity"),
+        ("auto,min=25%", "has a min= or max= that is not a quantity"),
         ("auto,min=9Gi,max=8Gi", "has min= above max="),
         ("auto,default=8Gj", "is not valid: 'Gj' is not a unit"),
         ("auto,", "has an option '' that is not min=, max= or default="),

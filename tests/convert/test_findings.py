@@ -117,7 +117,7 @@ def job(labels: dict[str, str], template: dict[str, Any]) -> dict[str, Any]:
         pytest.param(
             pod(HAMI, {"hami.io/gpu-scheduler-policy": "binpack"}),
             LOST,
-            "headroom.gpu/policy: pack or spread is similar, for nodes",
+            "headroom.gpu/policy: pack or spread does this for nodes",
             id="HAMi, the policy for GPUs",
         ),
         pytest.param(

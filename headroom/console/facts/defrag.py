@@ -245,8 +245,8 @@ class _Candidate:
         needs: Needs,
         most_priority: int,
     ) -> None:
-        """``needed_bytes``: for each ask of the request, the need on each device. ``nominees``: the
-        pods for which the node is held."""
+        """``needed_bytes`` has the need on each device, for each ask of the request. ``nominees``
+        are the pods for which the node is held."""
         self.movers, self.request, self.name = movers, request, name
         self._devices, self._needed_bytes = devices, needed_bytes
         self._nominees, self._needs = nominees, needs

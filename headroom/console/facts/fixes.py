@@ -49,7 +49,8 @@ def _patch(pod: Pod, spec: Mapping[str, object]) -> str:
 
 
 def tolerate(taint: str) -> str:
-    """Return the YAML of a toleration; ``taint``: as ``key=value:Effect`` or ``key:Effect``."""
+    """Return the YAML of a toleration. ``taint`` has the form ``key=value:Effect`` or
+    ``key:Effect``."""
     name, _, effect = taint.rpartition(":")
     key = name.partition("=")[0]
     toleration = f"{{key: {key}, operator: Exists, effect: {effect}}}"

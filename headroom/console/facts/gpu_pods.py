@@ -191,7 +191,7 @@ def unconfirmed_by_model(cluster: ClusterState, node: NodeTerms) -> Mapping[str,
 def _reservations(
     cluster: ClusterState, node: str, gpunode: GPUNode | None
 ) -> Mapping[str, Reservation]:
-    """Return the reservations of a node by uid, with those that are being written."""
+    """Return the reservations of a node by uid, including reservations that are being written."""
     return {**cluster.holds.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
 
 

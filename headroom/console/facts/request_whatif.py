@@ -92,8 +92,9 @@ def simulate_requests(
 ) -> Outcome:
     """Simulate that pods are created again with these amounts.
 
-    Of more than ``MAX_PODS`` bound pods, those that free the most are simulated; of the pending
-    pods the first ``MAX_PENDING`` by priority and age. ``now_s`` is this process's monotonic clock.
+    If there are more than ``MAX_PODS`` bound pods, the pods that free the most memory are
+    simulated. Of the pending pods, the first ``MAX_PENDING`` by priority and age are simulated.
+    ``now_s`` is this process's monotonic clock.
     """
     wanted = {each.pod.metadata.uid: each for each in amounts}
     bound = [each for each in wanted.values() if each.pod.node]

@@ -239,8 +239,7 @@ def _wait(
 
 
 def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Iterator[Suggestion]:
-    """Name the pods without whose use above their reservations the pod would fit on a nearest
-    node."""
+    """Name pods that exceed their reservations, if only that keeps the pod off a nearest node."""
     for node, occupants in zip(explanation.nearest, holding, strict=True):
         short = [each for each in node.candidates if each.short_bytes]
         over = {

@@ -73,7 +73,7 @@ class HistoryRecorder:
     def record(self, now_s: float) -> Iterator[None]:
         """Record the changes since the last round. Other tasks may run between two steps.
 
-        ``now_s``: the monotonic clock.
+        ``now_s`` is the monotonic time.
         """
         step = int(self._wall_s() // RESOLUTION_S)
         snap = self._cluster.snapshot()

@@ -31,7 +31,7 @@ class AttemptsView(View):
 
 
 def attempts_of(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
-    """Return the attempts of the last decision; ``nodes``: number of known nodes."""
+    """Return the attempts of the last decision. ``nodes`` is the number of known nodes."""
     filtered = last.filter if last else None
     if last is None or filtered is None:
         return AttemptsView(

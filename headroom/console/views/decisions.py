@@ -202,7 +202,7 @@ def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str
 def moment_s(text: str, now_s: float) -> float:
     """Return the Unix time, in seconds, of a time or of an age such as ``15m``.
 
-    Raises ``HTTPException`` 422. ``now_s``: the Unix time now.
+    Raises ``HTTPException`` 422. ``now_s`` is the present Unix time.
     """
     if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
         return now_s - int(ago[1]) * _UNITS_S[ago[2]]

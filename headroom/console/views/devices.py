@@ -357,7 +357,7 @@ def held_view(held: Held) -> HeldView:
 def overuse_views(
     context: Context, node: NodeTerms, sees: Sees = everything
 ) -> Iterator[OveruseView]:
-    """Yield the pods that use more than they reserved, of those that the caller ``sees``."""
+    """Yield the pods that use more than they reserved, if the caller ``sees`` them."""
     observes = context.settings().mode == "observe"
     for each in overusing_pods(context.cluster, node, context.monotonic_s(), observes):
         if sees(each.namespace, each.name):

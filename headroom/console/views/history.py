@@ -167,9 +167,9 @@ async def pod(
 
 
 def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float], list[SeriesView]]:
-    """Return the last hour of a pod: the times, and a series of its use of each of its devices and
-    of the device's SM activity. Both are empty if no report has shown the pod. Only the event loop
-    may call it."""
+    """Return the last hour of a pod, with the times, and for each of its devices a series of its
+    use and a series of the device's SM activity. Both are empty if no report has shown the pod.
+    Only the event loop may call it."""
     history, known = context.history, context.cluster.pod_named(namespace, name)
     nodes = [known.node] if known is not None and known.node else history.nodes()
     for node in nodes:

@@ -242,8 +242,9 @@ def verdict_of(
 ) -> tuple[str, str]:
     """Return the verdict of ``ExplainBody`` and its message.
 
-    ``explanation`` and ``candidates``: None if the request cannot be read. ``asked``: whether any
-    filter call for the pod is on record. ``schedulers``: the schedulers known to call Headroom.
+    ``explanation`` and ``candidates`` are None if the request cannot be read. ``asked`` is whether
+    any filter call for the pod is recorded. ``schedulers`` are the schedulers known to call
+    Headroom.
     """
     if isinstance(request, Unreadable):
         return "unreadable", request.message
@@ -260,7 +261,7 @@ def verdict_of(
 
 
 def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
-    """Return verdict and message if no scheduler that calls Headroom tries the pod, else None.
+    """Return verdict and message if no scheduler that calls Headroom tries the pod, otherwise None.
 
     ``asked`` and ``schedulers``: as for ``verdict_of``.
     """

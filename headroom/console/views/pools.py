@@ -93,7 +93,7 @@ def _waiting(
 ) -> tuple[Counter[_Pool], Counter[_Pool]]:
     """Return how many pending pods may run in each pool, and the bytes that they request.
 
-    ``groups``: node -> value of the label.
+    ``groups`` maps each node to the value of the label.
     """
     alike: dict[tuple[bytes, frozenset[str]], list[tuple[Pod, int]]] = defaultdict(list)
     for pod in context.cluster.unbound():

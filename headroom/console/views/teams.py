@@ -173,7 +173,7 @@ class TeamSums:
         self.owners: dict[_Key, _Sums] = {}
 
     def update(self, cluster: ClusterState, snap: Snapshot, rows: GpuPods) -> None:
-        """Make the sums those of this snapshot."""
+        """Update the sums to this snapshot."""
         for row in self._updated.since_last(snap):
             node = snap.nodes[row]
             self._replace(node.name, rows.on_node(cluster, node))
@@ -185,7 +185,7 @@ class TeamSums:
         self._replace("", rows.without_node(cluster, snap))
 
     def of(self, namespace: str) -> Mapping[_Key, _Sums]:
-        """Return the sums of the owners in a namespace; for "", those of all owners."""
+        """Return the sums of the owners in a namespace; for "", the sums of all owners."""
         if not namespace:
             return self.owners
         return {key: sums for key, sums in self.owners.items() if key[0] == namespace}

@@ -294,7 +294,7 @@ def _rejection_view(outcome: NotPlaced | str, pods: list[NewPod]) -> WhatifRejec
 def _message(placed: int, rejections: list[WhatifRejectionView]) -> str:
     rejected = sum(len(each.pods) for each in rejections)
     if not placed and not rejected:
-        return "no pods to place: the question has none, and no pod has to move"
+        return "no pods to place: the request names none, and no pod has to move"
     if not rejected:
         which = "the pod is" if placed == 1 else "both pods are" if placed == 2 else ""
         return f"{which or f'all {placed} pods are'} placed"

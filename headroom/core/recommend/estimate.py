@@ -27,8 +27,8 @@ CENTRE = 0.65
 TAIL = 0.0007
 #: Degrees of freedom of the spread for each life: about half of the lives count for it.
 FREEDOM_PER_LIFE = 0.5
-#: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom with
-#: which it counts.
+#: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom that
+#: this assumption counts as.
 ASSUMED_SPREAD, ASSUMED_FREEDOM = 0.02, 1.0
 LEAST_FREEDOM = 2.0
 #: Maximum degrees of freedom of the other programs' spread; and the minimum with which it is known
@@ -52,7 +52,8 @@ _RMS_ABOVE = math.sqrt(1 - _Z * _DENSITY + _Z * _Z)
 
 
 class Spread(NamedTuple):
-    """How much peaks differ: the mean square of their logarithms' distance from the centre."""
+    """The spread of peaks, which is the mean square of their logarithms' distance from the
+    centre."""
 
     variance: float
     freedom: float
@@ -114,7 +115,7 @@ def estimate(
 ) -> Estimate:
     """Return the estimate from the histogram of this number of lives; ``weights`` is not empty.
 
-    ``others``: the spread of the container's other programs. ``centre_margin``: the result of
+    ``others`` is the spread of the container's other programs. ``centre_margin`` is the result of
     ``margin_after``.
     """
     centre_bytes = quantile(weights, CENTRE)
@@ -151,7 +152,8 @@ def rounded(request_bytes: int) -> int:
 
 
 def fitting(request_bytes: int, most_bytes: int | None) -> int:
-    """Return ``rounded``, but at most ``most_bytes``, rounded down; None: without a maximum.
+    """Return ``rounded``, but at most ``most_bytes``, rounded down. If that is None, there is no
+    maximum.
 
     No device takes a larger request. A device smaller than ``STEP_BYTES`` counts as a whole.
     """
@@ -163,9 +165,9 @@ def fitting(request_bytes: int, most_bytes: int | None) -> int:
 def placeable(amounts: Mapping[str, int], largest: Mapping[str, int]) -> int | None:
     """Return the largest of the recommended amounts that some device could take, in bytes.
 
-    ``amounts``: by device model. ``largest``: by model, the allocatable bytes of the largest device
-    that the container could get. Models without such a device count only if no other model has an
-    amount. None without any amount.
+    ``amounts`` are by device model. ``largest`` has, by model, the allocatable bytes of the largest
+    device that the container could get. Models without such a device count only if no other model
+    has an amount. None without any amount.
     """
     present = [
         fitting(amount, largest[model]) for model, amount in amounts.items() if model in largest

@@ -35,7 +35,7 @@ def family(name: str, generate_name: str = "") -> str:
 def profile_controller(pod: Pod, generate_name: str) -> ProfileController:
     """Return the kind of the pod's controller and the family of its name.
 
-    Pods of one owner have the same. A pod without a controller stands for itself.
+    All pods of one owner have an equal value. A pod without a controller stands for itself.
     """
     controller = pod.metadata.controller
     if controller is None:

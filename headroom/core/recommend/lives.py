@@ -82,7 +82,7 @@ class Life:
 
     @property
     def flat(self) -> bool:
-        """Return whether its memory jumped once, at the start, and then stayed the same."""
+        """Return whether its memory jumped once, at the start, and then stayed constant."""
         startup = self.startup_peak_bytes
         return startup is not None and self.peak_bytes <= startup * FLAT_WITHIN
 
@@ -127,7 +127,7 @@ class Track:
         return self.ended + round(self.running.total)
 
     def record(self, life: Life, others: Others = NO_OTHERS) -> None:
-        """Add a life that ended. ``others``: of the container's other programs."""
+        """Add a life that ended. ``others`` belong to the container's other programs."""
         self.decay(life.until_s)
         if (found := self.estimate(others, running=False)) is not None:
             self.tested += 1

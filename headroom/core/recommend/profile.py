@@ -149,7 +149,8 @@ class ContainerProfile:
         )
 
     def _limited(self, request_bytes: int) -> int:
-        """Return the request, at most the device's memory: no node could take a larger one."""
+        """Return the request, limited to the device's memory because no node could take a larger
+        request."""
         most_bytes = self.memory_bytes // STEP_BYTES * STEP_BYTES
         return min(request_bytes, most_bytes) if most_bytes else request_bytes
 

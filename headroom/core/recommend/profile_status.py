@@ -30,7 +30,7 @@ def status_of(
 ) -> VRAMProfileStatus:
     """Return the status to write. All weights decay to ``now_s``.
 
-    ``families``: (container, device model) -> family of the newest program.
+    ``families`` maps (container, device model) to the family of the newest program.
     """
     containers = [
         ContainerStatus(

@@ -77,7 +77,7 @@ class Eligible:
 
 @dataclass(frozen=True, slots=True)
 class Feasible:
-    """Eligible nodes without those that kube-scheduler left out of the pod's last filter call."""
+    """Eligible nodes, without nodes that kube-scheduler left out of the pod's last filter call."""
 
     #: (n,) rows of the snapshot.
     rows: Rows
@@ -126,8 +126,8 @@ def feasible(
 ) -> Feasible:
     """Return the eligible nodes that kube-scheduler did not leave out.
 
-    ``found``: the nodes eligible for the pod. ``verdicts``: the fit on all nodes. ``offered``: the
-    names of the nodes in the last filter call for this pod; None if unknown.
+    ``found`` are the nodes eligible for the pod. ``verdicts`` are the fit on all nodes.
+    ``offered`` are the names of the nodes in the last filter call for this pod; None if unknown.
 
     A node in a filter call has enough CPU and memory for the pod. A node without a free replica is
     in no filter call; it is kept, because Headroom can explain it. Checks of volumes, topology

@@ -55,7 +55,8 @@ def demands(pod: Pod) -> dict[str, Decimal]:
 def of_containers(
     spec: PodSpec, requests: Callable[[Container], Demands] | None = None
 ) -> dict[str, Decimal]:
-    """Return the sum over the containers. ``requests``: of one container; by default its spec's."""
+    """Return the sum over the containers. ``requests`` are the requests of one container, by
+    default from its spec."""
     requests = requests or spec_requests
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
@@ -70,7 +71,8 @@ def of_containers(
 
 
 def of_whole_pod(resources: ResourceRequirements | None) -> Demands:
-    """Return the requests of a pod as a whole, which count instead of those of its containers."""
+    """Return the requests of a pod as a whole, which count instead of the requests of its
+    containers."""
     return {
         name: needed
         for name, needed in amounts(resources.requests if resources else None).items()
@@ -140,7 +142,7 @@ def exceeded(quotas: Iterable[ResourceQuota]) -> str:
     The phrase contains no amounts because a reader of the pod may not be allowed to read quotas.
 
     A pod that is created again uses at most as much as the deleted pod. So only a quota that is
-    already exceeded can reject it: one that was lowered after the pods were created.
+    already exceeded, because it was lowered after the pods were created, can reject it.
     """
     found = [
         f"ResourceQuota {quota.metadata.name} is exceeded for {resource}"

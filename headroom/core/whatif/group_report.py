@@ -67,7 +67,7 @@ def group_report(
 ) -> GroupReport | None:
     """Return the report of the pod's group; None if it has none.
 
-    ``snap``: the snapshot as filter sees it for the pod. A node is sought for at most
+    ``snap`` is the snapshot as filter sees it for the pod. A node is sought for at most
     ``most_placed`` pods.
     """
     if (group := named_group_of(pod)) is None:

@@ -31,7 +31,7 @@ MOST_ANSWERS = 4096
 def because_held(reason: Reason | None) -> Reason | None:
     """Return the reason against a node on which the pod fits without the pods that go before it.
 
-    ``reason``: the reason beside them. It stays if it is not about memory or replicas.
+    ``reason`` is the reason beside them. It stays if it is not about memory or replicas.
     """
     return Reason.HELD if reason is not None and reason.evictable else reason
 
@@ -130,8 +130,8 @@ def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float
     """Return the snapshot as filter sees it for the pod: memory that is held for pods that go
     before it counts as reserved, and its own assumed bind and reservations do not.
 
-    ``pod``: None for views of all nodes; then all held memory counts. ``snap``: a snapshot of the
-    cluster, or a result of this function.
+    ``pod`` is None for views of all nodes, and then all held memory counts. ``snap`` is a snapshot
+    of the cluster, or a result of this function.
     """
     uid = pod.metadata.uid if pod is not None else ""
     held: dict[str, Mapping[str, Reservation]] = {}
@@ -158,7 +158,7 @@ def verdicts_on(
     """Fit the request on a snapshot of ``seen_by``, as ``fit`` does.
 
     The reason against a node with held memory is that without it. If the request would fit there
-    without it, the reason is that of ``because_held``.
+    without it, ``because_held`` gives the reason.
     """
     found = fit(request, snap, rows, now_s)
     holding = snap.held.keys() | cluster.holds.all_binding().keys()
@@ -181,7 +181,7 @@ def rejection_by_nominees(
 ) -> Reason | None:
     """Return why a pod that fits on the node does not fit beside the nominees that go before it.
 
-    Bind asks this. Assumed binds do not count then: they may never come.
+    Bind asks this. Assumed binds do not count then, because they may never be called.
     """
     if not (nominees := cluster.holds.nominees_before(pod, now_s).get(node)):
         return None

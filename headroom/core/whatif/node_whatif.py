@@ -122,7 +122,7 @@ def count_pods(
 ) -> int:
     """Return how many pods fit on this version of the GPUNode.
 
-    ``limit``: the maximum that the free replicas allow; ``guess``: the number to try first.
+    ``limit`` is the maximum that the free replicas allow, and ``guess`` the number to try first.
 
     Reservations of equal pods are equal, so many are made at once, and binary search finds the
     number. If a device is chosen for each pod, its reservation depends on the previous one, and

@@ -75,7 +75,7 @@ def main_reason(rejected: Mapping[Reason, int]) -> str:
 
 
 class Explaining:
-    """Explains pods on one snapshot, and caches explanations because many pods request the same.
+    """Explains pods on one snapshot, and caches explanations because many pods have equal requests.
 
     May be used on any thread, by one thread at a time.
     """
@@ -90,8 +90,8 @@ class Explaining:
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
         """Return the notice for the pod's author; None if the pod fits now and is retried soon.
 
-        ``again``: the pod was explained before. If it still fits, kube-scheduler does not offer the
-        node on which it fits, and the notice reports that.
+        ``again`` is whether the pod was explained before. If it still fits, kube-scheduler does not
+        offer the node on which it fits, and the notice reports that.
         """
         found, steering = self._explained(pod, decision)
         nearest = found.nearest[0] if found and found.nearest else None

@@ -96,8 +96,8 @@ class _SimulatedNode:
 class Simulation:
     """Starts from the cluster in ``snap``; ``now_s`` is the receiver's monotonic clock.
 
-    ``kinds``: of so many kinds of requests the fit is kept between pods. With more kinds than that,
-    most pods are fitted on all nodes again.
+    ``kinds`` is the number of kinds of requests whose fit is kept between pods. With more kinds
+    than that, most pods are fitted on all nodes again.
     """
 
     def __init__(

@@ -77,7 +77,8 @@ class Steerable:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The pods that wait because of the device plugin's choice, and those that steering places."""
+    """The pods that wait because of the device plugin's choice, and the pods that steering
+    places."""
 
     waiting_pods: int
     waiting_bytes: int
@@ -246,6 +247,7 @@ def _fits_if_steered(cluster: ClusterState, verdicts: Verdicts, row: int, name: 
 
 
 def nodes_text(found: Sequence[Steerable]) -> str:
-    """Return the nodes as a phrase: the only one, or the number and the first."""
+    """Return a phrase with the name of the only node, or with the number of nodes and the first
+    name."""
     first = found[0].node
     return f"node {first}" if len(found) == 1 else f"one of {len(found)} nodes, such as {first}"

@@ -74,7 +74,7 @@ class ClusterView:
         self.loops.start("clock", self.report_time, CLOCK_EVERY_S)
 
     def take(self, settings: Settings) -> None:
-        """Use these settings from now on; only those of ``RELOADED`` may differ. Call it on the
+        """Use these settings from now on. Only settings in ``RELOADED`` may differ. Call it on the
         loop."""
         self.settings = settings
         self._writer.follow(settings.rules)

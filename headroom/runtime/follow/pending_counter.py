@@ -33,7 +33,7 @@ class PendingPods:
         loops.start("waiting", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> list[tuple[Pod, Decision]]:
-        """Count the pending pods; return those with a decision that rejected them."""
+        """Count the pending pods. Return the pods with a decision that rejected them."""
         unbound = self._cluster.unbound()
         uids = {pod.metadata.uid for pod in unbound}
         self._conditions = {uid: c for uid, c in self._conditions.items() if uid in uids}

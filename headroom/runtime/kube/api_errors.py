@@ -52,7 +52,7 @@ def rejection(
 ) -> ApiStatus:
     """Return the error for an answer with an error status.
 
-    The message is the body's, else ``phrase``, the HTTP reason phrase.
+    The message comes from the body. If the body has none, it is ``phrase``, the HTTP reason phrase.
     """
     message = status_message(body) or phrase or ""
     return ApiStatus(call, status, message, retry_after_s(headers))

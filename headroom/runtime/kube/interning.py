@@ -36,7 +36,8 @@ class Interned:
         self._kept_bytes = 0
 
     def one(self, value: T) -> T:
-        """Return an equal value that was passed before, if it is kept, else ``value`` itself."""
+        """Return an equal value that was passed before, if it is kept, or otherwise ``value``
+        itself."""
         if not value:
             return value
         encoded = msgspec.json.encode(value)

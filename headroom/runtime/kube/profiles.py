@@ -1,4 +1,4 @@
-"""The VRAMProfiles, as the watch delivers them, and which profile is that of a pod."""
+"""Keeps the VRAMProfiles that the watch delivers, and finds the profile of a pod."""
 
 import threading
 from collections.abc import Sequence

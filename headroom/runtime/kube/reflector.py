@@ -138,7 +138,7 @@ class Reflector:
         )
 
     def stop(self) -> None:
-        """Make ``run`` return: at once from a watch, else when the current call ends."""
+        """Make ``run`` return, at once from a watch, and otherwise when the current call ends."""
         self._stopping.set()
         with self._lock:
             if self._stream is not None:

@@ -106,7 +106,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
 
     def _abort_closed(self) -> None:
-        """Abort the connection if it is closing and all is sent, else try again in ``CLOSE_S``."""
+        """Abort the connection if it is closing and everything is sent. Otherwise try again in
+        ``CLOSE_S``."""
         transport: Any = self.transport
         if transport.is_closing() and not transport.get_write_buffer_size():
             transport.abort()
@@ -207,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return [each for each in limited if each is not self and not each.transport.is_closing()]
 
     def _check_time(self) -> None:
-        """End the connection if a time limit has passed, else check again in ``REQUEST_S``."""
+        """End the connection if a time limit has passed. Otherwise check again in ``REQUEST_S``."""
         now_s = self.loop.time()
         if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
             self._end(_REQUEST_TIMEOUT % REQUEST_S)

@@ -195,7 +195,8 @@ def _remote_verbs_need_tls(settings: "Settings") -> None:
 def check_scheduler_is_authenticated(settings: "Settings") -> None:
     """Raise ``BadSettings`` if any process on the loopback could bind the pods of a cluster.
 
-    ``kubectl port-forward`` reaches the loopback of a pod, so it is no credential.
+    Because ``kubectl port-forward`` reaches the loopback of a pod, a loopback address is no
+    credential.
     """
     if settings.tls_client_ca is None and not settings.insecure_verbs:
         raise BadSettings(

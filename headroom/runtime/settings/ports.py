@@ -43,10 +43,10 @@ class PortSettings(BaseModel):
         "so use it in test clusters only.",
     )
     verbs_port: int = Field(
-        8888, ge=0, le=65535, description="Port for kube-scheduler's calls; 0: any free port."
+        8888, ge=0, le=65535, description="Port for kube-scheduler's calls, or 0 for any free port."
     )
     debug_port: int = Field(
-        8889, ge=0, le=65535, description="Port of the debug API; 0: any free port."
+        8889, ge=0, le=65535, description="Port of the debug API, or 0 for any free port."
     )
     debug_open: bool = Field(
         False,
@@ -88,7 +88,7 @@ class PortSettings(BaseModel):
         "with a certificate from one of them. Use a CA that signs no other certificates.",
     )
     webhook_port: int = Field(
-        9443, ge=0, le=65535, description="Port of `headroom webhook`; 0: any free port."
+        9443, ge=0, le=65535, description="Port of `headroom webhook`, or 0 for any free port."
     )
     webhook_tls_cert: Path | None = Field(
         None,
