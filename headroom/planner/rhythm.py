@@ -2,8 +2,9 @@
 
 *Short* pods begin and end in the history. Many of them often have one cause, such as the traffic or
 the data of a day, so their number in the next history follows from how much days differ. Long pods
-differ by chance, which matters more the fewer they are and the more GPUs each has. Pods that run
-all the time do not differ.
+differ by chance, which matters more the fewer they are and the more GPUs each has. Pods that a
+workload creates in the same minute have one cause, so they count together, as a *batch*. Pods that
+run all the time do not differ.
 
 The *swing* is how far the largest day is above the median day, of a workload or of all pods. If it
 is large, the load follows something that one history does not show, such as a date, and no range
@@ -36,6 +37,9 @@ LEAST_REACH = 0.05
 #: Reach if all GPU time is that of short pods: a part that is always added, and standard deviations
 #: of the largest days.
 SHORT_REACH, DAYS_REACH = 0.15, 1.5
+#: Pods that a workload creates in the same minute are a batch: controllers create the pods of a Job
+#: within seconds.
+BATCH_S = 60.0
 #: Part of the days that count as the largest, because weekends differ from working days.
 _WORKING = 5 / 7
 #: Standard deviations by which the number of GPUs in use can differ by chance.
@@ -99,7 +103,7 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
             f"{100 * median[most] / largest:.0f} % on its median day. Another period may need far "
             "less, or several times more."
         )
-    half = _reach(created_s, ended_s, taken, demand[-1])
+    half = _reach(codes, created_s, ended_s, taken, demand[-1])
     at_once = daily(np.ones(len(codes))).max(axis=1)
     campaign = (median <= _RARE * top) & (at_once >= _CAMPAIGN_PODS)
     grown = _CAMPAIGN_GROWTH * float(top[campaign].max(initial=0.0)) / largest
@@ -107,6 +111,7 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
 
 
 def _reach(
+    codes: NDArray[np.int64],
     created_s: NDArray[np.float64],
     ended_s: NDArray[np.float64],
     taken: NDArray[np.float64],
@@ -120,13 +125,38 @@ def _reach(
     short = float(gpu_s[begins & ends].sum() / gpu_s.sum())
     largest = np.sort(by_day)[-round(_WORKING * len(by_day)) :]
     differ = float(largest.std(ddof=1) / largest.mean())
-    # Independent pods: their number at a time has a Poisson distribution.
-    variance = float((taken * gpu_s)[begins | ends].sum()) / end_s
+    # Independent batches: their number at a time has a Poisson distribution.
+    some = begins | ends
+    squares = _squares(codes[some], created_s[some], np.minimum(ended_s, end_s)[some], taken[some])
+    variance = squares / end_s
     chance = math.sqrt(variance) / float(by_day.max())
     of_short = (SHORT_REACH + DAYS_REACH * differ) * short
     if len(by_day) >= LONG_DAYS:
         of_short *= LONG_REACH
     return math.hypot(LEAST_REACH, of_short, CHANCE_REACH * chance)
+
+
+def _squares(
+    codes: NDArray[np.int64],
+    created_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    taken: NDArray[np.float64],
+) -> float:
+    """Return the sum over all batches of the integral of the square of the GPUs in use.
+
+    Pods that ran before the history began are no batch.
+    """
+    alone = -1.0 - np.arange(len(codes))
+    batch = np.where(created_s > 0, created_s // BATCH_S, alone)
+    # While a pod runs, so do those of its batch that end later: in order of their ends, the latest
+    # first, each adds its own square and twice its product with the pods before it.
+    order = np.lexsort((-ended_s, batch, codes))
+    gpus, run_s = taken[order], (ended_s - created_s)[order]
+    new = (np.diff(codes[order], prepend=-1) != 0) | (np.diff(batch[order], prepend=0) != 0)
+    first = np.flatnonzero(new)
+    before = np.cumsum(gpus) - gpus
+    before -= np.repeat(before[first], np.diff(first, append=len(order)))
+    return float((run_s * gpus * (gpus + 2 * before)).sum())
 
 
 def _chance(days: int) -> float:

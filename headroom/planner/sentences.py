@@ -8,6 +8,7 @@ from headroom.contract.annotations import MAX_SM
 from headroom.planner.intervals import GROWTH, LEAST_FIGURES
 from headroom.planner.mig import PROFILES, USABLE, profile_of
 from headroom.planner.next_steps import advice
+from headroom.planner.rhythm import LONG_DAYS
 from headroom.planner.savings import saved_month_cost, saved_ratio
 from headroom.planner.scenarios import NO_WAIT_S
 from headroom.planner.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
@@ -226,6 +227,11 @@ def _need_assumption(study: Study) -> Iterator[str]:
             "how much days differ, as far as pods begin and end in the history, from the chance of "
             f"independent pods, from campaigns, and from {100 * GROWTH:.0f} % of growth."
         )
+        if study.history.days < LONG_DAYS:
+            yield (
+                f"A history shorter than {LONG_DAYS} days does not show whether the load follows a "
+                "date, such as a deadline. If it does, another period can need more than the range."
+            )
 
 
 def _recommendations(study: Study) -> str:

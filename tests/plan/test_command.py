@@ -96,6 +96,7 @@ def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> Non
     low, high = once["configurations"][0]["gpus_range"]
     assert low < high
     assert any("only GPUs, nodes, costs and savings have ranges" in a for a in once["assumptions"])
+    assert any("whether the load follows a date" in each for each in once["assumptions"])
     data = json.loads(run(files, *few, "--prices", str(prices), "--json")[1])
     unshared, shared = (
         [each["month_cost"] for each in configuration["replays"]]

@@ -180,28 +180,30 @@ def test_the_reach_follows_from_pods_that_begin_or_end_in_the_history() -> None:
     assert variation_of_weeks(stay, short) == Variation(Reach(half, half))
     # Pods that begin before the history or end after it differ by chance.
     long = running("old", 10, 0, 3.9) + running("new", 10, 4, 8)
-    half = half_of(7.2 / 566.2, math.sqrt(86.2 / 8) / 71)
+    # Pods that are created together count as one of their size: 4 days with the square of 10.
+    half = half_of(7.2 / 566.2, math.sqrt((7.2 + 39 + 400) / 8) / 71)
     assert variation_of_weeks(stay, short, long) == Variation(Reach(half, half))
 
 
 def test_the_reach_of_short_pods_follows_from_how_much_the_largest_days_differ() -> None:
     # Each pod takes 1/6 of a day. The two least days of a week do not count.
     pods = [20, 16, 16, 15, 18, 4, 3]
-    chance = math.sqrt(sum(pods) / 6 / (6 + 13 / 24)) / 20  # the last pods end at 13:00
+    squares = sum(each**2 for each in pods) / 6
+    chance = math.sqrt(squares / (6 + 13 / 24)) / 20  # the last pods end at 13:00
     differ = statistics.stdev(pods[:5]) / statistics.mean(pods[:5])
     half = half_of(1 - 3 / sum(pods), chance, differ)
     assert variation_of_weeks(weeks("web", pods)) == Variation(Reach(half, half))
 
 
 def test_two_weeks_have_a_narrower_range_than_one() -> None:
-    chance = math.sqrt(14 * 7 / 6 / (13 + 13 / 24)) / 7
+    chance = math.sqrt(14 * 7**2 / 6 / (13 + 13 / 24)) / 7
     half = half_of(LONG_REACH * 13 / 14, chance)
     assert variation_of_weeks(weeks("web", [7] * 14)) == Variation(Reach(half, half))
 
 
 def test_pods_after_the_last_whole_day_count() -> None:
     # The history covers eight days from 9:00 of the first one, and its last pods run on the ninth.
-    half = half_of(8 / 8.6, math.sqrt(8.6 / 8.3) / 6)
+    half = half_of(8 / 8.6, math.sqrt(6 * 8.6 / 8.3) / 6)
     found = variation_of_weeks(weeks("web", [6] * 8), running("last", 6, 8.2, 8.3))
     assert found == Variation(Reach(half, half))
 
@@ -209,7 +211,8 @@ def test_pods_after_the_last_whole_day_count() -> None:
 def test_a_history_with_a_few_large_pods_has_a_wider_range_than_with_many_small_ones() -> None:
     def reach(pods: int, gpus: int) -> Reach:
         stay, jobs = running("web", 40, 0, 8), weeks("job", [6] * 8)
-        long = running("old", pods, 0, 5) + running("new", pods, 3, 8)
+        new = [life for n in range(pods) for life in running("new", 1, 3 + n / 100, 8)]
+        long = running("old", pods, 0, 5) + new
         lives = sorted((*stay, *jobs, *long), key=lambda life: life.created_s)
         given = History((Machine("a", "L4", 4, 1 << 34),), tuple(lives), ())
         taken = [float(gpus if life.workload in ("old", "new") else 1) for life in lives]
@@ -218,6 +221,27 @@ def test_a_history_with_a_few_large_pods_has_a_wider_range_than_with_many_small_
         return found
 
     assert reach(4, 4).up > 1.3 * reach(16, 1).up
+
+
+def test_pods_that_a_workload_creates_together_have_a_wider_range_than_independent_ones() -> None:
+    # Twelve pods a day, of which as many as a batch has are created at once.
+    def reach(batch: int, workloads: int = 1) -> float:
+        jobs = [
+            Life(f"{day}-{n}", f"w{n % workloads}", 0.0, DAY_S / 6, 1, None)
+            for day in range(8)
+            for n in range(12)
+        ]
+        lives = [
+            replace(job, created_s=(n // 12 + n % 12 // batch / 100) * DAY_S + 60.0)
+            for n, job in enumerate(jobs)
+        ]
+        found = variation_of_weeks(lives).reach
+        assert found
+        return found.up
+
+    assert reach(4) > 1.2 * reach(1)
+    # Four workloads that create a pod at the same time are independent.
+    assert reach(4, workloads=4) == pytest.approx(reach(1), rel=0.02)
 
 
 def test_the_swing_is_how_far_the_largest_day_is_above_the_median_day() -> None:
