@@ -111,34 +111,27 @@ def headroom(workload: Workload) -> list[int | None]:
     for life, ended, running in in_order(workload):
         now_s = life.start_s
         for each in ended:
-            profile.record(
-                each.program,
-                product.Life(
-                    each.peak_bytes,
-                    each.start_s,
-                    each.end_s,
-                    _ENDINGS[each.ending],
-                    unsettled=_unsettled(each, each.end_s),
-                ),
-            )
+            profile.record(each.program, _recorded(each, each.end_s, _ENDINGS[each.ending]))
         profile.replace_running(
-            (
-                each.program,
-                product.Life(peak, each.start_s, now_s, unsettled=_unsettled(each, now_s)),
-            )
-            for each in running
-            if (peak := each.peak_until(now_s))
+            (each.program, _recorded(each, now_s)) for each in running if each.peak_until(now_s)
         )
         requests.append(profile.recommendation(life.program, now_s).request_bytes)
     return requests
 
 
-def _unsettled(life: Life, until_s: float) -> bool:
-    """Return whether the life is unsettled for a recorder that reads its peak once a day."""
+def _recorded(life: Life, until_s: float, ending: product.Ending | None = None) -> product.Life:
+    """Return the life until a time, for a recorder that reads its peak once a day."""
     growth = Growth()
     for day in range(1, int((until_s - life.start_s) // DAY) + 1):
         growth = growth.until(day * DAY, life.peak_until(life.start_s + day * DAY))
-    return growth.unsettled
+    return product.Life(
+        life.peak_until(until_s),
+        life.start_s,
+        until_s,
+        ending,
+        unsettled=growth.unsettled,
+        first_day_bytes=growth.first_bytes,
+    )
 
 
 def fixed_quantile(share: float, margin: float, window: int = 100) -> Rule:

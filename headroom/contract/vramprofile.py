@@ -66,6 +66,8 @@ class TrackStatus(KubeStruct, frozen=True):
     missed: int = 0
     unsettled: int = 0
     running_unsettled: int = 0
+    outgrown: int = 0
+    running_outgrown: int = 0
 
 
 class ContainerStatus(KubeStruct, frozen=True):

@@ -136,6 +136,7 @@ def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
         max((each for each in startups if each is not None), default=None),
         first.partial or second.partial,
         growth.unsettled,
+        growth.first_bytes,
     )
     return replace(one, life=life, growth=growth)
 

@@ -143,6 +143,8 @@ _TRACK = {
     **{"ended": 4, "flat": 2, "first": STAMP, "last": STAMP, "tested": 3, "missed": 1},
     "unsettled": 1,
     "runningUnsettled": 1,
+    "outgrown": 1,
+    "runningOutgrown": 1,
 }
 _PROFILE = {
     "observedAt": STAMP,

@@ -331,6 +331,28 @@ def test_a_program_whose_lives_grow_or_jump_late_keeps_its_request() -> None:
     assert profile.recommendation("p", 6 * DAY_S).request_bytes is not None
 
 
+def test_one_life_that_outgrows_all_before_it_after_its_first_day_is_enough() -> None:
+    def missing(past: int, first_day_gib: float, peak_gib: float, *, ends: bool) -> Missing | None:
+        profile = recorded(*(life(8) for _ in range(past)))
+        late = life(peak_gib, hours=120)
+        late = replace(late, first_day_bytes=int(first_day_gib * GIB))
+        if ends:
+            profile.record("p", late)
+        else:
+            profile.replace_running([("p", replace(late, ending=None))])
+        return profile.recommendation("p", 6 * DAY_S).missing
+
+    for ends in (True, False):
+        assert missing(8, 8, 9.5, ends=ends) is Missing.UNSETTLED
+        assert missing(8, 8, 8.7, ends=ends) is None
+        # It needed so much on its first day, or had grown before that to what is known.
+        assert missing(8, 9.5, 9.6, ends=ends) is None
+        assert missing(8, 5, 8, ends=ends) is None
+        assert missing(8, 0, 9.5, ends=ends) is None  # younger than a day
+        # One in many is an accident.
+        assert missing(60, 8, 9.5, ends=ends) is None
+
+
 def test_lives_above_a_recommendation_widen_the_next_ones() -> None:
     assert [margin_after(100, missed) for missed in (0, 1, 2, 9)] == pytest.approx(
         [0.0, 0.18, 0.2, 0.2]

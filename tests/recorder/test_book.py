@@ -125,6 +125,26 @@ def test_running_lives_are_replaced_and_written_when_they_change() -> None:
     assert empty.profile.status.lives == 0
 
 
+def test_lives_that_outgrow_all_before_them_are_kept_in_the_profile() -> None:
+    def late(ending: Ending | None) -> Owned:
+        each = owned(9.5, 120, ending)
+        life = replace(each.tracked.life, first_day_bytes=8 * GIB)
+        return replace(each, tracked=replace(each.tracked, life=life))
+
+    book, now_s = ProfileBook(), NOW_S
+    for ended, running in (
+        ([owned() for _ in range(4)], late(None)),
+        ([late(Ending.EVICTED)], None),
+    ):
+        book.take(ended, [running] if running else [])
+        (write,) = due(book, now_s, 10)
+        track = restored(answered(write).status).container("main", "L4").tracks["p1"]
+        assert (track.running_outgrown, track.outgrown) == ((1, 0) if running else (0, 1))
+        assert track.is_unsettled
+        book.written(write, answered(write), now_s)
+        now_s += RUNNING_EVERY_S
+
+
 def test_what_waits_longest_is_written_first_and_failures_come_last() -> None:
     book = ProfileBook()
     names = ["a", "b", "c"]

@@ -199,5 +199,6 @@ def test_a_life_that_grows_after_its_first_day_is_unsettled(
         followed(tracker, report(use(peak_gib)), {"u1": facts()}, now_s=NOW_S + day * DAY_S)
     (life,) = (each.life for each in tracker.running)
     assert (life.unsettled, life.censored) == (unsettled, unsettled)
+    assert life.first_day_bytes == int(peaks_gib[1] * GIB)
     (gone,) = followed(tracker, report(), {}, {"u1": facts()}, now_s=NOW_S + 4 * DAY_S)
     assert (gone.life.ending, gone.life.unsettled) == (Ending.COMPLETED, unsettled)

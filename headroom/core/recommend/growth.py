@@ -25,6 +25,8 @@ class Growth:
     #: The peaks at the ends of the last of them, the oldest first.
     peaks_bytes: tuple[int, ...] = ()
     jumped: bool = False
+    #: The peak at the end of the first day; 0 before.
+    first_bytes: int = 0
 
     def until(self, age_s: float, peak_bytes: int) -> "Growth":
         """Return the growth at this age. Days that were not followed end with ``peak_bytes``."""
@@ -34,7 +36,8 @@ class Growth:
         more = (peak_bytes,) * min(_KEPT, days - self.days)
         peaks_bytes = (*self.peaks_bytes, *more)[-_KEPT:]
         jumped = any(later > JUMP * earlier for earlier, later in pairwise(peaks_bytes))
-        return Growth(days, peaks_bytes, self.jumped or jumped)
+        first_bytes = self.first_bytes or peak_bytes
+        return Growth(days, peaks_bytes, self.jumped or jumped, first_bytes)
 
     @property
     def unsettled(self) -> bool:

@@ -39,6 +39,9 @@ LEAST_LIVES = 3
 CENSORED_MARGIN = 1.2
 #: A program is unsettled if at least this number of its lives is, and at least this share.
 UNSETTLED_LIVES, UNSETTLED_SHARE = 2, 0.2
+#: A life outgrew the others if its peak is above theirs by more than this factor, and above its own
+#: of the first day. A program is also unsettled if this share of its lives did.
+OUTGROWN, OUTGROWN_SHARE = 1.1, 0.03
 #: A life is flat if its peak is at most this factor above its startup peak.
 FLAT_WITHIN = 1.02
 
@@ -71,6 +74,8 @@ class Life:
     partial: bool = False
     #: Whether its use grew or jumped after its first day.
     unsettled: bool = False
+    #: Peak at the end of its first day; 0 if it is younger.
+    first_day_bytes: int = 0
 
     @property
     def censored(self) -> bool:
@@ -108,12 +113,19 @@ class Track:
     #: Lives whose use grew or jumped after their first day: that ended, and that run.
     unsettled: int = 0
     running_unsettled: int = 0
+    #: Lives that outgrew all that had ended before: that ended, and that run.
+    outgrown: int = 0
+    running_outgrown: int = 0
 
     @property
     def is_unsettled(self) -> bool:
         """Return whether so many lives grew or jumped late that peaks show no future need."""
         lives = self.unsettled + self.running_unsettled
-        return lives >= UNSETTLED_LIVES and lives >= UNSETTLED_SHARE * (lives + self.lives)
+        outgrown = self.outgrown + self.running_outgrown
+        every = lives + self.lives
+        return (lives >= UNSETTLED_LIVES and lives >= UNSETTLED_SHARE * every) or (
+            outgrown > 0 and outgrown >= OUTGROWN_SHARE * every
+        )
 
     @property
     def highest_bytes(self) -> int:
@@ -134,6 +146,7 @@ class Track:
             self.missed += life.peak_bytes > found.request_bytes
         self.first_s = min(self.first_s or life.started_s, life.started_s)
         self.last_s = max(self.last_s, life.until_s)
+        self.outgrown += self._outgrew(life)
         if life.censored:
             self.censored.add(life.peak_bytes, _weight(life, self.censored))
             self.unsettled += life.unsettled
@@ -145,9 +158,10 @@ class Track:
     def replace_running(self, lives: Iterable[Life]) -> None:
         """Replace the lives that run."""
         self.running, self.running_censored = Histogram(), Histogram()
-        self.running_unsettled = 0
+        self.running_unsettled = self.running_outgrown = 0
         for life in lives:
             self.running_unsettled += life.unsettled
+            self.running_outgrown += self._outgrew(life)
             (self.running_censored if life.censored else self.running).add(life.peak_bytes)
             self.first_s = min(self.first_s or life.started_s, life.started_s)
             self.last_s = max(self.last_s, life.until_s)
@@ -167,6 +181,14 @@ class Track:
         self.tested += other.tested
         self.missed += other.missed
         self.unsettled += other.unsettled
+        self.outgrown += other.outgrown
+
+    def _outgrew(self, life: Life) -> bool:
+        """Return whether a life needed late what no life before it had needed."""
+        before = max(highest(self.complete.weights), highest(self.censored.weights))
+        if not before or not life.first_day_bytes:
+            return False
+        return life.peak_bytes > OUTGROWN * max(before, life.first_day_bytes)
 
     def spread(self) -> Spread:
         """Return how much the peaks of lives that ended differ; ``NO_SPREAD`` with too few."""

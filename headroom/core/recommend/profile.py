@@ -114,8 +114,9 @@ class ContainerProfile:
         span_s = max(0.0, track.last_s - track.first_s)
         if track.is_unsettled:
             lives = track.unsettled + track.running_unsettled
+            late = max(lives, track.outgrown + track.running_outgrown)
             return Recommendation(
-                None, Missing.UNSETTLED, track.lives + lives, span_s, unsettled=lives
+                None, Missing.UNSETTLED, track.lives + lives, span_s, unsettled=late
             )
         found = track.estimate(self._others(track))
         if found is None:

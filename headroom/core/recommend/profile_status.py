@@ -97,6 +97,8 @@ def _track_status(program: str, track: Track, now_s: float) -> TrackStatus:
         missed=track.missed,
         unsettled=track.unsettled,
         running_unsettled=track.running_unsettled,
+        outgrown=track.outgrown,
+        running_outgrown=track.running_outgrown,
     )
 
 
@@ -116,6 +118,8 @@ def _track(status: TrackStatus) -> Track:
         min(_count(status.missed), tested),
         _count(status.unsettled),
         _count(status.running_unsettled),
+        _count(status.outgrown),
+        _count(status.running_outgrown),
     )
 
 
