@@ -56,7 +56,11 @@ def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
         def counts() -> list[int]:
             return sorted([bound(cluster, "left"), bound(cluster, "right")])
 
-        cluster.until(lambda: counts() == [0, 6], "one group is bound whole")
+        try:
+            cluster.until(lambda: counts() == [0, 6], "one group is bound whole")
+        except AssertionError as err:
+            names = [r.name for each in cluster.gpunodes() for r in each.spec.reservations.values()]
+            raise AssertionError(f"bound: {counts()}, reserved: {sorted(names)}") from err
         winner, loser = ("left", "right") if bound(cluster, "left") else ("right", "left")
         for index in range(6):
             cluster.delete_pod(f"{winner}-{index}")
