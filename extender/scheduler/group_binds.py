@@ -6,12 +6,10 @@ their memory without being able to work. So each bind first reserves its memory,
 When all binds have reserved memory, all pods are bound. If one bind is declined, all are declined,
 and they release their memory. kube-scheduler then tries the group again.
 
-A bind waits only for pods that had a node when the first bind of the group was called. It does not
-wait longer than ``FOLLOW_WITHIN_S`` for the next bind, because another component may have stopped
-that bind, or another extender may have got the call. In a large group, or with a slow API server,
-some binds may not have reserved memory after half of the time that kube-scheduler waits for an
-answer. Then the pods with reservations are bound. The memory of the other pods is held, so they
-follow.
+A bind waits only for pods that had a node when the first bind of the group was called, and at most
+for half of its time. Then the pods with reservations are bound: another component may have stopped
+the other binds, another extender may have got their calls, or the group is large and the API server
+slow. The memory of the other pods is held, so they follow.
 """
 
 import asyncio
@@ -24,8 +22,6 @@ from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster_state import ClusterState
 from headroom.core.cluster.pod_groups import Group, group_of
 
-#: Maximum time from one bind call of a group to the next.
-FOLLOW_WITHIN_S = 1.0
 #: Seconds between two checks whether the pods that have not called bind yet are still expected.
 CHECKED_EVERY_S = 0.05
 #: Maximum number of recorded pods. A pod is recorded while its group is being bound, or after the
@@ -42,8 +38,6 @@ class _Attempt:
     group: Group
     #: Pods whose bind has not been called yet.
     expected: set[str]
-    #: Time of the last bind call.
-    called_s: float
     #: Pods whose bind was called and that have not reserved their memory yet.
     unreserved: set[str] = field(default_factory=set)
     #: Whether the pods may be bound; None before that is decided.
@@ -74,7 +68,7 @@ class GroupBinds:
         group = group_of(pod) if pod is not None else None
         if attempt is None and group is not None:
             members = self._cluster.holds.members(group, now_s) | {uid}
-            attempt = _Attempt(group, set(filter(self._is_free, members)), now_s)
+            attempt = _Attempt(group, set(filter(self._is_free, members)))
             for member in attempt.expected:
                 self._attempts[member] = attempt
         self._cluster.holds.call_bind(uid, now_s)
@@ -85,7 +79,6 @@ class GroupBinds:
             return False
         attempt.expected.discard(uid)
         attempt.unreserved.add(uid)
-        attempt.called_s = now_s
         return True
 
     def _is_free(self, uid: str) -> bool:
@@ -112,11 +105,8 @@ class GroupBinds:
         now_s = self._monotonic_s()
         if now_s > until_s:
             attempt.decide(True)
-        if attempt.unreserved:
-            return
-        if now_s > attempt.called_s + FOLLOW_WITHIN_S or not any(
-            self._cluster.holds.may_follow(uid, now_s) for uid in attempt.expected
-        ):
+        expected = (self._cluster.holds.may_follow(uid, now_s) for uid in attempt.expected)
+        if not attempt.unreserved and not any(expected):
             attempt.decide(True)
 
     def end(self, uid: str, bound: bool) -> None:

@@ -42,9 +42,11 @@ def test_a_group_is_bound_whole_though_its_extender_is_killed(new_cluster: NewCl
 def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
     new_cluster: NewCluster,
 ) -> None:
-    """Each has a scheduler and an extender of its own."""
+    """Each has a scheduler and an extender of its own, which waits for late binds on a busy
+    machine."""
     cluster = new_cluster(3, ONE_GPU)
-    urls = [f"http://127.0.0.1:{port}" for port in cluster.start_replicas("first", "second")]
+    ports = cluster.start_replicas("first", "second", settings={"bind_deadline_s": 60})
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     with (
         scheduled_by(cluster, SCHEDULER_NAME, urls[0]),
         scheduled_by(cluster, "other", urls[1]),

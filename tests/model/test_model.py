@@ -99,7 +99,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         'resource_version="*",',
     ),
     "a failed bind takes its reservation back": (
-        "            # 5. The Binding was rejected or not answered, so the pod's current state decides.\n",
+        "            # 5. The Binding was rejected or not answered, so the pod's current state "
+        "decides.\n",
         "            gpunode = await self._store.read_gpunode(request.node)\n"
         "            rest = {**gpunode.spec.reservations}\n"
         "            rest.pop(request.uid, None)\n"
