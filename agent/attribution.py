@@ -115,7 +115,7 @@ def attribute(
         ]
         unattributed_bytes, is_excessive = _unattributed(use, used_bytes)
         if unattributed_bytes is not None:
-            # Of devices that share a memory, only the first one has the use.
+            # Several devices can share one memory. Its use is reported on the first of them.
             unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: unattributed_bytes}
         if is_excessive:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))

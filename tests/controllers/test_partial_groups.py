@@ -92,7 +92,7 @@ class Api:
         self.now_s += seconds
         return self.round()
 
-    # What the controller calls.
+    # The calls that the controller makes.
 
     async def read(self, group: Group) -> Members:
         await asyncio.sleep(0)

@@ -6,11 +6,9 @@ from tests.controlplane import SCHEDULER_NAME
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.test_gangs import bound, create_gang, scheduled, scheduled_by
-from tests.kubernetes_version import is_at_least
 
-pytestmark = pytest.mark.skipif(
-    not is_at_least("1.36"), reason="Kubernetes 1.35 has groups of another API"
-)
+# Kubernetes 1.35 has groups of another API.
+pytestmark = pytest.mark.since("1.36")
 
 
 def reserved(cluster: PlayedCluster) -> int:

@@ -5,11 +5,9 @@ import pytest
 from tests.e2e.cluster import EVENTS, PlayedCluster
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.test_gangs import bound, create_gang, create_member, scheduled
-from tests.kubernetes_version import is_at_least
 
-pytestmark = pytest.mark.skipif(
-    not is_at_least("1.36"), reason="Kubernetes 1.35 has groups of another API"
-)
+# Kubernetes 1.35 has groups of another API.
+pytestmark = pytest.mark.since("1.36")
 #: The least that the setting allows.
 AFTER_S = 10
 
@@ -47,7 +45,7 @@ def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_whole(
         reason = "Only 3 of the 4 pods that group short needs are bound"
         assert reason in messages(cluster)["short-0"]
         assert leaving(cluster, "enough") == []
-        # What the pods' kubelets and their controller do next.
+        # Next, the kubelets end the pods, and their controller creates them again.
         for name in evicted:
             cluster.delete_pod(name)
         cluster.nodes.observe(cluster.pods())

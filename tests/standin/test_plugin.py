@@ -152,7 +152,7 @@ def test_an_unhealthy_replica_counts_as_allocated() -> None:
 
 
 # v0.20.0 is read from its sources, and not held against the real one: no proxy has its module.
-# What is asserted of `packed` was once seen on the real binary.
+# The assertions about `packed` were once compared with the real binary.
 
 PACKED = Settings(4, policy="packed", release=20)
 

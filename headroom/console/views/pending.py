@@ -57,7 +57,7 @@ class PendingGroupView(View):
     requests: str
     """The requests of these pods, such as "5 x 12Gi"."""
     message: str
-    """What is bound, what waits, and where it would fit."""
+    """A sentence: how many pods are bound, how many wait, and on which nodes they would fit."""
 
 
 class PendingView(Recomputed):
