@@ -1,4 +1,4 @@
-"""The cgroups of nodes: each node's containers are in one of its own, in each hierarchy."""
+"""Creates and removes the cgroups that hold the containers of a test node, in every hierarchy."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 from tests.waiting import until
 
 CGROUPS = Path("/sys/fs/cgroup")
-#: Prefix of a node's folder of files, and so of its cgroups.
+#: Prefix of the name of a node's folder, which is also the name of its cgroup.
 KIND = "headroom-node-"
 _PATIENCE_S = 30.0
 
 
 def create(name: str) -> None:
-    """Create the cgroup, and remove those of killed nodes, whose folders are gone."""
+    """Create the cgroup. Also remove cgroups of killed nodes, whose folders no longer exist."""
     for each in _hierarchies():
         for left in each.glob(f"{KIND}*"):
             if not (Path(tempfile.gettempdir()) / left.name).exists():
@@ -41,7 +41,7 @@ def remove(name: str) -> None:
 
 
 def _hierarchies() -> Iterator[Path]:
-    """Yield one in cgroup v2, one for each controller in v1."""
+    """Yield the only hierarchy of cgroup v2, or the hierarchy of each controller in cgroup v1."""
     if (CGROUPS / "cgroup.controllers").exists():
         yield CGROUPS
         return
@@ -49,7 +49,7 @@ def _hierarchies() -> Iterator[Path]:
 
 
 def _delegate(folder: Path) -> None:
-    """Let cgroups below this one of cgroup v2 have limits of all kinds that this one may have."""
+    """Enable all available controllers for children of this cgroup (cgroup v2 only)."""
     if (controllers := folder / "cgroup.controllers").exists():
         text = " ".join(f"+{each}" for each in controllers.read_text().split())
         (folder / "cgroup.subtree_control").write_text(text)

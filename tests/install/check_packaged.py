@@ -1,4 +1,5 @@
-"""The package of a release on real containers: what the kernel and the kubelet show of them.
+"""Installs the package of a release on real containers and checks what kernel and kubelet report
+about them.
 
 `make containers` runs it. `make test` does not, because it takes minutes.
 """
@@ -61,19 +62,21 @@ def test_only_the_agent_has_a_capability_and_is_root(containers: dict[str, Any])
     for name, seen in containers.items():
         assert set(seen["capabilities"].values()) == {NONE}, name
         assert (seen["user"], seen["group"]) == ("65532", "65532"), name
-        assert "65532" in seen["groups"], name  # fsGroup: reads the private key
+        assert "65532" in seen["groups"], name  # The fsGroup lets the user read the private key.
 
 
 def test_no_container_can_gain_privileges(containers: dict[str, Any]) -> None:
     assert {seen["no_new_privs"] for seen in containers.values()} == {"1"}
-    assert {seen["seccomp"] for seen in containers.values()} == {"2"}  # a filter
+    # 2 means that a seccomp filter is active.
+    assert {seen["seccomp"] for seen in containers.values()} == {"2"}
 
 
-def test_nothing_is_writable_but_what_the_kubelet_and_the_manifest_mount(
+def test_only_mounts_of_the_kubelet_and_the_manifest_are_writable(
     played: dict[str, Any], containers: dict[str, Any]
 ) -> None:
-    """``/etc/hosts`` and the termination log are the kubelet's, mounted into every container. With
-    cgroup v1, runc mounts an empty tmpfs of root at ``/sys/fs/cgroup``."""
+    """The kubelet mounts ``/etc/hosts`` and the termination log into every container. With cgroup
+    v1, runc mounts an empty tmpfs of root at ``/sys/fs/cgroup``.
+    """
     usual = {"/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/dev/termination-log", "/etc/hosts"}
     writable = {name: set(seen["writable"]) - usual for name, seen in containers.items()}
     agent = writable.pop("agent/agent")
@@ -85,7 +88,7 @@ def test_nothing_is_writable_but_what_the_kubelet_and_the_manifest_mount(
         assert paths <= {"/sys/fs/cgroup"}, name
 
 
-def test_memory_stays_below_the_limit_of_the_manifest(containers: dict[str, Any]) -> None:
+def test_memory_stays_below_the_limit_in_the_manifest(containers: dict[str, Any]) -> None:
     assert {name: seen["limit_bytes"] for name, seen in containers.items()} == {
         "extender/extender": 768 * MIB,
         "extender/kube-scheduler": None,
@@ -98,7 +101,7 @@ def test_memory_stays_below_the_limit_of_the_manifest(containers: dict[str, Any]
         assert seen["most_bytes"] < seen["limit_bytes"] / 2, name
 
 
-def test_pods_are_placed_and_the_agent_attributes_the_memory_of_their_processes(
+def test_pods_are_scheduled_and_the_agent_attributes_the_memory_of_their_processes(
     played: dict[str, Any],
 ) -> None:
     assert played["schedulers"] == ["headroom"]
@@ -109,7 +112,9 @@ def test_pods_are_placed_and_the_agent_attributes_the_memory_of_their_processes(
 
 
 def test_pods_end_on_sigterm_within_their_grace_period(played: dict[str, Any]) -> None:
-    """137 would be SIGKILL. The webhook serves for 5 s more while endpoints are updated."""
+    """An exit code of 137 would mean SIGKILL. The webhook serves for 5 s more while endpoints are
+    updated.
+    """
     ends = played["ends"]
     assert {component: seen["codes"] for component, seen in ends.items()} == {
         "extender": [0, 0],
@@ -120,7 +125,7 @@ def test_pods_end_on_sigterm_within_their_grace_period(played: dict[str, Any]) -
     assert max(seen["took_s"] for seen in ends.values()) < 15.0
 
 
-def test_uninstalling_leaves_only_what_ran(played: dict[str, Any]) -> None:
+def test_uninstalling_leaves_only_the_running_pods_of_users(played: dict[str, Any]) -> None:
     assert played["left"] == []
     assert played["stays"] == {"as it was": True, "annotations": ["headroom.gpu/vram"]}
     assert played["nodes as they were"] is True

@@ -1,8 +1,8 @@
-"""A cluster on which Headroom is installed: real servers and kubelets, in namespaces of its own.
+"""A cluster on which Headroom is installed, with real servers and kubelets, in its own namespaces.
 
-Real are the API server, etcd, controllers, a scheduler for all other pods, kubelets with NVIDIA's
-device plugin, and every container of Headroom, which a runtime of the tests starts as its pod
-specifies (tests/install/containers.py). Containers of other images only hold GPU memory.
+The API server, etcd, controllers, a scheduler for all other pods, and kubelets with NVIDIA's device
+plugin are real. So is every container of Headroom, which a test runtime starts as its pod specifies
+(tests/install/containers.py). Containers of other images only hold GPU memory.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class Plane(ControlPlane):
         self.port = 443
 
     def spawn_apiserver(self, *flags: str) -> None:
-        # For a Service it calls the pods themselves, because there is no load balancer.
+        # The API server calls the pods of a Service directly, because there is no load balancer.
         super().spawn_apiserver(
             *("--bind-address=0.0.0.0", "--enable-aggregator-routing=true"),
             "--endpoint-reconciler-type=lease",
@@ -73,7 +73,7 @@ class Machine(Node):
         )
 
     def _kubelet_user(self) -> Sequence[str]:
-        return ()  # root: it mounts the volumes of pods
+        return ()  # The kubelet needs root to mount the volumes of pods.
 
     def spawn_kubelet(self, kubeconfig: str = "kubeconfig") -> None:
         super().spawn_kubelet(kubeconfig)
@@ -81,7 +81,7 @@ class Machine(Node):
         self.runtime.kubelet_pid = self.pid("kubelet")
 
     def show_processes(self) -> None:
-        """Show kubelet and plugin to the agent, which sees no other processes."""
+        """Show only the kubelet and the plugin to the agent."""
         (self.runtime.proc / "2").mkdir(parents=True, exist_ok=True)
         (self.runtime.proc / "2/comm").write_text("kthreadd\n")
         self._show("kubelet")
@@ -98,9 +98,9 @@ def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> N
 
 
 def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
-    """Return nodes that are not started yet, each with two GPUs that four pods each can share.
+    """Return nodes that are not started yet. Each has two GPUs, and four pods can share a GPU.
 
-    Headroom's images of all tags run the working tree.
+    Every tag of Headroom's images runs the working tree.
     """
     forks.without_main()
     scheduler = built("kube-scheduler")["kube-scheduler"]

@@ -1,7 +1,7 @@
-"""A node whose containers are real: a kubelet on containerd and runc, with CNI's bridge plugin.
+"""A node with real containers: a kubelet on containerd and runc, with the CNI bridge plugin.
 
-It runs in the namespaces of ``tests.install.network``. GPUs are pretended: a stand-in for NVIDIA's
-container runtime mounts the fake driver library into containers that name visible devices.
+It runs in the namespaces of ``tests.install.network``. The GPUs are simulated: a stand-in for
+NVIDIA's container runtime mounts the fake driver library into containers that name visible devices.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tests.install import cgroups, network, runtime_files
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import INSIDE
 
-#: Path of the driver's library in containers, as NVIDIA's container runtime mounts it.
+#: Path of the driver library in containers, where NVIDIA's container runtime mounts it.
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 TABLE = "/run/fake-nvml"
 
@@ -35,7 +35,7 @@ if sees_devices:
 
 
 class Containerd:
-    """The runtime of a node, with the interface that ``Node`` needs of one."""
+    """The container runtime of a node, with the interface that ``Node`` expects."""
 
     def __init__(self, node: "ContainerdNode") -> None:
         self._node = node
@@ -51,7 +51,10 @@ class Containerd:
 
 
 class ContainerdNode(Node):
-    """``archives``: images, by name. ``pause``: the image of pods' sandboxes."""
+    """A node with real containers.
+
+    ``archives`` maps image names to archives. ``pause`` is the image of pod sandboxes.
+    """
 
     def __init__(
         self,
@@ -83,17 +86,17 @@ class ContainerdNode(Node):
         return Containerd(self)
 
     def _kubelet_user(self) -> Sequence[str]:
-        return ()  # root: it mounts volumes and makes cgroups
+        return ()  # Mounting volumes and creating cgroups needs root.
 
     def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
-        """Without a mount namespace of its own: kubelet and containerd see each other's mounts."""
+        """Start without a separate mount namespace, because kubelet and containerd share mounts."""
         driver = {"FAKE_NVML_TABLE": str(self.driver.table)}
         if name == "nvidia-device-plugin":
             driver["LD_LIBRARY_PATH"] = str(library_folder())
         self.spawn(name, *command, env={**driver, **(env or {})})
 
     def show_processes(self) -> None:
-        """Nothing to do: the agent sees all processes of the node."""
+        """Do nothing, because the agent sees all processes of the node."""
 
     def start_containerd(self) -> None:
         self.spawn("containerd", *self._command)
@@ -109,7 +112,7 @@ class ContainerdNode(Node):
         return done.stdout
 
     def pids(self, container_id: str) -> list[int]:
-        """Return the processes of a container, by their cgroup, in order of their ids."""
+        """Return the process IDs of a container, sorted, from its cgroup."""
         found = []
         for each in Path("/proc").glob("[0-9]*/cgroup"):
             with contextlib.suppress(OSError):

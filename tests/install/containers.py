@@ -1,10 +1,10 @@
-"""A container runtime that really runs our images and kube-scheduler's, and pretends to run others.
+"""A container runtime that really runs our images and kube-scheduler's, and simulates all others.
 
-A container is a process in namespaces of its own: the pod's network, and a file system that is an
-overlay over the machine's, with what the kubelet mounts into it; it has the user, the groups and
-the capabilities that its manifest leaves it. What an image would bring is the machine's: the
-interpreter with what is installed for the tests, and the sources. Containers of the extender's
-image are forked from a process that has imported these: a new interpreter takes 2 s of CPU.
+A container is a process in its own namespaces. It has the network of its pod, and an overlay over
+the machine's file system with the kubelet's mounts in it. It has the user, groups and capabilities
+of its manifest. The interpreter, the installed packages and the sources are those of the machine.
+Containers of the extender's image are forked from a process that has already imported the modules,
+because a new interpreter takes 2 s of CPU.
 """
 
 import os
@@ -51,7 +51,7 @@ class Images:
         self.mounts.append((str(headroom), "/usr/local/bin/headroom", "ro"))
 
     def entrypoint(self, image: str) -> Sequence[str] | None:
-        """None where the image is only pretended."""
+        """Return the entrypoint of an image, or None if the image is only simulated."""
         name = image.rpartition("/")[2].partition("@")[0].partition(":")[0]
         return self.entrypoints.get(name)
 
@@ -63,15 +63,19 @@ class Images:
 
 
 def _python_folders() -> Iterator[Path]:
-    """Those that the overlay may not show, as they may be mounts of their own."""
+    """Yield the folders of Python that the overlay may miss because they may be separate mounts."""
     folders = {ROOT, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     folders |= {folder.resolve() for folder in folders}
-    # Not what is in another of them, and shown with it.
+    # Skip folders inside another folder of the set, which is mounted as a whole.
     yield from sorted(each for each in folders if not folders & set(each.parents))
 
 
 class ProcessRuntime(Runtime):
-    """``hardware`` are variables by which an agent finds what stands for driver and processes."""
+    """Runs containers as processes.
+
+    ``hardware`` are the environment variables by which an agent finds the simulated driver and its
+    processes.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class ProcessRuntime(Runtime):
         self._hardware = hardware
         self._folder = socket.parent / "containers"
         self._networks: dict[str, PodNetwork] = {}
-        #: Root of the kubelet, in whose mounts the volumes are.
+        #: Root folder of the kubelet, which contains the volumes.
         self.kubelet_pid = 0
 
     def RunPodSandbox(self, request: Any, context: Any) -> Any:
@@ -106,7 +110,7 @@ class ProcessRuntime(Runtime):
         return answer
 
     def StopContainer(self, request: Any, context: Any) -> Any:
-        """With its grace period, as runtimes do."""
+        """Send SIGTERM, wait for the grace period, and send SIGKILL, as container runtimes do."""
         container = self.containers.get(request.container_id)
         if container is not None and container.process is not None:
             container.process.terminate()
@@ -115,7 +119,9 @@ class ProcessRuntime(Runtime):
         return super().StopContainer(request, context)
 
     def ExecSync(self, request: Any, context: Any) -> Any:
-        """A probe's command, inside of the container as its own command is."""
+        """Run the command of a probe inside the container, with the container's user and
+        capabilities.
+        """
         container = self.containers[request.container_id]
         if container.process is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "this container is only pretended")
@@ -139,7 +145,7 @@ class ProcessRuntime(Runtime):
         )
 
     def _network(self, container: Container) -> PodNetwork:
-        """Return the network of the container's pod. A pod without processes has none."""
+        """Return the network of the container's pod, which exists only if the pod has processes."""
         sandbox = container.sandbox
         if sandbox.id not in self._networks:
             self._networks[sandbox.id] = PodNetwork(sandbox.address)
@@ -204,7 +210,7 @@ class ProcessRuntime(Runtime):
         self._watch(container)
 
     def _fork(self, container: Container, layout: list[str], module: str, *arguments: str) -> None:
-        """Start a command of Headroom in the container. Its user must not be root."""
+        """Start a command of Headroom in the container, which must not run as root."""
         security = container.config.linux.security_context
         assert security.run_as_user.value
         assert "ALL" in security.capabilities.drop_capabilities
@@ -241,12 +247,12 @@ class ProcessRuntime(Runtime):
 
 
 def _inside(path: str) -> str:
-    """Without the one link on the way to volumes, which would lead out of the container."""
+    """Return the path without the link /var/run, which would lead out of the container."""
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
 def _as_told(security: Any) -> Iterator[str]:
-    """The command that takes from the next one what its manifest does not leave it."""
+    """Yield the command that drops the privileges which the manifest does not grant."""
     yield "setpriv"
     if security.HasField("run_as_user"):
         yield f"--reuid={security.run_as_user.value}"

@@ -1,13 +1,13 @@
-"""Pods on a GPU of this machine, in a cluster of one node, with all of Headroom: make gpu-cluster.
+"""Runs pods on a GPU of this machine, in a one-node cluster with all of Headroom.
 
-    python -m tests.install.gpu_cluster [--mps] [--pretend] [--out FILE]
+python -m tests.install.gpu_cluster [--mps] [--pretend] [--out FILE]
 
-Needs root, containerd and runc. Real are etcd, API server, kube-scheduler, kubelet, containerd,
-runc, NVIDIA's device plugin, the driver, extender and agent. Processes of pods allocate GPU memory
-with CUDA. ``--mps``: the GPU is shared by MPS, not by time-slicing. ``--pretend``: on a machine
-without a GPU, with libraries that simulate the driver.
+Needs root, containerd and runc. ``make gpu-cluster`` runs it. etcd, API server, kube-scheduler,
+kubelet, containerd, runc, NVIDIA's device plugin, the driver, extender and agent are real.
+Processes of pods allocate GPU memory with CUDA. ``--mps`` shares the GPU by MPS instead of
+time-slicing. ``--pretend`` simulates the driver on a machine without a GPU.
 
-Prints one line per check, and writes what was observed as JSON. The exit status is 1 if a check
+Prints one line per check, and writes the observations as JSON. The exit status is 1 if a check
 failed.
 """
 
@@ -38,7 +38,7 @@ _ALONE = "TEST_GPU_CLUSTER_ALONE"
 
 
 def _total_bytes() -> int:
-    """Return the memory of the first GPU. Raises ``SystemExit`` if there is none."""
+    """Return the memory of the first GPU. Raise ``SystemExit`` if there is no GPU."""
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -50,7 +50,9 @@ def _total_bytes() -> int:
 
 
 def _pretended() -> dict[str, str]:
-    """Return variables by which processes find a simulated driver, in a new folder."""
+    """Return the environment variables by which processes find a simulated driver in a new
+    folder.
+    """
     folder = tempfile.mkdtemp(prefix="headroom-pretended-")
     table, control = Path(folder, "table"), Path(folder, MPS_CONTROL)
     Driver(table, [h100("GPU-9b07c1d2-3e4f-5a6b-7c8d-9e0f1a2b3c4d")])
@@ -67,7 +69,9 @@ def _pretended() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _cluster(driver: Mapping[str, str], total_bytes: int, mps: bool) -> Iterator[GpuCluster]:
-    """Yield a cluster that is not started yet. Print the state of all parts after an exception."""
+    """Yield a cluster that is not started yet. Print the state of all components after an
+    exception.
+    """
     with control_plane() as plane:
         cluster = GpuCluster(plane, driver, total_bytes, mps)
         try:

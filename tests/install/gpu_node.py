@@ -1,8 +1,9 @@
-"""A node with a GPU of this machine: kubelet, containerd, runc and NVIDIA's plugin, all real.
+"""A node with a real GPU of this machine, and a real kubelet, containerd, runc and NVIDIA device
+plugin.
 
-It uses no network: pods have that of the machine. A container shows the machine's programs and
-libraries, and gets the driver's device files if it names visible devices; on other nodes NVIDIA's
-container runtime does both.
+Pods use the network of the machine. A container sees the programs and libraries of the machine, and
+gets the driver's device files if it names visible devices. On other nodes NVIDIA's container
+runtime does both.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from tests.processes import Processes, free_ports
 from tests.waiting import until
 
 IMAGE = "headroom.test/machine:1"
-#: Shows folders of the machine, and allows the device files of the driver.
+#: Mounts folders of the machine and allows the driver's device files.
 _EDIT = """
 for source, how in {folders}:
     options = ["rbind", how, "nosuid"]
@@ -47,21 +48,22 @@ for name in glob.glob("/dev/nvidia*") if sees_devices else ():
         allowed = dict(device, allow=True, access="rwm")
         linux.setdefault("resources", {{}}).setdefault("devices", []).append(allowed)
 """
-#: No pod uses it: without any configuration a kubelet is not ready.
+#: Unused by pods, but a kubelet without a CNI configuration is never ready.
 _NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
-#: The plugin expects MPS here, and the daemon under this name.
+#: Path and name under which the plugin expects the MPS daemon.
 MPS_ROOT, MPS_CONTROL = Path("/mps"), "nvidia-cuda-mps-control"
 _PATIENCE_S = 60.0
-#: PYTHONPATH of the agent: the repository, and that of this process.
+#: PYTHONPATH of the agent: the repository, and the PYTHONPATH of this process.
 _PATH = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
 
 
 class GpuNode(Processes):
-    """``driver``: variables by which plugin and agent find the driver's library.
+    """A node with a GPU. Start it as root in its own mount namespace, because it hides /run,
+    /var/lib and /var/log.
 
-    Containers can write to the folders ``writable``. ``mps_limit_mib``: share the GPU by MPS with
-    this limit for each process, not by time-slicing. Start it in a mount namespace of its own, as
-    root: it hides /run, /var/lib and /var/log.
+    ``driver`` are the environment variables by which plugin and agent find the driver library.
+    Containers can write to the folders ``writable``. ``mps_limit_mib`` shares the GPU by MPS, with
+    this memory limit for each process, instead of time-slicing.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class GpuNode(Processes):
         return {"timeSlicing" if self._mps_limit_mib is None else "mps": shared}
 
     def start(self) -> None:
-        """Return when the node's status has all replicas of the plugin."""
+        """Start the node and wait until its status has all replicas of the plugin."""
         subprocess.run(["sh", "-c", INSIDE, "sh", str(self.folder), "true"], check=True)
         cgroups.create(self.folder.name)
         self.spawn("containerd", *self._containerd)
@@ -127,12 +129,13 @@ class GpuNode(Processes):
             env=self._driver,
         )
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
-        # Admission taints every new node. What would untaint it is a controller.
+        # Admission taints every new node, and the controller that removes the taint does not run
+        # here.
         path, body = f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}}
         self.plane.call("PATCH", path, body, "application/merge-patch+json")
 
     def _start_mps(self, limit_mib: int) -> None:
-        """Do what NVIDIA's DaemonSet for MPS does, except that the compute mode stays."""
+        """Start MPS as NVIDIA's DaemonSet does, but leave the compute mode unchanged."""
         pipe, shared = MPS_ROOT / RESOURCE / "pipe", MPS_ROOT / "shm"
         for folder in (pipe, shared):
             folder.mkdir(parents=True)
@@ -155,7 +158,7 @@ class GpuNode(Processes):
             shutil.rmtree(MPS_ROOT)
 
     def start_agent(self) -> None:
-        """Start the agent as the DaemonSet does, but as a process of the machine."""
+        """Start the agent with the arguments of the DaemonSet, as a process of the machine."""
         (port,) = free_ports(1)
         kubeconfig = self.plane.kubeconfig("agent-of-the-tests")
         self.spawn(
@@ -174,7 +177,7 @@ class GpuNode(Processes):
         super().stop()
 
     def _end_shims(self) -> None:
-        """Kill the parents of containers, which outlive containerd."""
+        """Kill the container shims, which outlive containerd."""
         socket = f"{self.folder}/containerd.sock".encode()
         for each in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -188,7 +191,7 @@ class GpuNode(Processes):
         """Return the lines that the containers of a pod printed."""
         files = (self.folder / "kubelet/pod-logs").glob(f"*_{pod}_*/*/*.log")
         lines = [line for file in files for line in file.read_text().splitlines()]
-        # Time, stream, whether the line is complete, text.
+        # A line has a time, a stream, a flag for complete lines, and text.
         return [line.split(" ", 3)[3] for line in lines if " stdout " in line]
 
     def pod_logs(self) -> str:
@@ -222,7 +225,7 @@ class GpuNode(Processes):
 
 
 def _folders() -> list[Path]:
-    """Return the machine's folders that containers show."""
+    """Return the folders of the machine that are mounted into containers."""
     python = {ROOT, *map(Path, (sys.prefix, sys.base_prefix))} - {Path("/usr")}
     python |= {each.resolve() for each in python}
     libraries = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
@@ -231,7 +234,9 @@ def _folders() -> list[Path]:
 
 
 def _archive() -> bytes:
-    """Return an image as ``docker save`` writes it: empty folders, and the machine's links."""
+    """Return an image in the format of ``docker save``, with empty folders and the machine's
+    links.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         for name in ("usr", "etc", "tmp", "proc", "sys", "dev", "run"):

@@ -1,4 +1,4 @@
-"""Checks of Headroom with pods on the GPU of one node: make gpu-cluster."""
+"""Checks Headroom with pods on the GPU of one node, for ``make gpu-cluster``."""
 
 import json
 import shlex
@@ -19,9 +19,9 @@ from tests.waiting import until
 GIB = 1 << 30
 NODE = "gpu-1"
 REPLICAS = 4
-#: Bytes of a CUDA context, which the driver adds to what a process allocates.
+#: Bytes of a CUDA context, which the driver adds to the allocations of a process.
 CONTEXT_BYTES = GIB
-#: Memory of the device that belongs to no process.
+#: Memory of the device that no process holds.
 STRAY_BYTES = 256 << 20
 _PATIENCE_S = 90.0
 
@@ -39,7 +39,9 @@ class Checks:
 
 
 class GpuCluster:
-    """``driver``: variables of a simulated driver, whose processes have ids of the machine."""
+    """Checks pods on one GPU. ``driver`` are the environment variables of a simulated driver, whose
+    processes have the IDs of the machine's processes.
+    """
 
     def __init__(
         self, plane: ControlPlane, driver: Mapping[str, str], total_bytes: int, mps: bool
@@ -48,7 +50,7 @@ class GpuCluster:
         self._total_bytes, self._mps = total_bytes, mps
         self._cluster = Cluster(plane, [NODE])
         writable = [folder] if (folder := driver.get("FAKE_CUDA_FOLDER")) else []
-        #: As NVIDIA's DaemonSet for MPS sets it.
+        #: The same value as in NVIDIA's DaemonSet for MPS.
         self._limit_mib = total_bytes // REPLICAS >> 20
         limit_mib = self._limit_mib if mps else None
         self.node = GpuNode(plane, NODE, REPLICAS, driver, writable, limit_mib)
@@ -84,7 +86,7 @@ class GpuCluster:
         self._start_engines(free_gib)
 
     def _place(self, uuid: str, free_gib: int) -> None:
-        """Three pods whose requests fit, of which the second uses more than its request."""
+        """Create three pods whose requests fit. The second pod uses more than it requests."""
         first_gib = free_gib * 2 // 5
         self._create("first", first_gib, uses_gib=first_gib - 2)
         self._create("second", 8, uses_gib=12)
@@ -112,7 +114,7 @@ class GpuCluster:
         self._check_attributed({"first": first_gib - 2, "third": third_gib - 2}, uuid)
 
     def _limit(self, uuid: str) -> None:
-        """Three pods by MPS: two within its limit, and one that requests more."""
+        """Create three pods that share by MPS: two stay within its limit, and one requests more."""
         most_gib = self._limit_mib // 1024
         self._create("first", most_gib, uses_gib=most_gib - 1)
         self._create("second", 8, uses_gib=6)
@@ -134,7 +136,7 @@ class GpuCluster:
         )
 
     def _leak(self, free_gib: int) -> None:
-        """A pod that takes memory that the other one reserved, and does not use yet."""
+        """Create a pod that uses memory reserved for another pod, which does not use it yet."""
         calm_gib = free_gib * 3 // 5
         self._create("calm", calm_gib, uses_gib=4)
         self._until(lambda: self._is_ready("calm"), "the pod calm has its memory")
@@ -158,7 +160,9 @@ class GpuCluster:
         )
 
     def _start_engines(self, free_gib: int) -> None:
-        """Two pods that start alone: each measures the free memory, and fills its request."""
+        """Create two pods that start alone. Each measures the free memory and allocates its
+        request.
+        """
         gib = free_gib * 2 // 5
         fill = {"do": "fill", "bytes": (gib - 2) * GIB, "piece": GIB}
         spin = {"do": "spin", "seconds": 5, "blocks": 1}
@@ -202,7 +206,9 @@ class GpuCluster:
         self._until_reported(lambda status: not status.get("pods"))
 
     def _create(self, name: str, gib: int, uses_gib: int, **annotations: str) -> None:
-        """Create a pod that requests ``gib``. It is ready when its process has ``uses_gib``."""
+        """Create a pod that requests ``gib``. The pod is ready when its process has
+        ``uses_gib``.
+        """
         allocate = {"do": "allocate", "bytes": uses_gib * GIB}
         self._create_pod(name, gib, [allocate], 2, annotations)
 
@@ -214,7 +220,9 @@ class GpuCluster:
         answers: int,
         annotations: Mapping[str, str],
     ) -> None:
-        """Its process executes the commands in a CUDA context, and is ready after the answers."""
+        """Create a pod whose process executes the commands in a CUDA context and is ready after the
+        answers.
+        """
         lines = " ".join(shlex.quote(json.dumps(each)) for each in ({"do": "open"}, *commands))
         device = 'export CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES"'
         send = f"(printf '%s\\n' {lines}; exec sleep infinity)"
@@ -249,7 +257,9 @@ class GpuCluster:
         self._plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
 
     def _check_attributed(self, uses_gib: Mapping[str, int], uuid: str) -> None:
-        """Each pod has what its process allocated and a context, on the device that it sees."""
+        """Check that each pod has its allocation and a context attributed, on the device that it
+        sees.
+        """
         least = {name: gib * GIB for name, gib in uses_gib.items()}
 
         def attributed(status: Any) -> bool:

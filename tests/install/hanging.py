@@ -1,4 +1,6 @@
-"""Stops the processes of a container, as if the program hung, until its kubelet has replaced it."""
+"""Stops the processes of a container like a hanging program, until the kubelet replaces the
+container.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,7 @@ def freeze(
     )
 
     def state() -> tuple[bool, int]:
-        """Return whether the pod is ready, and how often the container was started again."""
+        """Return whether the pod is ready, and its restart count."""
         status = plane.call("GET", path)["status"]
         (of,) = (each for each in status["containerStatuses"] if each["name"] == container)
         return _is_ready(status), of["restartCount"]

@@ -1,6 +1,7 @@
-"""Puts a forked process into a container: its namespaces, its file system, its user and its rights.
+"""Moves a forked process into the namespaces and file system of a container, with its user and
+capabilities.
 
-Imports little, because each forked process imports it.
+Has few imports, because each forked process imports it.
 """
 
 import ctypes
@@ -9,9 +10,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: A script that mounts the container's file system and runs a command in it. Arguments: a folder
-#: for the container; whether the file system is writable; the number of mounts; for each mount its
-#: source, target and kind; the command. Kinds: ro, rw, or open. The last mounts nothing, but lets
+#: Script that mounts the container's file system and runs a command in it. Arguments: a folder for
+#: the container; whether the file system is writable; the number of mounts; source, target and kind
+#: of each mount; the command. The kinds are ro, rw and open. The kind open mounts nothing, but lets
 #: all users enter the target.
 INSIDE = """
 set -e
@@ -48,9 +49,9 @@ _SIGKILL = 9
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Confines the process that calls it as a container, whose user is not root.
+    """Confines the calling process like a container whose user is not root.
 
-    ``network`` and ``mounts_of`` are the processes whose network and mounts the container has;
+    The container gets the network of process ``network`` and the mounts of process ``mounts_of``.
     ``layout`` are the arguments of ``INSIDE``.
     """
 
@@ -82,7 +83,7 @@ class Confinement:
         os.setresuid(self.user, self.user, self.user)
         if self.no_new_privs:
             _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-        _call("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # setresuid resets it
+        _call("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # Last, because setresuid resets it.
 
 
 def _call(function: str, *arguments: object) -> None:

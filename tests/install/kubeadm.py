@@ -1,11 +1,11 @@
-"""The setup for a cluster's own kube-scheduler, step by step as in docs/how-to/kube-scheduler.md.
+"""Sets up a cluster's own kube-scheduler, step by step as in docs/how-to/kube-scheduler.md.
 
-    python -m tests.install.kubeadm
+python -m tests.install.kubeadm
 
-By hand, as it compiles kube-proxy and needs nft. A control plane node and another one, as kubeadm
-makes them: kube-scheduler is on the host's network and reads its files in /etc/kubernetes, and a
-real kube-proxy carries the address of the Service to extenders in pods. Prints what was found as a
-line of JSON, or fails.
+Run it by hand, because it compiles kube-proxy and needs nft. It has a control plane node and a
+worker, as kubeadm creates them: kube-scheduler is on the host's network and reads its files in
+/etc/kubernetes, and a real kube-proxy routes the Service address to extender pods. Prints the
+result as a line of JSON, or fails.
 """
 
 import contextlib
@@ -41,19 +41,19 @@ from tests.processes import free_ports
 
 KUBERNETES = Path("/etc/kubernetes")
 FILES = KUBERNETES / "headroom"
-#: As kubeadm's.
+#: The same ranges as kubeadm's defaults.
 SERVICES = "10.96.0.0/12"
 ROLE = "node-role.kubernetes.io/control-plane"
 
 
 class KubeadmPlane(Plane):
-    """Addresses of its Services, which must be routed to pods."""
+    """A control plane whose Service addresses must be routed to pods."""
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, f"--service-cluster-ip-range={SERVICES}")
 
     def start_kube_proxy(self) -> None:
-        """The hosts file of all nodes, which share their network here."""
+        """Start the kube-proxy of all nodes, which share one network here."""
         health, metrics = free_ports(2)
         self.spawn(
             "kube-proxy",
@@ -76,7 +76,7 @@ class Variant(Play):
         self.act(self.install, self.configure, self.place, self.lose_an_extender)
 
     def install(self) -> None:
-        """Step 1, with kustomize."""
+        """Do step 1, with kustomize."""
         shutil.copytree(DEPLOY, self._deploy)
         mine = self._deploy / "overlays/mine"
         mine.mkdir()
@@ -100,7 +100,7 @@ class Variant(Play):
         }
 
     def configure(self) -> None:
-        """Steps 2 and 3: the kubelet would restart the static pod."""
+        """Do steps 2 and 3. Restart kube-scheduler, as a kubelet restarts the static pod."""
         shutil.copy(self._deploy / "default-scheduler/kube-scheduler.yaml", FILES)
         config = FILES / "kube-scheduler.yaml"
         command = [sys.executable, "-m", "headroom", "doctor", f"--scheduler-config={config}"]
@@ -113,7 +113,7 @@ class Variant(Play):
         start_default_scheduler(self.plane, config, *scheduler_flags("kube-scheduler"))
 
     def place(self) -> None:
-        """Step 4, until the GPUs are full."""
+        """Do step 4 until the GPUs are full."""
         self.workloads.start()
         room = 2 * len(self.machines) * 3
         for number in range(room + 1):
@@ -128,7 +128,7 @@ class Variant(Play):
         self.found["reserved"] = sum(bool(placement(pod)) for pod in bound())
 
     def lose_an_extender(self) -> None:
-        """The address leads to the other one."""
+        """Delete an extender and check that the Service address leads to the other one."""
         gone = self.ours("extender")[0]["metadata"]["name"]
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{gone}"
         self.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
@@ -139,7 +139,7 @@ class Variant(Play):
 
 
 def own_etc(folder: Path) -> None:
-    """Files that are written there stay in this namespace."""
+    """Mount an overlay over /etc, so that the written files stay in this namespace."""
     for each in ("upper", "work"):
         (folder / each).mkdir(parents=True)
     layers = f"lowerdir=/etc,upperdir={folder}/upper,workdir={folder}/work"
@@ -158,7 +158,7 @@ def main() -> None:
         raise SystemExit("needs nft on PATH, for kube-proxy: install the package nftables")
     network.alone()
     network.build()
-    # As a host's default route does: what has no route is never looked up among Services.
+    # The kernel looks up Service addresses only if a route exists, such as a host's default route.
     network.run(*ip(), "route", "add", SERVICES, "dev", network.BRIDGE)
     with contextlib.ExitStack() as stack:
         plane = KubeadmPlane()

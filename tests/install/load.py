@@ -1,4 +1,4 @@
-"""Pods that come and go, and a judge who uses nothing of the product's code."""
+"""Creates and deletes pods under load, and judges the reservations without code of the product."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 
 
 class Load:
-    """Creates pods, each of which is deleted when it runs: one after the other in each thread."""
+    """Creates pods one after the other in each thread, and deletes each pod when it runs."""
 
     def __init__(self, workloads: Workloads, threads: int, gib: int) -> None:
         self._workloads = workloads
@@ -23,7 +23,7 @@ class Load:
         self._threads = [
             threading.Thread(target=self._run, args=(number,)) for number in range(threads)
         ]
-        #: For each pod, the seconds from its creation to its bind, webhook included.
+        #: Seconds from creation to binding of each pod, including the webhook call.
         self.waits_s: list[float] = []
         self.failures: list[str] = []
 
@@ -32,7 +32,7 @@ class Load:
             each.start()
 
     def stop(self) -> None:
-        """Return when the pods of the load are gone."""
+        """Stop, and wait until the pods of the load are deleted."""
         self._stop.set()
         for each in self._threads:
             each.join()
@@ -63,16 +63,16 @@ class Load:
 
 
 class Changes:
-    """All changes of pods and GPUNodes that the API server shows, and what is wrong in them.
+    """Records all changes of pods and GPUNodes that the API server sends, and finds faults in them.
 
-    A reservation is written before its pod is bound, and removed after the pod is gone. Both kinds
-    have their revisions from one etcd, so the revisions order the changes of both.
+    A reservation is written before its pod is bound, and removed after the pod is gone. Both
+    resources are in one etcd, so revisions order the changes of both.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[int, Object]]] = {PODS: [], GPUNODES: []}
-        #: First and last revision of changes that a watch missed: the API server ends watches of a
-        #: CRD that changes.
+        #: First and last revision of the changes that a watch missed, because the API server ends
+        #: watches when the CRD changes.
         self._gaps: list[tuple[int, int]] = []
         #: Number of states in which pods and reservations were compared.
         self.compared = 0
@@ -120,7 +120,7 @@ class Changes:
 
 
 class Judge:
-    """Compares the bound pods with the reservations all the time."""
+    """Compares the bound pods with the reservations until it is stopped."""
 
     def __init__(self, plane: Plane, workloads: Workloads) -> None:
         self._plane = plane
@@ -139,7 +139,9 @@ class Judge:
             each.start()
 
     def stop(self) -> None:
-        """End, and compare the pods that ran from the beginning with what they were."""
+        """Stop, and check that the pods that ran from the beginning still have the same
+        containers.
+        """
         for each in self._followers:
             each.stop()
             if each.failure:
@@ -162,7 +164,7 @@ def _last(changes: Sequence[tuple[int, Object]]) -> int:
 
 
 def residents(workloads: Workloads) -> dict[str, Any]:
-    """Return what identifies the containers of each running pod, by the pod's name."""
+    """Return the container IDs of each running pod, by pod name."""
     return {
         pod["metadata"]["name"]: {
             "uid": pod["metadata"]["uid"],
@@ -179,7 +181,7 @@ def residents(workloads: Workloads) -> dict[str, Any]:
 
 
 def reservations(plane: Plane) -> dict[tuple[str, str], Any]:
-    """Return the reservation of each pod, by the pod's uid and the node."""
+    """Return the reservation of each pod, by pod uid and node."""
     return {
         (uid, gpunode["metadata"]["name"]): reservation
         for gpunode in plane.call("GET", GPUNODES)["items"]

@@ -1,8 +1,8 @@
-"""A cluster's network in a network namespace of its own: nothing of the machine's is touched.
+"""The network of a cluster in its own network namespace, separate from the machine's network.
 
-The namespace is the one that this process is in (``alone``). In it a bridge is the network of pods
-and nodes; every pod has a namespace of its own on it, and its own loopback.
-There is no load balancer: the API server itself has the address of its Service.
+``alone`` creates the namespace of this process. A bridge in it is the network of pods and nodes.
+Each pod has its own network namespace with its own loopback device. There is no load balancer, so
+the API server itself has the address of its Service.
 """
 
 import os
@@ -25,10 +25,10 @@ _ALONE = "TEST_INSTALL_ALONE"
 
 
 def alone() -> None:
-    """Execute the command again in namespaces of its own, if it is not in them already.
+    """Execute the command again in its own namespaces, if it is not in them already.
 
-    The kernel ends all processes in there when the command ends, however it ends, or any one that
-    started it: containers, too, which may have changed their user and forgotten their parent.
+    When the command or a process that started it ends for any reason, the kernel kills all
+    processes in the namespaces, including containers with another user or a dead parent.
     """
     if os.environ.get(_ALONE):
         return
@@ -38,7 +38,7 @@ def alone() -> None:
 
 
 def run(*command: str, stdin: str = "") -> None:
-    """Raises ``RuntimeError`` with what it printed, where it fails."""
+    """Run a command. Raise ``RuntimeError`` with its output if it fails."""
     done = subprocess.run(
         command, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -47,11 +47,11 @@ def run(*command: str, stdin: str = "") -> None:
 
 
 def build() -> None:
-    """Once, in an empty network namespace."""
+    """Build the network in an empty network namespace."""
     for setting in (
         ("link", "set", "lo", "up"),
-        # An address of its own: else it takes that of a pod's device, and when that pod goes, the
-        # others send to an address that no process has any more, until they forget it.
+        # Without its own address, the bridge takes the address of a pod's device. When that pod is
+        # deleted, other pods keep sending to the dead address until their caches expire.
         ("link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge"),
         ("address", "add", f"{HOST}/16", "dev", BRIDGE),
         ("address", "add", f"{API_SERVICE}/32", "dev", BRIDGE),
@@ -66,7 +66,7 @@ def address(number: int) -> str:
 
 
 class PodNetwork:
-    """The network of one pod, held by a process that does nothing else: its pause container."""
+    """The network of one pod. A process that only waits holds it, like a pause container."""
 
     def __init__(self, address: str) -> None:
         pause = *DIE_WITH_PARENT, str(os.getpid()), "unshare", "--net", "sleep", "infinity"
@@ -92,12 +92,12 @@ class PodNetwork:
 
     @property
     def pid(self) -> int:
-        """A process whose network this is."""
+        """Return the ID of a process in this network."""
         return self._pause.pid
 
     @property
     def enter(self) -> Sequence[str]:
-        """The command prefix with which a command runs in it."""
+        """Return the command prefix that runs a command in this network."""
         return "nsenter", "--target", str(self.pid), "--net"
 
     def _await_namespace(self) -> None:

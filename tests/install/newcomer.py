@@ -1,11 +1,12 @@
-"""The first hour: follows the pages of docs/get-started on a clean Debian, with a clock.
+"""Follows the pages of docs/get-started for the first hour on a clean Debian, and measures the
+time.
 
     make newcomer ARGS=docs/design/first-hour.md
 
-The newcomer has a Debian root with the packages that the page names and nothing else, and a copy of
-the commit that is checked out. The binaries that ``make cluster`` builds are there already, and so
-is a cluster of the newcomer's own, whose node has the images. The clock counts the commands and not
-the time to read. Needs root.
+The newcomer has a Debian root with only the packages that the page names, and a copy of the
+checked-out commit. The binaries that ``make cluster`` builds already exist, and so does a cluster
+of the newcomer's own, whose node has the images. The clock counts the commands, but not the reading
+time. Needs root.
 """
 
 import contextlib
@@ -36,12 +37,12 @@ from tests.install.versions import REGISTRY
 from tests.processes import DIE_WITH_PARENT
 from tests.waiting import until
 
-#: The goals: what is reached -> minutes from the start.
+#: Goals, with the minutes from the start in which they must be reached.
 GOALS = {"make demo": 2, "a pending pod explained": 6, "the chart in mode observe": 10}
 PATIENCE_S = 1800.0
-#: Lines of a longer output that the transcript keeps at its begin and at its end.
+#: Number of first and last lines that the transcript keeps of a longer output.
 _KEPT = 8
-#: Files of the machine by which programs in the root find a network and trust it.
+#: Files of the machine that give programs in the root network access and trusted certificates.
 _FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 NOT_ON_THE_CLOCK = (
     "Not on the clock: reading, and the first build of the binaries of `make cluster`",
@@ -78,11 +79,11 @@ class Root:
             shutil.copy(each, self.path / each[1:])
         bare = self.path / "srv/headroom.git"
         subprocess.run(["git", "clone", "--quiet", "--bare", str(ROOT), str(bare)], check=True)
-        # The folder that make cluster finds its built binaries in.
+        # Folder in which make cluster finds its built binaries.
         (self.path / "root/.cache/headroom/gobin").mkdir(parents=True)
 
     def terminal(self, network_of: int | None = None) -> Terminal:
-        """Open a shell; ``network_of``: a process whose network it uses."""
+        """Open a shell. ``network_of`` is a process whose network the shell uses."""
         gobin = self.path / "root/.cache/headroom/gobin"
         mount = (
             f"mount --bind {default_cache()} {gobin} && "
@@ -101,7 +102,7 @@ class Root:
 
 @dataclass
 class Transcript:
-    """The commands that the newcomer entered, with their outputs, and the clock."""
+    """The commands of the newcomer with their outputs and the elapsed time."""
 
     began: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
@@ -128,7 +129,7 @@ class Transcript:
         self.lines += [f"$ {entered}", *shown, "```"]
 
     def when(self, goal: str) -> str:
-        """Return two cells of a table: minutes and seconds of CPU until the goal."""
+        """Return two cells of a table: minutes and CPU seconds until the goal."""
         if goal not in self.reached:
             return "not reached | "
         at_s, cpu_s = self.reached[goal]
@@ -154,7 +155,9 @@ class Newcomer:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process, its descendants and those that they have waited for."""
+    """Return the CPU seconds of a process, its descendants, and the children that they have waited
+    for.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     found = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -200,12 +203,12 @@ def stack_second(root: Root, printed: Path, transcript: Transcript) -> Newcomer:
 
 
 def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcript) -> None:
-    """Install into the cluster, whose network only the second terminal has."""
+    """Install the chart into the cluster, whose network only the second terminal has."""
     words = {
         "REGISTRY": REGISTRY,
         "VERSION": version_of(ROOT),
         "gpu-operator": "device-plugin",
-        # Its only node has a GPU.
+        # The only node has a GPU.
         "settings.mode=observe": "settings.mode=observe,onGpuNodes=true",
     }
     for name in ("kubectl", "helm"):
@@ -319,7 +322,7 @@ def main(page: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
         root = Root(folder)
         wait_for(cluster, process)
         transcript = Transcript()
-        # Also if the newcomer is stopped by an error: the page then shows how far the goals were.
+        # Also runs after an error, so that the page shows which goals were reached.
         stack.callback(lambda: page.write_text(written(transcript, root.packages, commit)))
         try_on_one_machine(root, transcript)
         install_the_chart(root, cluster, in_the_network(process.pid), transcript)

@@ -1,9 +1,9 @@
-"""The cluster in which a newcomer installs the chart: one node, whose containers are real.
+"""Starts the cluster in which a newcomer installs the chart: one node with real containers.
 
     python -m tests.install.newcomers_cluster FOLDER
 
-It has no Headroom. The node has the images that a registry would have. When the node takes pods,
-FOLDER gets ``kubeconfig``, ``ca.crt`` and then ``ready``. The cluster ends with this process.
+Headroom is not installed. The node has the images that a registry would have. When the node accepts
+pods, FOLDER gets ``kubeconfig``, ``ca.crt`` and then ``ready``. The cluster ends with this process.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _ARCHIVES = "TEST_NEWCOMER_ARCHIVES"
 
 
 def images(folder: Path) -> Mapping[str, Path]:
-    """Return the archive of each image, by name: kube-scheduler under the name of its registry."""
+    """Return the archive of each image by name. kube-scheduler has the name of its registry."""
     private = packaged.scheduler()
     return {
         image.replace(REGISTRY, "registry.k8s.io") if image == private else image: archive
@@ -49,12 +49,12 @@ def build(folder: Path) -> None:
 
 class NewcomersPlane(Plane):
     def spawn_apiserver(self, *flags: str) -> None:
-        # It forwards ports through the kubelet, whose host name no DNS has here.
+        # The API server forwards ports through the kubelet, whose host name no DNS resolves here.
         super().spawn_apiserver("--kubelet-preferred-address-types=InternalIP", *flags)
 
 
 class NewcomersNode(ContainerdNode):
-    """Its kubelet serves, for ``kubectl port-forward``, in the network of the cluster."""
+    """A node whose kubelet serves ``kubectl port-forward`` in the network of the cluster."""
 
     def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         more = [f"--node-ip={network.HOST}"] if name == "kubelet" else []

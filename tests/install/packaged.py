@@ -1,10 +1,10 @@
-"""Installs the packaged chart with Helm on a node whose containers are real, and looks into them.
+"""Installs the packaged chart with Helm on a node with real containers, and inspects them.
 
     python -m tests.install.packaged
 
-The images are those of ``make images``. Real are also API server, etcd, controllers, kubelet,
-containerd, runc, and NVIDIA's device plugin; pretended are the GPUs, the nodes' NVIDIA runtime and
-DNS. The result is a line of JSON on stdout, which check_packaged.py judges.
+``make images`` builds the images. API server, etcd, controllers, kubelet, containerd, runc and
+NVIDIA's device plugin are real. The GPUs, NVIDIA's container runtime and DNS are simulated. The
+result is a line of JSON on stdout, which check_packaged.py checks.
 """
 
 import contextlib
@@ -39,30 +39,30 @@ VERSION = version_of(ROOT)
 EXTENDER = f"{REGISTRY}/headroom-extender:{VERSION}"
 AGENT = f"{REGISTRY}/headroom-agent:{VERSION}"
 PAUSE = f"{REGISTRY}/pause:{VERSION}"
-#: The folder of archives, for the command that runs in the namespaces.
+#: Variable with the folder of archives, for the command that runs in the namespaces.
 _ARCHIVES = "TEST_INSTALL_ARCHIVES"
-#: cgroup v1 shows no limit as the largest multiple of a page.
+#: cgroup v1 shows an unlimited cgroup as the largest multiple of a page.
 _NO_LIMIT = 1 << 62
 FINALIZER = "tests.headroom.gpu/kept"
-#: A process that holds GPU memory, as the tests pretend, until SIGTERM.
+#: A process that holds simulated GPU memory until SIGTERM.
 WORKLOAD = ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"]
 
 
 def scheduler() -> str:
-    """Return the image of kube-scheduler that the chart uses: the API server's version."""
+    """Return the kube-scheduler image that the chart uses, in the version of the API server."""
     command = [built("kube-apiserver")["kube-apiserver"], "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return f"{REGISTRY}/kube-scheduler:{done.stdout.split()[-1]}"
 
 
 def archives(folder: Path) -> Mapping[str, Path]:
-    """Return the archive of each image in the folder, by the image's name."""
+    """Return the archive of each image in the folder, by image name."""
     images = EXTENDER, AGENT, scheduler(), PAUSE
     return {each: folder / f"{each.rpartition('/')[2].partition(':')[0]}.tar" for each in images}
 
 
 def build(folder: Path) -> None:
-    """Build all images and save them in the folder. This needs the network of the machine."""
+    """Build all images and save them in the folder. Needs the network of the machine."""
     builder = Builder()
     builder.build(VERSION, REGISTRY)
     binary = built("kube-scheduler")["kube-scheduler"]
@@ -87,7 +87,7 @@ class Packaged(Play):
         self.install_package(working_tree(self.plane.folder))
 
     def look(self) -> None:
-        """Look at each container of ours from outside, as the kernel shows it."""
+        """Inspect each container of ours from outside, through the kernel."""
         self.found["containers"] = {
             f"{component}/{status['name']}": self.seen(status)
             for component in ("extender", "webhook", "console", "agent")
@@ -120,7 +120,7 @@ class Packaged(Play):
             "writable": sorted(
                 mount[4]
                 for mount in mounts
-                # The options of the mount, and those of its file system.
+                # The options of the mount, and the options of its file system.
                 if "rw" in mount[5].split(",") and "rw" in mount[-1].split(",")
                 if not mount[4].startswith("/proc")
             ),
@@ -130,7 +130,9 @@ class Packaged(Play):
         }
 
     def place(self) -> None:
-        """More pods than fit; their processes hold GPU memory, and the agent attributes it."""
+        """Create more pods than fit. Wait until the agent attributes the memory of their
+        processes.
+        """
         self.workloads.start()
         for number in range(7):
             self.workloads.create(f"pod-{number}", 7)
@@ -161,7 +163,7 @@ class Packaged(Play):
         return {f"{each['namespace']}/{each['name']}": each.get("used", 0) for each in observed}
 
     def end_pods(self) -> None:
-        """Delete a pod of each component; its finalizer keeps the exit codes."""
+        """Delete a pod of each component, with a finalizer that keeps the exit codes."""
         self.found["ends"] = {}
         for component in ("extender", "webhook", "console", "agent"):
             name = self.ours(component)[0]["metadata"]["name"]
@@ -190,7 +192,7 @@ class Packaged(Play):
         super().uninstall()
 
     def processes(self) -> list[str]:
-        """Return the containers of ours that have processes."""
+        """Return our containers that have processes."""
         ours = f'labels."io.kubernetes.pod.namespace"=={NAMESPACE}'
         ids = self.node.ctr("containers", "list", "--quiet", ours).split()
         return [each for each in ids if self.node.pids(each)]
@@ -207,7 +209,7 @@ class Packaged(Play):
 
 
 def _memory(proc: Path) -> tuple[int | None, int]:
-    """Return limit and largest use of the process's cgroup in bytes, of cgroup v1 or v2."""
+    """Return limit and peak memory of the process's cgroup in bytes, for cgroup v1 or v2."""
     for line in (proc / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         folder = CGROUPS / controllers / path[1:]

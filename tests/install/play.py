@@ -2,9 +2,9 @@
 
     python -m tests.install.play [--nodes 3]
 
-Upgrade and rollback happen under load. The commands are those of docs/get-started/helm.md,
-docs/operate/upgrade.md and docs/operate/uninstall.md. The result is a line of JSON on stdout,
-which test_install.py judges.
+Upgrades and rolls back under load. The commands are those of docs/get-started/helm.md,
+docs/operate/upgrade.md and docs/operate/uninstall.md. The result is a line of JSON on stdout, which
+test_install.py checks.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ NAMESPACE = "headroom-system"
 PLATFORM = "device-plugin"
 EXTENDER = f"system:serviceaccount:{NAMESPACE}:headroom-extender"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
-#: GiB of each pod that runs all the time, of which three fit on a GPU; of each pod that never fits
-#: beside one of them; and of each pod of the load, which always fits beside one.
+#: GiB of each pod that runs all the time (three fit on a GPU), of each pod that never fits next to
+#: one of these, and of each pod of the load, which always fits next to one.
 _STAYS_GIB, _NEVER_FITS_GIB, _LOAD_GIB = 7, 20, 2
 _LOAD_THREADS = 2
 
@@ -58,10 +58,8 @@ class Play:
             step()
             self.found["seconds"][step.__name__] = round(time.monotonic() - began_s, 1)
 
-    # Steps.
-
     def install_package(self, version: Version) -> None:
-        """As the README of the package describes it."""
+        """Install the package as its README describes."""
         folder = self.plane.folder / "package"
         folder.mkdir()
         self.found["package"] = version.package.name
@@ -98,11 +96,10 @@ class Play:
         until(lambda: not self.processes(), "processes that have ended")
         self.found["left"] = self.left()
 
-    # The parts of the steps.
-
     def uninstall_commands(self) -> list[str]:
-        """Return those of docs/operate/uninstall.md, with Helm's instead of ``kubectl delete
-        -k``."""
+        """Return the commands of docs/operate/uninstall.md, with Helm's commands instead of
+        ``kubectl delete -k``.
+        """
         helm = f"helm uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
         blocks = commands("operate/uninstall.md", "uninstall")
         return [helm if "kubectl delete -k" in block else block for block in blocks]
@@ -126,7 +123,7 @@ class Play:
         return pods
 
     def tags(self) -> set[str]:
-        """Return the tags of Headroom's images that pods use, also pods that end."""
+        """Return the tags of Headroom's images that pods use, including terminating pods."""
         return {
             container["image"].rpartition(":")[2]
             for pod in self.ours("extender", "webhook", "console", "agent")
@@ -161,7 +158,7 @@ class Play:
         return {node["metadata"]["name"]: node["spec"] for node in nodes}
 
     def processes(self) -> list[str]:
-        """Return the pods of Headroom whose containers run, as the runtimes report."""
+        """Return the pods of Headroom that have running containers according to the runtimes."""
         return [
             container.pod
             for machine in self.machines
@@ -170,14 +167,14 @@ class Play:
         ]
 
     def left(self) -> list[str]:
-        """Return the objects of any kind that Headroom's name is part of."""
+        """Return all objects whose name contains headroom."""
         kinds = self.plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
         listable = ",".join(kind for kind in kinds if not kind.startswith("componentstatuses"))
         listed = self.plane.kubectl("get", listable, "-A", "--ignore-not-found", "-o", "name")
         return sorted({line for line in listed.split() if "headroom" in line})
 
     def trouble(self) -> str:
-        """Return logs, for a wait that timed out."""
+        """Return logs to print when a wait times out."""
         out = [self.plane.kubectl("get", "pods,jobs,events", "-A", "-o", "wide")]
         out += [
             f"--- {container.pod} {container.name}\n{output[-3000:]}"
@@ -189,7 +186,7 @@ class Play:
 
 
 class Upgraded(Play):
-    """From one packaged version to the next and back, with pods on every GPU."""
+    """Upgrades from one packaged version to the next and rolls back, with pods on every GPU."""
 
     def __init__(self, plane: Plane, machines: Sequence[Machine], *versions: Version) -> None:
         super().__init__(plane, machines, {"image": "none"})
@@ -206,19 +203,19 @@ class Upgraded(Play):
             self.found[f"{part}_pods"] = len(self.ours(part))
 
     def freeze_an_extender(self) -> None:
-        """It does not answer any more, and its kubelet starts it again."""
+        """Freeze an extender and wait until its kubelet restarts it."""
         first, *_ = (pod["metadata"]["name"] for pod in self.ours("extender"))
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{first}"
         self.found["frozen"] = freeze(self.plane, self.machines, path, "extender")
 
     def place(self) -> None:
-        """More pods than fit; then a look at which fit."""
+        """Create more pods than fit, and record which of them run."""
         self.workloads.start()
         room = 2 * len(self.machines) * 3
         for number in range(room + 3):
             self.workloads.create(f"pod-{number}", _STAYS_GIB)
         until(lambda: len(self.workloads.running()) == room, f"{room} pods that run")
-        # Each pod that does not fit is tried again after the reports of the others.
+        # kube-scheduler retries each unschedulable pod after the reports of the other pods.
         said = f"{len(self.machines)} insufficient GPU memory on any device"
         until(
             lambda: [said in each for each in self.workloads.rejections()] == [True],
@@ -239,7 +236,9 @@ class Upgraded(Play):
             self.workloads.create(f"never-{number}", _NEVER_FITS_GIB)
 
     def _leave_one_on_each_gpu(self) -> None:
-        """They run through upgrade and rollback."""
+        """Delete all pods but one on each GPU. The remaining pods run through upgrade and
+        rollback.
+        """
         kept: set[Any] = set()
         for pod in self.workloads.all():
             devices = [
@@ -269,9 +268,9 @@ class Upgraded(Play):
         super().uninstall()
 
     def _change(self, name: str, script: str, then: Callable[[], None] = lambda: None) -> None:
-        """Run the commands while pods come and go, until only pods of the other version are left.
+        """Run the commands while pods come and go, until only pods of the other version run.
 
-        ``then`` is called after the commands, when pods of both versions run.
+        Calls ``then`` after the commands, while pods of both versions run.
         """
         (before,) = self.tags()
         load, judge = (
@@ -309,7 +308,7 @@ class Upgraded(Play):
         }
 
     def _overcommitted(self) -> list[str]:
-        """Return the GPUs whose use ever exceeded their memory, as the driver records it."""
+        """Return the GPUs whose use ever exceeded their memory, as recorded by the driver."""
         return [
             uuid
             for machine in self.machines
@@ -318,7 +317,9 @@ class Upgraded(Play):
         ]
 
     def _crd(self) -> dict[str, Any]:
-        """Return whether the CRD is that of the new version, and what nodes have in its field."""
+        """Return whether the CRD has the new version's field and column, and the field's values in
+        the nodes.
+        """
         (version,) = self.plane.call("GET", CRD)["spec"]["versions"]
         schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
         return {
@@ -332,7 +333,9 @@ class Upgraded(Play):
         return sorted({node["spec"].get(FIELD, "") for node in nodes})
 
     def _write_field(self) -> None:
-        """Write the new field as an extender of the new version would, when it is served."""
+        """Write the new field as an extender of the new version does, as soon as the API serves
+        it.
+        """
         patch = "--type=merge", "-p", json.dumps({"spec": {FIELD: "written"}})
 
         def written() -> bool:

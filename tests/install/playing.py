@@ -1,4 +1,4 @@
-"""Starts a play in a process of its own, which has namespaces of its own."""
+"""Runs a play in a separate process, which has its own namespaces."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.processes import DIE_WITH_PARENT
 
 
 def result_of(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module, and return the JSON in its last line. Print the seconds of its steps."""
+    """Run a module, and return the JSON in its last line. Print the duration of each step."""
     done = subprocess.run(
         [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", module, *arguments],
         cwd=ROOT,

@@ -1,7 +1,7 @@
-"""Configuration of a containerd that has all its files in one folder.
+"""Writes the configuration of a containerd that has all its files in one folder.
 
-Its runtime does in small what NVIDIA's container runtime does: it edits the configuration of a
-container and calls runc.
+Its runtime imitates NVIDIA's container runtime: it edits the configuration of a container and calls
+runc.
 """
 
 import json
@@ -47,10 +47,11 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 
 def write(folder: Path, pause: str, edit: str, network: Mapping[str, Any]) -> list[str]:
-    """Write all files, and return containerd's command. ``pause``: the image of pods' sandboxes.
+    """Write all files, and return containerd's command.
 
-    ``edit`` are lines of Python that change ``config``, the OCI configuration of a container, if
-    ``sees_devices``, for example. ``network`` is the CNI configuration of pods.
+    ``pause`` is the image of pod sandboxes. ``edit`` are lines of Python that change ``config``,
+    the OCI configuration of a container, for example if ``sees_devices``. ``network`` is the CNI
+    configuration of pods.
     """
     (folder / "containerd.toml").write_text(_CONTAINERD.format(folder=folder, pause=pause))
     (folder / "cni").mkdir()
@@ -64,7 +65,9 @@ def write(folder: Path, pause: str, edit: str, network: Mapping[str, Any]) -> li
 
 
 def kubelet_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a kubelet that uses it, with pods in a cgroup named as the folder."""
+    """Return the settings of a kubelet that uses this containerd, with pods in a cgroup named like
+    the folder.
+    """
     return {
         "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
         "cgroupsPerQOS": True,

@@ -1,6 +1,7 @@
-"""The packaged chart on real kubelets: installed, upgraded and rolled back under load, removed.
+"""Installs the packaged chart on real kubelets, upgrades it and rolls it back under load, and
+removes it.
 
-One play for all tests here; TEST_INSTALL_NODES plays it on more nodes than two.
+All tests here share one play. TEST_INSTALL_NODES sets its number of nodes (default 2).
 """
 
 import contextlib
@@ -31,12 +32,12 @@ BINARIES = (
 @starts_processes
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        built(*BINARIES)  # the first build takes minutes and prints progress
+        built(*BINARIES)  # The first build takes minutes, so show its progress.
         ip()
     return result_of("tests.install.play", "--nodes", str(NODES))
 
 
-#: A container of a user of its own, who is not sent a signal when the one that started it dies.
+#: Starts a container with another user, to which the kernel sends no signal when its starter dies.
 SESSION = """
 import subprocess, sys
 from tests.install import network
@@ -47,8 +48,8 @@ with subprocess.Popen(container):
 """
 
 
-def test_nothing_outlives_a_play_that_is_killed() -> None:
-    long_s = f"{os.getpid()}.5"  # to be found by
+def test_no_container_survives_a_killed_play() -> None:
+    long_s = f"{os.getpid()}.5"  # unique, to find the process
 
     def left() -> list[Path]:
         found = []
@@ -67,16 +68,16 @@ def test_nothing_outlives_a_play_that_is_killed() -> None:
     until(lambda: not left(), "the container has ended")
 
 
-def test_the_package_installs_all_parts(played: dict[str, Any]) -> None:
+def test_the_package_installs_all_components(played: dict[str, Any]) -> None:
     assert played["package"] == f"headroom-{version_of(ROOT)}.tgz"
     parts = ("extender", "webhook", "console", "agent")
     assert [played[f"{part}_pods"] for part in parts] == [2, 2, 2, NODES]
 
 
-def test_an_extender_that_hangs_is_not_ready_and_then_started_again(
+def test_a_hanging_extender_becomes_unready_and_is_restarted(
     played: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
-    """The kubelet ends it by its liveness probe, without waiting for it to end by itself."""
+    """The liveness probe makes the kubelet restart it."""
     frozen = played["frozen"]
     record_property(
         "measured",
@@ -86,14 +87,14 @@ def test_an_extender_that_hangs_is_not_ready_and_then_started_again(
     assert frozen["unready"] < frozen["restarted"] < frozen["ready"]
 
 
-def test_pods_get_all_the_memory_that_there_is_and_no_more(played: dict[str, Any]) -> None:
+def test_pods_can_reserve_all_memory_but_not_more(played: dict[str, Any]) -> None:
     assert played["room"] == played["running"] == 6 * NODES
     (message,) = played["messages"]
     reason = f"{NODES} insufficient GPU memory on any device"
     assert message.startswith(f"0/{NODES} nodes are available: {reason}")
 
 
-def test_the_webhook_sends_pods_to_our_scheduler_and_rejects_mistakes(
+def test_the_webhook_sets_our_scheduler_and_rejects_mistakes(
     played: dict[str, Any],
 ) -> None:
     assert played["schedulers"] == ["headroom"]
@@ -102,16 +103,21 @@ def test_the_webhook_sends_pods_to_our_scheduler_and_rejects_mistakes(
 
 
 @pytest.mark.parametrize("change", ["upgrade", "rollback"])
-def test_a_webhook_answers_all_the_time(played: dict[str, Any], change: str) -> None:
-    """A busy machine may make it slow, and clients that create pods retry."""
+def test_a_webhook_answers_throughout_upgrade_and_rollback(
+    played: dict[str, Any], change: str
+) -> None:
+    """Accepts timeouts, because a busy machine may slow the webhook down, and clients retry."""
     retried = played[change]["retried"]
     assert [why for why in retried if "context deadline exceeded" not in why] == []
 
 
 @pytest.mark.parametrize("change", ["upgrade", "rollback"])
-def test_no_pod_is_touched_and_no_reservation_lost(played: dict[str, Any], change: str) -> None:
-    """One pod on each GPU runs all the time. As many wait all the time, for which there is never
-    enough memory: if a reservation were forgotten for a moment, they would be bound."""
+def test_upgrade_and_rollback_keep_all_pods_and_reservations(
+    played: dict[str, Any], change: str
+) -> None:
+    """One pod on each GPU runs all the time, and as many pods wait that can never fit. If a
+    reservation were missing for a moment, a waiting pod would be bound.
+    """
     seen = played[change]
     assert seen["faults"] == []
     assert seen["rounds"] > 20
@@ -120,10 +126,10 @@ def test_no_pod_is_touched_and_no_reservation_lost(played: dict[str, Any], chang
 
 
 @pytest.mark.parametrize("change", ["upgrade", "rollback"])
-def test_pods_are_bound_all_the_time(
+def test_pods_are_bound_throughout_upgrade_and_rollback(
     played: dict[str, Any], change: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """How long they wait is only reported: it depends on the machine."""
+    """Only reports the waiting times, because they depend on the machine."""
     seen = played[change]
     record_property(
         "measured",
@@ -135,7 +141,7 @@ def test_pods_are_bound_all_the_time(
 
 
 def test_the_crd_changes_with_the_version(played: dict[str, Any]) -> None:
-    """Pods that do not know a new field keep it when they write. The old CRD drops it."""
+    """Pods of the old version keep an unknown field when they write. The old CRD drops it."""
     upgraded, rolled_back = played["upgrade"], played["rollback"]
     major, minor, _ = version_of(ROOT).split(".")
     assert upgraded["tags"] == [f"{major}.{int(minor) + 1}.0"]
@@ -146,7 +152,7 @@ def test_the_crd_changes_with_the_version(played: dict[str, Any]) -> None:
     assert rolled_back["values"] == [""]
 
 
-def test_nothing_is_left_but_what_ran(played: dict[str, Any]) -> None:
+def test_uninstalling_leaves_only_user_pods_and_nodes(played: dict[str, Any]) -> None:
     assert played["left"] == []
     assert played["stays"] == {"as it was": True, "annotations": ["headroom.gpu/vram"]}
     assert played["nodes as they were"] is True

@@ -1,4 +1,4 @@
-"""The judge of an installation under load, on changes that are made up."""
+"""Checks the judge of an installation under load with made-up changes."""
 
 from collections.abc import Sequence
 
@@ -40,20 +40,21 @@ BOUND = [pod(3), pod(5, "n")]
     ("pods", "gpunodes", "count"),
     [
         (BOUND, [gpunode(2), gpunode(4, "u")], 0),
-        (BOUND, [gpunode(2), gpunode(6, "u")], 1),  # after the bind
+        (BOUND, [gpunode(2), gpunode(6, "u")], 1),  # reserved only after the binding
         (BOUND, [gpunode(2), gpunode(4, "other")], 1),
-        (BOUND, [gpunode(2), gpunode(4, "u"), gpunode(6), gpunode(7, "u")], 1),  # for a moment
+        # missing for a moment
+        (BOUND, [gpunode(2), gpunode(4, "u"), gpunode(6), gpunode(7, "u")], 1),
         ([*BOUND, pod(8, "n", ends=True)], [gpunode(2), gpunode(4, "u"), gpunode(9)], 0),
         ([*BOUND, pod(8, "n", ends=True)], [gpunode(2), gpunode(4, "u"), gpunode(7)], 1),
         ([pod(3, "n")], [gpunode(4, "u")], 0),  # bound before the watches begin
     ],
 )
-def test_a_bound_pod_without_a_reservation_is_found(
+def test_a_bound_pod_without_a_reservation_is_a_fault(
     pods: Sequence[Object], gpunodes: Sequence[Object], count: int
 ) -> None:
     assert faults(pods, gpunodes) == count
 
 
-def test_states_that_no_watch_showed_are_not_judged() -> None:
+def test_states_missed_by_a_watch_are_not_judged() -> None:
     assert faults(BOUND, [gpunode(2)]) == 1
     assert faults(BOUND, [gpunode(2)], gap=[gpunode(6, "u")]) == 0

@@ -1,7 +1,9 @@
-"""Two versions of Headroom, for the tests of an upgrade: the working tree, and one made from it.
+"""Builds two versions of Headroom for upgrade tests: the working tree, and a next version made from
+it.
 
-The second has a higher version and a changed CRD: another field and another printer column. Each
-version has the package of its chart, as ``make release`` builds it. Both run the same code.
+The next version has a higher version number and a changed CRD with another field and printer
+column. Each version has the package of its chart, as ``make release`` builds it. Both run the same
+code.
 """
 
 import re
@@ -17,7 +19,7 @@ from release.source import Source, version_of
 from tests.controlplane import ROOT
 
 REGISTRY = "registry.example"
-#: The field of GPUNode.spec that only the second version has, and its column.
+#: Field of GPUNode.spec and printer column that only the next version has.
 FIELD, COLUMN = "note", "NOTE"
 
 
@@ -35,7 +37,7 @@ def working_tree(folder: Path) -> Version:
 
 
 def next_version(folder: Path) -> Version:
-    """Copy the tracked files of the chart into the folder, change them, and build."""
+    """Copy the chart's tracked files into the folder, change them, and build the package."""
     sources = folder / "next"
     listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--", "deploy", "pyproject.toml"]
     tracked = subprocess.run(listed, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Users' pods with a GPU, as a controller creates them, and what the API server shows of them."""
+"""User pods with a GPU, created as a controller creates them, and their state in the API server."""
 
 import contextlib
 import time
@@ -13,12 +13,12 @@ PODS = f"/api/v1/namespaces/{WORKLOADS}/pods"
 
 
 class Workloads:
-    """The pods of one namespace. ``container``: image and command of each pod's container."""
+    """The pods of one namespace. ``container`` has image and command of each pod's container."""
 
     def __init__(self, plane: Plane, container: dict[str, Any]) -> None:
         self.plane = plane
         self._container = container
-        #: Why a creation was tried again: a webhook did not answer.
+        #: Reasons for repeated creations: a webhook did not answer.
         self.retried: list[str] = []
 
     def start(self) -> None:
@@ -32,9 +32,10 @@ class Workloads:
         return False
 
     def create(self, name: str, gib: int, vram: str = "") -> None:
-        """Create a pod that uses ``gib`` GiB, and requests ``vram`` or the same.
+        """Create a pod that uses ``gib`` GiB and requests ``vram``, which defaults to the use.
 
-        It names no scheduler: the webhook sets it. Raises ``ApiRefused`` if the pod is rejected.
+        The pod names no scheduler, because the webhook sets it. Raise ``ApiRefused`` if the pod is
+        rejected.
         """
         container = {
             "name": "main",
@@ -44,7 +45,7 @@ class Workloads:
         }
         metadata = {"name": name, "annotations": {"headroom.gpu/vram": vram or f"{gib}Gi"}}
         spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
-        # Controllers that create pods try again, too. The tests judge the reasons.
+        # Controllers that create pods retry, too. The tests check the reasons.
         for _ in range(5):
             try:
                 self.plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
@@ -88,7 +89,7 @@ class Workloads:
         return False
 
     def rejections(self) -> list[str]:
-        """Return the messages of pods that kube-scheduler could not place, without duplicates."""
+        """Return the messages of unschedulable pods, without duplicates."""
         return sorted(
             {
                 condition.get("message", "")
