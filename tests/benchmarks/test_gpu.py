@@ -1,19 +1,15 @@
 """``make gpu`` as a whole, against stand-ins for driver library, libcuda, nvidia-smi and MPS."""
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from agent.http_endpoints import LOCAL_HOST
-from agent.liveness_probe import PORT
 from benchmarks.gpu.checks import CHECKS
-from tests.benchmarks.gpu.stage import FIRST, SECOND, Stage
-from tests.driver import AGENT_PATH, GIB, h100, t4
+from tests.benchmarks.gpu.stage import FIRST, Stage
+from tests.driver import AGENT_PATH, GIB
 from tests.processes import starts_processes
 from tests.waiting import until
 
@@ -164,44 +160,12 @@ def test_a_framework_must_stay_within_its_request(
     assert expected[1] in summary
 
 
-def test_the_cost_is_measured_beside_an_agent_on_its_usual_port(stage: Stage) -> None:
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # another process has it, which is equally good
-            other.bind((LOCAL_HOST, PORT))
-            other.listen()
-        verdict, summary = stage.verdicts(*SHORT, "--only", "cost")["cost"]
-    assert verdict == "ok", summary
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take capabilities away")
-def test_each_call_without_permission_is_named(stage: Stage) -> None:
-    stage.driver.say(FIRST, *stage.quiet, "fail nvmlDeviceGetMigMode 4")
-    verdict, summary = stage.verdicts(*SHORT, "--only", "capabilities")["capabilities"]
-    assert verdict == "differs"
-    assert "no permission for nvmlDeviceGetMigMode" in summary
-
-
 def test_an_agent_that_attributes_in_a_pid_namespace_of_its_own_differs(stage: Stage) -> None:
     last = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
     stage.script("unshare", f"#!/bin/sh\n{last}\n")  # stays in the host's
     verdict, summary = stage.verdicts(*SHORT, "--only", "pid-namespace")["pid-namespace"]
     assert verdict == "differs"
     assert "the agent attributes processes that it cannot see" in summary
-
-
-def test_a_limit_of_time_that_the_driver_misses_differs(stage: Stage) -> None:
-    only = ("--only", "init,latency", "--deadline", "0.0000001")
-    found = stage.verdicts(*SHORT, *only)
-    assert found["init"][0] == found["latency"][0] == "differs"
-    assert "over the deadline" in found["init"][1]
-
-
-def test_entries_of_32_bytes_are_recognised(stage: Stage) -> None:
-    stage.driver.say("", "driver 535.54.03", "entries 32")
-    verdict, summary = stage.verdicts(*SHORT, "--only", "stride")["stride"]
-    assert verdict == "ok"
-    assert "Compute_v3: 3 of 32 bytes" in summary
 
 
 def test_a_machine_without_a_gpu_gets_one_line(stage: Stage) -> None:
@@ -214,33 +178,6 @@ def test_a_machine_without_a_gpu_gets_one_line(stage: Stage) -> None:
     ]
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(stage: Stage) -> None:
-    stage.out.write_text("not a folder")
-    status, out, err = stage.run()
-    assert (status, out) == (2, "")
-    assert err == f"make gpu: {stage.out}: File exists; example: --out /tmp/gpu-check\n"
-
-
-def test_a_machine_without_cuda_reports_that_on_each_line(stage: Stage) -> None:
-    found = stage.verdicts(*SHORT, "--only", "fields,processes,engines", FAKE_CUDA_FAILS="1")
-    assert found["fields"][0] == "ok"
-    for name in ("processes", "engines"):
-        assert found[name] == (
-            "not possible here",
-            "CUDA gives no context: cuInit: CUDA_ERROR_NO_DEVICE",
-        )
-
-
-@pytest.mark.slow
-def test_of_several_gpus_an_unused_one_is_tried(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, [h100(FIRST), t4(SECOND)])
-    stage.driver.use(os.getpid(), {FIRST: 8 * GIB})
-    found = stage.verdicts(*SHORT, "--only", "fields,engines")
-    assert {verdict for verdict, _ in found.values()} == {"ok"}
-    assert "2 GPUs compared" in found["fields"][1]
-    assert "the first reads 14.0 GiB free" in found["engines"][1]
-
-
 def test_on_a_gpu_that_others_use_nothing_disturbs_them(stage: Stage) -> None:
     stage.driver.use(os.getpid(), {FIRST: 8 * GIB})
     found = stage.verdicts(*SHORT, "--only", "processes,sm-activity,illegal-address,mps,engines")
@@ -248,12 +185,6 @@ def test_on_a_gpu_that_others_use_nothing_disturbs_them(stage: Stage) -> None:
     for verdict, summary in found.values():
         assert verdict == "not possible here"
         assert summary == "the GPU is in use (1 process of others), and this would disturb it"
-
-
-def test_holders_fit_into_half_of_what_is_free(stage: Stage) -> None:
-    stage.driver.use(os.getpid(), {FIRST: 71 * GIB})  # 8.5 GiB are free
-    _, summary = stage.verdicts(*SHORT, "--only", "processes")["processes"]
-    assert "allocated 0.3 GiB, 1.3 GiB, 2.7 GiB" in summary
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -270,19 +201,3 @@ def test_an_interrupted_check_leaves_no_process(stage: Stage, number: signal.Sig
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
         assert err.splitlines()[-1] == "interrupted: every process that was started is ended"
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--only", "fields,memroy"], "--only memroy: no such line; the lines are: fields, minor"),
-        (["--gib", "1,5"], "1,5 is not three sizes in GiB; example: 1,5,10"),
-        (["--seconds", "0"], "0 is not above 0; example: 120"),
-        (["--gpu", "7"], f"there is no GPU '7'; there are: 0 ({FIRST})"),
-    ],
-)
-def test_a_bad_option_is_named_with_an_example(stage: Stage, args: list[str], message: str) -> None:
-    status, _, err = stage.run(*args)
-    assert status == 2
-    assert message in err
-    assert "Traceback" not in err

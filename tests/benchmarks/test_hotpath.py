@@ -1,15 +1,10 @@
 """The benchmarks of the hot path measure what they claim, on a fleet of a few nodes."""
 
-from typing import Any
-
 import msgspec
 import pytest
-import typer
 
 from benchmarks import apart, apart_results
-from benchmarks.hotpath import calling, matrix
-from benchmarks.hotpath.__main__ import main
-from benchmarks.hotpath.bodies import Bodies, node_as_sent, pod_as_sent
+from benchmarks.hotpath import matrix
 
 
 @pytest.mark.slow
@@ -39,35 +34,6 @@ def test_every_case_has_every_figure() -> None:
                 assert figures.peak_bytes
                 assert figures.blocks_kept is not None
     assert [report.nodes for report in found.reports] == [12]
-
-
-def test_an_unknown_choice_is_rejected_with_an_example() -> None:
-    with pytest.raises(typer.BadParameter, match="--form names"):
-        main(as_json=True, form=["bytes"])
-
-
-def test_bodies_are_as_large_as_they_should_be() -> None:
-    assert 8_000 < len(msgspec.json.encode(node_as_sent("gpu-a100-0001"))) < 10_000
-    small = len(msgspec.json.encode(pod_as_sent("p", "1Gi")))
-    large = len(Bodies(1, padding_bytes=matrix._PADDING["256Ki"]).another())
-    assert small < 2_000
-    assert 250 << 10 < large < 262 << 10
-
-
-class Refusing:
-    """A server that takes no body of this size."""
-
-    def post(self, what: str, body: bytes = b"") -> tuple[bytes, int]:
-        return msgspec.json.encode({"Error": f"body of /{what} is too large"}), 1_000_000
-
-
-def test_a_rejected_body_is_reported_and_not_measured() -> None:
-    case = matrix.Case(2, 0, "small", "objects", "all")
-    caller: Any = Refusing()
-    measured = matrix._measure(case, matrix.QUICK, caller, caller)
-    assert measured.rejected == "body of /filter is too large"
-    assert measured.rejection == calling.Spread(1.0, 1.0, 1.0)
-    assert measured.figures == []
 
 
 @pytest.mark.slow

@@ -13,22 +13,16 @@ import pytest
 
 from benchmarks.packing import golden, synthetic
 from benchmarks.packing.judge import Device, Judge, Place
-from benchmarks.packing.mixes import mix
-from benchmarks.packing.play import CHURN_LIVES, Inflation, shuffled
-from benchmarks.packing.product import Headroom
+from benchmarks.packing.play import Inflation, shuffled
 from benchmarks.packing.rules import RULES, Fleet
-from benchmarks.packing.runs import Run, play, unshared
+from benchmarks.packing.runs import play
 from benchmarks.packing.workload import (
     Ask,
     Demand,
     Mode,
     Node,
     ask,
-    read_arrivals,
-    read_nodes,
-    read_pods,
 )
-from headroom.errors import BadSettings
 from tests.controlplane import ROOT
 
 OPENB = ROOT.parent / "shared" / "data" / "openb"
@@ -149,16 +143,6 @@ def test_rules_choose_as_they_are_defined(policy: str, mode: Mode) -> None:
     assert 40 < placed < number  # some were rejected
 
 
-def test_spreading_strands_more_than_packing_and_no_memory_is_reserved_twice() -> None:
-    asks = tuple(ask(pod, "vram") for pod in PODS)
-    admitted = {}
-    for policy in ("bestfit", "worstfit"):
-        shown = play(Run(tuple(NODES), asks, "vram", policy, "mixed", "own", seed=1))
-        assert shown["overcommits"] == 0
-        admitted[policy] = shown["admitted_pct"]["90"]
-    assert admitted["bestfit"] > admitted["worstfit"] + 2
-
-
 @pytest.mark.skipif(not OPENB.exists(), reason="the published trace is not beside this repository")
 def test_reference_results_come_out_on_the_small_cluster() -> None:
     """All but ``gpubest``, of which no definition is known that comes to its figures each time."""
@@ -215,140 +199,8 @@ def test_a_whole_device_is_worth_the_mean_of_those_it_may_take() -> None:
     assert demand.of(Ask(0, 0, 1, 50, frozenset({"A10"}))) == 50
 
 
-def test_pods_of_several_devices_get_nodes_by_their_share_of_the_demand() -> None:
-    nodes = [node(f"n{i}", gpus=8) for i in range(10)] + [node("small", gpus=2)]
-    asks = [Ask(0, 0, 8, None, frozenset())] * 2 + [Ask(0, 0, 1, 50, frozenset())] * 48
-    assert unshared(nodes, asks) == [0, 3, 7]  # a quarter of 82 devices: 3 nodes, evenly
-    assert unshared(nodes, asks[2:]) == []
-
-
-def parts_of(name: str) -> dict[str, float]:
-    """The counts of a workload match its name, counted again."""
-    pods = mix(name, PODS[::4], NODES)
-    assert [pod.name for pod in pods] == sorted({pod.name for pod in pods})
-    gpu = [pod for pod in pods if pod.gpus]
-    devices = sum(pod.gpus * pod.gpu_milli for pod in gpu)
-    return {
-        "no GPU": len(pods) - len(gpu),
-        "select": sum(bool(pod.models) for pod in gpu) / len(gpu),
-        "share": sum(pod.vram_mib > 0 for pod in gpu) / len(gpu),
-        "several": sum(pod.gpus * pod.gpu_milli for pod in gpu if pod.gpus > 1) / devices,
-    }
-
-
-def test_mixes_match_their_names() -> None:
-    default = parts_of("default")
-    assert default["select"] == 0
-    assert parts_of("select-10")["select"] == pytest.approx(0.10, abs=0.03)
-    assert parts_of("select-33")["select"] == pytest.approx(0.33, abs=0.03)
-    assert parts_of("select-33-even")["select"] == pytest.approx(0.33, abs=0.03)
-    assert parts_of("share-all") == default | {"share": 1.0, "several": 0.0}
-    assert parts_of("cpu-only") == default | {"no GPU": 2.5 * default["no GPU"]}
-    assert parts_of("several-50")["several"] == pytest.approx(0.50, abs=0.02)
-    assert parts_of("random-1") == parts_of("random-1") != parts_of("random-2")
-
-
-def test_a_pod_that_selects_models_requests_no_more_than_one_of_them_has() -> None:
-    sizes = {node.model: node.device_mib for node in NODES}
-    for name in ("select-33", "select-33-even"):
-        for pod in mix(name, PODS[::4], NODES):
-            assert pod.vram_mib <= max((sizes[model] for model in pod.models), default=1 << 30)
-
-
-def test_headroom_packs_pods_without_a_gpu_on_nodes_with_little_headroom() -> None:
-    nodes = [node("a", mib=100), node("b", mib=90), node("c", mib=100)]
-    scheduler = Headroom(nodes, "vram", "pack", "steered", 1, ())
-    plain, part = Ask(10, 10, 0, 0, frozenset()), Ask(10, 10, 1, 60, frozenset())
-    everywhere = np.arange(3)
-    assert scheduler.choose("p0", plain, everywhere) == (1, ())
-    placed = scheduler.choose("p1", part, np.array([2]))
-    assert placed is not None
-    assert placed[0] == 2
-    assert [scheduler.choose(f"p{i}", plain, everywhere) for i in (2, 3)] == [(2, ())] * 2
-    assert scheduler.choose("p4", plain, np.array([0, 1])) == (1, ())
-    scheduler.ended("p1")
-    scheduler.ended("p2")
-    assert scheduler.choose("p5", plain, everywhere) == (1, ())
-
-
-def test_churn_comes_to_rest_and_gives_back_what_leaves() -> None:
-    asks = tuple(ask(pod, "vram") for pod in PODS)
-    shown = play(Run(tuple(NODES), asks, "vram", "bestfit", "mixed", "own", 1, churn=True))
-    assert shown["overcommits"] == 0
-    assert 70 < shown["running_pct"] < 95
-    assert 0 <= shown["rejected_pct"] < 20
-    assert CHURN_LIVES > 2
-
-
 NODE_COLUMNS = "name,cpu_milli,memory_mib,gpu,model,gpu_mem_mib"
 POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        pytest.param(
-            "name,cpu_milli\n", "line 1: column memory_mib is missing. Example", id="no column"
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,9,T4,5\n",
-            "line 2, column gpu: '9' is not a whole number from 0 to 8. Example: 8",
-            id="too many devices",
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1e3,2,1,T4,5\n",
-            "line 2, column cpu_milli: '1e3' is not a whole number. Example: 96000",
-            id="no whole number",
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,1,T4\n",
-            "line 2: the number of cells is not 6, as in line 1",
-            id="cell missing",
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,1,T4,{'9' * 5000}\n", "column gpu_mem_mib: '9999", id="digits"
-        ),
-        pytest.param("\0\xff", "is not a CSV file in UTF-8", id="not text"),
-    ],
-)
-def test_bad_files_are_rejected_with_the_place_and_an_example(
-    text: str, shown: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "nodes.csv"
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(BadSettings, match=r"nodes\.csv") as caught:
-        read_nodes(path)
-    assert shown in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "shown"),
-    [
-        pytest.param("p,1,2,1,1001,,5", "column gpu_milli: '1001'", id="more than a device"),
-        pytest.param("p,1,2,1,500,,0", "column vram_mib: '0' is not more than 0", id="no memory"),
-        pytest.param("p,1,2,2,1000,,7", "'7' is not -1 for a pod with several", id="several"),
-        pytest.param(",1,2,0,0,,0", "column name: '' is not a name", id="no name"),
-    ],
-)
-def test_bad_pods_are_rejected(row: str, shown: str, tmp_path: Path) -> None:
-    path = tmp_path / "pods.csv"
-    path.write_text(f"{POD_COLUMNS}\n{row}\n")
-    with pytest.raises(BadSettings) as caught:
-        read_pods(path)
-    assert shown in str(caught.value)
-
-
-def test_arrivals_are_those_of_mode_cluster_and_seed(tmp_path: Path) -> None:
-    path = tmp_path / "arrivals.csv"
-    rows = ["full,vram,1,1,5", "full,vram,1,0,4", "small,vram,1,0,3", "full,milli,2,0,2"]
-    path.write_text("\n".join(["cluster,mode,seed,k,pod", *rows, ""]))
-    assert read_arrivals(path, 6, "vram", "full", ()) == {1: (4, 5)}
-    with pytest.raises(BadSettings, match=r"no arrivals of seed 7 of mode vram.*seeds there: 1\)"):
-        read_arrivals(path, 6, "vram", "full", [7])
-    with pytest.raises(
-        BadSettings, match=r"line 2, column pod: '5' is not a whole number from 0 to 4"
-    ):
-        read_arrivals(path, 5, "vram", "full", ())
 
 
 def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,12 @@
 """The back-test of recommendations: its scores, its lives, and the goal on a few workloads."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from benchmarks.recommend.calibration import calibrate
 from benchmarks.recommend.life import GIB, HOUR, Life, Workload
 from benchmarks.recommend.replay import Score, fixed_quantile, headroom, in_order, score
-from benchmarks.recommend.workloads import KINDS, workload
+from benchmarks.recommend.workloads import workload
 
 
 def life(start_h: float, gib: float, hours: float = 1.0, ending: str = "completed") -> Life:
@@ -59,22 +57,6 @@ def test_a_rule_sees_only_what_ended_or_runs_before_a_life_starts() -> None:
     assert fixed_quantile(1.0, 0.5)(played) == [None, None, int(7.5 * GIB)]
 
 
-def test_a_workload_is_the_same_each_time_and_its_lives_are_possible() -> None:
-    kinds = set()
-    for index in range(80):
-        drawn = workload("test", index, 30, 2.0)
-        assert drawn == workload("test", index, 30, 2.0)
-        kinds.add(drawn.kind)
-        for each in drawn.lives:
-            assert each.start_s < each.end_s
-            times = [at_s for at_s, _ in each.use]
-            assert times == sorted(times)
-            assert each.start_s <= times[0] <= times[-1] <= each.end_s + 1e-6
-            assert 0 < each.peak_bytes <= drawn.device_bytes
-        assert all(amount <= drawn.device_bytes for _, amount in drawn.requests)
-    assert kinds == set(KINDS)
-
-
 @pytest.mark.slow
 def test_headroom_finds_most_of_sixty_workloads_with_few_misses() -> None:
     total = score((workload("tune", n, 90, 2.0) for n in range(60)), headroom, 21).total
@@ -82,18 +64,3 @@ def test_headroom_finds_most_of_sixty_workloads_with_few_misses() -> None:
     assert total.found / total.reclaimable > 0.8
     assert total.missed / total.recommended < 0.002
     assert total.recommended / total.lives > 0.95
-
-
-def test_calibration_uses_ratios_of_pods_that_were_recorded_for_the_whole_day(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "summaries.csv"
-    file.write_text(
-        "pod,samples,min_mib,p05_mib,p50_mib,p95_mib,max_mib\n"
-        "a,1441,0,1,1,1000,2000\nb,1441,0,1,1,1000,1000\nc,5,0,1,1,1000,9000\n"
-    )
-    assert calibrate(file) == {
-        "PEAK_OVER_P95_LOG_MEAN": pytest.approx(0.347),
-        "PEAK_OVER_P95_LOG_SD": pytest.approx(0.49),
-        "PEAK_BETWEEN_LIVES_LOG_SD": pytest.approx(0.49),
-    }

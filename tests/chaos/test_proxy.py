@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import urllib3
 
-from tests.chaos.calls import Call
 from tests.chaos.faults import KINDS
-from tests.chaos.proxy import Recorded, ToApiServer
+from tests.chaos.proxy import ToApiServer
 from tests.reverse_proxy import Proxies, Wire
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 #: Fault -> number of requests, the statuses that the client sees (None: no answer),
 #: and whether the server processes all requests.
@@ -71,41 +70,6 @@ def test_a_fault_changes_the_answers(fault: str) -> None:
     assert seen == statuses
     assert (len(served) == count) == all_served
     assert time.monotonic() - began_s > (count * 0.1 if fault == "slow" else 0.0)
-
-
-def test_the_answer_of_a_call_is_recorded_although_its_client_has_given_up() -> None:
-    received, may_answer = threading.Event(), threading.Event()
-    began_s = time.monotonic()
-
-    class Server(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            received.set()
-            may_answer.wait(PATIENCE_S)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"Error": ""}')
-
-        def log_message(self, *_: object) -> None: ...
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        proxies, calls = Proxies(), Recorded({f"http://127.0.0.1:{server.server_port}": Wire()})
-        client = http.client.HTTPConnection("127.0.0.1", proxies.serve(calls))
-        client.request("POST", "/bind", b"{}")
-        received.wait(PATIENCE_S)
-        client.close()
-        (open_call,) = calls.taken_calls()
-        may_answer.set()
-        bound = Call("bind", asked={}, answer={"Error": ""}, ended=True)
-        until(lambda: calls.taken_calls() == [bound], "the late answer is recorded")
-        assert open_call == Call("bind", asked={})  # as it was then
-        assert not calls.succeeds_since(began_s)  # no filter yet
-        assert _status(f"{calls.url}/filter", PATIENCE_S) == 200
-        assert calls.succeeds_since(began_s)
-        assert not calls.succeeds_since(time.monotonic())
-        proxies.stop()
-        server.shutdown()
 
 
 def _status(url: str, timeout_s: float) -> int | None:

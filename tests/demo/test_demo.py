@@ -14,12 +14,10 @@ import pytest
 
 from benchmarks.demo.match import Result
 from benchmarks.demo.referee import Verdict
-from benchmarks.demo.server import Server
 from benchmarks.demo.table import summary
-from benchmarks.demo.wire import ServerFailed
 from tests.deploy.pages import blocks_of, play, steps
 from tests.processes import starts_processes
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "150", "--seeds", "2"]
@@ -34,18 +32,6 @@ def command(*arguments: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
-
-
-def finished(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        env=environment(**more),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -90,21 +76,6 @@ def test_the_four_pod_example_prints_the_answers_of_filter(
     assert '"FailedAndUnresolvableNodes":{"l4-1x-shared":"insufficient GPU memory' in small.stdout
     assert "0/1 nodes are available: 1 insufficient GPU memory on any device." in small.stdout
     assert "2 pods run on 24.0 GiB of 24.0 GiB, 2 stay pending, 0 die." in small.stdout
-
-
-@pytest.mark.slow
-def test_the_demo_ends_in_a_pipe_with_FORCE_COLOR() -> None:
-    demo = finished("--pods", "40", "--seeds", "1", FORCE_COLOR="1")
-    assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert "overcommitted_devices" in demo.stdout.splitlines()[-1]
-
-
-def test_an_invalid_trace_is_reported_before_the_server_starts(tmp_path: Path) -> None:
-    (tmp_path / "pods.csv").write_text("name,num_gpu\n")
-    failed = finished("--trace", str(tmp_path))
-    assert failed.returncode == 2
-    assert "no column 'vram_mib'" in failed.stdout + failed.stderr
-    assert "Traceback" not in failed.stderr
 
 
 def result(overcommitted: int) -> Result:
@@ -181,25 +152,3 @@ def test_ctrl_c_ends_the_demo_and_its_server(staying: tuple[subprocess.Popen[byt
     demo.send_signal(signal.SIGINT)
     assert demo.wait(PATIENCE_S) == 0
     assert not answers(port)
-
-
-@pytest.mark.slow
-def test_a_stopped_server_does_not_listen() -> None:
-    with Server("nodes: [{name: gpu-a, gpus: 1, memory: 24Gi}]") as server:
-        port = int(server.debug_url.rsplit(":", 1)[1])
-        assert answers(port)
-    assert not answers(port)
-
-
-@pytest.mark.slow
-def test_a_failed_start_raises_with_the_reason() -> None:
-    message = r"(?s)did not start.*nodes"
-    with Server("nodes: []") as server, pytest.raises(ServerFailed, match=message):
-        assert server.debug_url
-
-
-def test_killing_the_demo_ends_its_server(staying: tuple[subprocess.Popen[bytes], int]) -> None:
-    demo, port = staying
-    demo.kill()
-    demo.wait()
-    until(lambda: not answers(port), "the server is gone")

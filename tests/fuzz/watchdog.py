@@ -74,8 +74,11 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
 
-def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
-    """Feed a new target the inputs of these numbers. A failure replaces the target."""
+def attacked(make: Callable[[], Target], numbers: range, seed: int, cpu_s: float = CPU_S) -> Tally:
+    """Feed a new target the inputs of these numbers. A failure replaces the target.
+
+    ``cpu_s`` is the limit of CPU seconds for each input.
+    """
     tally, places, resident = Tally(), Counter[object](), 0
     with capture_logs([format_exc_info]) as logs:
         target = make()
@@ -86,7 +89,7 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
             tally.inputs += 1
             logs.clear()
             try:
-                _feed(target, data, tally)
+                _feed(target, data, tally, cpu_s)
                 if log := next((log for log in logs if "exception" in log), None):
                     raise Harm(f"only logged: {log['event']}\n{log['exception'][-1500:]}")
                 if tally.inputs % _CHECKED_EVERY == 0:
@@ -107,12 +110,12 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
     return tally
 
 
-def _feed(target: Target, data: bytes, tally: Tally) -> None:
+def _feed(target: Target, data: bytes, tally: Tally, cpu_s: float) -> None:
     """Raise what the input must not cause."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the previous peak
     peak, began_s = _memory("VmHWM"), time.process_time()
     signal.signal(signal.SIGPROF, _hang)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         tally.taken += target.take(data)
     finally:
@@ -123,12 +126,12 @@ def _feed(target: Target, data: bytes, tally: Tally) -> None:
         tally.peak_bytes = max(tally.peak_bytes, rise)
     if rise > PEAK_BYTES + PEAK_TIMES * len(data):
         raise Harm(f"{rise >> 20} MiB for {len(data)} bytes")
-    if took_s > CPU_S:  # the product caught the first one
+    if took_s > cpu_s:  # the product caught the first one
         raise Hang(f"{took_s:.1f} s of CPU time for {len(data)} bytes")
 
 
 def _hang(*_: object) -> None:
-    raise Hang(f"more than {CPU_S:g} s of CPU time")
+    raise Hang("more CPU time than its limit")
 
 
 def _memory(key: str) -> int:

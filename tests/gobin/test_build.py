@@ -25,29 +25,6 @@ def build() -> ModuleType:
     return module
 
 
-def test_kubernetes_gets_its_version(build: ModuleType) -> None:
-    go_mod = "go 1.26.0\n\ntool k8s.io/kubernetes/cmd/kubelet\nrequire k8s.io/kubernetes v1.36.3\n"
-    *_, ldflags = build.build_flags(go_mod)
-    assert "-X k8s.io/component-base/version.gitVersion=v1.36.3" in ldflags
-    assert "gitMinor=36 " in ldflags
-
-
-def test_a_module_without_a_build_target_is_rejected(build: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="tool"):
-        build.tool_lines("go 1.26.0\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        pytest.param("", "0", id="no C, so that a binary runs wherever it is copied"),
-        pytest.param("// build: CGO_ENABLED=1\n", "1", id="C if the module asks for it"),
-    ],
-)
-def test_a_module_declares_whether_it_needs_c(build: ModuleType, line: str, expected: str) -> None:
-    assert build.build_environment(f"go 1.26.0\n{line}tool x/y\n")["CGO_ENABLED"] == expected
-
-
 def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
     modules = sorted(SCRIPT.parent.glob("*/go.mod"))
     assert {"etcd", "nvidia-device-plugin", "gpu-feature-discovery", "helm"} <= {
@@ -122,98 +99,27 @@ GO_MOD = "module small\n\ngo 1.24.0\n\ntool small\n"
 MAIN_GO = 'package main\n\nfunc main() { println("small") }\n'
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    """A copy of the script among modules of its own; the one there is called ``small``."""
-    return copy_into(tmp_path)
-
-
-def copy_into(folder: Path) -> Path:
-    module = folder / "modules/small"
+@pytest.mark.slow
+def test_a_module_is_built_once_and_again_if_its_own_program_changes(tmp_path: Path) -> None:
+    module = tmp_path / "modules/small"
     module.mkdir(parents=True)
     (module / "go.mod").write_text(GO_MOD)
     (module / "go.sum").touch()
     (module / "main.go").write_text(MAIN_GO)
-    return Path(shutil.copy(SCRIPT, module.parent))
+    script = shutil.copy(SCRIPT, module.parent)
+    command = [sys.executable, script, f"--cache={tmp_path / 'cache'}"]
 
+    def built() -> tuple[str, str]:
+        """Return what the built program prints, and what the build prints beside its path."""
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        name, path = done.stdout.strip().split("\t")
+        assert name == "small"
+        shown = subprocess.run([path], capture_output=True, text=True, check=True).stderr
+        return shown, done.stderr
 
-@pytest.fixture(scope="module")
-def first_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a script that has built its module once, and what it printed."""
-    script = copy_into(tmp_path_factory.mktemp("built"))
-    first = run(script)
-    name, path = first.stdout.strip().split("\t")
-    assert name == "small"
-    assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "small\n"
-    assert re.fullmatch(r"small: built in \d+ s", first.stderr.splitlines()[-1])
-    return script.parent.parent, first.stdout
-
-
-@pytest.fixture
-def built_script(first_build: tuple[Path, str], tmp_path: Path) -> Path:
-    """A script like ``script``, which has built its module already."""
-    shutil.copytree(first_build[0], tmp_path / "copy")
-    return tmp_path / "copy/modules/build.py"
-
-
-def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), f"--cache={script.parent.parent / 'cache'}"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_a_build_runs_once_and_its_seconds_are_printed_at_the_end(
-    first_build: tuple[Path, str],
-) -> None:
-    folder, printed = first_build
-    again = run(folder / "modules/build.py")
-    assert (again.returncode, again.stdout, again.stderr) == (0, printed, "")
-
-
-@pytest.mark.slow
-def test_after_a_change_of_a_pin_the_earlier_build_is_kept(built_script: Path) -> None:
-    first = run(built_script).stdout
-    (built_script.parent / "small/go.mod").write_text(f"// build: CGO_ENABLED=0\n{GO_MOD}")
-    second = run(built_script)
-    assert "small: built in" in second.stderr
-    assert second.stdout != first
-    (built_script.parent / "small/go.mod").write_text(GO_MOD)
-    assert run(built_script).stdout == first
-
-
-@pytest.mark.slow
-def test_a_change_of_the_folders_own_program_is_built(built_script: Path) -> None:
-    first = run(built_script).stdout
-    (built_script.parent / "small/main.go").write_text(MAIN_GO.replace("small", "changed"))
-    second = run(built_script).stdout
-    assert second != first
-    path = second.strip().partition("\t")[2]
-    assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "changed\n"
-
-
-@pytest.mark.slow
-def test_a_build_that_was_killed_goes_on(built_script: Path) -> None:
-    path = Path(run(built_script).stdout.strip().partition("\t")[2])
-    path.rename(path.with_suffix(".unfinished")).write_text("half a binary")
-    assert "small: built in" in run(built_script).stderr
-    assert path.read_bytes().startswith(b"\x7fELF")
-    assert [each.name for each in path.parent.iterdir()] == ["small"]
-
-
-@pytest.mark.slow
-def test_a_failed_build_shows_the_reason_and_leaves_no_binary(script: Path) -> None:
-    (script.parent / "small/main.go").write_text("package main\n\nfunc main() { nonsense() }\n")
-    failed = run(script)
-    assert failed.returncode == 1
-    assert "small: go build failed:" in failed.stderr
-    assert "undefined: nonsense" in failed.stderr
-    assert failed.stdout == ""
-    assert not list(script.parent.parent.glob("cache/*/small"))
-
-
-def test_an_unknown_module_is_rejected() -> None:
-    answer = subprocess.run(
-        [sys.executable, str(SCRIPT), "nonsense"], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 2
-    assert "no such module: nonsense" in answer.stderr
+    shown, progress = built()
+    assert shown == "small\n"
+    assert re.fullmatch(r"small: built in \d+ s", progress.splitlines()[-1])
+    assert built() == ("small\n", "")
+    (module / "main.go").write_text(MAIN_GO.replace("small", "changed"))
+    assert built()[0] == "changed\n"

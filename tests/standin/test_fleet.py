@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests import waiting
-from tests.controlplane import ApiRefused, ControlPlane
+from tests.controlplane import ControlPlane
 from tests.driver import GIB, Driver, Gpu
 from tests.kubelet.node import PODS
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
-from tests.standin.fleet import NODES, Fleet
+from tests.standin.fleet import Fleet
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 
@@ -115,52 +115,3 @@ def test_forced_deletion_leaves_memory_behind_for_a_while(
     until(lambda: phases(plane, name) == {f"new-{name}": "Running"}, fleet)
     assert node.used_bytes() == {"GPU-0": 2 * GIB}  # on an unshared device
     until(lambda: node.used_bytes() == {"GPU-0": GIB}, fleet)
-
-
-def test_twenty_nodes_admit_two_hundred_pods_in_an_order_of_their_own(
-    plane: ControlPlane, start: Start
-) -> None:
-    names = own(20)
-    gpus = [Gpu("GPU-0"), Gpu("GPU-1")]
-    fleet = start({each: StandIn(gpus, Settings(5)) for each in names}, admission_s=1.0, seed=1)
-    for number in range(200):
-        bind(plane, names[number % 20], gpu_pod(f"p{number:03}-{names[0]}"))
-    until(lambda: all(len(node.active) == 10 for node in fleet.nodes.values()), fleet)
-    for node in fleet.nodes.values():
-        replicas = {each for pod, _ in node.pod_resources() for each in held(node, pod.uid)}
-        assert len(replicas) == 10
-    orders = {name: [pod.name for pod, _ in fleet.nodes[name].pod_resources()] for name in names}
-    assert any(order != sorted(order) for order in orders.values())
-
-
-def held(node: StandIn, uid: str) -> frozenset[str]:
-    entry = node.devices.given(uid, "main")
-    assert entry is not None
-    return entry.replicas
-
-
-def test_a_node_reports_its_replicas(plane: ControlPlane, start: Start) -> None:
-    (name,) = own(1)
-    node = StandIn([Gpu("GPU-0")], Settings(3))
-    fleet = start({name: node})
-
-    def amounts() -> tuple[str, str]:
-        status = plane.call("GET", f"{NODES}/{name}")["status"]
-        return status["capacity"][RESOURCE], status["allocatable"][RESOURCE]
-
-    assert amounts() == ("3", "3")
-    with node.lock:
-        node.fail("GPU-0::1")
-    until(lambda: amounts() == ("3", "2"), fleet)
-    with node.lock:
-        node.stop_plugin()
-    until(lambda: amounts() == ("3", "0"), fleet)
-
-
-def test_a_fleet_leaves_nothing_behind(plane: ControlPlane) -> None:
-    (name,) = own(1)
-    fleet = Fleet(plane, {name: StandIn([Gpu("GPU-0")])})
-    fleet.start()
-    fleet.stop()
-    with pytest.raises(ApiRefused):
-        plane.call("GET", f"{NODES}/{name}")

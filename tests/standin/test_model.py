@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.driver import GIB, Driver, Gpu
+from tests.driver import Gpu
 from tests.kubelet.pod_resources import podresources, podresources_services
-from tests.standin.allocations import Container, Pod
+from tests.standin.allocations import Pod
 from tests.standin.checkpoint import NAME, checksum, render
 from tests.standin.devices import DeviceManager, pod
 from tests.standin.lots import Drawn
 from tests.standin.node import StandIn
-from tests.standin.plugin import Plugin, PluginRefused, Settings, by_device
+from tests.standin.plugin import Plugin, Settings, by_device
 from tests.standin.possible import possible_devices, possible_placements
 from tests.standin.real import decoded
 from tests.standin.served import Served, write_checkpoint
@@ -67,23 +67,11 @@ def test_a_pod_that_may_be_gone_leaves_a_tie() -> None:
     assert possible_devices(node, pod("p", 1), active, ending=["a"]) == {"GPU-0", "GPU-1"}
 
 
-def test_a_pod_that_is_rejected_ends_nowhere() -> None:
-    node, active = manager(1, Settings(2), pod("a", 1))
-    assert possible_placements(node, pod("p", 1, 1), active) == set()
-
-
 def test_a_container_takes_over_from_an_init_container() -> None:
     node, active = manager(2, Settings(2))
     placements = possible_placements(node, pod("p", 1, init=[1]), active)
     one, other = (("GPU-0", 1),), (("GPU-1", 1),)
     assert placements == {(one, one), (other, other)}
-
-
-def test_asking_changes_nothing() -> None:
-    node, active = manager(2, Settings(2), pod("a", 1))
-    before = (node.written, list(node.calls), node.available)
-    possible_placements(node, pod("p", 1), active, [pod("b", 1)], ["a"])
-    assert (node.written, node.calls, node.available) == before
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -179,49 +167,6 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-
-
-def test_memory_outlives_its_pod_until_it_is_vacated() -> None:
-    node = StandIn(GPUS[:1])
-    container = Container("main", 1, takes_bytes=GIB)
-    for uid in ("old", "new"):
-        assert node.admit(pod(uid, container)).admitted
-        if uid == "old":
-            node.force(uid)
-    assert node.used_bytes() == {"GPU-0": 2 * GIB}
-    node.vacate("old")
-    assert node.used_bytes() == {"GPU-0": GIB}
-    node.end("new", frees=False)
-    assert node.admit(pod("next", container)).admitted
-    assert node.used_bytes() == {"GPU-0": 2 * GIB}
-
-
-def test_the_driver_is_reported(tmp_path: Path) -> None:
-    driver = Driver(tmp_path / "devices", GPUS[:1])
-    node = StandIn(GPUS[:1], Settings(2), driver=driver)
-    node.admit(pod("p", Container("main", 1, takes_bytes=GIB)))
-    (process,) = node.processes.values()
-    assert f"process compute {process.pid} {GIB}\n" in driver.table.read_text()
-    node.delete("p")
-    assert "process" not in driver.table.read_text()
-
-
-def test_the_plugin_is_forgotten_after_a_while() -> None:
-    node = StandIn(GPUS[:1], Settings(2))
-    node.stop_plugin()
-    assert node.devices.capacity == (2, 0)
-    node.devices.forgotten()
-    assert node.devices.capacity is None
-
-
-def test_the_kubelet_rejects_what_the_plugin_rejects() -> None:
-    node = StandIn(GPUS[:2], Settings(2, fail_requests_greater_than_one=True))
-    verdict = node.admit(pod("p", 2))
-    assert verdict.reason == "UnexpectedAdmissionError"
-    assert "maximum request size for shared resources is 1; found 2" in verdict.message
-    assert node.plugin is not None
-    with pytest.raises(PluginRefused, match="unknown device: GPU-9::0"):
-        node.plugin.allocate(["GPU-9::0"])
 
 
 # As files and a socket.

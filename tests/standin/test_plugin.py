@@ -1,6 +1,5 @@
 """The model of the plugin against the real one, called directly, and behaviour from its sources."""
 
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -134,23 +133,6 @@ def test_a_draw_makes_every_choice_and_no_other(state: State) -> None:
     assert len(model.options(available, must, size)) == count
 
 
-def test_unshared_devices_are_any_of_them() -> None:
-    model = Plugin(GPUS, Settings())
-    free = ["GPU-0", "GPU-2", "GPU-3"]
-    lots = random.Random(1)
-    pairs = {frozenset(pair) for pair in itertools.combinations(free, 2)}
-    assert {model.prefer(free, [], 2, lots) for _ in range(100)} == pairs
-    assert len(model.options(free, [], 2)) == 3
-    assert model.prefer(free, ["GPU-2"], 1, lots) == {"GPU-2"}
-
-
-def test_an_unhealthy_replica_counts_as_allocated() -> None:
-    model = Plugin(GPUS[:2], Settings(2))
-    model.fail("GPU-0::0")
-    healthy = [each.id for each in model.listed() if each.healthy]
-    assert model.options(healthy, [], 1) == {(("GPU-1", 1),)}
-
-
 # v0.20.0 is read from its sources, and not held against the real one: no proxy has its module.
 # The assertions about `packed` were once compared with the real binary.
 
@@ -182,8 +164,3 @@ def test_from_v0_20_a_tie_goes_to_the_device_with_fewer_picks_of_the_request() -
     available = ids(4, 3, 0, 0)  # after the first pick both have one allocated
     assert old.options(available, [], 2) == {(("GPU-0", 2),)}
     assert new.options(available, [], 2) == {(("GPU-0", 1), ("GPU-1", 1))}
-
-
-def test_packed_before_it_was_there_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"v0\.20\.0"):
-        Settings(4, policy="packed")
