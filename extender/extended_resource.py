@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from headroom.contract.annotations import MIRROR
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.memory_totals import CapacityChange, capacity_changes
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi
@@ -35,7 +35,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 class ExtendedResourceController:
     """Writes the resource if it is ``wanted``, and otherwise removes it."""
 
-    def __init__(self, cluster: ClusterState, wanted: bool, api: KubeApi) -> None:
+    def __init__(self, cluster: Cluster, wanted: bool, api: KubeApi) -> None:
         self._cluster = cluster
         self._wanted = wanted
         self._api = api

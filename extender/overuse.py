@@ -33,7 +33,7 @@ from headroom.bounded import Bounded
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.gpunode import GPUNode, OveruseEviction, Reservation
 from headroom.contract.quantity import gib
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
 from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S
 from headroom.core.eviction.evictable_pods import leaves_within
@@ -79,7 +79,7 @@ class OveruseController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         store: Store,
         ledger: Ledger,
         evictor: Evictor,

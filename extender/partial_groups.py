@@ -29,7 +29,7 @@ from extender.ledger.store import Evictor, Store
 from extender.metrics import Telemetry
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
 from headroom.core.cluster.partial_groups import Members, partly_bound, pods_to_evict
 from headroom.core.cluster.pod_groups import Group, named_group_of
@@ -58,7 +58,7 @@ class _Seen:
 class PartialGroupsController:
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         store: Store,
         groups: GroupReader,
         evictor: Evictor,

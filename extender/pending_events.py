@@ -15,7 +15,7 @@ import structlog
 
 from extender.event_recorder import EventRecorder
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.journal import Decision, Journal
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.pending_pods import Explaining, Pending
@@ -41,7 +41,7 @@ class PendingEventsController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         journal: Journal,
         event_recorder: EventRecorder,
         per_round: int,

@@ -33,7 +33,7 @@ from headroom.contract.annotations import PREEMPTING
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
 from headroom.contract.preemption import Attempt, attempt_of, encode_attempt
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice, pod_subject
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import may_preempt
@@ -158,7 +158,7 @@ class PreemptionController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         journal: Journal,
         telemetry: Telemetry,
         rejected: Callable[[str], Sequence[str]],

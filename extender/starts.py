@@ -18,7 +18,7 @@ from headroom.contract.annotations import STARTUP, STARTUP_TIMEOUT
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice, pod_notice
 from headroom.core.cluster.starts import EndedStart, ended_starts
 from headroom.core.placement.start_phase import StartEnd, stuck_reason
@@ -35,7 +35,7 @@ class StartsController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         ledger: Ledger,
         telemetry: Telemetry,
         event_recorder: EventRecorder,

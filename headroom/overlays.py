@@ -18,7 +18,7 @@ from headroom.contract.annotations import MIRROR
 from headroom.contract.errors import BadQuantity
 from headroom.contract.gpunode import MAX_REPLICAS
 from headroom.contract.quantity import parse_bytes
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.instance_types import TYPE, gpus_of
 from headroom.core.cluster.label_inventory import ASSUMED_RESERVED_BYTES, GB
 from headroom.core.placement.policy import MIB
@@ -134,7 +134,7 @@ def _capacity(
     return Capacity(name, resources)
 
 
-def of_nodes(cluster: ClusterState, mirror: bool) -> list[Capacity]:
+def of_nodes(cluster: Cluster, mirror: bool) -> list[Capacity]:
     """Return the resources of each instance type, as its GPU nodes have them.
 
     Unhealthy and cordoned devices count, because a new node has none. If the nodes of a type

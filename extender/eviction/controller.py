@@ -30,7 +30,7 @@ from headroom.contract.event_reasons import EventReason
 from headroom.contract.gate import has_gate, waits
 from headroom.contract.gpunode import EVICTED, GPUNode
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
 from headroom.core.placement.overfull_devices import Misplaced
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
@@ -125,7 +125,7 @@ class EvictionController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         evictions: Evictions,
         telemetry: Telemetry,
         event_recorder: EventRecorder,

@@ -8,7 +8,7 @@ from extender.metrics import Telemetry
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec
 from headroom.contract.watched import GPUNodeGone
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.errors import StoreNotFound
 
 
@@ -24,7 +24,7 @@ class FollowedStore(ConflictCountingStore):
         self,
         store: Store,
         telemetry: Telemetry,
-        cluster: ClusterState,
+        cluster: Cluster,
         deliver: Callable[[Sequence[Event]], None],
     ) -> None:
         super().__init__(store, telemetry)

@@ -28,7 +28,7 @@ from extender.reconcile.queue import (
 from headroom.contract.kube import Node
 from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeSeen
 from headroom.core.cluster.changes import DepartureMarked, Effects, Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.node_settings import AgentSettings
 from headroom.core.cluster.notices import notices
 from headroom.errors import StoreError
@@ -59,7 +59,7 @@ class ReconcileController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         event_recorder: EventRecorder,
         loops: Loops,
         settings: Settings,

@@ -10,7 +10,7 @@ from headroom.contract.annotations import FINALIZER
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Node, Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.node_settings import AgentSettings, settings_to_copy
 from headroom.core.cluster.trackers.deleted_pods import is_unreachable
 from headroom.core.cluster.trackers.heartbeats import age
@@ -43,7 +43,7 @@ class UnreservedPod:
     pod: Pod
 
 
-def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> list[UnreservedPod]:
+def unreserved_pods(state: Cluster, on: Collection[str] | None = None) -> list[UnreservedPod]:
     """Return the pods that were bound without a reservation.
 
     They need a reservation because agents read only from the ledger what pods may use. ``on`` has
@@ -59,7 +59,7 @@ def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> l
 
 
 def orphans(
-    state: ClusterState, wall_s: float, orphan_after_s: float, on: Collection[str] | None = None
+    state: Cluster, wall_s: float, orphan_after_s: float, on: Collection[str] | None = None
 ) -> list[Orphan | Unmarked]:
     """Return the reservations of pods that ended, were bound elsewhere, or were never bound.
 
@@ -96,7 +96,7 @@ def orphans(
     return found
 
 
-def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
+def _left(state: Cluster, gpunode: GPUNode, uid: str) -> bool:
     """Return whether a sample taken after the pod was gone confirms the report, and the report
     would show the pod if it still held memory."""
     confirmation = state.confirmation(gpunode.name)
@@ -108,7 +108,7 @@ def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
     )
 
 
-def _ended_by_kubelet(state: ClusterState, gpunode: GPUNode, uid: str, now_s: float) -> bool:
+def _ended_by_kubelet(state: Cluster, gpunode: GPUNode, uid: str, now_s: float) -> bool:
     """Return whether the node has no report and its kubelet has had time to end the pod."""
     return (
         gpunode.status is None
@@ -127,21 +127,19 @@ def being_deleted(among: Iterable[GPUNode]) -> list[str]:
     ]
 
 
-def changed_settings(
-    state: ClusterState, among: Iterable[GPUNode]
-) -> list[tuple[str, AgentSettings]]:
+def changed_settings(state: Cluster, among: Iterable[GPUNode]) -> list[tuple[str, AgentSettings]]:
     """Return (name, settings of the Node) of each GPUNode whose copy of the settings differs."""
     found = ((held.name, settings_to_copy(state.node(held.name), held)) for held in among)
     return [(name, settings) for name, settings in found if settings is not None]
 
 
-def devices_known(state: ClusterState, gpunode: GPUNode) -> bool:
+def devices_known(state: Cluster, gpunode: GPUNode) -> bool:
     """Return whether the devices of the node are known."""
     status = state.report(gpunode.name, gpunode)
     return status is not None and bool(status.devices)
 
 
-def uninitialised(state: ClusterState, among: Iterable[Node] | None = None) -> list[Node]:
+def uninitialised(state: Cluster, among: Iterable[Node] | None = None) -> list[Node]:
     """Return the nodes with managed GPUs whose ledger can be initialised now.
 
     These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known. Nodes

@@ -16,7 +16,7 @@ from extender.requeue.hints import RequeueHints, rejected_by_us
 from headroom.contract.kube import Pod
 from headroom.contract.watched import PodSeen, Relisted
 from headroom.core.cluster.changes import Effects, Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.journal import Journal
 from headroom.errors import StoreError
 from headroom.runtime.loops import Loops
@@ -43,7 +43,7 @@ class RequeueController:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         journal: Journal,
         telemetry: Telemetry,
         settings: Settings,

@@ -25,7 +25,7 @@ import numpy as np
 from headroom.contract.annotations import MAX_SM, RETRY
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.heartbeats import NEVER_S
 from headroom.core.cluster.trackers.nominations import yields
 from headroom.core.journal.journal import Decision, Journal
@@ -99,7 +99,7 @@ class RequeueHints:
         self._claim_checks: Mapping[_ClaimCheck, bool] = {}
 
     def due(
-        self, state: ClusterState, journal: Journal, now_s: float, wall_s: float
+        self, state: Cluster, journal: Journal, now_s: float, wall_s: float
     ) -> Iterator[Pod | None]:
         """Yield the pods to requeue now, at most ``AT_ONCE``; they count as requeued already.
 
@@ -218,7 +218,7 @@ class _Checks:
 
     def __init__(
         self,
-        state: ClusterState,
+        state: Cluster,
         snap: Snapshot,
         now_s: float,
         previous: Mapping[_ClaimCheck, bool],

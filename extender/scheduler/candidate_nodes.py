@@ -22,7 +22,7 @@ import structlog
 
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import CRITICAL, may_preempt
 from headroom.core.eviction.victim_search import Preemption
@@ -58,7 +58,7 @@ class _Fruitless:
 class CandidateNodes:
     """Chooses candidates for preemption, as long as kube-scheduler calls preempt for them."""
 
-    def __init__(self, cluster: ClusterState) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         #: Answers with candidates since the last confirmation.
         self._unconfirmed = 0

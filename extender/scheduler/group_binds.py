@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.pod_groups import Group, group_of
 
 #: Seconds between two checks whether the pods that have not called bind yet are still expected.
@@ -53,7 +53,7 @@ class _Attempt:
 class GroupBinds:
     """Coordinates the groups that are being bound. Runs on the event loop of the calls."""
 
-    def __init__(self, cluster: ClusterState, monotonic_s: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, monotonic_s: Callable[[], float]) -> None:
         self._cluster = cluster
         self._monotonic_s = monotonic_s
         self._attempts: Bounded[str, _Attempt] = Bounded(MAX_PODS)

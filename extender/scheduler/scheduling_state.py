@@ -14,7 +14,7 @@ from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.decision_records import TERMS, Candidate, Candidates, Ranked
 from headroom.core.journal.journal import Journal, micros
 from headroom.core.placement.fit import Codes
@@ -101,7 +101,7 @@ class SchedulingState:
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         journal: Journal,
         telemetry: Telemetry,
         replica: Replica,

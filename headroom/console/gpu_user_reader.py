@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.gpu_users import unreserved_users
 from headroom.core.placement.updated_nodes import UpdatedNodes
 from headroom.errors import StoreError
@@ -29,7 +29,7 @@ AGAIN_AFTER_S = 60.0
 class GpuUserReader:
     """``pods_on`` returns the pods bound to a node. It blocks, and raises ``StoreError``."""
 
-    def __init__(self, cluster: ClusterState, pods_on: Callable[[str], Sequence[Pod]]) -> None:
+    def __init__(self, cluster: Cluster, pods_on: Callable[[str], Sequence[Pod]]) -> None:
         self._cluster = cluster
         self._pods_on = pods_on
         self._updated = UpdatedNodes()

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headroom.console.history.holdings import Held
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import idle_pods
 from headroom.core.cluster.memory_totals import (
     Totals,
@@ -108,7 +108,7 @@ class FleetCollector(Collector):
 
     def __init__(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         snapshot: Callable[[], Snapshot | None],
         pending: Callable[[], Pending],
         most_devices: int,

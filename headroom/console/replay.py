@@ -8,7 +8,7 @@ import numpy as np
 
 from headroom.console.views.requested_pods import made_up, of_size, usual_resource
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.dump import Inputs, inputs_of, state_of
 from headroom.core.placement.explain import explain, verdict_digest
 from headroom.core.placement.explanation_text import explanation_lines
@@ -45,7 +45,7 @@ def replay(inputs: Inputs, named: str | None, vram: str | None) -> Iterator[Repl
 
 
 def _pods(
-    inputs: Inputs, state: ClusterState, named: str | None, vram: str | None
+    inputs: Inputs, state: Cluster, named: str | None, vram: str | None
 ) -> Iterator[tuple[Pod, bool]]:
     if vram is not None:
         yield made_up("asked", vram, 1, usual_resource(state)), True
@@ -65,7 +65,7 @@ def _key(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
-def _replayed(state: ClusterState, pod: Pod, now_s: float, sized: bool) -> Replayed:
+def _replayed(state: Cluster, pod: Pod, now_s: float, sized: bool) -> Replayed:
     request = state.understand(pod)
     if isinstance(request, Unreadable):
         return Replayed(_key(pod), 0, {}, "", [request.message])

@@ -19,7 +19,7 @@ from headroom.console.responses import stamp
 from headroom.console.shared_answers import SharedAnswers
 from headroom.console.views.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.holds import Hold
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot
@@ -42,7 +42,7 @@ def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
 class Context:
     """The state and settings that views read."""
 
-    cluster: ClusterState
+    cluster: Cluster
     journal: Journals
     telemetry: ViewTelemetry
     #: Returns why decisions cannot be made yet, as a sentence; "" if they can.

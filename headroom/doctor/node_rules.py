@@ -24,7 +24,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.contract.watched import Relisted, WatchEvent
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.snapshot_builder import reach
@@ -68,7 +68,7 @@ def advised_plugin_config(
     return plugin_config(_facts(state_of(settings, events), time.monotonic(), "", recent))
 
 
-def state_of(settings: Settings, events: Sequence[WatchEvent]) -> ClusterState:
+def state_of(settings: Settings, events: Sequence[WatchEvent]) -> Cluster:
     """Return the state of the cluster that ``events`` describe."""
     state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
@@ -76,7 +76,7 @@ def state_of(settings: Settings, events: Sequence[WatchEvent]) -> ClusterState:
 
 
 def examine(
-    state: ClusterState, now_s: float, version: str = "", recent: RecentRequests = NO_RECENT
+    state: Cluster, now_s: float, version: str = "", recent: RecentRequests = NO_RECENT
 ) -> list[Finding]:
     """Apply all rules to all GPU nodes; return the findings with the warnings first.
 
@@ -94,7 +94,7 @@ def examine(
 
 
 def _facts(
-    state: ClusterState, now_s: float, version: str, recent: RecentRequests
+    state: Cluster, now_s: float, version: str, recent: RecentRequests
 ) -> Iterator[NodeFacts]:
     """Yield the facts of each node with managed GPU resources, by name."""
     requests = gpu_requests(state)
@@ -124,7 +124,7 @@ def _facts(
         )
 
 
-def _age_s(state: ClusterState, name: str, now_s: float) -> float | None:
+def _age_s(state: Cluster, name: str, now_s: float) -> float | None:
     """Return the age of the node's newest report or heartbeat, or None if it has neither.
 
     The node's clock sets the timestamp and this machine's clock the current time, so a clock that

@@ -4,7 +4,7 @@ without a request."""
 from collections.abc import Iterator
 
 from headroom.contract.annotations import VRAM
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.eviction.overuse_decisions import overusing_pods
 from headroom.core.placement.request import VramRequest
@@ -16,7 +16,7 @@ from headroom.doctor.findings import Finding, Weight
 _KEPT = ("protected", "rejected")
 
 
-def examine_steering(state: ClusterState, now_s: float) -> Iterator[Finding]:
+def examine_steering(state: Cluster, now_s: float) -> Iterator[Finding]:
     """Yield a finding if steering would place pending pods; it names the nodes to steer."""
     gain = steering_gain(state, state.snapshot(), now_s)
     if gain is None:
@@ -29,7 +29,7 @@ def examine_steering(state: ClusterState, now_s: float) -> Iterator[Finding]:
     yield Finding(Weight.ADVICE, names, gain.sentence, to_do)
 
 
-def examine_overuse(state: ClusterState, now_s: float) -> Iterator[Finding]:
+def examine_overuse(state: Cluster, now_s: float) -> Iterator[Finding]:
     """Yield a finding about nodes where pods take reserved memory of others and are not evicted."""
     names = sorted(
         node.name
@@ -50,7 +50,7 @@ def examine_overuse(state: ClusterState, now_s: float) -> Iterator[Finding]:
     yield Finding(Weight.WARNING, tuple(names), found, to_do)
 
 
-def examine_starts(state: ClusterState) -> Iterator[Finding]:
+def examine_starts(state: Cluster) -> Iterator[Finding]:
     """Yield a finding if the readiness of pods that start alone shows nothing."""
     names: list[str] = []
     for pod in state.pods():
@@ -73,7 +73,7 @@ def examine_starts(state: ClusterState) -> Iterator[Finding]:
         )
 
 
-def examine_users(state: ClusterState) -> Iterator[Finding]:
+def examine_users(state: Cluster) -> Iterator[Finding]:
     """Yield a finding about pods that use GPUs and request none."""
     pods, manages = state.gpu_users.pods.values(), state.rules.manages
     users = [pod for pod in pods if not unmanaged_requests(pod, manages)]

@@ -9,7 +9,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.contract.watched import Relisted
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import owner_of
 from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.request import VramRequest
@@ -26,7 +26,7 @@ PROFILED_AFTER_S = 3600.0
 
 
 def examine_recommendations(
-    state: ClusterState, profiles: Sequence[VRAMProfile], wall_s: float
+    state: Cluster, profiles: Sequence[VRAMProfile], wall_s: float
 ) -> Iterator[Finding]:
     """Yield findings about pods with ``auto`` that have no profile, and about large requests."""
     known = Profiles()
@@ -68,7 +68,7 @@ def examine_recommendations(
         )
 
 
-def _frees_bytes(state: ClusterState, pod: Pod, profile: VRAMProfile, wall_s: float) -> int:
+def _frees_bytes(state: Cluster, pod: Pod, profile: VRAMProfile, wall_s: float) -> int:
     """Return what the recommended requests would free of the pod's large ones, in bytes."""
     request = state.understand(pod)
     if not isinstance(request, VramRequest):

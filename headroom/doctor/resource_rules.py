@@ -1,11 +1,11 @@
 """Rules of the doctor about GPU resources that Headroom does not manage."""
 
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_gpus
 from headroom.doctor.findings import Finding, Weight
 
 
-def examine_resources(state: ClusterState) -> list[Finding]:
+def examine_resources(state: Cluster) -> list[Finding]:
     """Find nodes that offer GPUs under names that the settings do not manage."""
     return [
         Finding(

@@ -10,7 +10,7 @@ from statistics import median_low
 from headroom.contract.annotations import DEFAULT_VRAM, VRAM, Bytes
 from headroom.contract.gpunode import GPUNodeStatus
 from headroom.contract.quantity import format_bytes
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import NodeTerms
@@ -91,7 +91,7 @@ class ContainerRequest:
     is_annotated: bool
 
 
-def gpu_requests(state: ClusterState) -> list[ContainerRequest]:
+def gpu_requests(state: Cluster) -> list[ContainerRequest]:
     """Return the request of each GPU container, except those of pods that have ended."""
     pod_requests = [state.understand(pod) for pod in state.pods() if not pod.ended]
     return [

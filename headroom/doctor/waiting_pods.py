@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from headroom.contract.annotations import Amount, ReplicaShare
 from headroom.contract.kube import Node, Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.request import VramRequest
 from headroom.core.rules.eligible_nodes import eligibility_key, eligible
 
@@ -20,7 +20,7 @@ class WaitingPods:
     then the pods wait for something else.
     """
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: Cluster) -> None:
         #: Pods with the same eligible nodes: one of them, and the amounts of all.
         self._groups: dict[bytes, tuple[Pod, dict[str, Counter[Amount]]]] = {}
         counts: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from headroom.contract.gpunode import (
 )
 from headroom.contract.kube import Node, NodeStatus, ObjectMeta
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.policy import Rules
 from headroom.core.whatif.simulation import Simulation
@@ -46,7 +46,7 @@ def device_uuid(machine: Machine, index: int) -> str:
 
 def simulation_of(
     machines: Sequence[Machine], sharing: Sharing, kinds: int
-) -> tuple[ClusterState, Simulation]:
+) -> tuple[Cluster, Simulation]:
     """Return the state of these machines, idle and unshared, with the stock device plugin on each,
     and a simulation on it in which they share. ``kinds`` is that of ``Simulation``."""
     state = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)

@@ -26,7 +26,7 @@ from headroom.contract.kube import (
     PodStatus,
     Terminated,
 )
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice
 from headroom.core.placement.overfull_devices import Misplaced
 from headroom.errors import OutcomeUnknown, StoreConflict, StoreError
@@ -99,7 +99,7 @@ class World:
         )
         telemetry = Telemetry(CollectorRegistry())
         controller = EvictionController(
-            cast(ClusterState, cluster),
+            cast(Cluster, cluster),
             self.evictions(lambda gpunode: misplaced),
             telemetry,
             EventRecorder(post, telemetry),

@@ -5,12 +5,12 @@ import ast
 import re
 from pathlib import Path
 
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.policy import Rules
 from tests.controlplane import ROOT
 
-#: The parts of a ``ClusterState`` that its readers can reach, and their methods that read.
+#: The parts of a ``Cluster`` that its readers can reach, and their methods that read.
 READS = {
     "activities": {"age_s", "node_of"},
     "back_offs": {"holds", "holds_in", "marks", "over"},
@@ -55,7 +55,7 @@ BY_CALLS = {
 
 
 def test_every_part_of_the_state_is_listed() -> None:
-    state = ClusterState(Rules(), 1.0, 0.0)
+    state = Cluster(Rules(), 1.0, 0.0)
     assert {name for name in vars(state) if not name.startswith("_")} == set(READS)
 
 
@@ -81,5 +81,5 @@ def test_no_reader_calls_a_method_that_writes() -> None:
 
 
 def test_a_reader_has_no_method_of_the_writer() -> None:
-    writes = set(vars(ClusterWriter)) - set(vars(ClusterState))
+    writes = set(vars(ClusterWriter)) - set(vars(Cluster))
     assert {"apply", "steps", "weigh_next", "follow"} <= writes

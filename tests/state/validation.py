@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from headroom.contract.annotations import MAX_SM
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.snapshot import NodeTerms
 
@@ -42,7 +42,7 @@ def violations() -> list[str]:
     return [found for state in states for found in violated(state)]
 
 
-def violated(state: ClusterState) -> Iterator[str]:
+def violated(state: Cluster) -> Iterator[str]:
     """Yield a sentence for each violated invariant of the state."""
     yield from _indexes(state)
     yield from _members(state)
@@ -50,7 +50,7 @@ def violated(state: ClusterState) -> Iterator[str]:
         yield from _terms(state)
 
 
-def _indexes(state: ClusterState) -> Iterator[str]:
+def _indexes(state: Cluster) -> Iterator[str]:
     objects = state._objects
     pods, on = objects.pods, defaultdict(set)
     for uid, pod in pods.items():
@@ -79,7 +79,7 @@ def _indexes(state: ClusterState) -> Iterator[str]:
             yield f"{namespace}/{name} leads to {uid}, which is another pod"
 
 
-def _members(state: ClusterState) -> Iterator[str]:
+def _members(state: Cluster) -> Iterator[str]:
     """Check that the table has a row for each node, unless the node waits to be weighed or its
     weighing failed."""
     known = {*state._objects.nodes, *state._objects.gpunodes}
@@ -93,7 +93,7 @@ def _members(state: ClusterState) -> Iterator[str]:
         yield f"rows of nodes that are gone: {sorted(extra)}"
 
 
-def _terms(state: ClusterState) -> Iterator[str]:
+def _terms(state: Cluster) -> Iterator[str]:
     """Check that weighing a node again gives equal terms."""
     waiting = {*state._queue._dirty, *state._queue._failed}
     for name in state._table._row_of:

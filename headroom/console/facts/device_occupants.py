@@ -7,7 +7,7 @@ from typing import Literal
 from headroom.console.facts.memory_caps import MemoryCap, caps_on
 from headroom.contract.gpunode import PodUse, Reservation
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
 
@@ -42,7 +42,7 @@ class Held:
     cap: MemoryCap | None
 
 
-def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[Held]:
+def holders(cluster: Cluster, node: str, terms: DeviceTerms) -> Iterator[Held]:
     """Yield the pods of a device, the largest charge first."""
     gpunode = cluster.gpunode(node)
     reservations = gpunode.spec.reservations if gpunode else {}
@@ -62,7 +62,7 @@ def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[He
 
 
 def _held(
-    cluster: ClusterState,
+    cluster: Cluster,
     occupant: Holder | PodUse,
     reservation: Reservation | None,
     uses: list[PodUse],

@@ -10,7 +10,7 @@ from headroom.console.facts.device_occupants import Phase, phase_of
 from headroom.contract.annotations import Bytes
 from headroom.contract.gpunode import EVICTED, Charge, Device, GPUNode, PodUse, Reservation
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
 from headroom.core.cluster.own_rows import own_rows
 from headroom.core.cluster.trackers.heartbeats import age
@@ -91,14 +91,12 @@ class GpuPods:
         #: Node -> the sources of its rows, the rows, and the uids of pods that are not bound to it.
         self._nodes: dict[str, tuple[_Sources, list[GpuPod], Set[str]]] = {}
 
-    def of(self, cluster: ClusterState, snap: Snapshot) -> Iterator[GpuPod]:
+    def of(self, cluster: Cluster, snap: Snapshot) -> Iterator[GpuPod]:
         """Yield the rows of all pods."""
         for _, rows in self.by_node(cluster, snap):
             yield from rows
 
-    def by_node(
-        self, cluster: ClusterState, snap: Snapshot
-    ) -> Iterator[tuple[str, Sequence[GpuPod]]]:
+    def by_node(self, cluster: Cluster, snap: Snapshot) -> Iterator[tuple[str, Sequence[GpuPod]]]:
         """Yield each node of the snapshot and its rows, which are the same object until a row
         changes.
 
@@ -115,7 +113,7 @@ class GpuPods:
         if len(self._nodes) > len(snap.nodes):
             self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
 
-    def on_node(self, cluster: ClusterState, node: NodeTerms) -> Sequence[GpuPod]:
+    def on_node(self, cluster: Cluster, node: NodeTerms) -> Sequence[GpuPod]:
         """Return the rows of a node, which are the same object until a row changes."""
         gpunode, pods = cluster.gpunode(node.name), cluster.pods_on(node.name)
         sources = node.devices, gpunode, pods, cluster.gpu_users.pods
@@ -126,7 +124,7 @@ class GpuPods:
             known = self._nodes[node.name] = sources, rows, unbound
         return known[1]
 
-    def without_node(self, cluster: ClusterState, snap: Snapshot) -> list[GpuPod]:
+    def without_node(self, cluster: Cluster, snap: Snapshot) -> list[GpuPod]:
         """Return the rows of pods that are pending, or on a node that is not in the snapshot.
 
         Call it after ``on_node`` was called for all nodes.
@@ -168,7 +166,7 @@ def _bytes_of_phase(phase: Iterable[Portion]) -> int:
     )
 
 
-def unconfirmed_by_model(cluster: ClusterState, node: NodeTerms) -> Mapping[str, int]:
+def unconfirmed_by_model(cluster: Cluster, node: NodeTerms) -> Mapping[str, int]:
     """Return the bytes reserved for pods that no report shows yet, by model.
 
     Each pod counts once, for the model of the first device that it could get.
@@ -189,7 +187,7 @@ def unconfirmed_by_model(cluster: ClusterState, node: NodeTerms) -> Mapping[str,
 
 
 def _reservations(
-    cluster: ClusterState, node: str, gpunode: GPUNode | None
+    cluster: Cluster, node: str, gpunode: GPUNode | None
 ) -> Mapping[str, Reservation]:
     """Return the reservations of a node by uid, including reservations that are being written."""
     return {**cluster.holds.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
@@ -200,7 +198,7 @@ def _devices_of(charge: Charge) -> int:
     return len(charge.candidates) if charge.by_environment else charge.count
 
 
-def _is_listed(cluster: ClusterState, pod: Pod) -> bool:
+def _is_listed(cluster: Cluster, pod: Pod) -> bool:
     return not pod.ended and asks_for_gpu(pod, cluster.rules)
 
 
@@ -258,7 +256,7 @@ def _row(
 
 
 def _on_node(
-    cluster: ClusterState,
+    cluster: Cluster,
     node: str,
     devices: Sequence[DeviceTerms],
     gpunode: GPUNode | None,
@@ -293,7 +291,7 @@ def _on_node(
 
 
 def _held(
-    cluster: ClusterState,
+    cluster: Cluster,
     node: str,
     found: Sequence[tuple[Device, Holder]],
     uses: Sequence[PodUse],

@@ -17,7 +17,7 @@ from headroom.contract.errors import BadAnnotation
 from headroom.contract.gpunode import ContainerLimit, GPUNodeStatus, PodUse
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.amounts import MIB_BITS
 from headroom.core.placement.device_accounting import DeviceTerms
 
@@ -37,7 +37,7 @@ class MemoryCap:
     message: str
 
 
-def caps_on(cluster: ClusterState, node: str, terms: DeviceTerms) -> dict[str, MemoryCap]:
+def caps_on(cluster: Cluster, node: str, terms: DeviceTerms) -> dict[str, MemoryCap]:
     """Return uid -> cap of each pod that a report shows on the device."""
     gpunode = cluster.gpunode(node)
     status = gpunode.status if gpunode else None
@@ -53,7 +53,7 @@ def caps_on(cluster: ClusterState, node: str, terms: DeviceTerms) -> dict[str, M
     }
 
 
-def caps_of(cluster: ClusterState, pod: Pod, devices: Sequence[DeviceTerms]) -> Iterator[MemoryCap]:
+def caps_of(cluster: Cluster, pod: Pod, devices: Sequence[DeviceTerms]) -> Iterator[MemoryCap]:
     """Yield the caps of a bound pod, on each device of its node on which a report shows it."""
     for terms in devices:
         if cap := caps_on(cluster, pod.node, terms).get(pod.metadata.uid):
@@ -64,7 +64,7 @@ def _limits(status: GPUNodeStatus, uid: str, terms: DeviceTerms) -> list[Contain
     return [each for each in status.limits if (each.uid, each.device) == (uid, terms.device.uuid)]
 
 
-def _asks_limit(cluster: ClusterState, uid: str) -> bool:
+def _asks_limit(cluster: Cluster, uid: str) -> bool:
     """Return whether the pod, or else its namespace, has annotation ``SHARE`` with value limit."""
     pod = cluster.pod(uid)
     if pod is None:

@@ -15,7 +15,7 @@ import numpy as np
 from headroom.contract.annotations import ON_OVERUSE, OnOveruse
 from headroom.contract.gpunode import Charge
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import CRITICAL
 from headroom.core.journal.journal import scheduler_of
@@ -74,7 +74,7 @@ class Movers:
 
     def __init__(
         self,
-        state: ClusterState,
+        state: Cluster,
         snap: Snapshot,
         now_s: float,
         schedulers: Sequence[str],

@@ -22,7 +22,7 @@ from headroom.contract.annotations import (
 )
 from headroom.contract.gpunode import Charge
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.rules.eligible_nodes import AMOUNTS, Eligible, eligibility_key, not_modeled
@@ -67,7 +67,7 @@ class Outcome:
     not_checked: tuple[str, ...]
 
 
-def with_amounts(cluster: ClusterState, amounts: Amounts) -> tuple[Pod, VramRequest] | None:
+def with_amounts(cluster: Cluster, amounts: Amounts) -> tuple[Pod, VramRequest] | None:
     """Return the pod with these amounts; other containers keep theirs. None if it has no valid
     request."""
     pod, by_container = amounts.pod, dict[str, Bytes | Share]()
@@ -88,7 +88,7 @@ def with_amounts(cluster: ClusterState, amounts: Amounts) -> tuple[Pod, VramRequ
 
 
 def simulate_requests(
-    cluster: ClusterState, snap: Snapshot, now_s: float, amounts: Iterable[Amounts]
+    cluster: Cluster, snap: Snapshot, now_s: float, amounts: Iterable[Amounts]
 ) -> Outcome:
     """Simulate that pods are created again with these amounts.
 
@@ -135,13 +135,13 @@ def simulate_requests(
 _Requested = Sequence[tuple[Pod, VramRequest]]
 
 
-def _as_it_is(cluster: ClusterState, pod: Pod) -> tuple[Pod, VramRequest] | None:
+def _as_it_is(cluster: Cluster, pod: Pod) -> tuple[Pod, VramRequest] | None:
     watched = cluster.pod(pod.metadata.uid)
     request = cluster.understand(watched) if watched is not None else None
     return (watched, request) if watched and isinstance(request, VramRequest) else None
 
 
-def _pending(cluster: ClusterState) -> Iterator[tuple[Pod, VramRequest]]:
+def _pending(cluster: Cluster) -> Iterator[tuple[Pod, VramRequest]]:
     for pod in sorted(cluster.unbound(), key=urgency)[:MAX_PENDING]:
         request = cluster.understand(pod)
         if isinstance(request, VramRequest) and request.asks and not pod.spec.scheduling_gates:
@@ -151,7 +151,7 @@ def _pending(cluster: ClusterState) -> Iterator[tuple[Pod, VramRequest]]:
 class _Copy:
     """A copy of the cluster on which pods are placed."""
 
-    def __init__(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
+    def __init__(self, cluster: Cluster, snap: Snapshot, now_s: float) -> None:
         self._simulation = Simulation(cluster, snap, now_s)
         self._eligible: dict[bytes, Eligible] = {}
 

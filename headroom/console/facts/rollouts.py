@@ -7,7 +7,7 @@ from itertools import islice
 
 from headroom.console.facts import fixes
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import TEMPLATE_HASHES, owner_of
 from headroom.core.placement.fit import Verdicts
 
@@ -39,7 +39,7 @@ class Replaced:
     fix: str
 
 
-def replaced(cluster: ClusterState, pod: Pod, verdicts: Verdicts, most: int) -> Iterator[Replaced]:
+def replaced(cluster: Cluster, pod: Pod, verdicts: Verdicts, most: int) -> Iterator[Replaced]:
     """Yield old pods of the pod's workload, one by one, and then all old pods of each node
     together.
 
@@ -60,7 +60,7 @@ def replaced(cluster: ClusterState, pod: Pod, verdicts: Verdicts, most: int) -> 
         yield Replaced(node, uids, _end_all_first(together), fixes.end_all_old_pods_first(pod))
 
 
-def _replaced_pods(cluster: ClusterState, pod: Pod, verdicts: Verdicts) -> list[Pod]:
+def _replaced_pods(cluster: Cluster, pod: Pod, verdicts: Verdicts) -> list[Pod]:
     """Return the pods of the pod's workload with another revision on nodes of the verdicts.
 
     They are sorted by name. Pods that are being deleted are left out.

@@ -19,7 +19,7 @@ from headroom.contract.annotations import MAX_SM, VRAM
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib, parse_bytes, quantity_up_to
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.explain import Explanation, NodeExplanation, failing
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
@@ -72,7 +72,7 @@ class Suggestion:
 
 
 def suggest(
-    cluster: ClusterState,
+    cluster: Cluster,
     pod: Pod,
     verdicts: Verdicts,
     explanation: Explanation,
@@ -123,7 +123,7 @@ def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Sugge
     return [*kept, Suggestion("quota", sentence)]
 
 
-def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
+def blockers(cluster: Cluster, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
     """Return the occupants of the devices that are too full for the pod, the largest first.
 
     If the pod only waits until other pods have started, return these.
@@ -156,7 +156,7 @@ def but_not_checked(checks: Iterable[str]) -> str:
 
 
 def _rollout(
-    cluster: ClusterState, pod: Pod, verdicts: Verdicts, where: Feasible
+    cluster: Cluster, pod: Pod, verdicts: Verdicts, where: Feasible
 ) -> Iterator[Suggestion]:
     """Suggest that an update ends old pods first, whose memory the new pod needs."""
     request, now_s = verdicts.request, verdicts.now_s
@@ -169,7 +169,7 @@ def _rollout(
 
 
 def _lower(
-    cluster: ClusterState,
+    cluster: Cluster,
     pod: Pod,
     verdicts: Verdicts,
     largest_bytes: int | None,
@@ -193,7 +193,7 @@ def _lower(
 
 
 def _wait(
-    cluster: ClusterState,
+    cluster: Cluster,
     pod: Pod,
     verdicts: Verdicts,
     explanation: Explanation,
@@ -298,7 +298,7 @@ def _nodes(nodes: int, first: str) -> str:
     return f"node {first}" if nodes == 1 else f"{nodes} nodes, such as {first}"
 
 
-def _steer(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
+def _steer(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
     """Suggest steering nodes that reject the pod only for devices that the plugin could choose."""
     if helped := helped_by_steering(cluster, verdicts):
         first, nodes = helped[0], len(helped)
@@ -313,7 +313,7 @@ def _steer(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterat
         yield Suggestion("steer", sentence, first.node, nodes=nodes, fix=fix)
 
 
-def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
+def _repair(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
     """Suggest repairing nodes on which the pod would fit without their fault."""
     faulty = np.flatnonzero(np.isin(verdicts.codes, [CODE_OF[reason] for reason in _FAULTS]))
     found = (i for i in faulty.tolist() if len(list(failing(verdicts, i))) == 1)
@@ -341,7 +341,7 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
 
 
 def _more_replicas(
-    cluster: ClusterState, verdicts: Verdicts, not_checked: Sequence[str]
+    cluster: Cluster, verdicts: Verdicts, not_checked: Sequence[str]
 ) -> Iterator[Suggestion]:
     """Suggest more replicas on nodes on which one more per shared device makes the pod fit."""
     candidates = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
@@ -388,7 +388,7 @@ def _name(verdicts: Verdicts, i: int) -> str:
 
 
 def _fits_if(
-    cluster: ClusterState, verdicts: Verdicts, node: str, change: Callable[[Simulation, str], None]
+    cluster: Cluster, verdicts: Verdicts, node: str, change: Callable[[Simulation, str], None]
 ) -> bool:
     """Return whether the pod would fit on the node after this change of the node."""
     simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)

@@ -21,7 +21,7 @@ from headroom.bounded import Bounded
 from headroom.console.feed.journals import Journals
 from headroom.contract.gpunode import ADOPTED, EVICTED, Reservation
 from headroom.contract.quantity import gib
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.object_cache import NOTHING
 from headroom.core.journal.decision_records import BindTried, Filtered, Ranked, Record
 from headroom.core.placement.snapshot import REASONS, NodeTerms
@@ -219,7 +219,7 @@ class ChangeFeed:
     counts as one of this process.
     """
 
-    def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
+    def __init__(self, cluster: Cluster, journals: Journals, feed: Feed, name: str) -> None:
         self._cluster = cluster
         self._journals = journals
         self._feed = feed

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headroom.contract.gpunode import GPUNode
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import on_node
 from headroom.core.placement.device_accounting import DeviceTerms
 
@@ -61,7 +61,7 @@ Held = Mapping[str, Holdings]
 
 
 def of_node(
-    cluster: ClusterState,
+    cluster: Cluster,
     gpunode: GPUNode | None,
     devices: Sequence[DeviceTerms],
     fresh: bool,

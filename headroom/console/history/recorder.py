@@ -23,7 +23,7 @@ from headroom.console.history.history import (
 )
 from headroom.console.history.holdings import Held, HeldSums, of_node
 from headroom.contract.gpunode import GPUNode, GPUNodeStatus
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.overuse import first_of_each_memory
 from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.placement.updated_nodes import UpdatedNodes
@@ -41,9 +41,7 @@ SUMS = 6
 class HistoryRecorder:
     """Adds rows to ``history``. ``pending`` returns the number of pending pods."""
 
-    def __init__(
-        self, cluster: ClusterState, history: History, wall_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, cluster: Cluster, history: History, wall_s: Callable[[], float]) -> None:
         self._cluster = cluster
         self._wall_s = wall_s
         self.history = history
@@ -178,7 +176,7 @@ def _limited(units: float) -> int:
     return min(max(round(units), 0), UNKNOWN - 1)
 
 
-def _sums(cluster: ClusterState, terms: NodeTerms) -> Sequence[int]:
+def _sums(cluster: Cluster, terms: NodeTerms) -> Sequence[int]:
     allocatable = used = unattributed = headroom = 0
     reserved = sum(unconfirmed_by_model(cluster, terms).values())
     for each in first_of_each_memory(terms.devices):

@@ -19,7 +19,7 @@ from headroom.console.responses import (
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.prediction_tracker import Outcome, PredictionTracker
 from headroom.core.placement.prediction_outcome import Result, chosen, observed, predicted
 
@@ -153,7 +153,7 @@ def drift(
     return listed(body, "pods", views, tag)
 
 
-def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
+def drift_views(cluster: Cluster) -> Iterator[DriftView]:
     """Yield a view of every pod with a reservation, by node name."""
     overuse_bytes = Counter[str]()
     for each in cluster.overuses.lasting:

@@ -24,7 +24,7 @@ from headroom.console.responses import (
 from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest, shared
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.overuse import first_of_each_memory
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import REASONS, NodeTerms, Snapshot
@@ -109,7 +109,7 @@ class ModelSums:
         self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
         self._totals: dict[str, list[int]] = {}
 
-    def of(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> list[ModelView]:
+    def of(self, cluster: Cluster, snap: Snapshot, now_s: float) -> list[ModelView]:
         """Return the sums of each model, the largest first."""
         with self._lock:
             self._update(cluster, snap, now_s)
@@ -121,7 +121,7 @@ class ModelSums:
 
     def grouped(
         self,
-        cluster: ClusterState,
+        cluster: Cluster,
         snap: Snapshot,
         now_s: float,
         group_of: Callable[[str], str],
@@ -139,7 +139,7 @@ class ModelSums:
             for key, sums in found.items()
         }
 
-    def _update(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
+    def _update(self, cluster: Cluster, snap: Snapshot, now_s: float) -> None:
         for row in self._updated.since_last(snap, now_s):
             node = snap.nodes[row]
             is_open = _is_open(node, now_s)
@@ -170,7 +170,7 @@ def shared_sums(request: Request) -> ModelSums:
     return shared(request, ModelSums)
 
 
-def _sums(cluster: ClusterState, node: NodeTerms, is_open: bool) -> _NodeSums:
+def _sums(cluster: Cluster, node: NodeTerms, is_open: bool) -> _NodeSums:
     """Return the sums of a node. Memory that devices share counts once, for the first of them."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
     for terms in node.devices:

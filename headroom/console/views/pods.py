@@ -14,7 +14,7 @@ from headroom.console.facts.gpu_pods import GpuPod, GpuPods
 from headroom.console.responses import AskedPage, Page, Paged, joined
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
@@ -297,7 +297,7 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
     )
 
 
-def _unmanaged_request(cluster: ClusterState, uid: str) -> str:
+def _unmanaged_request(cluster: Cluster, uid: str) -> str:
     """Return the GPU resources that a pod requests and that are not managed; empty if it is not
     known."""
     pod = cluster.gpu_users.pods.get(uid)

@@ -11,7 +11,7 @@ from headroom.console.responses import Body, InNamespace, encoded
 from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest
 from headroom.contract.annotations import COUNTED_VRAM, MIRROR
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.policy import MIB
 from headroom.core.rules.pod_requests import ResourceQuota, amount
 
@@ -71,7 +71,7 @@ def _views(quotas: Sequence[ResourceQuota], reserved: Mapping[str, int]) -> Iter
                 )
 
 
-def _reserved(cluster: ClusterState) -> Mapping[str, int]:
+def _reserved(cluster: Cluster) -> Mapping[str, int]:
     """Return the bytes that are reserved for the pods of each namespace."""
     found = Counter[str]()
     for gpunode in cluster.gpunodes():

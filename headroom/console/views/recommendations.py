@@ -22,7 +22,7 @@ from headroom.contract.annotations import Bytes
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.contract.vramprofile import VRAMProfile
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.capacity import largest_devices
 from headroom.core.placement.request import ContainerAsk, VramRequest, asks_for_gpu
 from headroom.core.placement.snapshot import Snapshot
@@ -131,7 +131,7 @@ def _held_by_view(
     return found
 
 
-def _reserved(cluster: ClusterState, pod: Pod, ask: ContainerAsk) -> tuple[int | None, str]:
+def _reserved(cluster: Cluster, pod: Pod, ask: ContainerAsk) -> tuple[int | None, str]:
     """Return the bytes that a container reserves on a device, and the model of its devices."""
     now_bytes = ask.amount.count_bytes if isinstance(ask.amount, Bytes) else None
     gpunode = cluster.gpunode(pod.node) if pod.node else None

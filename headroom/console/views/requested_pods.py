@@ -21,7 +21,7 @@ from headroom.contract.kube import (
     ResourceRequirements,
     Toleration,
 )
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.request import Unreadable, VramRequest
 
 #: Namespace of hypothetical pods.
@@ -88,7 +88,7 @@ def made_up(
     return Pod(metadata=metadata, spec=PodSpec(containers=[main], tolerations=tolerations))
 
 
-def understood(cluster: ClusterState, pod: Pod, where: str) -> VramRequest:
+def understood(cluster: Cluster, pod: Pod, where: str) -> VramRequest:
     """Return the request of the pod.
 
     Raises ``HTTPException`` 422 if the request cannot be read or contains no managed GPU. The
@@ -112,7 +112,7 @@ def of_size(request: VramRequest) -> VramRequest:
     return replace(request, gated=True)
 
 
-def usual_resource(cluster: ClusterState) -> str:
+def usual_resource(cluster: Cluster) -> str:
     """Return the first resource of the settings without a wildcard; else nvidia.com/gpu."""
     exact = (name for name in cluster.rules.resources if not name.endswith("*"))
     return next(exact, "nvidia.com/gpu")
@@ -138,7 +138,7 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
 
 
 def new_pods(
-    cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
+    cluster: Cluster, asked: PodsAsked, number: int, schedulers: Sequence[str]
 ) -> Iterator[NewPod]:
     """Yield the ``count`` equal pods of the entry with index ``number`` in the list ``pods``.
 

@@ -14,7 +14,7 @@ from headroom.console.view_context import Context, InContext, Newest
 from headroom.console.views.decision_bodies import Unanswered
 from headroom.console.views.decisions import unread_extenders
 from headroom.console.views.process import LagView, SettingsView, SourceView, enforcing
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.memory_totals import cordoned, unhealthy
 from headroom.core.cluster.mismatches import Mismatch, mismatches, unreported
 from headroom.core.cluster.trackers.heartbeats import age
@@ -206,7 +206,7 @@ def _reports(context: Context, snap: Snapshot) -> ReportsView:
     )
 
 
-def _counts(cluster: ClusterState, snap: Snapshot) -> CountsView:
+def _counts(cluster: Cluster, snap: Snapshot) -> CountsView:
     gpunodes = cluster.gpunodes()
     pods, waiting = len(cluster.pods()), len(cluster.unbound())
     columns = snap.columns

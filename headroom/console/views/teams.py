@@ -15,7 +15,7 @@ from headroom.console.responses import Body, InNamespace, joined
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.console.views.pods import shared_rows
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.placement.updated_nodes import UpdatedNodes
 
@@ -172,7 +172,7 @@ class TeamSums:
         self.namespaces: dict[_Key, _Sums] = {}
         self.owners: dict[_Key, _Sums] = {}
 
-    def update(self, cluster: ClusterState, snap: Snapshot, rows: GpuPods) -> None:
+    def update(self, cluster: Cluster, snap: Snapshot, rows: GpuPods) -> None:
         """Update the sums to this snapshot."""
         for row in self._updated.since_last(snap):
             node = snap.nodes[row]

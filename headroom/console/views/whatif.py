@@ -29,7 +29,7 @@ from headroom.console.views.whatif_bodies import (
 )
 from headroom.console.views.whatif_totals import before_and_after
 from headroom.contract.gpunode import MAX_REPLICAS
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.placement.capacity import space
 from headroom.core.placement.fit import fit
@@ -138,7 +138,7 @@ class _Changes:
     released: list[VramRequest] = field(default_factory=list)
 
 
-def _apply_changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) -> _Changes:
+def _apply_changes(cluster: Cluster, simulation: Simulation, asked: WhatifAsked) -> _Changes:
     """Apply the changes to the simulation.
 
     Raises ``HTTPException``: 422 if a pod, node or number is wrong, 400 if too many pods would be
@@ -313,13 +313,13 @@ def _first_reason(rejection: WhatifRejectionView) -> str:
     return next((each.message for each in (*rejection.reasons, *rejection.ineligible)), "")
 
 
-def _default_pod(cluster: ClusterState) -> NewPod:
+def _default_pod(cluster: Cluster) -> NewPod:
     pod = made_up("asked", "", 1, usual_resource(cluster))
     return NewPod(of_size(understood(cluster, pod, "setting resources")), pod)
 
 
 def _free_space(
-    cluster: ClusterState,
+    cluster: Cluster,
     simulation: Simulation,
     pods: list[NewPod],
     before: Snapshot,

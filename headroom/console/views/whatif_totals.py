@@ -9,14 +9,14 @@ from headroom.console.facts.gpu_pods import bytes_of
 from headroom.console.views.fleet import headroom_bytes
 from headroom.console.views.pods import shared_rows
 from headroom.console.views.whatif_bodies import WhatifAsked, WhatifTotalsView
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.placement_record import Placement
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 
 
 def before_and_after(
     request: Request,
-    cluster: ClusterState,
+    cluster: Cluster,
     asked: WhatifAsked,
     snapshots: tuple[Snapshot, Snapshot],
     placements: Iterable[Placement],

@@ -1,7 +1,7 @@
 """Applies all changes to the state of the cluster; no other module changes it.
 
 Only the process's ``EventQueue`` holds a ``ClusterWriter``. Readers hold the same object as a
-``ClusterState``, which has no method that applies a change. ``Effects`` lists the work that follows
+``Cluster``, which has no method that applies a change. ``Effects`` lists the work that follows
 from a change for the rest of the process.
 
 Each change is stored first and then passed to every tracker. If a tracker raises an exception, the
@@ -42,7 +42,7 @@ from headroom.core.cluster.changes import (
     HoldsSeen,
     TimePassed,
 )
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.headroom_gains import grew
 from headroom.core.cluster.trackers.overuse import any_overcommitted
 from headroom.core.cluster.trackers.sm_activity import sm_decreased
@@ -54,8 +54,8 @@ from headroom.core.placement.request import asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms
 
 
-class ClusterWriter(ClusterState):
-    """A ``ClusterState`` that can be changed, by the thread that owns it."""
+class ClusterWriter(Cluster):
+    """A ``Cluster`` that can be changed, by the thread that owns it."""
 
     def __init__(
         self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()

@@ -13,7 +13,7 @@ import msgspec
 
 from headroom.contract.gpunode import GPUNode, PodUse
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.own_rows import own_rows
 from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.device_accounting import DeviceTerms
@@ -62,7 +62,7 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
 
 
 def idle_pods(
-    cluster: ClusterState,
+    cluster: Cluster,
     snap: Snapshot,
     now_s: float,
     wall_s: float,
@@ -85,7 +85,7 @@ def idle_pods(
 
 
 def devices_of_pod(
-    cluster: ClusterState, snap: Snapshot, now_s: float, wall_s: float, namespace: str, name: str
+    cluster: Cluster, snap: Snapshot, now_s: float, wall_s: float, namespace: str, name: str
 ) -> list[IdlePod]:
     """Return a pod on each of its devices, whether it is idle or not; empty if no fresh report
     shows it."""
@@ -97,7 +97,7 @@ def devices_of_pod(
     ]
 
 
-def _fresh(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[tuple[int, GPUNode]]:
+def _fresh(cluster: Cluster, snap: Snapshot, now_s: float) -> Iterator[tuple[int, GPUNode]]:
     """Yield (row of the snapshot, GPUNode) of each node whose report is fresh."""
     for row, node in enumerate(snap.nodes):
         gpunode = cluster.gpunode(node.name)
@@ -110,7 +110,7 @@ def _has_idle_pods(gpunode: GPUNode) -> bool:
 
 
 def on_node(
-    cluster: ClusterState, gpunode: GPUNode, devices: Sequence[DeviceTerms], wall_s: float
+    cluster: Cluster, gpunode: GPUNode, devices: Sequence[DeviceTerms], wall_s: float
 ) -> Iterator[IdlePod]:
     """Yield each pod on each device of one node, whether it is idle or not, from the node's fresh
     report."""

@@ -16,7 +16,7 @@ from headroom.contract.errors import BadQuantity
 from headroom.contract.kube import Node
 from headroom.contract.quantity import parse_bytes
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.overuse import first_of_each_memory
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.policy import MIB
@@ -138,7 +138,7 @@ class CapacityChange:
     mib: int | None
 
 
-def capacity_changes(cluster: ClusterState, wanted: bool) -> Iterator[CapacityChange]:
+def capacity_changes(cluster: Cluster, wanted: bool) -> Iterator[CapacityChange]:
     """Yield the nodes whose extended resource must change.
 
     ``wanted`` is whether nodes should have the resource. A node whose devices are unknown keeps its
@@ -155,7 +155,7 @@ def capacity_changes(cluster: ClusterState, wanted: bool) -> Iterator[CapacityCh
             yield CapacityChange(name, mib)
 
 
-def _capacity_mib(terms: NodeTerms, cluster: ClusterState) -> int | None:
+def _capacity_mib(terms: NodeTerms, cluster: Cluster) -> int | None:
     """Return the allocatable memory of the node's healthy managed devices, in MiB.
 
     Only the reserved memory of cordoned devices counts. Devices that share one memory count once.

@@ -10,7 +10,7 @@ from enum import Enum
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Node
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 
 
 class Mismatch(Enum):
@@ -24,7 +24,7 @@ class Mismatch(Enum):
     OUTSIDE_RESERVATION = "outside_reservation"
 
 
-def unreported(state: ClusterState, node: Node) -> bool:
+def unreported(state: Cluster, node: Node) -> bool:
     """Whether the node has, or had, GPUs managed by Headroom, and no agent ever reported them."""
     gpunode = state.gpunode(node.metadata.name)
     if gpunode is not None:
@@ -33,7 +33,7 @@ def unreported(state: ClusterState, node: Node) -> bool:
     return any(state.rules.manages(resource) for resource in offers or ())
 
 
-def mismatches(state: ClusterState, gpunode: GPUNode) -> Iterator[Mismatch]:
+def mismatches(state: Cluster, gpunode: GPUNode) -> Iterator[Mismatch]:
     """Yield one mismatch for each affected pod. May be called from any thread."""
     reservations = gpunode.spec.reservations
     for _ in state.unreserved_pods(gpunode.name):

@@ -16,7 +16,7 @@ from headroom.contract.event_reasons import EventReason
 from headroom.contract.gpunode import UnattributedProcess
 from headroom.contract.kube import Node, Pod
 from headroom.contract.quantity import gib
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.overuse import Overcommit
 
 #: Maximum number of names in one message. If there are more, the message only states how many.
@@ -56,7 +56,7 @@ def pod_notice(pod: Pod, reason: EventReason, message: str, key: str) -> Notice:
     return Notice(pod_subject(pod), reason, message, key, decision_id=decision_of(pod))
 
 
-def notices(state: ClusterState) -> Iterator[Notice]:
+def notices(state: Cluster) -> Iterator[Notice]:
     """Yield all notices one by one, because there are tens of thousands of them if a driver fails
     everywhere.
 
@@ -69,7 +69,7 @@ def notices(state: ClusterState) -> Iterator[Notice]:
     yield from _overusing(state)
 
 
-def _overcommitting(state: ClusterState) -> Iterator[Notice]:
+def _overcommitting(state: Cluster) -> Iterator[Notice]:
     """Yield notices about unreserved pods on devices that had no headroom for them."""
     worst: dict[str, Overcommit] = {}
     for over in state.overcommits.now():
@@ -97,12 +97,12 @@ def _is_unreserved(pod: Pod, node: str) -> bool:
     return pod.node == node and pod.annotation(PLACEMENT) is None
 
 
-def _edited(state: ClusterState) -> Iterator[Notice]:
+def _edited(state: Cluster) -> Iterator[Notice]:
     for pod, message in state.edits.now():
         yield pod_notice(pod, EventReason.REQUEST_CHANGE_IGNORED, message, key=message)
 
 
-def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
+def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
     """Yield notices about devices overcommitted by unreserved pods or unattributed processes."""
     for over in state.overcommits.now():
         node = state.node(over.node)
@@ -144,7 +144,7 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
         )
 
 
-def _unattributed(state: ClusterState, over: Overcommit) -> list[UnattributedProcess]:
+def _unattributed(state: Cluster, over: Overcommit) -> list[UnattributedProcess]:
     """Return the unattributed processes on the device, the largest first."""
     gpunode = state.gpunode(over.node)
     if gpunode is None or gpunode.status is None:
@@ -153,7 +153,7 @@ def _unattributed(state: ClusterState, over: Overcommit) -> list[UnattributedPro
     return sorted(found, key=lambda each: -(each.used_bytes or 0))
 
 
-def _unhealthy(state: ClusterState) -> Iterator[Notice]:
+def _unhealthy(state: Cluster) -> Iterator[Notice]:
     snap = state.snapshot()
     for row, slot in np.argwhere(snap.columns.health_issue > 0).tolist():
         terms = snap.nodes[row].devices[slot]
@@ -169,7 +169,7 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
         )
 
 
-def _overusing(state: ClusterState) -> Iterator[Notice]:
+def _overusing(state: Cluster) -> Iterator[Notice]:
     """Yield notices about pods that use more than they requested, with a new notice each time the
     excess has doubled."""
     for over in state.overuses.lasting:

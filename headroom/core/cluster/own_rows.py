@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import msgspec
 
 from headroom.contract.gpunode import GPUNode, PodUse
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 
 
-def own_rows(cluster: ClusterState, gpunode: GPUNode | None) -> Iterator[PodUse]:
+def own_rows(cluster: Cluster, gpunode: GPUNode | None) -> Iterator[PodUse]:
     """Yield the rows of the node's report, without those of pods that are not bound to the node.
 
     Names are those of the API server. A pod that the API server does not know, such as a deleted

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.pod_groups import Group, named_group_of
 
 
@@ -24,7 +24,7 @@ class Members:
         return sum(bool(pod.node) and _phase(pod) != "Failed" for pod in self.pods)
 
 
-def partly_bound(cluster: ClusterState) -> dict[Group, list[Pod]]:
+def partly_bound(cluster: Cluster) -> dict[Group, list[Pod]]:
     """Return the bound pods of each group of which other pods wait."""
     waiting = {group for each in cluster.unbound() if (group := named_group_of(each)) is not None}
     namespaces, found = {group.namespace for group in waiting}, dict[Group, list[Pod]]()

@@ -12,7 +12,7 @@ from headroom.contract.commands import command
 from headroom.contract.gate import GATE, has_gate, waits
 from headroom.contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.start_phase import Start, StartEnd
@@ -27,7 +27,7 @@ class EndedStart:
     age_s: float | None
 
 
-def ended_starts(cluster: ClusterState, gpunode: GPUNode, wall_s: float) -> dict[str, EndedStart]:
+def ended_starts(cluster: Cluster, gpunode: GPUNode, wall_s: float) -> dict[str, EndedStart]:
     """Return uid -> the end of the pod's start, for pods that the ledger still shows as starting.
 
     ``wall_s`` is the Unix time in seconds.
@@ -54,7 +54,7 @@ def ended_starts(cluster: ClusterState, gpunode: GPUNode, wall_s: float) -> dict
     return ended
 
 
-def start_sentence(cluster: ClusterState, pod: Pod) -> str:
+def start_sentence(cluster: Cluster, pod: Pod) -> str:
     """Return whether a bound pod's start keeps other pods waiting, and whether it waits when it
     starts again. Empty if the pod is not bound or does not start alone."""
     gpunode = cluster.gpunode(pod.node)

@@ -7,14 +7,14 @@ memory.
 from collections.abc import Callable, Iterable
 
 from headroom.contract.kube import Node, Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 
 #: Label of nodes with GPUs, written by GPU feature discovery.
 _GPU_NODE = "nvidia.com/gpu.count"
 _VENDOR = "nvidia.com/"
 
 
-def unmanaged_gpus(state: ClusterState) -> dict[str, list[str]]:
+def unmanaged_gpus(state: Cluster) -> dict[str, list[str]]:
     """Map each GPU resource that the settings do not manage to the nodes that offer it."""
     nodes_of: dict[str, list[str]] = {}
     for node in state.nodes():

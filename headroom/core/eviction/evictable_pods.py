@@ -10,7 +10,7 @@ from decimal import Decimal
 from headroom.contract.annotations import MIRROR
 from headroom.contract.foreign_keys import MIRRORED
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.placement.device_accounting import DeviceTerms
@@ -24,7 +24,7 @@ CRITICAL = 2_000_000_000
 OVERDUE_S = 60.0
 
 
-def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> set[str]:
+def leaving(state: Cluster, name: str, now_s: float, within_s: float) -> set[str]:
     """Return the uids of pods that leave the node within ``within_s`` seconds in any case.
 
     Memory of the node is still charged for them. They are terminating, have ended, or are deleted
@@ -38,7 +38,7 @@ def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> se
     return {uid for uid in uids if _goes_soon(state, uid, name, now_s, within_s)}
 
 
-def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s: float) -> bool:
+def _goes_soon(state: Cluster, uid: str, name: str, now_s: float, within_s: float) -> bool:
     pod = state.pod(uid)
     if pod is None:
         # A pod that was never seen may be so new that only its reservation is known.
@@ -49,14 +49,14 @@ def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s:
     )
 
 
-def is_stuck(state: ClusterState, pod: Pod, now_s: float) -> bool:
+def is_stuck(state: Cluster, pod: Pod, now_s: float) -> bool:
     """Return whether the pod is terminating and overdue, so that evicting it again frees no
     memory."""
     late_s = _overdue_s(state, pod, now_s)
     return late_s is not None and late_s > OVERDUE_S
 
 
-def _overdue_s(state: ClusterState, pod: Pod, now_s: float) -> float | None:
+def _overdue_s(state: Cluster, pod: Pod, now_s: float) -> float | None:
     """Return the seconds since the end of a terminating pod's grace period, negative before it;
     None if the pod is not terminating."""
     deleted = pod.metadata.deletion_timestamp
@@ -116,7 +116,7 @@ class Needs:
 
     def __init__(
         self,
-        state: ClusterState,
+        state: Cluster,
         name: str,
         asked: Demands,
         proposed: Sequence[Pod],

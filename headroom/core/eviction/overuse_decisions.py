@@ -15,7 +15,7 @@ from headroom.contract.errors import BadAnnotation
 from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S, first_of_each_memory
 from headroom.core.eviction.evictable_pods import is_static, leaves_within
@@ -38,7 +38,7 @@ from headroom.core.placement.snapshot import NodeTerms
 MOST_GRACE_S = 120
 
 
-def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
+def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
     """Return the pods to evict from the node; none if its report is missing or stale.
 
     ``now_s`` is the time of the extender's monotonic clock.
@@ -51,7 +51,7 @@ def overuse_evictions_on(cluster: ClusterState, gpunode: GPUNode, now_s: float) 
     return overuse_evictions(devices, pods, cluster.rules.overuse_margin_bytes)
 
 
-def _running_pods(cluster: ClusterState, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
+def _running_pods(cluster: Cluster, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
     """Return uid -> pod of the pods that are bound to the node and have a reservation there."""
     reservations = gpunode.spec.reservations
     return {
@@ -120,7 +120,7 @@ class OverusingPod:
 
 
 def overusing_pods(
-    cluster: ClusterState, node: NodeTerms, now_s: float, observes: bool
+    cluster: Cluster, node: NodeTerms, now_s: float, observes: bool
 ) -> Iterator[OverusingPod]:
     """Yield the pods of the node that use more than they reserved; none if its report is stale.
 
@@ -183,7 +183,7 @@ def _outcome(
     over: Overusing,
     found: Balance,
     evictions: OveruseEvictions,
-    cluster: ClusterState,
+    cluster: Cluster,
     now_s: float,
 ) -> tuple[Outcome, str]:
     """Return whether a pod that uses more than it reserved is evicted, and why."""
@@ -225,7 +225,7 @@ def _outcome(
     return "next", f"evicted next; {lacking}"
 
 
-def latest_sample(cluster: ClusterState, gpunode: GPUNode) -> str:
+def latest_sample(cluster: Cluster, gpunode: GPUNode) -> str:
     """Return when the newest sample was taken that confirms this status of the node (RFC 3339).
 
     The node's clock can be set back. So two timestamps only show whether the samples are equal, and

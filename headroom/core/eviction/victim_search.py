@@ -31,7 +31,7 @@ from operator import itemgetter
 import numpy as np
 
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import (
     CRITICAL,
@@ -135,7 +135,7 @@ class Preemption:
 
 
 def preemption(
-    state: ClusterState,
+    state: Cluster,
     pod: Pod,
     offered: Mapping[str, Offer],
     rejected: Iterable[str],
@@ -184,7 +184,7 @@ def preemption(
 class _Search:
     """The part of the search that does not depend on the node."""
 
-    def __init__(self, state: ClusterState, pod: Pod, request: VramRequest, now_s: float) -> None:
+    def __init__(self, state: Cluster, pod: Pod, request: VramRequest, now_s: float) -> None:
         self.state, self.pod, self.request, self.now_s = state, pod, request, now_s
         self.tries = Tries(MAX_TRIES)
         self.demands = demands(pod)

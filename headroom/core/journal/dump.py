@@ -41,7 +41,7 @@ from headroom.contract.watched import (
     SliceSeen,
 )
 from headroom.core.cluster.changes import ActivitySeen, Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.trackers.sm_activity import key_of
 from headroom.core.journal.journal import Decision
@@ -151,7 +151,7 @@ class Inputs(msgspec.Struct, frozen=True):
 # Dumping. Any thread may call these functions.
 
 
-def settled(cluster: ClusterState) -> Settled:
+def settled(cluster: Cluster) -> Settled:
     """Return the rules, the prices and the defaults of namespaces."""
     market, prices = cluster.usual.market, None
     if market is not None:
@@ -168,7 +168,7 @@ def settled(cluster: ClusterState) -> Settled:
     )
 
 
-def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFacts]:
+def facts(cluster: Cluster, nodes: Iterable[NodeTerms]) -> Iterator[NodeFacts]:
     """Yield the facts of each node, in the order of names."""
     for terms in sorted(nodes, key=lambda terms: terms.name):
         name = terms.name
@@ -190,7 +190,7 @@ def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFac
         )
 
 
-def pods(cluster: ClusterState) -> Iterator[Pod]:
+def pods(cluster: Cluster) -> Iterator[Pod]:
     """Yield the pods in the order of uids, without the values of environment variables."""
     for pod in sorted(cluster.pods(), key=lambda pod: pod.metadata.uid):
         yield without_values(pod)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.pod_groups import Group, named_group_of
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
@@ -63,7 +63,7 @@ class GroupReport:
 
 
 def group_report(
-    cluster: ClusterState, pod: Pod, snap: Snapshot, now_s: float, most_placed: int = MOST_PLACED
+    cluster: Cluster, pod: Pod, snap: Snapshot, now_s: float, most_placed: int = MOST_PLACED
 ) -> GroupReport | None:
     """Return the report of the pod's group; None if it has none.
 
@@ -92,7 +92,7 @@ def group_report(
     return GroupReport(group, len(members), len(members) - len(waiting), sizes, len(tried), fits)
 
 
-def _size(cluster: ClusterState, pod: Pod) -> str:
+def _size(cluster: Cluster, pod: Pod) -> str:
     request = cluster.understand(pod)
     if not isinstance(request, VramRequest):
         return "a request that cannot be read"

@@ -14,7 +14,7 @@ from headroom.bounded import Bounded
 from headroom.contract.gpunode import Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.holds import Hold
 from headroom.core.cluster.pod_groups import group_of
 from headroom.core.placement.fit import Codes, Verdicts, fit
@@ -39,7 +39,7 @@ def because_held(reason: Reason | None) -> Reason | None:
 class HeldMemory:
     """Rejects nodes for filter, and caches results, because consecutive pods are often equal."""
 
-    def __init__(self, cluster: ClusterState) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         #: (kind of request, node) -> what the result depends on, and the result: generation of the
         #: snapshot in which the node last changed, and the pods that go before.
@@ -126,7 +126,7 @@ class HeldMemory:
         return uid not in reserved and uid not in self._cluster.holds.binding_to(node)
 
 
-def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float) -> Snapshot:
+def seen_by(cluster: Cluster, pod: Pod | None, snap: Snapshot, now_s: float) -> Snapshot:
     """Return the snapshot as filter sees it for the pod: memory that is held for pods that go
     before it counts as reserved, and its own assumed bind and reservations do not.
 
@@ -153,7 +153,7 @@ def seen_by(cluster: ClusterState, pod: Pod | None, snap: Snapshot, now_s: float
 
 
 def verdicts_on(
-    cluster: ClusterState, request: VramRequest, snap: Snapshot, rows: Rows, now_s: float
+    cluster: Cluster, request: VramRequest, snap: Snapshot, rows: Rows, now_s: float
 ) -> Verdicts:
     """Fit the request on a snapshot of ``seen_by``, as ``fit`` does.
 
@@ -176,9 +176,7 @@ def verdicts_on(
     return replace(found, codes=codes)
 
 
-def rejection_by_nominees(
-    cluster: ClusterState, pod: Pod, node: str, now_s: float
-) -> Reason | None:
+def rejection_by_nominees(cluster: Cluster, pod: Pod, node: str, now_s: float) -> Reason | None:
     """Return why a pod that fits on the node does not fit beside the nominees that go before it.
 
     Bind asks this. Assumed binds do not count then, because they may never be called.

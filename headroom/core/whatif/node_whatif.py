@@ -28,7 +28,7 @@ from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.label_inventory import believed
 from headroom.core.cluster.object_cache import NOTHING
@@ -46,7 +46,7 @@ MOST_NODES = 100
 
 
 def rejection_beside(
-    state: ClusterState,
+    state: Cluster,
     request: VramRequest | Unreadable,
     node: str,
     assumed_pods: Iterable[Pod],
@@ -70,7 +70,7 @@ def rejection_beside(
 
 
 def terms_beside(
-    state: ClusterState,
+    state: Cluster,
     node: str,
     held: Mapping[str, Reservation],
     excluded: Set[str],
@@ -93,7 +93,7 @@ def _fit_on(terms: NodeTerms, request: VramRequest, now_s: float) -> Verdicts:
 
 
 def pod_counts(
-    cluster: ClusterState, verdicts: Verdicts, positions: Iterable[int]
+    cluster: Cluster, verdicts: Verdicts, positions: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield (position, number of pods that fit) for these positions in the verdicts.
 
@@ -113,7 +113,7 @@ def pod_counts(
 
 
 def count_pods(
-    cluster: ClusterState,
+    cluster: Cluster,
     gpunode: GPUNode,
     request: VramRequest,
     limit: int,
@@ -151,7 +151,7 @@ def count_pods(
 
 
 def _reserve(
-    cluster: ClusterState, gpunode: GPUNode, request: VramRequest, now_s: float
+    cluster: Cluster, gpunode: GPUNode, request: VramRequest, now_s: float
 ) -> Reservation | None:
     """Return the reservation that one more pod would get; None if it does not fit."""
     verdicts = _fit_on(cluster.weighed(gpunode), request, now_s)

@@ -16,7 +16,7 @@ from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice, pod_subject
 from headroom.core.journal.journal import Decision
 from headroom.core.placement.explain import Explanation, NodeExplanation, explain
@@ -80,7 +80,7 @@ class Explaining:
     May be used on any thread, by one thread at a time.
     """
 
-    def __init__(self, state: ClusterState, snap: Snapshot, now_s: float) -> None:
+    def __init__(self, state: Cluster, snap: Snapshot, now_s: float) -> None:
         self._state, self._snap, self._now_s = state, snap, now_s
         self._eligible: dict[bytes, Eligible] = {}
         self._everywhere: dict[Kind, Verdicts] = {}

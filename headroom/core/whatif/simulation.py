@@ -3,7 +3,7 @@
 A pod is placed as the verbs do it: all nodes are fitted and ranked on the newest snapshot of the
 copy, memory is reserved on the best node, and that node is computed again before the next pod. The
 simulation has no kubelet: as in a burst, placed pods stay unconfirmed until the end, unless
-``confirm`` is called. It only calls methods of ``ClusterState`` that are safe on any thread and
+``confirm`` is called. It only calls methods of ``Cluster`` that are safe on any thread and
 change nothing.
 """
 
@@ -30,7 +30,7 @@ from headroom.contract.gpunode import (
 )
 from headroom.contract.kube import Node, Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import without
 from headroom.core.placement.dra_nodes import by_headroom
 from headroom.core.placement.fit import fit
@@ -101,7 +101,7 @@ class Simulation:
     """
 
     def __init__(
-        self, cluster: ClusterState, snap: Snapshot, now_s: float, kinds: int = MOST_KINDS
+        self, cluster: Cluster, snap: Snapshot, now_s: float, kinds: int = MOST_KINDS
     ) -> None:
         self._cluster = cluster
         self._now_s = now_s

@@ -18,7 +18,7 @@ from headroom.contract.commands import command
 from headroom.contract.device_choice import STEERING_NOT_PERMITTED, why_kubelet_not_steered
 from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.node_settings import node_settings
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import Kind, VramRequest
@@ -103,7 +103,7 @@ class Gain:
         )
 
 
-def steerable(cluster: ClusterState, name: str) -> Steerable | None:
+def steerable(cluster: Cluster, name: str) -> Steerable | None:
     """Return the node if it has shared devices and steering could replace the plugin's choice."""
     gpunode = cluster.gpunode(name)
     choice = node_settings(cluster.node(name)).device_choice
@@ -125,7 +125,7 @@ def steerable(cluster: ClusterState, name: str) -> Steerable | None:
     return Steerable(name, requested, obstacle, obstacle != "" or plugin.steering_permitted is True)
 
 
-def helped_by_steering(cluster: ClusterState, verdicts: Verdicts) -> list[Steerable]:
+def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
     """Return nodes on which the pod would fit if they were steered, without an obstacle first.
 
     At most 8 of the nodes that reject the pod are simulated, the first ones by name.
@@ -135,7 +135,7 @@ def helped_by_steering(cluster: ClusterState, verdicts: Verdicts) -> list[Steera
     return sorted(helped, key=lambda each: (each.obstacle != "", each.node))
 
 
-def steering_gain(cluster: ClusterState, snap: Snapshot, now_s: float) -> Gain | None:
+def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float) -> Gain | None:
     """Simulate all pending pods on steered nodes; None if steering would place none of them.
 
     The first 256 pods by priority and age are examined, and at most 32 nodes are steered: those
@@ -188,7 +188,7 @@ class _Rejected:
     need_bytes: int
 
 
-def _rejected(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_Rejected]:
+def _rejected(cluster: Cluster, snap: Snapshot, now_s: float) -> Iterator[_Rejected]:
     """Yield the pods that some node rejects because of the plugin's choice, in the order of
     scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
@@ -213,7 +213,7 @@ def _rejected(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_
             yield _Rejected(request, nodes, need_bytes)
 
 
-def _rejecting_nodes(cluster: ClusterState, verdicts: Verdicts) -> tuple[frozenset[int], int]:
+def _rejecting_nodes(cluster: Cluster, verdicts: Verdicts) -> tuple[frozenset[int], int]:
     """Return rows of nodes that reject the pod because of the plugin's choice, and the bytes that
     the pod needs; no rows if it fits on some node."""
     if verdicts.fits.any():
@@ -228,7 +228,7 @@ def _rejecting_nodes(cluster: ClusterState, verdicts: Verdicts) -> tuple[frozens
     return frozenset(rows), need_bytes
 
 
-def _rejecting(cluster: ClusterState, verdicts: Verdicts) -> Iterator[tuple[int, Steerable]]:
+def _rejecting(cluster: Cluster, verdicts: Verdicts) -> Iterator[tuple[int, Steerable]]:
     """Yield the nodes that reject the pod because of the plugin's choice and can be steered, each
     with its row, by name."""
     by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in _BY_CHOICE])
@@ -239,7 +239,7 @@ def _rejecting(cluster: ClusterState, verdicts: Verdicts) -> Iterator[tuple[int,
             yield row, found
 
 
-def _fits_if_steered(cluster: ClusterState, verdicts: Verdicts, row: int, name: str) -> bool:
+def _fits_if_steered(cluster: Cluster, verdicts: Verdicts, row: int, name: str) -> bool:
     part = verdicts.snap.part(np.array([row], np.int64))
     simulation = Simulation(cluster, part, verdicts.now_s)
     simulation.steer(name)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from headroom.core.cluster.changes import Effects, TimePassed
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.runtime.follow.event_queue import EventQueue
 from headroom.runtime.follow.process_monitor import ProcessMonitor
@@ -47,7 +47,7 @@ class ClusterView:
             settings.rules, settings.stale_after_s, time.time() - time.monotonic(), unlisted
         )
         #: The same state, for readers.
-        self.cluster: ClusterState = self._writer
+        self.cluster: Cluster = self._writer
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)

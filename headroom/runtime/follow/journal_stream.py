@@ -16,7 +16,7 @@ from msgspec import Meta
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.holds import HeldFor
 from headroom.core.journal.decision_records import (
     Asked,
@@ -135,7 +135,7 @@ class HoldsLine(msgspec.Struct, frozen=True, tag_field="type", tag="holds"):
     holds: Annotated[tuple[HeldFor, ...], Meta(max_length=MAX_HOLDS)] = ()
 
 
-def holds_line(cluster: ClusterState, now_s: float) -> HoldsLine:
+def holds_line(cluster: Cluster, now_s: float) -> HoldsLine:
     """Return the extender's holds, up to ``MAX_HOLDS``, those of nominees that are over last."""
     return HoldsLine(tuple(islice(cluster.holds.all(now_s), MAX_HOLDS)))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.cluster_state import ClusterState
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.journal import Decision
 from headroom.core.whatif.pending_pods import Pending, main_reason, rejections_in_condition
 from headroom.runtime.loops import Loops
@@ -20,7 +20,7 @@ class PendingPods:
     """Counts pending pods; ``decision`` returns the last filter call about the pod with a uid."""
 
     def __init__(
-        self, cluster: ClusterState, decision: Callable[[str], Decision | None] = lambda uid: None
+        self, cluster: Cluster, decision: Callable[[str], Decision | None] = lambda uid: None
     ) -> None:
         self._cluster = cluster
         self.decision = decision

@@ -3,7 +3,7 @@
 A node is *weighed* when its terms are computed. A change marks its node dirty, and dirty nodes are
 weighed again. Snapshots show all nodes as they were weighed last.
 
-One thread owns a ``ClusterState``; only this thread calls ``snapshot``, ``settled`` and
+One thread owns a ``Cluster``; only this thread calls ``snapshot``, ``settled`` and
 ``likely_reservation``. Any thread may call the other methods, because the values they read are
 replaced, never changed in place. All returned objects are immutable, so other threads may keep and
 read them.
@@ -49,7 +49,7 @@ from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.core.placement.snapshot_builder import Table, build
 
 
-class ClusterState:
+class Cluster:
     """The objects of the cluster, what was derived from them, and the weighed nodes."""
 
     def __init__(
