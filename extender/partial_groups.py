@@ -33,7 +33,6 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
 from headroom.core.cluster.partial_groups import Members, partly_bound, pods_to_evict
 from headroom.core.cluster.pod_groups import Group, named_group_of
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.errors import StoreError
 from headroom.runtime.loops import Loops
 
@@ -96,7 +95,7 @@ class PartialGroupsController:
             if after_s is not None and now_s - seen.since_s >= after_s
         ]
         due.sort(key=lambda group: min(map(_created, bound[group])), reverse=True)
-        due.sort(key=lambda group: max(map(priority, bound[group])))
+        due.sort(key=lambda group: max(pod.priority for pod in bound[group]))
         for group in due:
             self._restart(group)
             if await self._evict(group):

@@ -35,7 +35,6 @@ from headroom.contract.kube import Pod
 from headroom.contract.preemption import Attempt, attempt_of, encode_attempt
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice, pod_subject
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import may_preempt
 from headroom.core.eviction.preemption_report import recorded, summary
 from headroom.core.eviction.victim_search import preemption
@@ -206,9 +205,7 @@ class PreemptionController:
                 and rejected_by_us(pod)
             ):
                 found.append(pod)
-        return sorted(
-            found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
-        )
+        return sorted(found, key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or ""))
 
     async def _preempt(self, writer: PreemptionWriter, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()

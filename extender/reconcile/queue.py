@@ -10,10 +10,10 @@ from headroom.contract.annotations import FINALIZER
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Node, Pod
 from headroom.contract.reasons import Reason
+from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.node_settings import AgentSettings, settings_to_copy
 from headroom.core.cluster.trackers.deleted_pods import is_unreachable
-from headroom.core.cluster.trackers.heartbeats import age
 
 
 @dataclass(frozen=True, slots=True)

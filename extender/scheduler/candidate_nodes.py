@@ -23,7 +23,6 @@ import structlog
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import CRITICAL, may_preempt
 from headroom.core.eviction.victim_search import Preemption
 from headroom.core.placement.fit import Codes
@@ -78,7 +77,7 @@ class CandidateNodes:
         is not recorded while nodes are held for other pods, pods are leaving or disruption budgets
         are unknown.
         """
-        kind, cluster = (request.kind, priority(pod)), self._cluster
+        kind, cluster = (request.kind, pod.priority), self._cluster
         held = cluster.holds.nominees_before(pod, now_s)
         passing = found.soon or cluster.budgets.unlisted or held
         if found.best is not None or passing:
@@ -90,7 +89,7 @@ class CandidateNodes:
 
     def fruitless(self, pod: Pod, request: VramRequest, now_s: float) -> Set[str]:
         """Return the nodes on which another search would probably find no victims either."""
-        noted = self._fruitless.get((request.kind, priority(pod)))
+        noted = self._fruitless.get((request.kind, pod.priority))
         if noted is None:
             return frozenset()
         gained = self._cluster.latest_gain > noted.generation
@@ -127,7 +126,7 @@ class CandidateNodes:
         found = candidates.nonzero()[0]
         found_rows = rows[found]
         names = [snap.names[row] for row in found_rows.tolist()]
-        limit = min(priority(pod), CRITICAL)
+        limit = min(pod.priority, CRITICAL)
         least = map(self._cluster.least_priority.get, names, repeat(limit))
         candidates[found] = large_enough[found_rows] & (
             np.fromiter(least, np.int64, len(names)) < limit

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headroom.console.history.holdings import Held
+from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import idle_pods
 from headroom.core.cluster.memory_totals import (
@@ -28,7 +29,6 @@ from headroom.core.cluster.memory_totals import (
     unhealthy,
 )
 from headroom.core.cluster.partial_groups import partly_bound
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.cluster.unmanaged_gpus import unmanaged_gpus
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot

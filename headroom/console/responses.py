@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from headroom.console.view import View
 from headroom.contract.printable import printable_json
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.trackers.heartbeats import age
+from headroom.contract.timestamps import age
 from headroom.core.placement.request import ContainerAsk
 from headroom.core.rules.eligible_nodes import Obstacle
 

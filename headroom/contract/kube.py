@@ -352,6 +352,10 @@ class Pod(KubeStruct, frozen=True):
         """Return the node that the pod is bound to; empty while it is unbound."""
         return self.spec.node_name or ""
 
+    @property
+    def priority(self) -> int:
+        return self.spec.priority or 0
+
     def annotation(self, key: str) -> str | None:
         return (self.metadata.annotations or {}).get(key)
 

@@ -22,11 +22,11 @@ from headroom.contract.gpunode import (
 )
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
+from headroom.contract.timestamps import age
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.contract.watched import Relisted, WatchEvent
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.snapshot_builder import reach
 from headroom.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from headroom.doctor.pod_rules import (

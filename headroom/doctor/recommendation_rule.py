@@ -7,11 +7,11 @@ from headroom.contract.annotations import VRAM_REQUESTED, Bytes
 from headroom.contract.commands import command
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
+from headroom.contract.timestamps import age
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.contract.watched import Relisted
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import owner_of
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.request import VramRequest
 from headroom.core.recommend.families import profile_controller
 from headroom.core.recommend.profile_status import newest_requests

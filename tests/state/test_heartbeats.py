@@ -2,7 +2,8 @@
 
 import pytest
 
-from headroom.core.cluster.trackers.heartbeats import Heartbeat, age
+from headroom.contract.timestamps import age
+from headroom.core.cluster.trackers.heartbeats import Heartbeat
 
 NEVER_S = float("-inf")
 

@@ -10,8 +10,8 @@ from headroom.contract.preemption import Attempt, encode_attempt
 from headroom.contract.watched import PodGone, PodSeen
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.trackers.nominations import Nominations, yields
-from headroom.core.cluster.trackers.tracker import LastSeen
 from headroom.core.placement.policy import Rules
+from headroom.core.tracker import LastSeen
 from tests.builders import NOW_S, pod
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import EPOCH_S, STALE_AFTER_S

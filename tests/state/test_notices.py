@@ -13,9 +13,9 @@ from headroom.contract.watched import PodGone
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.notices import Notice, notices
 from headroom.core.cluster.trackers.overuse import Overuses
-from headroom.core.cluster.trackers.tracker import WeighedNode
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.policy import Rules
+from headroom.core.tracker import WeighedNode
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -44,8 +44,8 @@ from headroom.contract.watched import (
 from headroom.core.cluster.changes import DepartureMarked, Event
 from headroom.core.cluster.node_settings import AgentSettings
 from headroom.core.cluster.trackers.deleted_pods import DeletedPods
-from headroom.core.cluster.trackers.tracker import LastSeen
 from headroom.core.placement.policy import Rules
+from headroom.core.tracker import LastSeen
 from tests.builders import (
     GPU,
     NOW_S,

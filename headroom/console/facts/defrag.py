@@ -16,7 +16,6 @@ from typing import Literal
 
 from headroom.console.facts.movable_pods import Move, Movers, Stays, charged_bytes, only
 from headroom.contract.kube import Pod
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.cluster.trackers.overuse import first_of_each_memory
 from headroom.core.eviction.evictable_pods import Needs, as_evictable, leaving, left_bytes
 from headroom.core.eviction.victim_search import SOON_S
@@ -221,7 +220,7 @@ def _candidates(
             [each.need_bytes[i].tolist() for each in verdicts.asks],
             nominees,
             Needs(movers.state, terms.name, asked, (), nominees),
-            priority(pod),
+            pod.priority,
         )
 
 
@@ -263,7 +262,7 @@ class _Candidate:
             else:
                 self.movable.append(pod)
         self.movable.sort(
-            key=lambda pod: (priority(pod), -as_evictable(pod).started_s, pod.metadata.uid)
+            key=lambda pod: (pod.priority, -as_evictable(pod).started_s, pod.metadata.uid)
         )
         #: Lower bound of the number of moves; more than ``MOST_FOR_A_POD`` if no moves help.
         self.least = self._least()

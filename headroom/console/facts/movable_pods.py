@@ -16,7 +16,6 @@ from headroom.contract.annotations import ON_OVERUSE, OnOveruse
 from headroom.contract.gpunode import Charge
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import CRITICAL
 from headroom.core.journal.journal import scheduler_of
 from headroom.core.placement.dra_nodes import by_headroom
@@ -99,7 +98,7 @@ class Movers:
         owners = pod.metadata.owner_references or ()
         if not any(each.controller and each.kind in MOVABLE_KINDS for each in owners):
             return Stays.CONTROLLER
-        if priority(pod) > min(most_priority, MOST_PRIORITY):
+        if pod.priority > min(most_priority, MOST_PRIORITY):
             return Stays.PRIORITY
         if pod.annotation(ON_OVERUSE) == OnOveruse.REPORT.value:
             return Stays.ANNOTATION

@@ -15,7 +15,6 @@ from headroom.console.views.pending import not_tried
 from headroom.console.views.requested_pods import pod_named, understood
 from headroom.contract.kube import Pod
 from headroom.core.cluster.idle_pods import owner_of
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.placement.request import VramRequest
 from headroom.core.rules.eligible_nodes import AMOUNTS, eligibility_key, not_modeled
 from headroom.core.rules.pod_requests import exceeded
@@ -185,11 +184,11 @@ def _groups(context: Context) -> list[list[Pod]]:
     first, and of these the oldest."""
     found: dict[object, list[Pod]] = {}
     waiting = context.cluster.unbound()
-    waiting.sort(key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "", _key(pod)))
+    waiting.sort(key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or "", _key(pod)))
     for pod in waiting:
         request = context.cluster.understand(pod)
         if isinstance(request, VramRequest) and request.asks:
-            key = request.kind, eligibility_key(pod), priority(pod)
+            key = request.kind, eligibility_key(pod), pod.priority
             found.setdefault(key, []).append(pod)
     return list(found.values())
 
@@ -283,7 +282,7 @@ def _move_view(move: Move, places: int) -> DefragMoveView:
         uid=pod.metadata.uid,
         owner_kind=kind,
         owner_name=owner,
-        priority=priority(pod),
+        priority=pod.priority,
         reserved_bytes=move.reserved_bytes,
         places=len(move.places),
         nodes=list(move.places[:places]),

@@ -12,7 +12,7 @@ from headroom.console.responses import UNKNOWN, Body, encoded, rounded_s, unknow
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, NewestWithHolds
 from headroom.console.views.risks import RiskView, risk_of
-from headroom.core.cluster.trackers.heartbeats import age
+from headroom.contract.timestamps import age
 from headroom.core.eviction.overuse_decisions import overusing_pods
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.explain import because

@@ -41,7 +41,7 @@ from headroom.console.views.devices import (
 )
 from headroom.contract.device_choice import STEERING_UNKNOWN
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.trackers.heartbeats import age
+from headroom.contract.timestamps import age
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.explain import certainty
 from headroom.core.placement.snapshot import NodeTerms, Rows, Snapshot

@@ -14,10 +14,10 @@ from headroom.console.view_context import Context, InContext, Newest
 from headroom.console.views.decision_bodies import Unanswered
 from headroom.console.views.decisions import unread_extenders
 from headroom.console.views.process import LagView, SettingsView, SourceView, enforcing
+from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.memory_totals import cordoned, unhealthy
 from headroom.core.cluster.mismatches import Mismatch, mismatches, unreported
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.journal.journal import MAX_SHOWN_BYTES
 from headroom.core.placement.snapshot import Snapshot
 

@@ -15,9 +15,9 @@ from headroom.console.view import View
 from headroom.console.view_context import Context
 from headroom.console.views.explain import analysed, verdict_from
 from headroom.contract.kube import Pod
+from headroom.contract.timestamps import age
 from headroom.core.cluster.idle_pods import owner_of
 from headroom.core.cluster.pod_groups import named_group_of
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.group_report import group_report

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from fastapi import APIRouter, HTTPException
@@ -30,7 +31,6 @@ from headroom.console.views.whatif_bodies import (
 from headroom.console.views.whatif_totals import before_and_after
 from headroom.contract.gpunode import MAX_REPLICAS
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.placement.capacity import space
 from headroom.core.placement.fit import fit
 from headroom.core.placement.request import Unreadable, VramRequest
@@ -79,7 +79,8 @@ def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newes
     schedulers = context.schedulers()
     groups = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
     # Memory counts that is held for pods that go before the least important pod to place.
-    least = min((each.pod for group in groups for each in group), key=priority, default=None)
+    new = (each.pod for group in groups for each in group)
+    least = min(new, key=attrgetter("priority"), default=None)
     snap = context.seen_by(None if asked.drain else least, snap)
     simulation = Simulation(cluster, snap, now_s)
     changes = _apply_changes(cluster, simulation, asked)

@@ -46,12 +46,12 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.headroom_gains import grew
 from headroom.core.cluster.trackers.overuse import any_overcommitted
 from headroom.core.cluster.trackers.sm_activity import sm_decreased
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker, WeighedNode
 from headroom.core.cluster.weighing_queue import as_assumed, matters, older
 from headroom.core.placement.overfull_devices import overfull
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.tracker import LastSeen, Tracker, WeighedNode
 
 
 class ClusterWriter(Cluster):

@@ -33,9 +33,9 @@ from headroom.core.cluster.group_cycles import GroupCycles
 from headroom.core.cluster.object_cache import NOTHING, ObjectCache
 from headroom.core.cluster.pod_groups import Group, group_of
 from headroom.core.cluster.trackers.nominations import Nominations, yields
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.visible_devices import Visible
+from headroom.core.tracker import LastSeen, Tracker
 
 #: Seconds after which the bind of a single pod is no longer expected.
 BIND_FOLLOWS_WITHIN_S = 0.25

@@ -13,9 +13,9 @@ import msgspec
 
 from headroom.contract.gpunode import GPUNode, PodUse
 from headroom.contract.kube import Pod
+from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.own_rows import own_rows
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot
 

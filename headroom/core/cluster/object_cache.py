@@ -10,7 +10,6 @@ from types import MappingProxyType
 from headroom.contract.annotations import DEFAULT_VRAM, MAX_SM, NO_SCHEDULER, SCHEDULER
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Namespace, Node, Pod
-from headroom.core.cluster.trackers.nominations import priority
 
 #: No reservations.
 NOTHING: Mapping[str, Reservation] = MappingProxyType({})
@@ -126,7 +125,7 @@ class ObjectCache:
     def _put_pods(self, name: str, pods: tuple[Pod, ...]) -> None:
         self._pods_on[name] = pods
         if pods:
-            self.lowest_priorities[name] = min(map(priority, pods))
+            self.lowest_priorities[name] = min(pod.priority for pod in pods)
         else:
             self.lowest_priorities.pop(name, None)
 

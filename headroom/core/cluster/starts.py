@@ -12,8 +12,8 @@ from headroom.contract.commands import command
 from headroom.contract.gate import GATE, has_gate, waits
 from headroom.contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
 from headroom.contract.kube import Pod
+from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.heartbeats import age
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.start_phase import Start, StartEnd
 

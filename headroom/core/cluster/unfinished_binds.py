@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Pod
 from headroom.core.cluster.object_cache import NOTHING, ObjectCache
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
+from headroom.core.tracker import LastSeen, Tracker
 
 
 class UnfinishedBinds(Tracker):

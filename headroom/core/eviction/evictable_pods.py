@@ -10,9 +10,8 @@ from decimal import Decimal
 from headroom.contract.annotations import MIRROR
 from headroom.contract.foreign_keys import MIRRORED
 from headroom.contract.kube import Pod
+from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.heartbeats import age
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.victims import NOT_STARTED_S, Evictable
 from headroom.core.rules.eligible_nodes import not_modeled
@@ -81,7 +80,7 @@ def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     author could write an owner of kind Node. A kubelet runs no pod with this annotation except its
     own static pods.
     """
-    return priority(pod) < min(priority(preemptor), CRITICAL) and not is_static(pod)
+    return pod.priority < min(preemptor.priority, CRITICAL) and not is_static(pod)
 
 
 def is_static(pod: Pod) -> bool:
@@ -93,7 +92,7 @@ def as_evictable(pod: Pod) -> Evictable:
     stamp = pod.status.start_time if pod.status else None
     since_s = age(stamp, 0.0) if stamp else None
     started_s = NOT_STARTED_S if since_s is None else round(-since_s)
-    return Evictable(pod.metadata.uid, priority(pod), started_s)
+    return Evictable(pod.metadata.uid, pod.priority, started_s)
 
 
 def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:

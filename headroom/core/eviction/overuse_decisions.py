@@ -16,7 +16,6 @@ from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S, first_of_each_memory
 from headroom.core.eviction.evictable_pods import is_static, leaves_within
 from headroom.core.placement.overuse_eviction import (
@@ -56,7 +55,7 @@ def _running_pods(cluster: Cluster, gpunode: GPUNode, now_s: float) -> dict[str,
     reservations = gpunode.spec.reservations
     return {
         pod.metadata.uid: RunningPod(
-            priority=priority(pod),
+            priority=pod.priority,
             evictable=not _protected(pod, cluster.rules)
             and not (
                 reservation.overuse

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import msgspec
 
 from headroom.contract.kube import Pod
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.victim_search import Preemption, Victims
 from headroom.core.journal.decision_records import Loser, Preempted, Victim
 
@@ -84,7 +83,7 @@ def recorded(
 
 def _victim(pod: Pod) -> Victim:
     metadata, leaving = pod.metadata, pod.metadata.deletion_timestamp is not None
-    return Victim(metadata.namespace, metadata.name, metadata.uid, priority(pod), leaving)
+    return Victim(metadata.namespace, metadata.name, metadata.uid, pod.priority, leaving)
 
 
 _CHOICES = {

@@ -32,7 +32,6 @@ import numpy as np
 
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.nominations import priority
 from headroom.core.eviction.evictable_pods import (
     CRITICAL,
     Needs,
@@ -209,7 +208,7 @@ class _Search:
         pods = self.state.pods_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
             return NO_VICTIMS[1], name
-        return min(map(priority, pods), default=CRITICAL), name
+        return min((pod.priority for pod in pods), default=CRITICAL), name
 
     def candidate(self, name: str, offer: Offer | None) -> "_Candidate | None":
         """Return the node as a candidate; None if evicting pods cannot help there."""
@@ -353,7 +352,7 @@ class _Candidate:
         listed: Rank | None = (violations, *rank([*map(as_evictable, named), *others])[1:])
         if len(others) < len(self._others):
             # Assume the highest priority that victims can have.
-            others = [Evictable(uid, priority(search.pod) - 1, 0) for uid in self._others]
+            others = [Evictable(uid, search.pod.priority - 1, 0) for uid in self._others]
             listed = None
         victims = Victims(
             node=self.name,

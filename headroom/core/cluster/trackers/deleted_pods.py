@@ -22,7 +22,7 @@ from collections.abc import Collection
 from headroom.bounded import Bounded
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Node
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
+from headroom.core.tracker import LastSeen, Tracker
 
 #: Number of deleted pods whose last state is kept. The reservation of a pod that is dropped is
 #: removed later, after a sample.

@@ -15,10 +15,10 @@ from headroom.contract.cordon import may_start_on
 from headroom.contract.gate import has_gate, waits
 from headroom.contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
 from headroom.contract.kube import Pod
-from headroom.core.cluster.trackers.heartbeats import age
-from headroom.core.cluster.trackers.tracker import Tracker
+from headroom.contract.timestamps import age
 from headroom.core.placement.overfull_devices import Idle
 from headroom.core.placement.policy import Rules
+from headroom.core.tracker import Tracker
 
 #: Back-off after the first eviction from a node, in seconds, and its maximum. Each further eviction
 #: doubles it.

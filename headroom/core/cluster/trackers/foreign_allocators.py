@@ -35,7 +35,7 @@ from headroom.contract.kube import Node, Pod
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import DraEvent, SliceGone, SliceSeen
 from headroom.core.cluster.dra_allocation import DraAllocation, node_of
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
+from headroom.core.tracker import LastSeen, Tracker
 
 #: The object with the trace: "node", "pod" or "slice", and its name or uid.
 _Key = tuple[str, str]

@@ -7,11 +7,11 @@ After that, a wrong or jumping clock on the node has no effect.
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.heartbeat import Confirmation
-from headroom.core.cluster.trackers.tracker import Tracker, WeighedNode
+from headroom.contract.timestamps import age
+from headroom.core.tracker import Tracker, WeighedNode
 
 NEVER_S = float("-inf")
 
@@ -110,14 +110,3 @@ class Heartbeats(Tracker):
         if self.fresh_until_s(name, gpunode) < at_s:
             self.revived.add(name)
         heartbeat.beat(stamp, at_s, self.epoch_s, self.stale_after_s)
-
-
-def age(stamp: str, wall_s: float) -> float | None:
-    """Return the seconds from an RFC 3339 timestamp to ``wall_s``; None if it cannot be parsed."""
-    try:
-        then = datetime.fromisoformat(stamp)
-    except ValueError:
-        return None
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=UTC)
-    return wall_s - then.timestamp()

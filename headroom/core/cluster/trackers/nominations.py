@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from headroom.contract.kube import Pod
 from headroom.contract.preemption import attempt_of
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
+from headroom.core.tracker import LastSeen, Tracker
 
 #: A hold lasts this long after kube-scheduler cleared the nomination.
 CLEARED_S = 15.0
@@ -172,10 +172,6 @@ class Nominations(Tracker):
         return now_s <= min(self._left_at_s(hold, now_s) + hold.for_s, began_s + LONGEST_S)
 
 
-def priority(pod: Pod) -> int:
-    return pod.spec.priority or 0
-
-
 def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
     """Return whether the nominee takes precedence over the pod on a node. ``is_nominated`` is
     whether the pod is nominated there as well.
@@ -183,9 +179,9 @@ def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
     Of two nominees with the same priority the older one takes precedence, because if each waited
     for the other, neither would ever be bound.
     """
-    if pod.metadata.uid == nominee.metadata.uid or priority(nominee) < priority(pod):
+    if pod.metadata.uid == nominee.metadata.uid or nominee.priority < pod.priority:
         return False
-    if priority(nominee) > priority(pod) or not is_nominated:
+    if nominee.priority > pod.priority or not is_nominated:
         return True
     return _age(nominee) < _age(pod)
 

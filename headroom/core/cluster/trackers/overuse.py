@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction
-from headroom.core.cluster.trackers.tracker import Tracker, WeighedNode
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
+from headroom.core.tracker import Tracker, WeighedNode
 
 #: Seconds for which a pod is left out after its eviction was rejected.
 REJECTED_FOR_S = 30.0

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from headroom.contract.kube import LabelSelector, Node, Pod, PodAffinityTerm, PodDisruptionBudget
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker
 from headroom.core.placement.victims import Budget
 from headroom.core.rules.eligible_nodes import holds, tolerated
+from headroom.core.tracker import LastSeen, Tracker
 
 
 class Budgets:

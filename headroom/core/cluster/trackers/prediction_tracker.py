@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from headroom.contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, Reservation
-from headroom.core.cluster.trackers.tracker import Tracker, WeighedNode
 from headroom.core.placement.prediction_outcome import (
     Basis,
     Result,
@@ -26,6 +25,7 @@ from headroom.core.placement.prediction_outcome import (
     is_shown,
     predicted,
 )
+from headroom.core.tracker import Tracker, WeighedNode
 
 #: Maximum number of misses kept for display.
 REMEMBERED = 200

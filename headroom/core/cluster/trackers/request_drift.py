@@ -12,7 +12,7 @@ from headroom.contract.annotations import PLACEMENT, VRAM
 from headroom.contract.gpunode import Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.printable import plain
-from headroom.core.cluster.trackers.tracker import LastSeen, Tracker, WeighedNode
+from headroom.core.tracker import LastSeen, Tracker, WeighedNode
 
 #: Maximum number of characters of an adopted pod's annotation that its reservation keeps.
 MAX_ASKED = 64

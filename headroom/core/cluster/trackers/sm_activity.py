@@ -12,11 +12,11 @@ import msgspec
 
 from headroom.contract.dcgm import Key
 from headroom.contract.gpunode import Device
-from headroom.core.cluster.trackers.heartbeats import age
-from headroom.core.cluster.trackers.tracker import Tracker, WeighedNode
+from headroom.contract.timestamps import age
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.device_reading import HISTORY, Activity, reported
 from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.tracker import Tracker, WeighedNode
 
 
 def key_of(device: Device) -> Key:

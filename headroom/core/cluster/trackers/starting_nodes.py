@@ -1,7 +1,7 @@
 """Tracks the nodes with pods that start alone and have not started yet."""
 
 from headroom.contract.gpunode import GPUNode
-from headroom.core.cluster.trackers.tracker import Tracker
+from headroom.core.tracker import Tracker
 
 
 class StartingNodes(Tracker):
