@@ -1,9 +1,8 @@
-"""Keeps a small real cluster running for a person: three nodes, a placed and a rejected pod.
+"""Runs a small real cluster for a person, with three nodes, a bound pod and an unschedulable pod.
 
 The API server, kube-scheduler, the controllers of Deployments and Jobs, ``headroom serve`` and the
-webhook are the real ones. The nodes are objects: their kubelets, device plugins and agents are
-simulated, until Ctrl-C. So there is no container, and nothing to which the API server could forward
-a port.
+webhook are real. The nodes are objects whose kubelets, device plugins and agents are simulated
+until Ctrl-C. So there is no container, and no port to forward to.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from tests.deploy.pages import tools
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import Shape
 
-#: Shorter than that of agents: deleted pods then hold memory for at most 5 s.
+#: Shorter than the heartbeat of agents, so that deleted pods hold memory for at most 5 s.
 HEARTBEAT_S = 5.0
 VRAM, PLACEMENT = "headroom.gpu/vram", "headroom.gpu/placement"
 
@@ -93,7 +92,7 @@ def main() -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
             play(cluster)
-        finally:  # its objects end with the API server; the user may have deleted the CRD
+        finally:  # The objects end with the API server, and the user may have deleted the CRD.
             cluster.nodes.close()
             cluster.kill_all()
 
@@ -161,7 +160,9 @@ def patch_status(cluster: PlayedCluster, path: str, status: Mapping[str, Any]) -
 
 
 def with_bytes(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod with its request in bytes, as it was reserved: it may be written as 25%."""
+    """Return the pod with its request in bytes as reserved, because the request may be written as
+    25%.
+    """
     metadata = pod["metadata"]
     annotations = metadata.get("annotations", {})
     if PLACEMENT not in annotations:

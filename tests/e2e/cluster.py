@@ -1,7 +1,7 @@
 """A small real cluster around the session's API server: nodes, schedulers, extenders, pods.
 
-Everything it starts and creates goes with ``close``; the API server and what others keep in it
-stay as they were.
+``close`` ends every process and deletes every object of the cluster. The API server and other
+objects in it stay unchanged.
 """
 
 import contextlib
@@ -31,18 +31,20 @@ JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-#: Roles of the console.
+#: Roles for the console.
 OF_THE_CONSOLE = ("headroom-console", "headroom-journal")
-#: Settings that tests do not wait for. As shipped, played nodes are stale 90 s after their last
-#: report, and a bind fails after 4 s: a busy machine may need that long for a test or a bind.
+#: Long timeouts for a busy machine. By default, played nodes are stale 90 s after their last
+#: report, and a bind fails after 4 s.
 PATIENT = {"stale_after_s": 3600.0, "bind_deadline_s": 50.0}
-#: Settings that affect the answers to kube-scheduler, as shipped beside one.
+#: The shipped settings that affect the responses to kube-scheduler.
 _FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
 SHIPPED = {"gate_image": "headroom-agent", "filter_best_only": _FILE["filter_best_only"]}
 
 
 class Cluster:
-    """Nodes of these names, created by any client; start what a test needs, then ask ``until``."""
+    """A cluster with nodes of these names. Start the parts that a test needs, then wait with
+    ``until``.
+    """
 
     def __init__(self, plane: ControlPlane, names: Sequence[str]) -> None:
         self.plane = plane
@@ -53,7 +55,7 @@ class Cluster:
         self._http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S)
 
     def create(self) -> None:
-        """Namespaces and roles; a second cluster finds them there already, and nothing else."""
+        """Create namespaces and roles, unless an earlier cluster has created them already."""
         listed = self.plane.call("GET", NODES)["items"]
         left = [node["metadata"]["name"] for node in listed]
         assert not left, f"another cluster has left its nodes in this API server: {left}"
@@ -84,8 +86,6 @@ class Cluster:
         for path in (GPUNODES, NODES):
             self.plane.call("DELETE", path, at_once)
 
-    # Processes.
-
     def start_extender(
         self,
         name: str = "extender",
@@ -96,10 +96,10 @@ class Cluster:
         api_port: int | None = None,
         guarded: bool = False,
     ) -> str:
-        """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address.
+        """Start one replica of ``headroom serve`` in cluster mode. Return the URL of its verbs.
 
-        ``settings`` are those of its file; ``api_port`` is where it reaches the API server;
-        ``guarded``: its debug API requires authentication.
+        ``settings`` are written to its file. ``api_port`` is the port of the API server. With
+        ``guarded``, its debug API requires authentication.
         """
         port = port or self.port
         (debug_port,) = free_ports(1)
@@ -123,14 +123,14 @@ class Cluster:
         yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
 
     def change_settings(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Replace the settings file of a running extender; ``SHIPPED`` and ``PATIENT`` are kept."""
+        """Replace the settings file of a running extender. Keeps ``SHIPPED`` and ``PATIENT``."""
         file = self.plane.folder / f"{name}.yaml"
         new = file.with_suffix(".new")
         new.write_text(yaml.safe_dump({**SHIPPED, **PATIENT, **settings}))
         new.rename(file)
 
     def start_replicas(self, *names: str, settings: Mapping[str, Any] | None = None) -> list[int]:
-        """Start extenders of these names; returns the ports of their verbs."""
+        """Start extenders with these names. Return the ports of their verbs."""
         ports = free_ports(len(names))
         for name, port in zip(names, ports, strict=True):
             self.start_extender(name, port, settings=settings)
@@ -155,7 +155,9 @@ class Cluster:
         binary: str = "kube-scheduler",
         gates: Sequence[str] = (),
     ) -> None:
-        """One of this very KubeSchedulerConfiguration, as a process of that name."""
+        """Start a kube-scheduler with this KubeSchedulerConfiguration, as a process of that
+        name.
+        """
         self.plane.spawn_scheduler(name, configuration, binary, gates)
         self._started.append(name)
 
@@ -164,7 +166,7 @@ class Cluster:
         self._started.append("kube-controller-manager")
 
     def kill(self, name: str) -> None:
-        """SIGKILL it; it may be started again."""
+        """Send SIGKILL to the process, which may be started again."""
         self.plane.kill(name)
         self._started.remove(name)
 
@@ -173,30 +175,28 @@ class Cluster:
             self.kill(name)
 
     def bring_up(self) -> None:
-        """One extender, the newest scheduler, and all nodes ready to take pods."""
+        """Start an extender and the newest scheduler. Wait until all nodes accept pods."""
         url = self.start_extender()
         self.start_scheduler(url)
         self.settle()
 
     def settle(self) -> None:
-        """Returns when all nodes have been reported and initialised."""
+        """Wait until all nodes have been reported and initialised."""
         self.until(self.initialised, "all GPUNodes are initialised")
 
     def initialised(self) -> bool:
         there = {node.name: node for node in self.gpunodes()}
         return all(name in there and there[name].spec.initialised for name in self.names)
 
-    # Pods.
-
     def create_pod(self, name: str, vram: str | None, *, gpus: int = 1, **spec: Any) -> None:
-        """``spec`` adds to the pod's."""
+        """Create a pod. ``spec`` is added to the pod's spec."""
         manifest = pod_manifest(vram, gpus)
         manifest["metadata"]["name"] = name
         manifest["spec"] |= spec
         self.plane.call("POST", PODS, manifest)
 
     def delete_pod(self, name: str) -> None:
-        """Delete it as a user does; its kubelet ends the containers and reports that."""
+        """Delete the pod as a user does. Its kubelet ends the containers and reports their end."""
         if self.node_of(name):
             ended = {"status": {"phase": "Succeeded"}}
             path = f"{PODS}/{name}/status"
@@ -204,7 +204,7 @@ class Cluster:
         self.delete_by_force(name)
 
     def delete_by_force(self, name: str) -> None:
-        """The object goes at once, whatever becomes of the containers."""
+        """Delete the pod's object at once, even if containers still run."""
         self.plane.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
     def create_deployment(self, name: str, vram: str, replicas: int) -> None:
@@ -225,19 +225,19 @@ class Cluster:
         return [pod for pod in self.pods() if pod["spec"].get("nodeName")]
 
     def node_of(self, name: str) -> str:
-        """The node that the pod is bound to; empty while it is not."""
+        """Return the pod's node, or an empty string before the binding."""
         node: str = self.pod(name)["spec"].get("nodeName", "")
         return node
 
     def cordon(self, node: str, closed: bool) -> None:
-        """Cordon or uncordon the node; return when kube-scheduler has seen that it is cordoned."""
+        """Cordon or uncordon the node. Return when kube-scheduler has seen the change."""
         body = {"spec": {"unschedulable": closed}}
         self.plane.call("PATCH", f"{NODES}/{node}", body, "application/merge-patch+json")
         if closed:
             self.until(lambda: self._is_avoided(node), f"kube-scheduler sees that {node} is closed")
 
     def _is_avoided(self, node: str) -> bool:
-        """Return whether kube-scheduler rejects a new pod that may only run there."""
+        """Return whether kube-scheduler rejects a new pod that can run only on this node."""
         name = f"only-on-{node}"
         self.create_pod(name, None, gpus=0, nodeSelector={"kubernetes.io/hostname": node})
         self.until(lambda: bool(self.node_of(name) or self.rejection(name)), f"{name} is tried")
@@ -247,8 +247,6 @@ class Cluster:
 
     def rejection(self, name: str) -> str:
         return scheduling_message(self.pod(name))
-
-    # What became of it.
 
     def gpunode(self, name: str) -> GPUNode:
         return decode_gpunode(msgspec.json.encode(self.plane.call("GET", f"{GPUNODES}/{name}")))
@@ -262,7 +260,7 @@ class Cluster:
         return f"http://127.0.0.1:{self._debug_ports[extender]}"
 
     def is_ready(self, extender: str = "extender") -> bool:
-        """Return whether the extender listens, and /readyz answers 200."""
+        """Return whether the extender listens and /readyz returns 200."""
         try:
             answer = self._http.request("GET", f"{self.debug_url(extender)}/readyz")
         except urllib3.exceptions.HTTPError:
@@ -270,14 +268,16 @@ class Cluster:
         return bool(answer.status == 200)
 
     def metric(self, sample: str, extender: str = "extender") -> float:
-        """One sample of the extender's /metrics, by its name and labels as printed; 0 if absent."""
+        """Return one sample of the extender's /metrics by name and labels as printed, or 0 if
+        absent.
+        """
         url = f"{self.debug_url(extender)}/metrics"
         text = self._http.request("GET", url).data.decode()
         values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
         return float(values[0]) if values else 0.0
 
     def until(self, true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for it; if it does not happen, show the last output of each process."""
+        """Wait for the condition. On a timeout, show the last output of each process."""
 
         def logs() -> str:
             return "\n".join(f"--- {n}\n{self.plane.log(n)[-4000:]}" for n in self._started)
@@ -285,7 +285,7 @@ class Cluster:
         until(true, what, patience_s, 0.1, logs)
 
     def _unless(self, status: int, method: str, path: str, body: Mapping[str, Any]) -> None:
-        """One call, which may be answered with that status as well."""
+        """Make one API call that may also return this status."""
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             self.plane.call(method, path, body, content_type)
@@ -295,7 +295,7 @@ class Cluster:
 
 
 class PlayedCluster(Cluster):
-    """Its ``nodes`` are objects of one shape; what happens on them is played."""
+    """A cluster whose ``nodes`` are equal objects, with kubelets and agents played by the test."""
 
     def __init__(self, plane: ControlPlane, nodes: int, shape: Shape, seed: int = 1) -> None:
         width = len(str(nodes))
@@ -311,7 +311,7 @@ class PlayedCluster(Cluster):
         super().close()
 
     def settle(self) -> None:
-        """Report every node as soon as it has its GPUNode; returns when all are initialised."""
+        """Report every node as soon as it has its GPUNode. Return when all are initialised."""
         waiting = set(self.names)
 
         def reported() -> bool:
@@ -330,7 +330,7 @@ def _options(tls: TlsFiles) -> Iterator[str]:
 
 
 def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
-    """A pod, or a Deployment's template, for the scheduler that has the extender."""
+    """Return a pod, or a Deployment's template, for the scheduler that calls the extender."""
     limits = {"cpu": "100m", "memory": "64Mi"} | ({RESOURCE: str(gpus)} if gpus else {})
     container = {"name": "main", "image": "none", "resources": {"limits": limits}}
     return {
@@ -340,7 +340,9 @@ def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
 
 
 def scheduling_message(pod: Mapping[str, Any]) -> str:
-    """The message of its condition PodScheduled; empty while it has none, and once it is bound."""
+    """Return the message of the pod's condition PodScheduled, or an empty string if unset or
+    bound.
+    """
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             message: str = condition["message"]
@@ -349,8 +351,9 @@ def scheduling_message(pod: Mapping[str, Any]) -> str:
 
 
 def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
-    """The role to the user of its name; those of the console to the extender, too, since most tests
-    run both in one process (``headroom serve``)."""
+    """Return a binding of the role to the user of the same name. The extender also gets the roles
+    of the console, because most tests run both in one process (``headroom serve``).
+    """
     name, kind = role["metadata"]["name"], role["kind"]
     users = ["headroom-console", "headroom-extender"] if name in OF_THE_CONSOLE else [name]
     return {
@@ -367,7 +370,7 @@ def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quota_controller(plane: ControlPlane, *flags: str) -> Iterator[None]:
-    """Run the controller that counts the use of ResourceQuotas. ``flags`` are added."""
+    """Run the controller that counts the use of ResourceQuotas with additional ``flags``."""
     name = "kube-controller-manager"
     plane.spawn(
         name,
@@ -387,6 +390,6 @@ def quota_controller(plane: ControlPlane, *flags: str) -> Iterator[None]:
 
 
 def placement(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """The placement annotation of the Binding."""
+    """Return the placement annotation of the Binding."""
     decoded: dict[str, Any] = json.loads(pod["metadata"]["annotations"]["headroom.gpu/placement"])
     return decoded

@@ -1,4 +1,4 @@
-"""A cluster of the size that a test asks for, gone when the test ends."""
+"""Fixtures for clusters of the size that a test requests, which end with the test."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 ONE_GPU = Shape()
 
-#: The API of groups is off by default: beta in Kubernetes 1.37, and alpha before.
+#: The API of groups is beta in Kubernetes 1.37 and alpha before, and off by default.
 GROUP_API = "v1beta1" if is_at_least("1.37") else "v1alpha2" if is_at_least("1.36") else "v1alpha1"
-#: From 1.37 on, one gate stands for all.
+#: From 1.37 on, one gate enables everything.
 GROUP_GATES = ("GenericWorkload=true",)
 if not is_at_least("1.37"):
     GROUP_GATES = (*GROUP_GATES, "GangScheduling=true")
-#: Kubernetes 1.36 lets a group have a priority only with this gate, which 1.35 does not have.
+#: In Kubernetes 1.36, groups have a priority only with this gate, which 1.35 lacks.
 PRIORITY_GATES = () if UNDER_TEST != "1.36" else ("WorkloadAwarePreemption=true",)
 GROUP_FLAGS = (
     (
@@ -38,8 +38,9 @@ NewCluster = Callable[..., PlayedCluster]
 
 
 class SparingPlane(ControlPlane):
-    """Its API server has no queues for requests, which cost a tenth of its CPU, and does not taint
-    new nodes. It serves groups of pods, which is off by default."""
+    """A control plane whose API server serves groups, does not taint new nodes, and has no request
+    queues, which cost a tenth of its CPU.
+    """
 
     without_admission = (*ControlPlane.without_admission, "TaintNodesByCondition")
 
@@ -51,15 +52,17 @@ class SparingPlane(ControlPlane):
 @starts_processes
 def binaries(request: pytest.FixtureRequest) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
+    # The first build takes minutes, so show its progress.
+    with capture.global_and_fixture_disabled():
         built(*BINARIES)
 
 
 @pytest.fixture(scope="package")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """An API server of this folder's own: extenders see all that is in it. Each cluster finds no
-    nodes in it, and leaves none. It ends with the folder, as it costs all others while it idles."""
+    """An API server for this folder, because extenders see everything in it. Each cluster starts
+    without nodes, and leaves none. It ends with the folder, because it uses CPU while idle.
+    """
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         built("etcd", "kube-apiserver")
@@ -69,7 +72,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
-    """Make a cluster of so many nodes; nothing runs in it yet."""
+    """Make a cluster with this number of nodes and no running processes."""
     with contextlib.ExitStack() as stack:
 
         def make(nodes: int, shape: Shape = ONE_GPU) -> PlayedCluster:
@@ -84,5 +87,5 @@ def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
     """Print a measured figure at the end of the session's output."""
-    # Reports carry them, from other processes too.
+    # Reports transport the figures, also from other processes.
     return lambda line: request.node.user_properties.append(("measured", line))

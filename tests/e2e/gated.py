@@ -1,4 +1,4 @@
-"""Gated pods on real nodes, for the tests of the gate and of the jobs that churn."""
+"""Gated pods on real nodes, for the tests of the gate and of short jobs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,15 @@ from tests.kubelet.node import Node
 REPLICAS = 8
 LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
 MERGE = "application/merge-patch+json"
-#: As the webhook puts it into pods.
+#: The gate container that the webhook injects into pods.
 GATE_CONTAINER = gate_container("headroom-agent")
 
 
 @contextmanager
 def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
-    """Two nodes of two GPUs, each of 24 GiB and shared by eight. One of them gives its devices out
-    as variables, the other one as CDI devices."""
+    """Two nodes with two GPUs each. A GPU has 24 GiB and is shared by eight pods. One node passes
+    devices as environment variables, the other as CDI devices.
+    """
     real = RealCluster(plane, 2, gpus=2, replicas=REPLICAS, device_lists=(LEGACY, CDI))
     try:
         real.create()
@@ -38,7 +39,7 @@ def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
 
 
 def pod_of(name: str, gib: int) -> dict[str, Any]:
-    """Returns a pod without a gate, for another scheduler."""
+    """Return a pod without a gate, for another scheduler."""
     container = {
         "name": "main",
         "image": "none",
@@ -55,21 +56,21 @@ def pod_of(name: str, gib: int) -> dict[str, Any]:
 
 
 def bind(cluster: RealCluster, name: str, node: str) -> None:
-    """As another scheduler does."""
+    """Bind the pod as another scheduler does."""
     target = {"apiVersion": "v1", "kind": "Node", "name": node}
     body = {"metadata": {"name": name}, "target": target}
     cluster.plane.call("POST", f"{PODS}/{name}/binding", body)
 
 
 def running(machine: Node) -> set[str]:
-    """Pods whose own container runs."""
+    """Return the pods whose own container runs."""
     with machine.runtime.lock:
         found = list(machine.runtime.containers.values())
     return {each.pod for each in found if each.name == "main" and each.pid}
 
 
 def containers(machine: Node, name: str) -> list[Container]:
-    """Those of that name that run."""
+    """Return the running containers with this name."""
     with machine.runtime.lock:
         found = list(machine.runtime.containers.values())
     return [each for each in found if each.name == name and each.pid]

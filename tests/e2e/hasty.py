@@ -1,6 +1,8 @@
-"""``headroom serve`` that is blind after seconds where others take a minute and a half:
+"""``headroom serve`` that ends a silent watch after seconds instead of a minute and a half:
+
 python -m tests.e2e.hasty serve --config FILE --host HOST --debug-open --verbs-port PORT
---debug-port PORT"""
+--debug-port PORT
+"""
 
 import asyncio
 import sys
@@ -22,7 +24,8 @@ def settings_of(options: list[str]) -> Settings:
             given = True if value.startswith("--") else value
             shown[name.removeprefix("--").replace("-", "_")] = given
     file = Path(str(shown.pop("config")))
-    # Shorter than settings allow: a quiet cluster usually sends an event only every minute.
+    # Shorter than the settings allow, because a quiet cluster usually sends an event only every
+    # minute.
     return load_settings(file, **shown).model_copy(update={"blind_after_s": BLIND_AFTER_S})
 
 

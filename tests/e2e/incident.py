@@ -1,7 +1,8 @@
-"""An incident at 3 a.m., and what `kubectl headroom` answers to each question that it raises.
+"""An incident at 3 a.m., with the answers of `kubectl headroom` to each question that it raises.
 
-On real nodes: a fleet fills until every GPU has some memory left and none enough; a process that no
-known pod takes memory; an agent dies. The truth is derived from the actions, not from Headroom.
+It runs on real nodes. A fleet fills until every GPU has some free memory but none has enough, an
+unattributed process uses memory, and an agent stops. The expected answers follow from these
+actions, not from Headroom.
 """
 
 import os
@@ -18,11 +19,11 @@ from tests.e2e.real import GPU_BYTES, RealCluster, is_refused
 from tests.loopback import LOOPBACK
 
 STRANGER_PID, STRANGER_GIB = 99_998, 7
-#: Use of every GPU, so that 8 GiB are free.
+#: Use of every GPU, which leaves 8 GiB free.
 FILLS_GIB = 16
 WAITS_GIB = 20
 STALE_AFTER_S = 15
-#: As most people read text with figures.
+#: Speed at which most people read text with figures.
 WORDS_A_SECOND = 3.0
 
 
@@ -40,7 +41,7 @@ class Answer:
 
 
 def incident(cluster: RealCluster) -> Iterator[Answer]:
-    """The cluster is empty; it is left with a dead agent on its last node."""
+    """Play the incident on an empty cluster. It ends with a stopped agent on the last node."""
     cluster.kill("extender")
     cluster.start_extender(settings={"stale_after_s": STALE_AFTER_S})
     cluster.until(cluster.initialised, "an extender that has all nodes")
@@ -103,7 +104,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     yield ask(
         "Who holds this GPU?",
         f"top gpu --search {gpu}",
-        # Measured use, beside the reservations. A small unattributed part is tolerated.
+        # Measured use, next to the reservations. Accept a small unattributed part.
         f"{FILLS_GIB}.0 GiB",
         f"{FILLS_GIB + STRANGER_GIB}.0 GiB",
         first,

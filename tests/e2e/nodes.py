@@ -1,7 +1,7 @@
-"""GPU nodes without machines: Node objects, and what kubelet, plugin and agent would do on them.
+"""GPU nodes without machines: Node objects, with the actions of kubelet, plugin and agent.
 
-The demo's referee draws the device inside the node, and only gets which pod was bound to it; the
-agent's part is the real agent's own code, from the status to the API server.
+The demo's referee draws the device inside the node. It only sees which pod was bound to the node.
+The agent's part uses the real agent's code from the status to the API server.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ def node_status(shape: Shape) -> dict[str, Any]:
 
 
 class Nodes:
-    """All GPU nodes of one test: ``observe`` is what happens on them, ``referee`` their judge."""
+    """All GPU nodes of one test. ``observe`` plays their actions, and ``referee`` judges them."""
 
     def __init__(self, plane: ControlPlane, names: Sequence[str], shape: Shape, seed: int) -> None:
         self._plane = plane
@@ -68,22 +68,22 @@ class Nodes:
         self.referee = Referee(dict.fromkeys(names, gpus), seed)
         self._client = ApiClient(plane.configuration("agent-of-the-tests"))
         self._uses: dict[str, list[PodUse]] = {name: [] for name in names}
-        #: Node -> what its agent last wrote, and the version of its Lease.
+        #: The last report of each node's agent, and the version of its Lease.
         self._reported: dict[str, tuple[Held, GPUNodeStatus]] = {}
         self._leases: dict[str, str] = {}
         self._known: set[str] = set()
         #: Nodes whose devices are reported as unhealthy.
         self.sick: set[str] = set()
-        #: Node -> SM activity that is reported of its devices; of others it is not known.
+        #: Reported SM activity of each node's devices. Other nodes report none.
         self.sm_activity: dict[str, float] = {}
-        #: Pod -> the memory that its container uses from its start on; without it, its request.
+        #: Memory that a pod's container uses from its start on, by default its request.
         self.peak_of: Callable[[Mapping[str, Any]], int] | None = None
 
     def create(self) -> None:
         for name in self.names:
             manifest = node_manifest(name) | node_status(self.shape)
             made = self._plane.call("POST", "/api/v1/nodes", manifest)
-            # Admission can taint every new node; what would untaint it is a kubelet.
+            # Admission can taint every new node, and a kubelet would remove the taint.
             if "taints" in made["spec"]:
                 path, patch = f"/api/v1/nodes/{name}", {"spec": {"taints": None}}
                 self._plane.call("PATCH", path, patch, "application/merge-patch+json")
@@ -92,14 +92,16 @@ class Nodes:
         self._client.close()
 
     def report(self, names: Sequence[str]) -> None:
-        """Report these nodes and beat, as their agents do; raises ``NotDelivered``."""
+        """Report these nodes and send heartbeats, as their agents do. Raise ``NotDelivered`` on
+        failure.
+        """
         for name in names:
             status = self._status(name, datetime.now(UTC))
             self._reported[name] = self.publisher(name).report(status), status
             self.beat([name])
 
     def beat(self, names: Sequence[str]) -> None:
-        """The heartbeat of these nodes, with a sample taken now that confirms the report."""
+        """Send heartbeats of these nodes with a current sample that confirms the report."""
         for name in names:
             now, (held, status) = datetime.now(UTC), self._reported[name]
             vouch = Confirmation(
@@ -114,8 +116,7 @@ class Nodes:
         return KubernetesPublisher(of_client(self._client), name, SYSTEM_NAMESPACE, heartbeat_s=30)
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Let the kubelets end the pods that went and admit those that were bound since the last
-        time; then report."""
+        """Let the kubelets end deleted pods and admit newly bound pods. Then report."""
         left = self._end({pod["metadata"]["uid"] for pod in pods})
         new = {
             pod["metadata"]["uid"]: pod
@@ -133,8 +134,9 @@ class Nodes:
         self.report(sorted(left | {place.node for place in landed}))
 
     def give(self, pod: Mapping[str, Any], index: int, used_bytes: int = 0) -> None:
-        """Whatever led to it, its kubelet has given the pod the device of that number, of which it
-        uses so much; the next report shows it."""
+        """Record that the kubelet has given the pod this device, of which it uses this much memory.
+        The next report shows it.
+        """
         node = pod["spec"]["nodeName"]
         self._known.add(pod["metadata"]["uid"])
         place = Landed(pod["metadata"]["uid"], node, (index,))
@@ -143,14 +145,15 @@ class Nodes:
         )
 
     def use_unasked(self, pod: Mapping[str, Any], index: int, used_bytes: int) -> None:
-        """The pod uses the device of that number, which no kubelet gave it: the next report shows
-        its uid alone."""
+        """Let the pod use this device, although no kubelet gave it. The next report shows only its
+        uid.
+        """
         node = pod["spec"]["nodeName"]
         use = PodUse(pod["metadata"]["uid"], _uuid(node, index), used_bytes=used_bytes)
         self._uses[node].append(use)
 
     def set_used(self, used_bytes: Mapping[str, int]) -> None:
-        """Pod name -> how much it uses from now on; the next report shows it."""
+        """Set the memory that each pod uses, by name. The next report shows it."""
         for node, uses in self._uses.items():
             self._uses[node] = [
                 msgspec.structs.replace(use, used_bytes=used_bytes.get(use.name, use.used_bytes))
@@ -158,11 +161,11 @@ class Nodes:
             ]
 
     def take_back(self, remaining: Set[str]) -> set[str]:
-        """The pods with other uids than these have ended; returns their nodes."""
+        """End the pods whose uids are not in the set. Return their nodes."""
         return self._end(remaining)
 
     def _end(self, remaining: Set[str]) -> set[str]:
-        """Free what pods held that are not among the remaining ones; returns their nodes."""
+        """Free the memory of all pods except the remaining ones. Return their nodes."""
         left: set[str] = set()
         for node, uses in self._uses.items():
             for use in uses:
@@ -180,7 +183,7 @@ class Nodes:
             namespace=pod["metadata"]["namespace"],
             name=pod["metadata"]["name"],
             container="main",
-            # Unique, because the referee only counts replicas.
+            # Unique IDs, because the referee only counts replicas.
             replica=f"{_uuid(place.node, index)}::{pod['metadata']['uid']}",
             used_bytes=_request_bytes(pod),
             source="test",
@@ -195,11 +198,11 @@ class Nodes:
         )
 
     def end(self, node: str, pod: str) -> None:
-        """The pod of this name has ended; the next report does not show it."""
+        """End the pod with this name. The next report does not show it."""
         self._uses[node] = [use for use in self._uses[node] if use.name != pod]
 
     def status(self, name: str) -> GPUNodeStatus:
-        """Return what the agent of the node would report now."""
+        """Return the current report of the node's agent."""
         return self._status(name, datetime.now(UTC))
 
     def _status(self, name: str, now: datetime) -> GPUNodeStatus:

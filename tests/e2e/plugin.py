@@ -19,7 +19,7 @@ class Shown:
 
 
 def headroom(*arguments: str | Path) -> Shown:
-    """Run a command in this process: another process takes longer to start than to ask."""
+    """Run a command in this process, because a new process takes longer to start than to run it."""
     stdout, stderr, status = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.dict(os.environ, {"HEADROOM_SERVER": "", "HEADROOM_TOKEN": ""}),

@@ -1,9 +1,9 @@
-"""Preemption played on a real control plane: pods that hold GPUs, kubelets that take their time to
-end them, and what each scenario came to.
+"""Plays preemption on a real control plane, with kubelets that take time to end pods, and records
+the result of each scenario.
 
-The devices of pods are fixed, not drawn: batch pods are bound by hand, so that a scenario starts as
-described. Evicted pods keep their memory until their grace period is over; only then the agent
-reports that it is free, a moment after the pod is gone.
+The devices of pods are fixed. Batch pods are bound by the test, so that a scenario starts as
+described. Evicted pods keep their memory until their grace period is over. Only then the agent
+reports free memory, a moment after the pod is deleted.
 """
 
 import time
@@ -22,7 +22,7 @@ MERGE = "application/merge-patch+json"
 CLASSES = {"batch": 0, "middle": 500, "prod": 1000}
 BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 HOSTNAME = "kubernetes.io/hostname"
-#: From the end of a pod until the next sample shows that its memory is free.
+#: Time from the end of a pod until the next sample shows that its memory is free.
 SAMPLED_S = 0.2
 
 
@@ -40,13 +40,13 @@ class Batch:
 
 @dataclass(slots=True)
 class Outcome:
-    #: Pods that were evicted, in the order in which that was seen.
+    #: Evicted pods in the observed order.
     evicted: list[str] = field(default_factory=list)
-    #: Pod -> node, and seconds from its creation until it was bound.
+    #: Node of each bound pod, and the seconds from its creation to its binding.
     bound: dict[str, str] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
     filter_calls: int = 0
-    #: Evicted from nodes to which no preemptor was bound.
+    #: Pods evicted from nodes to which no preemptor was bound.
     in_vain: int = 0
 
     def describe(self) -> str:
@@ -58,18 +58,18 @@ class Outcome:
 class Scenario:
     name: str
     running: Sequence[Batch]
-    #: Size of each newcomer, all of the same priority; their names are new-0, new-1 ...
+    #: Size of each newcomer. All have the same priority, and the names new-0, new-1 and so on.
     newcomers: Sequence[int]
     nodes: Sequence[str] = ("gpu-1",)
-    #: Number of preemptors that can be placed.
+    #: Number of preemptors that can be bound.
     placed: int = 1
-    #: Each way in which it is right to evict for that.
+    #: Each acceptable set of evicted pods.
     victims: Sequence[set[str]] = ()
     mirrored: bool = False
     #: Labels of pods that a disruption budget protects from every eviction.
     guarded: Sequence[str] = ()
     grace_s: float = 0.5
-    #: Whether it is played with the tests, too; what is played there otherwise is for benchmarks.
+    #: Whether the scenario also runs with the tests. All others run only with the benchmarks.
     tested: bool = True
 
 
@@ -153,7 +153,7 @@ class Kubelets(Repeated):
         self._cluster = cluster
         self._reports = reports
         self._grace_s = grace_s
-        #: Name -> since when it is leaving, and from which node.
+        #: Time and node of each terminating pod, by name.
         self.leaving: dict[str, tuple[float, str]] = {}
         self.bound_at_s: dict[str, float] = {}
         self._ended: set[str] = set()
@@ -214,17 +214,18 @@ def stage_of(
 
 def assert_right(scenario: Scenario, outcome: Outcome) -> None:
     """Assert that only required pods were evicted, and that every pod that can be bound was bound
-    once they had ended, without useless retries."""
+    after they had ended, without useless retries.
+    """
     assert set(outcome.evicted) in scenario.victims
     assert outcome.in_vain == 0
     assert len(outcome.took_s) == scenario.placed
-    # Each attempt is one call, or two where the node it is nominated to is tried first.
+    # Each attempt is one call, or two if kube-scheduler tries the nominated node first.
     assert outcome.filter_calls < 15 * len(scenario.newcomers)
     assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
 
 
 class Stage:
-    """One cluster for scenarios, one after the other."""
+    """One cluster for scenarios, which run one after the other."""
 
     def __init__(self, cluster: PlayedCluster, has_extender: bool = True) -> None:
         self.cluster = cluster
@@ -236,7 +237,7 @@ class Stage:
             self.cluster._unless(409, "POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
     def mirror(self, nodes: Sequence[str], mirrored: bool) -> None:
-        """Whether kube-scheduler has the sum of each node's GPU memory."""
+        """Whether kube-scheduler sees the sum of each node's GPU memory."""
         shape = self.cluster.nodes.shape
         amount = str(shape.gpus * shape.memory_bytes >> 20) if mirrored else None
         status = {"capacity": {MIRROR: amount}, "allocatable": {MIRROR: amount}}
@@ -245,7 +246,7 @@ class Stage:
             self.cluster.plane.call("PATCH", path, {"status": status}, MERGE)
 
     def run_batch(self, pods: Sequence[Batch], mirrored: bool = False) -> None:
-        """Run them on the given devices, reported by the agent and charged."""
+        """Run the pods on the given devices, with reports of the agent and reservations."""
         cluster = self.cluster
         for batch in pods:
             manifest = manifest_of(batch.name, batch.gib, batch.kind, mirrored=mirrored)
@@ -278,7 +279,9 @@ class Stage:
         self.cluster.plane.call("POST", PODS, manifest)
 
     def guard(self, apps: Sequence[str]) -> None:
-        """A budget that allows no disruption; its status is written here, without a controller."""
+        """Create a budget that allows no disruption. The test writes its status, because no
+        controller runs.
+        """
         for app in apps:
             selector = {"matchLabels": {"app": app}}
             body = {"metadata": {"name": app}, "spec": {"minAvailable": 1, "selector": selector}}
@@ -289,7 +292,7 @@ class Stage:
             self.cluster.plane.call("PATCH", path, {"status": status}, MERGE)
 
     def run(self, scenario: Scenario, rest_s: float = 2.0) -> Outcome:
-        """All of it; where not all newcomers can be placed it is looked on for ``rest_s`` more."""
+        """Play the scenario. If some newcomers do not fit, keep observing for ``rest_s``."""
         with self._submitted(scenario) as (outcome, placed):
             enough = f"{scenario.placed} newcomers are bound"
             self.cluster.until(lambda: placed() >= scenario.placed, enough)
@@ -298,7 +301,7 @@ class Stage:
         return outcome
 
     def run_patiently(self, scenario: Scenario, patience_s: float) -> Outcome:
-        """The same, whatever becomes of it in that time."""
+        """Play the scenario for a fixed time, whatever happens."""
         with self._submitted(scenario) as (outcome, placed):
             deadline_s = time.monotonic() + patience_s
             while placed() < len(scenario.newcomers) and time.monotonic() < deadline_s:
@@ -307,7 +310,7 @@ class Stage:
 
     @contextmanager
     def _submitted(self, scenario: Scenario) -> Iterator[tuple[Outcome, Callable[[], int]]]:
-        """Its pods, and how many newcomers are placed so far."""
+        """Create the newcomers of the scenario. Return a function that counts the bound ones."""
         self.mirror(scenario.nodes, scenario.mirrored)
         self.guard(scenario.guarded)
         self.run_batch(scenario.running, scenario.mirrored)
@@ -354,7 +357,7 @@ class Stage:
 
     @contextmanager
     def played(self, grace_s: float) -> Iterator[Outcome]:
-        """The outcome if kubelets end pods after this time."""
+        """Return the outcome if kubelets end pods after this time."""
         outcome, calls = Outcome(), self.filter_calls()
         with Kubelets(self.cluster, grace_s, self.has_extender) as kubelets:
             yield outcome

@@ -1,8 +1,7 @@
-"""Nodes that are real but for driver and runtime: kubelet, NVIDIA's plugin and our agent on each.
+"""Nodes with a real kubelet, NVIDIA's plugin and our agent. Only driver and runtime are simulated.
 
-The outcome for the pods comes from a referee that reads the kubelets' allocations and the driver's
-memory, and compares them with the users' requests. It is independent of ledgers, reports and
-placements.
+A referee reads the kubelets' allocations and the driver's memory, and compares them with the users'
+requests. It is independent of ledgers, reports and placements.
 """
 
 import os
@@ -20,17 +19,20 @@ from tests.kubelet.node import Node, start
 from tests.kubelet.node_objects import forget
 
 GPU_BYTES = 24 * GIB
-#: Kubelets, plugins, agents and gates share a small machine with others: on two cores with forty
-#: processes in line a burst of twenty gated pods took 56 s.
+#: Long, because kubelets, plugins, agents and gates share a small machine. With forty runnable
+#: processes on two cores, a burst of twenty gated pods took 56 s.
 REAL_PATIENCE_S = 240.0
-#: Reason of a pod that its kubelet rejected because no replica was left.
+#: Reason of a pod that its kubelet rejected because no replica was free.
 TURNED_AWAY = "UnexpectedAdmissionError"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``overcommitted`` counts devices whose containers asked for more than there is, now;
-    ``overdrawn`` those whose memory was at any moment all taken and more was asked for."""
+    """Result for all pods.
+
+    ``overcommitted`` counts devices whose containers now request more memory than the device has.
+    ``overdrawn`` counts devices that ever failed an allocation because all memory was in use.
+    """
 
     pods: int
     bound: int
@@ -39,13 +41,14 @@ class Outcome:
     turned_away: int
     overcommitted: int
     overdrawn: int
-    #: Share of the memory of all devices that was requested by pods with a device.
+    #: Share of the memory of all devices that pods with a device request.
     asked_ratio: float
 
 
 class RealCluster(Cluster):
-    """``nodes`` machines of ``gpus`` devices, each shared by ``replicas``; their plugins take the
-    ``device_lists`` in turn."""
+    """A cluster of ``nodes`` machines with ``gpus`` devices each, shared by ``replicas``. The
+    plugins use the ``device_lists`` in turn.
+    """
 
     def __init__(
         self,
@@ -72,11 +75,13 @@ class RealCluster(Cluster):
             for number, name in enumerate(names)
         }
         self._agent_flags = agent_flags
-        #: Pod -> request of the user, for every pod that was ever created here.
+        #: Request of the user for every pod that was ever created.
         self.asked_bytes: dict[str, int] = {}
 
     def create(self) -> None:
-        """Returns when every node takes pods, as far as its kubelet is concerned."""
+        """Create the cluster. Return when every node accepts pods, as far as its kubelet is
+        concerned.
+        """
         super().create()
         start(list(self.machines.values()))
         kubeconfig = self.plane.kubeconfig("agent-of-the-tests")
@@ -91,7 +96,7 @@ class RealCluster(Cluster):
             forget(self.plane, machine.name)
 
     def ask(self, name: str, gib: int, **spec: Any) -> None:
-        """Create a pod that asks for so many GiB, and takes them as soon as it runs."""
+        """Create a pod that requests this many GiB, and allocates them when it starts."""
         self.asked_bytes[name] = gib * GIB
         container = {
             "name": "main",
@@ -103,21 +108,22 @@ class RealCluster(Cluster):
         self.create_pod(name, f"{gib}Gi", **containers, **spec)
 
     def decided(self) -> bool:
-        """Whether the kubelets have started or rejected all pods that were bound to them."""
+        """Return whether the kubelets have started or rejected all pods bound to their nodes."""
         return all(pod["status"]["phase"] != "Pending" for pod in self.bound())
 
     def delete_all(self) -> None:
-        """Delete every pod; those that are bound are ended by their kubelets."""
+        """Delete every pod. Kubelets end the bound pods."""
         for pod in sorted(self.pods(), key=lambda pod: "nodeName" in pod["spec"]):
-            # A controller that is gone may be having its pods deleted just now.
+            # The garbage collector may be deleting pods of a deleted controller.
             self._unless(404, "DELETE", f"{PODS}/{pod['metadata']['name']}", {})
 
     def empty(self) -> None:
-        """Delete every pod; returns when the kubelets have ended them and all memory is free, and
-        the extender has seen that: of pods that went while it was down, by two heartbeats."""
+        """Delete every pod. Wait until the kubelets have ended them, all memory is free, and the
+        extender has seen it. Pods deleted while the extender was down need two heartbeats.
+        """
         self.delete_all()
         self.until(lambda: not self.pods(), "all pods are gone")
-        # Until a controller is deleted, it creates pods with names that no test has given them.
+        # Until a controller is deleted, it creates pods under names that the test does not know.
         self.until(
             lambda: not any(machine.held() for machine in self.machines.values()),
             "no kubelet lists a device of a pod",
@@ -130,8 +136,9 @@ class RealCluster(Cluster):
     def until(
         self, true: Callable[[], bool], what: str, patience_s: float = REAL_PATIENCE_S
     ) -> None:
-        """Wait for it; what became of the pods is shown when it does not come. Of a node none of
-        whose processes may end by itself it never will, where one did."""
+        """Wait for the condition, and show the state of the pods on a timeout. Fail early if a
+        process of a node has ended by itself.
+        """
 
         def true_among_the_living() -> bool:
             for machine in self.machines.values():
@@ -144,7 +151,9 @@ class RealCluster(Cluster):
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
     def _story(self) -> Iterator[str]:
-        """Reasons of pending pods, and the last output of each node's processes and gates."""
+        """Return the reasons of pending pods, and the last output of each node's processes and
+        gates.
+        """
         for pod in self.pods():
             status = pod["status"]
             if status["phase"] == "Pending":
@@ -161,10 +170,10 @@ class RealCluster(Cluster):
                 commands = [each for each in machine.runtime.containers.values() if each.process]
             yield from (f"--- {each.pod} {each.name}\n{each.output}" for each in commands)
 
-    # The referee.
-
     def taken_bytes(self) -> Counter[str]:
-        """Device -> bytes requested by the pods to which its kubelet gave it."""
+        """Return the bytes on each device that are requested by the pods to which its kubelet gave
+        it.
+        """
         taken = Counter[str]()
         for machine in self.machines.values():
             for held in machine.held():
@@ -195,5 +204,5 @@ class RealCluster(Cluster):
 
 
 def is_refused(pod: Mapping[str, Any]) -> bool:
-    """Whether it waits, and its condition shows that no node takes it."""
+    """Return whether the pod is pending with a condition that no node fits."""
     return not pod["spec"].get("nodeName") and scheduling_message(pod).startswith("0/")

@@ -1,4 +1,6 @@
-"""Counts how often kube-scheduler retries a pod that evictions could or could not help."""
+"""Counts how often kube-scheduler retries a pod, both if evictions could help and if they could
+not.
+"""
 
 import time
 from collections.abc import Sequence
@@ -7,15 +9,16 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.preempting import Batch, Stage
 from tests.kubernetes_version import has_backoff_gate
 
-#: Kubernetes' default. Unlike with the shipped value, no back-off limits the attempts.
+#: The default of Kubernetes, with which back-off does not limit the attempts. The shipped value
+#: does.
 DEFAULT_GATES = ("SchedulerPopFromBackoffQ=true",)
-#: kube-scheduler lists the nodes of its error from a random one on, so few nodes end the retries.
+#: Few nodes, because kube-scheduler starts the list of nodes in its error at a random node.
 NODES = [f"gpu-{number:02}" for number in range(1, 25)]
 WATCHED_S = 5.0
 
 
 def filter_calls(new_cluster: NewCluster, scheduler: str, running: Sequence[Batch]) -> int:
-    """The filter calls for a rejected pod of 20 GiB, until ``WATCHED_S`` after its rejection."""
+    """Return the number of filter calls for an unschedulable pod of 20 GiB within ``WATCHED_S``."""
     cluster = new_cluster(len(NODES))
     stage = Stage(cluster)
     stage.create_classes()

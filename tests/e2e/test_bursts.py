@@ -1,8 +1,8 @@
-"""Nothing is reserved twice: bursts, crashes and rival replicas, judged by the referee.
+"""Checks that no memory is reserved twice in bursts, after crashes and with two replicas.
 
-The referee only gets which pod was bound to which node. Pods come faster than agents report, so
-most of them are placed on nodes whose last pods are unconfirmed; after a crash and between rivals
-no agent reports at all, so that only the ledger prevents overcommitment.
+The referee only sees which pod was bound to which node. Pods arrive faster than agents report, so
+most of them are placed on nodes with unconfirmed pods. After a crash and with two replicas, no
+agent reports, so that only the ledger prevents overcommitment.
 """
 
 import random
@@ -19,14 +19,15 @@ from tests.waiting import PATIENCE_S
 
 http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S).request
 
-#: More than memory for pods of 3 GiB: counting replicas would not save a device.
+#: Enough replicas for more pods of 3 GiB than fit, so that counting replicas would overcommit a
+#: device.
 MANY_REPLICAS = Shape(replicas=16)
-#: Requests of 3 GiB, of which eight fill a device to the last byte.
+#: Eight requests of 3 GiB fill a device completely.
 PODS_THAT_FIT = 36
 MIXED = ("2Gi", "3Gi", "4Gi", "6Gi", "8Gi", "12Gi")
 
 
-def test_a_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) -> None:
+def test_a_burst_of_a_hundred_pods_overcommits_no_device(new_cluster: NewCluster) -> None:
     cluster = new_cluster(10, Shape(gpus=2))
     cluster.bring_up()
     chance = random.Random(7)
@@ -36,13 +37,14 @@ def test_a_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) ->
         lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 60,
         "most pods are bound, all others rejected",
     )
-    # Filter counts assumed binds, so that few pods are sent to nodes that just got one.
+    # Filter counts assumed binds, so few pods are sent to a node that was just used for another
+    # pod.
     declined = cluster.metric('headroom_binds_total{outcome="declined"}')
     assert declined < len(cluster.bound()) / 10
     assert_nothing_is_promised_twice(cluster)
 
 
-def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: NewCluster) -> None:
+def test_an_extender_killed_in_a_burst_keeps_each_reservation_once(new_cluster: NewCluster) -> None:
     cluster = new_cluster(5, MANY_REPLICAS)
     cluster.bring_up()
     for i in range(PODS_THAT_FIT):
@@ -56,7 +58,7 @@ def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: Ne
     assert_nothing_is_promised_twice(cluster)
 
 
-def test_two_replicas_behind_one_address_reserve_nothing_twice(new_cluster: NewCluster) -> None:
+def test_two_replicas_behind_one_address_reserve_no_memory_twice(new_cluster: NewCluster) -> None:
     cluster = new_cluster(5, MANY_REPLICAS)
     ports = cluster.start_replicas("extender-a", "extender-b")
     with round_robin(ports) as url:
@@ -70,10 +72,10 @@ def test_two_replicas_behind_one_address_reserve_nothing_twice(new_cluster: NewC
     assert_nothing_is_promised_twice(cluster)
 
 
-def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
+def test_two_replicas_reserve_and_report_an_unreserved_pod_once(
     new_cluster: NewCluster,
 ) -> None:
-    """Both see it, both do what there is to do; the same for an edit of a pod that is bound."""
+    """Both replicas see the pod and act. The same holds for an edit of a bound pod."""
     cluster = new_cluster(1, ONE_GPU)
     ports = cluster.start_replicas("extender-a", "extender-b")
     (node,) = cluster.names
@@ -96,7 +98,7 @@ def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
         for replica in ("extender-a", "extender-b"):
             cluster.until(lambda r=replica: cluster.metric(over, r) == 4 * GIB, "both show it")  # type: ignore[misc]
 
-        # A later request of a bound pod changes nothing except an Event for its author.
+        # A later request of a bound pod has no effect except an Event for its author.
         before = cluster.gpunode(node).spec.reservations
         edited = {"metadata": {"annotations": {"headroom.gpu/vram": "1Gi"}}}
         cluster.plane.call("PATCH", f"{PODS}/ours", edited, "application/merge-patch+json")
@@ -117,8 +119,10 @@ def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
     assert shown("RequestChangeIgnored") == ["ours"]
 
 
-def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: NewCluster) -> None:
-    """First nothing comes through, then every connection breaks; the other replica goes on."""
+def test_a_replica_without_connection_decides_nothing_until_it_is_reconnected(
+    new_cluster: NewCluster,
+) -> None:
+    """First no data arrives, then every connection breaks. The other replica continues."""
     blind = "Headroom has had no contact with the API server for too long to decide"
     cluster = new_cluster(1, ONE_GPU)
     (node,) = cluster.names
@@ -154,7 +158,7 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
             try:
                 return ready()[0] == 200 and filtered("first").get("NodeNames") == [node]
             except urllib3.exceptions.NewConnectionError:
-                return False  # it has not started yet
+                return False  # not started yet
 
         cluster.until(works, "it lets the node pass")
         assert bind_error("first") == ""
@@ -183,13 +187,13 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
 
 
 def watch(cluster: PlayedCluster) -> bool:
-    """The kubelets admit what was bound, the agents report it."""
+    """Let the kubelets admit the bound pods, and the agents report them."""
     cluster.nodes.observe(cluster.pods())
     return True
 
 
 def settled(cluster: PlayedCluster) -> bool:
-    """Whether every pod is bound or was rejected by all nodes."""
+    """Return whether every pod is bound or was rejected by all nodes."""
     return all(
         pod["spec"].get("nodeName") or scheduling_message(pod).startswith("0/")
         for pod in cluster.pods()
@@ -197,13 +201,13 @@ def settled(cluster: PlayedCluster) -> bool:
 
 
 def assert_nothing_is_promised_twice(cluster: PlayedCluster) -> None:
-    cluster.kill_all()  # from here on nothing is bound
+    cluster.kill_all()  # From here on, no pod is bound.
     cluster.nodes.observe(cluster.pods())
     verdict = cluster.nodes.referee.verdict(useful_bytes=GIB)
     assert verdict.bound == len(cluster.bound())
     assert verdict.devices_overcommitted == 0
     assert not verdict.turned_away
-    # The ledger has every bound pod once, on its node.
+    # The ledger has every bound pod once, on the right node.
     reserved = {
         (uid, name) for name in cluster.names for uid in cluster.gpunode(name).spec.reservations
     }

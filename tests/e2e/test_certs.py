@@ -1,4 +1,4 @@
-"""headroom certs against a real API server, with the rights of its manifest and no others."""
+"""Runs headroom certs against a real API server, with exactly the rights of its manifest."""
 
 import base64
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ ADMISSION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfiguratio
 NAMES = (AUTHORITIES, *(each.secret for each in wanted(SYSTEM_NAMESPACE)))
 NOW = datetime.now(UTC)
 RENEWAL = "certs-renewal-of-the-tests"
-#: The one Secret for all parts, of earlier versions.
+#: The shared Secret of earlier versions.
 SHARED = "headroom-tls"
 TLS = {"tls.crt": "", "tls.key": ""}
 
 
 @pytest.fixture
 def rights(plane: ControlPlane) -> Iterator[None]:
-    """The namespace, and what the manifest lets the command do; no Secret is left."""
+    """Create the namespace and the rights in the manifest, without any Secret."""
     made: list[str] = []
 
     def create(path: str, body: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def rights(plane: ControlPlane) -> Iterator[None]:
             where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
             create(f"{where}/{kind.lower()}s", manifest)
             create(f"{where}/{kind.lower()}bindings", role_binding(manifest))
-        elif kind in ("Job", "CronJob"):  # the API server takes them as they are
+        elif kind in ("Job", "CronJob"):  # The API server accepts the certificates.
             create(f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/{kind.lower()}s", manifest)
     for name, labels in (("headroom", {"app.kubernetes.io/part-of": "headroom"}), ("other", {})):
         create(ADMISSION, webhook(name, labels))
@@ -73,7 +73,7 @@ def webhook(name: str, labels: dict[str, str]) -> dict[str, Any]:
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": "Ignore",
-        # It is for none of the objects that are created here.
+        # The webhook applies to none of the objects that the test creates.
         "rules": [
             {"apiGroups": ["x"], "apiVersions": ["v1"], "resources": ["x"], "operations": ["*"]}
         ],
@@ -102,7 +102,7 @@ def bundle(plane: ControlPlane, name: str = "headroom") -> bytes:
     return base64.b64decode(hook["clientConfig"].get("caBundle", ""))
 
 
-def test_the_first_run_makes_all_and_the_next_one_nothing(
+def test_the_first_run_creates_all_certificates_and_the_next_run_changes_nothing(
     plane: ControlPlane, rights: None
 ) -> None:
     env = {"KUBECONFIG": str(plane.kubeconfig("certs-of-the-tests")), "PATH": "/usr/bin:/bin"}
@@ -131,7 +131,9 @@ def test_the_first_run_makes_all_and_the_next_one_nothing(
     assert [plane.call("GET", f"{SECRETS}/{name}")["metadata"] for name in NAMES] == versions
 
 
-def test_two_first_runs_at_once_make_one_set(plane: ControlPlane, rights: None) -> None:
+def test_two_concurrent_first_runs_create_one_set_of_certificates(
+    plane: ControlPlane, rights: None
+) -> None:
     with ThreadPoolExecutor(4) as pool:
         message = [line for done in pool.map(lambda _: run(plane), range(4)) for line in done]
     assert len([line for line in message if line.startswith("serving CA: created")]) == 1
@@ -142,7 +144,7 @@ def test_two_first_runs_at_once_make_one_set(plane: ControlPlane, rights: None) 
         assert is_signed_by(secret(plane, each.secret)["tls.crt"], signer)
 
 
-def test_authorities_are_replaced_by_deleting_their_secret(
+def test_deleting_the_secret_of_an_authority_replaces_the_authority(
     plane: ControlPlane, rights: None
 ) -> None:
     run(plane)
@@ -162,9 +164,7 @@ def test_authorities_are_replaced_by_deleting_their_secret(
     assert run(plane) == []
 
 
-def test_certificates_are_renewed_while_they_are_still_good(
-    plane: ControlPlane, rights: None
-) -> None:
+def test_certificates_are_renewed_before_they_expire(plane: ControlPlane, rights: None) -> None:
     run(plane)
     before = secret(plane, "headroom-scheduler-client")
     due = NOW + Terms().leaf_lifetime - Terms().leaf_renewed_before
@@ -177,8 +177,10 @@ def test_certificates_are_renewed_while_they_are_still_good(
     assert ends_at == (due + Terms().leaf_lifetime).replace(microsecond=0)
 
 
-def test_the_daily_run_renews_and_can_do_nothing_else(plane: ControlPlane, rights: None) -> None:
-    """A stolen token of its account writes neither CAs nor webhook configurations."""
+def test_the_daily_job_can_renew_certificates_but_change_nothing_else(
+    plane: ControlPlane, rights: None
+) -> None:
+    """A stolen token of its account does not allow writes of CAs or webhook configurations."""
     with pytest.raises(BadSettings, match="job --from=cronjob/headroom-certs-authority"):
         renewed(plane, NOW)
     run(plane)
@@ -201,7 +203,7 @@ def test_the_daily_run_renews_and_can_do_nothing_else(plane: ControlPlane, right
 
 
 def renewed(plane: ControlPlane, now: datetime) -> list[str]:
-    """Run the daily job; return what it prints."""
+    """Run the daily job, and return its output."""
     message: list[str] = []
     api = KubeApi(plane.configuration(RENEWAL))
     try:
@@ -213,7 +215,7 @@ def renewed(plane: ControlPlane, now: datetime) -> list[str]:
 
 
 def test_authorities_that_expire_soon_are_reported(plane: ControlPlane, rights: None) -> None:
-    """Their certificates expire with them, and no run can renew these."""
+    """Their certificates expire at the same time, and no run can renew the authorities."""
     run(plane)
     soon = NOW + Terms().authority_lifetime - Terms().leaf_renewed_before
     assert not any("CA: expires at" in line for line in run(plane, soon - timedelta(hours=1)))
@@ -224,7 +226,7 @@ def test_authorities_that_expire_soon_are_reported(plane: ControlPlane, rights: 
     assert client.startswith("client CA: expires at ")
 
 
-def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None) -> None:
+def test_secrets_of_cert_manager_are_left_unchanged(plane: ControlPlane, rights: None) -> None:
     annotations = {"cert-manager.io/certificate-name": "headroom-extender-tls"}
     theirs = {"metadata": {"name": "headroom-extender-tls", "annotations": annotations}}
     plane.call("POST", SECRETS, theirs)
@@ -237,7 +239,7 @@ def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None
         plane.call("GET", f"{SECRETS}/{AUTHORITIES}")
 
 
-def test_it_has_no_right_to_other_secrets(plane: ControlPlane, rights: None) -> None:
+def test_the_account_has_no_right_to_other_secrets(plane: ControlPlane, rights: None) -> None:
     api = KubeApi(plane.configuration("certs-of-the-tests"))
     plane.call("POST", SECRETS, {"metadata": {"name": "theirs"}})
     with pytest.raises(Exception, match=r"403 .*cannot get resource \"secrets\""):
@@ -249,8 +251,9 @@ def test_it_has_no_right_to_other_secrets(plane: ControlPlane, rights: None) -> 
 def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
     plane: ControlPlane, rights: None
 ) -> None:
-    """Before, all parts had Secret headroom-tls. Its pods serve until new ones are ready, and all
-    clients, which know the CA, trust both."""
+    """Earlier versions had one Secret, headroom-tls, for all components. Their pods serve until new
+    pods are ready, and clients trust the CA of both.
+    """
     names = tuple(name for each in wanted(SYSTEM_NAMESPACE)[:-1] for name in each.names)
     shared = Wanted("serving", SHARED, "headroom", names, Usage.SERVER)
     old = KubeApi(plane.configuration())
@@ -260,7 +263,7 @@ def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
         before = {name: secret(plane, name) for name in (AUTHORITIES, *(o.secret for o in all_old))}
         trusted = bundle(plane)
         with pytest.raises(BadSettings, match="Secret headroom-system/headroom-extender-tls does"):
-            renewed(plane, NOW)  # the daily job before the first one of the new version
+            renewed(plane, NOW)  # The daily job runs before the first job of the new version.
         changed = run(plane)
         assert [line.partition(":")[0] for line in changed] == [
             f"Secret {name}" for name in NAMES[1:-1]
@@ -277,8 +280,10 @@ def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
         old.close()
 
 
-def test_the_account_of_the_job_creates_no_other_secret(plane: ControlPlane, rights: None) -> None:
-    """Kubernetes would write the token of another account into a Secret that asks for it."""
+def test_the_job_account_cannot_create_other_secrets(plane: ControlPlane, rights: None) -> None:
+    """Otherwise Kubernetes would write the token of another account into a Secret that requests
+    it.
+    """
     accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
     made: list[str] = []
 

@@ -1,6 +1,6 @@
-"""Short jobs come and go on gated nodes. Whatever surprises, none starts on a GPU without room.
+"""Runs short jobs on gated nodes, and checks that no pod starts on a GPU without enough memory.
 
-Judged by the driver's own memory, like the tests of the gate.
+The memory table of the simulated driver is the judge, as in the tests of the gate.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
 def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     cluster: RealCluster, tell: Tell
 ) -> None:
-    """Jobs that run for a few seconds ask for twice the memory of the nodes.
+    """Jobs that run for a few seconds request twice the memory of the nodes.
 
-    Nearly always a job ends between the binding and the admission of another pod. On each node:
+    A job usually ends between the binding and the admission of another pod. On each node:
 
     * Another scheduler binds a gated pod while it does not fit on the node. No memory is freed
       until the gate of this pod has answered no.
@@ -67,12 +67,12 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     doomed: set[str] = set()
     to_delete = {jobs[3], jobs[9]}
     sizes = {name: chance.choice((3, 4, 6, 8, 12, 16, 20)) for name in jobs}
-    #: Node -> the first pods of these jobs, which another scheduler binds.
+    #: Per node, the first pods of these jobs, which another scheduler binds.
     bypass = dict(zip((jobs[5], jobs[11]), cluster.names, strict=True))
     sizes |= dict.fromkeys(bypass, LARGE_GIB)
 
     def most_gib(node: str) -> int:
-        """Returns the memory that is free on the emptiest healthy device of the node."""
+        """Return the free memory of the emptiest healthy device of the node."""
         machine = cluster.machines[node]
         left = {gpu.uuid: gpu.memory_bytes // GIB for gpu in machine.driver.gpus}
         for each in machine.held():
@@ -80,7 +80,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         return max(gib for uuid, gib in left.items() if uuid not in broken)
 
     def waits_on(node: str, pod: dict[str, Any]) -> bool:
-        """Whether its gate must still answer no there."""
+        """Return whether the pod's gate must still block the start there."""
         if pod["spec"].get("nodeName") != node or pod["status"]["phase"] != "Pending":
             return False
         received = "".join(g.output for g in gates.values() if g.pod == pod["metadata"]["name"])
@@ -88,18 +88,18 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         return not going and "gate: no: " not in received
 
     def churn() -> int:
-        """Let pods end that have run for long enough; how many jobs are done."""
+        """End pods that have run for long enough. Return the number of finished jobs."""
         listed = cluster.pods()
-        # Until then the nodes are crowded at some time: twice as much as fits has to go through.
+        # Jobs request twice the memory of the nodes, so the nodes become crowded at some time.
         others_to_come = bool(bypass) and done() < count - len(bypass)
         leaving = {
             pod["spec"].get("nodeName") for pod in listed if "deletionTimestamp" in pod["metadata"]
         }
-        if to_delete:  # one of these may leave this very moment
+        if to_delete:  # One of these pods may end at this moment.
             leaving.update(cluster.names)
         for pod in listed:
             name, job = pod["metadata"]["name"], pod["metadata"]["labels"]["job"]
-            with contextlib.suppress(ApiRefused):  # it went meanwhile
+            with contextlib.suppress(ApiRefused):  # It was deleted meanwhile.
                 if "nodeName" in pod["spec"]:
                     bound[name] = pod["spec"]["nodeName"]
                     if job in to_delete:
@@ -107,7 +107,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
                         cluster.plane.call("DELETE", f"{PODS}/{name}")
                 elif pod["spec"]["schedulerName"] == "another":
                     node = bypass.get(job)
-                    if node is None or not others_to_come:  # they get a node on which they fit
+                    if node is None or not others_to_come:  # The pods get a node on which they fit.
                         bind(cluster, name, max(cluster.names, key=most_gib))
                     elif most_gib(node) < LARGE_GIB and node not in leaving:
                         doomed.add(name)
@@ -149,9 +149,9 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     }
     sent_from = {name: node for name, node in bound.items() if name in shown}
     told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
-    # The gate or the evicting replica reports it first. Memory may be freed meanwhile.
+    # The gate or the evicting replica reports the pod first, and memory may be freed meanwhile.
     assert doomed & (told_no | shown)
-    # Room can come between the look that sends a pod away and the answer that lets it start.
+    # Memory can become free between the check that evicts a pod and the answer that lets it start.
     begun = len(sent_from.keys() & set().union(*map(ever_ran, cluster.machines.values())))
     elsewhere = sum(node not in ran_on[job_of(pod)] for pod, node in sent_from.items())
     missed = {
@@ -168,7 +168,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
 
 
 def job(cluster: RealCluster, name: str, gib: int, bypasses: bool) -> None:
-    """Creates a job of one gated pod. If it bypasses us, another scheduler binds it."""
+    """Create a job with one gated pod. If the pod bypasses us, another scheduler binds it."""
     template = pod_of("", gib)
     del template["metadata"]["name"]
     template["metadata"]["labels"] = {"job": name}

@@ -1,4 +1,4 @@
-"""``make cluster`` for a person: the printed commands work, and Ctrl-C leaves nothing behind."""
+"""Checks that the commands printed by ``make cluster`` work, and that Ctrl-C ends everything."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ from tests.deploy.pages import blocks, commands, play
 from tests.processes import alive
 from tests.waiting import PATIENCE_S, until
 
-#: The last line that it prints.
+#: The last line of the output.
 UP = "Ctrl-C ends all of it"
-#: A Deployment in another namespace than that of the context.
+#: A Deployment outside the namespace of the context.
 TEAM = """\
 apiVersion: apps/v1
 kind: Deployment
@@ -54,7 +54,7 @@ class Cluster:
         return self._printed.read_text()
 
     def await_up(self, processes: int | None = None) -> None:
-        """Return when the commands are printed, or when this many processes run."""
+        """Return when the commands are printed, or when this number of processes run."""
         deadline_s = time.monotonic() + PATIENCE_S
         while UP not in self.printed:
             self.started = descendants(self.process.pid)
@@ -74,7 +74,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[Cluster]:
-    # In one process group, so that a signal reaches make and all its children, like Ctrl-C.
+    # One process group, so that a signal reaches make and all its children, like Ctrl-C.
     ((make, target),) = map(str.split, commands("get-started/local-cluster.md", "start"))
     entered = [make, "--old-file=.venv/test.stamp", f"RUN={sys.executable}", target]
     printed = folder / "printed"
@@ -87,7 +87,7 @@ def made(folder: Path) -> Iterator[Cluster]:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            # SIGINT is ignored if the tests run in the background of a shell.
+            # SIGINT is ignored if a shell runs the tests in the background.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as command,
     ):
@@ -103,11 +103,11 @@ def made(folder: Path) -> Iterator[Cluster]:
     assert not list(folder.glob("headroom-plane-*"))
 
 
-def test_ctrl_c_while_it_starts_ends_all_that_make_cluster_started(
+def test_ctrl_c_during_the_start_ends_all_processes_of_make_cluster(
     binaries: None, tmp_path: Path
 ) -> None:
     with made(tmp_path) as cluster:
-        cluster.await_up(processes=3)  # Python, etcd, kube-apiserver
+        cluster.await_up(processes=3)  # Python, etcd and kube-apiserver
         assert UP not in cluster.printed
         cluster.interrupt()
 
@@ -134,7 +134,7 @@ except KeyboardInterrupt:
 
 
 def shell(script: str) -> str:
-    """Return the output of the commands; each must succeed."""
+    """Run the commands and return their output. Each must succeed."""
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
@@ -142,7 +142,7 @@ def shell(script: str) -> str:
 
 
 def documented_pod() -> str:
-    """Return the manifest of docs/get-started/helm.md, as a newcomer copies it."""
+    """Return the manifest of docs/get-started/helm.md, as a new user copies it."""
     (manifest,) = [
         block.text for block in blocks("get-started/helm.md") if "kind: Pod\n" in block.text
     ]
@@ -179,7 +179,7 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         assert "3 insufficient GPU memory on any device" in events
         assert "larger than any GPU that it may use (24.0 GiB)" in kubectl("headroom why too-large")
         hint = re.search(r"More: (kubectl headroom why .*)$", events, re.MULTILINE)
-        if hint:  # the Event may be a second late; its text is tested with the extender
+        if hint:  # The Event may be a second late. The tests of the extender check its text.
             assert "Pod e2e/too-large: " in shell(f"{exports}\n{hint[1]}")
 
         own = re.search(r"^  (kubectl create -f - <<EOF\n.*?^  EOF)$", cluster.printed, re.M | re.S)

@@ -1,4 +1,4 @@
-"""Extender and console as two processes, each with the rights of its own account."""
+"""Runs extender and console as two processes, each with the rights of its own account."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.processes import free_ports
 
 
 class Apart:
-    """Both processes of a cluster; readers of either show a token."""
+    """The extender and the console of a cluster. Readers of both need a token."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.plane = cluster, cluster.plane
@@ -30,7 +30,7 @@ class Apart:
         self._fork("extender", "--config", str(config), *ports)
 
     def start_console(self, follows: int | None = None) -> None:
-        """``follows``: the port of the extender's journal, if not its own."""
+        """Start a console. ``follows`` is the port of the journal, by default the extender's."""
         config = self.plane.folder / "console.yaml"
         config.write_text(f"extenders: [127.0.0.1:{follows or self.journal}]\n")
         self._fork("console", "--config", str(config), "--debug-port", str(self.debug))
@@ -41,7 +41,7 @@ class Apart:
         self.cluster._started.append(part)
 
     def get(self, path: str) -> Any:
-        """The console's answer; None if it does not answer 200."""
+        """Return the console's response, or None if its status is not 200."""
         url = f"http://127.0.0.1:{self.debug}{path}"
         shown = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         try:
@@ -51,12 +51,12 @@ class Apart:
         return answer.json() if answer.status_code == 200 else None
 
     def decisions(self) -> dict[str, str]:
-        """Pod -> the node that its last decision names."""
+        """Return the node in the last decision for each pod."""
         found = (self.get("/v1/decisions") or {}).get("decisions", [])
         return {each["name"]: each["node"] for each in reversed(found)}
 
 
-def test_the_console_shows_what_the_extender_decides_and_neither_needs_the_other(
+def test_the_console_shows_the_extenders_decisions_and_each_runs_without_the_other(
     new_cluster: NewCluster, plane: ControlPlane
 ) -> None:
     cluster = new_cluster(2)
@@ -95,7 +95,7 @@ def test_the_console_shows_what_the_extender_decides_and_neither_needs_the_other
     assert apart.get("/v1/capacity?vram=1Gi")["snapshot_generation"] > 0
 
 
-def test_a_reader_without_permission_gets_the_same_answer_from_both(
+def test_a_reader_without_permission_gets_the_same_response_from_console_and_extender(
     new_cluster: NewCluster,
 ) -> None:
     apart = Apart(new_cluster(1))
@@ -115,14 +115,14 @@ def test_a_reader_without_permission_gets_the_same_answer_from_both(
         assert LOOPBACK.get(url + path).status_code == 401
         outsider = {"Authorization": "Bearer stranger-of-the-tests"}
         assert LOOPBACK.get(url + path, headers=outsider).status_code == 403
-    # What the extender has is for its console and for Prometheus.
+    # Only the console and Prometheus may read the extender's data.
     url = f"http://127.0.0.1:{apart.journal}/v1/nodes"
     admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     assert LOOPBACK.get(url, headers=admin).status_code == 404
 
 
-def test_a_pod_that_uses_a_gpu_and_requests_none_is_named(new_cluster: NewCluster) -> None:
-    """By the console, which finds it on its node, and by the doctor."""
+def test_a_pod_that_uses_a_gpu_without_a_request_is_reported(new_cluster: NewCluster) -> None:
+    """The console finds the pod on its node, and doctor reports it too."""
     cluster = new_cluster(1, Shape(gpus=1))
     apart = Apart(cluster)
     apart.start_extender()

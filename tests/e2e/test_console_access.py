@@ -1,4 +1,6 @@
-"""Users reach the console through a real API server, which alone gets their credentials."""
+"""Checks that users reach the console through a real API server, and that only the API server gets
+their credentials.
+"""
 
 import base64
 import json
@@ -29,7 +31,7 @@ from tests.loopback import LOOPBACK
 from tests.processes import free_ports, starts_processes
 from tests.waiting import PATIENCE_S
 
-#: Its members may connect, and may read everything.
+#: Members of this group may connect and read everything.
 GROUP = "gpu-watchers"
 PROXY = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/{PROXIED}/proxy"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -59,7 +61,7 @@ def cluster(plane: ProxyingPlane) -> Iterator[PlayedCluster]:
 
 
 def watched_by(group: str, plane: ProxyingPlane) -> PlayedCluster:
-    """Start a cluster in which the members of a group may connect and may read everything."""
+    """Start a cluster in which the members of a group may connect and read everything."""
     cluster = PlayedCluster(plane, 1, Shape())
     cluster.create()
     let_connect(plane, "watchers", f"--group={group}")
@@ -83,13 +85,13 @@ def let_connect(plane: ControlPlane, binding: str, subject: str) -> None:
 
 
 def by_certificate(client: Certificate) -> dict[str, str]:
-    """Return the user of a kubeconfig as kubeadm and kind write it."""
+    """Return the user of a kubeconfig from kubeadm or kind."""
     files = {"client-certificate-data": client.cert, "client-key-data": client.key}
     return {key: base64.b64encode(file.read_bytes()).decode() for key, file in files.items()}
 
 
 def by_plugin(folder: Path, credentials: Mapping[str, str]) -> dict[str, Any]:
-    """Return the user of a kubeconfig as the clouds write it: a command prints the credential."""
+    """Return the user of a kubeconfig from a cloud, in which a command prints the credential."""
     kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
     plugin = folder / "plugin"
     plugin.write_text(
@@ -101,7 +103,7 @@ def by_plugin(folder: Path, credentials: Mapping[str, str]) -> dict[str, Any]:
 
 
 def token_of_account(plane: ControlPlane, name: str, *options: str) -> str:
-    """Return a token of a service account that may connect and may read everything."""
+    """Return a token of a service account that may connect and read everything."""
     plane.kubectl("create", "serviceaccount", name)
     subject = f"--serviceaccount=default:{name}"
     let_connect(plane, name, subject)
@@ -111,7 +113,7 @@ def token_of_account(plane: ControlPlane, name: str, *options: str) -> str:
 
 
 def csrs(plane: ControlPlane) -> dict[str, dict[str, Any]]:
-    """Return the specs of all sessions by the names of their requests."""
+    """Return the specs of all sessions by the names of their CertificateSigningRequests."""
     items = plane.call("GET", CSRS)["items"]
     return {each["metadata"]["name"]: each["spec"] for each in items}
 
@@ -122,7 +124,9 @@ def top(plane: ControlPlane, folder: Path, user: Mapping[str, Any], *options: st
     return headroom("--kubeconfig", file, *options, "top")
 
 
-def test_every_kind_of_user_reads_with_one_session(cluster: PlayedCluster, tmp_path: Path) -> None:
+def test_users_with_any_kind_of_credential_read_with_one_session(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
     plane, ca = cluster.plane, cluster.plane.clients_ca
     watcher = ca.sign("kubectl-watcher", [GROUP])
     of_account = token_of_account(plane, "robot")
@@ -149,7 +153,7 @@ def test_every_kind_of_user_reads_with_one_session(cluster: PlayedCluster, tmp_p
         assert {spec["signerName"] for spec in created.values()} <= {SIGNER}
 
 
-def test_a_user_sees_what_the_api_server_permits(cluster: PlayedCluster, tmp_path: Path) -> None:
+def test_a_user_reads_what_the_api_server_permits(cluster: PlayedCluster, tmp_path: Path) -> None:
     plane = cluster.plane
     let_connect(plane, "tenant", "--user=tenant")
     tenant = by_certificate(plane.clients_ca.sign("tenant"))
@@ -159,7 +163,7 @@ def test_a_user_sees_what_the_api_server_permits(cluster: PlayedCluster, tmp_pat
 
 
 @pytest.mark.parametrize("lacks", ["both", "the proxy"])
-def test_a_missing_permission_is_named_with_the_commands_that_give_it(
+def test_a_missing_permission_is_reported_with_the_commands_that_grant_it(
     cluster: PlayedCluster, tmp_path: Path, lacks: str
 ) -> None:
     plane = cluster.plane
@@ -187,7 +191,7 @@ def test_a_missing_permission_is_named_with_the_commands_that_give_it(
     )
 
 
-def test_other_errors_name_their_cause(
+def test_other_errors_report_their_cause(
     cluster: PlayedCluster, plane: ProxyingPlane, tmp_path: Path
 ) -> None:
     unknown = top(plane, tmp_path, {"token": "unknown-user"})
@@ -208,7 +212,7 @@ def test_other_errors_name_their_cause(
     assert "the API server does not answer: " in gone.stderr
 
 
-def test_the_page_and_its_stream_pass_through_the_api_server(cluster: PlayedCluster) -> None:
+def test_the_page_and_its_event_stream_pass_through_the_api_server(cluster: PlayedCluster) -> None:
     plane = cluster.plane
     with Page(Proxied(str(plane.kubeconfig()), None, SYSTEM_NAMESPACE)) as page:
         thread = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})
@@ -227,7 +231,8 @@ def test_the_page_and_its_stream_pass_through_the_api_server(cluster: PlayedClus
                 assert stream.headers["content-type"].startswith("text/event-stream")
                 lines = stream.iter_lines()
                 assert next(lines) == "retry: 2000"
-                # Each line arrives when it is sent, and silence between them ends nothing.
+                # Each line arrives when it is sent, and idle time between lines does not end the
+                # stream.
                 assert ": nothing new" in lines
         finally:
             page.shutdown()
@@ -235,7 +240,7 @@ def test_the_page_and_its_stream_pass_through_the_api_server(cluster: PlayedClus
 
 
 class Attacker:
-    """A user who may connect, and sends any request to the API server."""
+    """A user who may connect and sends arbitrary requests to the API server."""
 
     def __init__(self, plane: ControlPlane, name: str, group: str = GROUP) -> None:
         certificate = plane.clients_ca.sign(name, [group])
@@ -255,7 +260,7 @@ class Attacker:
         return self._http.request(method, self.plane.url + path, body=sent, headers=content | named)
 
     def read(self, secret: str, **headers: str) -> int:
-        """Return the status of a view that is read with this session."""
+        """Return the status of a view read with this session."""
         status: int = self.send("GET", f"{PROXY}/v1/nodes", **{HEADER: secret}, **headers).status
         return status
 
@@ -267,26 +272,26 @@ class Attacker:
         return self.send("POST", CSRS, {**csr, "spec": {**csr["spec"], **spec}})
 
 
-def test_nobody_can_act_as_another_user(cluster: PlayedCluster) -> None:
+def test_no_user_can_act_as_another_user(cluster: PlayedCluster) -> None:
     plane = cluster.plane
     let_connect(plane, "outsider", "--user=outsider")
     outsider, watcher = Attacker(plane, "outsider", "no-group"), Attacker(plane, "watcher")
     secret, created = outsider.open_session()
     cluster.until(lambda: outsider.read(secret) == 403, "the outsider can connect")
 
-    # The fields about the creator are those of the creator.
+    # The API server sets the fields about the creator.
     claimed = {"username": "admin", "uid": "0", "groups": [GROUP, "system:masters"]}
     secret, created = outsider.open_session(**claimed, extra={"scopes": ["all"]})
     spec = created.json()["spec"]
     assert (spec["username"], spec["groups"]) == ("outsider", ["no-group", "system:authenticated"])
     assert outsider.read(secret) == 403
-    # And remain so, even if an administrator writes them.
+    # They stay unchanged, even if an administrator writes them.
     path = f"{CSRS}/{csr_name(secret)}"
     for part in ("", "/status", "/approval"):
         csr = plane.call("GET", path)
         csr["spec"] |= claimed
         assert plane.call("PUT", path + part, csr)["spec"]["username"] == "outsider"
-    # An old session cannot be made young.
+    # The age of an old session cannot be changed.
     csr = plane.call("GET", path)
     before = csr["metadata"]["creationTimestamp"]
     csr["metadata"]["creationTimestamp"] = "2099-01-01T00:00:00Z"
@@ -296,33 +301,34 @@ def test_nobody_can_act_as_another_user(cluster: PlayedCluster) -> None:
         after = before
     assert after == before
 
-    # The name of a session is public to some; the secret cannot be found from it, and is not used.
+    # Some users can read the name of a session. The secret does not follow from it, and is not
+    # used.
     theirs, created = watcher.open_session()
     assert watcher.read(theirs) == 200
     name = created.json()["metadata"]["name"]
     assert outsider.read(name) == 401
     assert outsider.read(name.rpartition("-")[2]) == 401
-    # The name is taken, and the same content under another name is a session of its creator.
+    # The name is in use, and the same content under another name is a session of its creator.
     csr = sessions.csr(theirs)
     assert outsider.create(csr).status == 409
     assert outsider.create({**csr, "metadata": {"name": f"{name}0"}}).status == 201
-    # The API server shows requests to neither of them, and lets neither of them change one.
+    # The API server lets neither user read or change a request.
     for verb, target in (("GET", ""), ("DELETE", ""), ("PATCH", ""), ("PUT", "/approval")):
         assert outsider.send(verb, f"{CSRS}/{name}{target}", csr).status == 403, verb
     assert outsider.send("GET", CSRS).status == 403
 
-    # A request with another signer is no session; no other header names a user.
+    # A request with another signer is no session, and no other header names a user.
     other, created = outsider.open_session(signerName="example.com/other")
     assert created.status == 201
     assert outsider.read(other) == 401
     smuggled = {"X_Remote_User": "admin", "X_Remote_Group": GROUP, "X_Forwarded_User": "admin"}
     assert outsider.read(secret, **smuggled) == 403
     assert outsider.read("", **smuggled) == 401
-    # To impersonate, one must be permitted to.
+    # Impersonation requires permission.
     assert outsider.read(secret, Impersonate_User="admin") == 403
 
 
-def test_an_impersonated_user_has_the_session(cluster: PlayedCluster) -> None:
+def test_an_impersonated_user_gets_a_session_of_its_own(cluster: PlayedCluster) -> None:
     plane = cluster.plane
     admin = Attacker(plane, "second-admin", "system:masters")
     jane = {"Impersonate_User": "jane", "Impersonate_Group": GROUP, "Impersonate_Extra_Scopes": "a"}
@@ -356,13 +362,13 @@ def test_an_administrator_can_end_a_session(
         plane.kubectl("certificate", "deny", csr_name(secret))
     attacker = Attacker(plane, name)
     cluster.until(lambda: attacker.read(secret) == 401, "the console rejects the session")
-    # The user, whose rights are as before, gets a new one without noticing.
+    # The user's rights are unchanged, so the client gets a new session automatically.
     again = top(plane, tmp_path, user)
     assert (again.status, again.stderr) == (0, "")
     assert json.loads(next((tmp_path / "cache/headroom").iterdir()).read_text())[0] != secret
 
 
-def test_the_role_of_users_reaches_the_debug_api_and_nothing_else(cluster: PlayedCluster) -> None:
+def test_the_user_role_grants_access_only_to_the_debug_api(cluster: PlayedCluster) -> None:
     def may(verb: str, resource: str, name: str = "", namespace: str = "", group: str = "") -> bool:
         resource, _, subresource = resource.partition("/")
         spec = {
@@ -400,7 +406,7 @@ def test_the_role_of_users_reaches_the_debug_api_and_nothing_else(cluster: Playe
 
 
 def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_path: Path) -> None:
-    """A server in the place of a console sees the session, and nothing that others accept."""
+    """A malicious console sees the session, but nothing that other servers accept."""
     seen: list[dict[str, str]] = []
 
     class Compromised(BaseHTTPRequestHandler):
@@ -411,7 +417,7 @@ def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_pa
             self.wfile.write(b'{"nodes": []}')
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log no requests."""
+            """Do not log requests."""
 
     certificate = Authority(tmp_path, "of-it").sign("console")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -440,7 +446,7 @@ def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_pa
     assert not answer["status"].get("authenticated")
 
 
-def test_a_token_of_the_debug_api_is_rejected_by_the_api_server(
+def test_the_api_server_rejects_a_token_of_the_debug_api(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     plane = cluster.plane

@@ -1,4 +1,4 @@
-"""A console shows which extender it does not receive, and the extender needs no console."""
+"""Checks that a console shows a missing extender, and that the extender works without a console."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ def inputs(apart: Apart) -> dict[str, dict[str, Any]]:
     return {each["kind"]: each for each in found}
 
 
-def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
+def test_a_stopped_unreachable_or_killed_extender_is_shown_with_its_age(
     new_cluster: NewCluster,
 ) -> None:
     apart = Apart(new_cluster(1))
@@ -76,7 +76,9 @@ def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
 
 @contextmanager
 def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
-    """The address of its server, which answers each query with these SM activities, by device."""
+    """Yield the URL of a Prometheus server that answers each query with these SM activities by
+    device.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -91,7 +93,7 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
             self.wfile.write(body(*series))
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
+            """Do not log requests."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -103,7 +105,7 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
             thread.join()
 
 
-def test_without_console_and_prometheus_the_agents_sm_activity_decides(
+def test_without_console_and_prometheus_the_sm_activity_of_agents_decides(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -129,7 +131,7 @@ def test_without_console_and_prometheus_the_agents_sm_activity_decides(
 
 
 def chosen(apart: Apart) -> str:
-    """The node that the extender prefers; "" if it takes the pod on neither."""
+    """Return the node that the extender prefers, or "" if neither node fits."""
     asked = offer(pod("asking", "2Gi", namespace="e2e"), *apart.cluster.names)
     url = f"http://127.0.0.1:{apart.verbs}"
     try:

@@ -1,4 +1,4 @@
-"""`kubectl headroom cordon` on a real API server, with an extender and kube-scheduler."""
+"""Runs `kubectl headroom cordon` on a real API server, with an extender and kube-scheduler."""
 
 from typing import Any
 
@@ -44,14 +44,14 @@ def cordoned_devices(cluster: PlayedCluster) -> set[str]:
 
 @pytest.fixture
 def cluster(new_cluster: NewCluster) -> PlayedCluster:
-    """One node of two GPUs, with an extender, kube-scheduler and controllers."""
+    """A cluster with one node of two GPUs, an extender, kube-scheduler and controllers."""
     found = new_cluster(1, Shape(gpus=2))
     assert found.names == (NODE,)
     found.bring_up()
     return found
 
 
-def test_a_cordoned_gpu_closes_the_node_while_the_plugin_could_choose_it(
+def test_a_node_with_a_cordoned_gpu_takes_no_pods_while_the_plugin_could_choose_the_gpu(
     cluster: PlayedCluster,
 ) -> None:
     shown = plugin(cluster, "cordon", NODE, "0")
@@ -81,7 +81,9 @@ def test_a_cordoned_gpu_closes_the_node_while_the_plugin_could_choose_it(
     assert cordon_of(cluster) is None
 
 
-def test_a_user_without_the_right_to_patch_nodes_is_shown_the_rule(cluster: PlayedCluster) -> None:
+def test_a_user_without_the_right_to_patch_nodes_gets_the_required_rule(
+    cluster: PlayedCluster,
+) -> None:
     shown = plugin(cluster, "cordon", NODE, "0", token=STRANGER_TOKEN)
     assert (shown.returncode, shown.stdout) == (3, "")
     assert 'cannot get resource "nodes"' in shown.stderr
@@ -116,7 +118,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     cluster.start_controller_manager()
     replica_set(cluster, "held", 4, [NODE])
     cluster.until(lambda: bool(cluster.bound()), "the pod is bound")
-    # The pod that replaces it must not come to this node, which reports no new pod.
+    # The replacement pod must not run on this node, which reports no new pod.
     cluster.cordon(NODE, True)
     (pod,) = cluster.bound()
     run(cluster, pod)
@@ -135,7 +137,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     observed = {"observedGeneration": made["metadata"]["generation"], "expectedPods": 1}
     status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, **observed}
     try:
-        # No disruption controller runs here: it would write this.
+        # Written here, because no disruption controller runs.
         cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status}, MERGE)
         shown = plugin(cluster, "cordon", NODE, "1", "--evict", "--timeout", "1s")
         assert shown.returncode == 1
@@ -148,7 +150,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
         status["disruptionsAllowed"] = 1
         cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status}, MERGE)
         shown = plugin(cluster, "cordon", NODE, "1", "--evict", "--timeout", "1s")
-        # Its kubelet, which would end it, is missing.
+        # There is no kubelet to end it.
         assert shown.returncode == 1
         assert shown.stdout.splitlines() == [
             f"node {NODE}: {SECOND} (GPU 1) is already cordoned",

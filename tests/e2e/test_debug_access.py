@@ -1,4 +1,6 @@
-"""Readers of the debug API of a real extender, by a real API server with the shipped roles."""
+"""Checks access to the debug API of a real extender, with a real API server and the shipped
+roles.
+"""
 
 from collections.abc import Iterator
 
@@ -36,7 +38,7 @@ def is_ready(cluster: Cluster) -> bool:
 
 @pytest.fixture
 def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
-    """A cluster in which a user may read the pods of one namespace, and nothing else."""
+    """A cluster in which a user may only read the pods of one namespace."""
     cluster = new_cluster(1)
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
     role = {"metadata": {"name": "reads-pods"}, "rules": [rule]}
@@ -52,7 +54,7 @@ def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
         cluster.plane.call("DELETE", f"{NAMESPACE}/{kind}/reads-pods")
 
 
-def test_a_view_is_for_readers_that_the_api_server_allows(may_get_pods: Cluster) -> None:
+def test_only_readers_permitted_by_the_api_server_get_a_view(may_get_pods: Cluster) -> None:
     cluster = may_get_pods
     plane = cluster.plane
     with proxy_to(plane.url, certificate=plane.certificate) as (proxy, wire):
@@ -72,7 +74,7 @@ def test_a_view_is_for_readers_that_the_api_server_allows(may_get_pods: Cluster)
         assert status(cluster, "/healthz", None) == 200
 
 
-def test_a_reader_of_one_namespace_is_shown_no_pod_of_another(may_get_pods: Cluster) -> None:
+def test_a_reader_of_one_namespace_gets_no_pod_of_another(may_get_pods: Cluster) -> None:
     cluster = may_get_pods
     (node,) = cluster.names
     elsewhere = pod_manifest("2Gi")

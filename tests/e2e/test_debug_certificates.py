@@ -1,4 +1,6 @@
-"""Client certificates that the debug API accepts: those of the real cluster's CA, over TLS."""
+"""Checks which client certificates the debug API accepts over TLS: those of the real cluster's
+CA.
+"""
 
 import json
 import ssl
@@ -23,7 +25,7 @@ ROLE = f"{RBAC}/namespaces/kube-system/roles/headroom-console"
 
 @pytest.fixture
 def cluster(new_cluster: NewCluster) -> Iterator[Cluster]:
-    """In which a group may read the debug API."""
+    """A cluster in which a group may read the debug API."""
     cluster = new_cluster(1)
     binding = {
         "metadata": {"name": GROUP},
@@ -48,7 +50,7 @@ def serve_over_tls(cluster: Cluster, tmp_path: Path) -> None:
 def answer(
     cluster: Cluster, tmp_path: Path, client: Certificate | None, token: str | None = None
 ) -> httpx.Response:
-    """To /v1/nodes. Raises ``httpx.TransportError`` where the handshake fails."""
+    """Return the response of /v1/nodes. Raise ``httpx.TransportError`` if the handshake fails."""
     context = ssl.create_default_context(cafile=str(tmp_path / "served-by.crt"))
     if client is not None:
         context.load_cert_chain(client.cert, client.key)
@@ -65,7 +67,9 @@ def is_known(cluster: Cluster, tmp_path: Path, client: Certificate) -> bool:
         return False
 
 
-def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_certificate_of_the_cluster_ca_identifies_its_user(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     serve_over_tls(cluster, tmp_path)
     ca = cluster.plane.clients_ca
     watcher, outsider = ca.sign("watcher", ["other", GROUP]), ca.sign("unknown-user")
@@ -74,7 +78,7 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
     rejected = answer(cluster, tmp_path, outsider)
     assert rejected.status_code == 403
     assert rejected.json()["detail"].startswith("unknown-user may not get path /v1/nodes; bind")
-    # The CA's cluster has its admin in this group: a client without a token.
+    # The cluster's admin is in this group and has a certificate instead of a token.
     assert answer(cluster, tmp_path, ca.sign("kubernetes-admin", ["system:masters"])).is_success
 
     assert answer(cluster, tmp_path, None).status_code == 401
@@ -94,7 +98,7 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
     ]
 
 
-def test_tokens_are_accepted_if_the_ca_may_not_be_read(cluster: Cluster, tmp_path: Path) -> None:
+def test_tokens_are_accepted_if_the_ca_is_not_readable(cluster: Cluster, tmp_path: Path) -> None:
     plane = cluster.plane
     role = plane.call("GET", ROLE)
     plane.call("PUT", ROLE, role | {"rules": []})
@@ -121,7 +125,9 @@ def test_tokens_are_accepted_if_the_ca_may_not_be_read(cluster: Cluster, tmp_pat
     )
 
 
-def test_the_plugin_shows_a_certificate_to_an_address(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_plugin_presents_a_certificate_to_a_given_address(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     serve_over_tls(cluster, tmp_path)
     watcher = cluster.plane.clients_ca.sign("kubectl-watcher", [GROUP])
     cluster.until(lambda: is_known(cluster, tmp_path, watcher), "certificates are taken")

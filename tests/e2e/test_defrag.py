@@ -1,4 +1,4 @@
-"""`kubectl headroom defrag` on a real API server, as in docs/how-to/defrag.md."""
+"""Runs `kubectl headroom defrag` on a real API server, as in docs/how-to/defrag.md."""
 
 import re
 import time
@@ -21,7 +21,7 @@ SETS = ("chat", "embed", "rerank")
 
 @contextmanager
 def kubelets(cluster: PlayedCluster) -> Iterator[None]:
-    """End pods that are being deleted, and report the others, as kubelets and agents do."""
+    """End pods that are being deleted and report the others, as kubelets and agents do."""
     stop = Event()
 
     def work() -> None:
@@ -38,7 +38,7 @@ def kubelets(cluster: PlayedCluster) -> Iterator[None]:
         thread.join()
 
 
-def test_one_pod_moves_and_the_waiting_pod_gets_its_place(
+def test_moving_one_pod_lets_the_pending_pod_be_bound(
     new_cluster: NewCluster, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = new_cluster(3, Shape(gpus=1))
@@ -87,7 +87,7 @@ def test_one_pod_moves_and_the_waiting_pod_gets_its_place(
 
 
 def node_of(cluster: PlayedCluster, name: str) -> str:
-    """Return the node of the only pod of a ReplicaSet; empty while it has none."""
+    """Return the node of the only pod of a ReplicaSet, or an empty string before the binding."""
     bound = [pod["spec"].get("nodeName", "") for pod in of_set(cluster, name)]
     return bound[0] if len(bound) == 1 else ""
 
@@ -95,7 +95,7 @@ def node_of(cluster: PlayedCluster, name: str) -> str:
 def is_on(cluster: PlayedCluster, name: str, node: str) -> bool:
     """Return whether the only pod of a ReplicaSet is on the node.
 
-    One that is bound to another node, of which kube-scheduler had not seen the cordon, is deleted.
+    Delete the pod if it was bound to another node before kube-scheduler saw the cordon.
     """
     bound = node_of(cluster, name)
     if bound and bound != node:

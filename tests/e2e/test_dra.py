@@ -1,7 +1,7 @@
-"""Extended resources that DRA serves (KEP-5004), with a real kube-scheduler and API server.
+"""Tests extended resources served by DRA (KEP-5004), with a real kube-scheduler and API server.
 
-Node ``gpu-1`` has a device plugin, and ``gpu-2`` a ResourceSlice with the same GPU that its agent
-reports. No driver runs, because kube-scheduler alone allocates.
+Node ``gpu-1`` has a device plugin. Node ``gpu-2`` has a ResourceSlice with the GPU that its agent
+reports. No DRA driver runs, because kube-scheduler alone allocates.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class DraCluster(PlayedCluster):
     ) -> None:
         """Start an extender and a kube-scheduler. Then remove the device plugin of ``gpu-2``.
 
-        ``one_entry``: as the cluster's default scheduler, with ``managedResources``.
+        With ``one_entry``, it is the cluster's default scheduler with ``managedResources``.
         """
         url = self.start_extender(settings=settings)
         self.start_scheduler(url, scheduler, one_entry=one_entry)
@@ -58,7 +58,7 @@ class DraCluster(PlayedCluster):
         self.until(lambda: self.reason(DRA_NODE) == "dra_manages", "the extender has seen it")
 
     def reason(self, node: str) -> str | None:
-        """Return why the node takes no pods that Headroom reserves memory for."""
+        """Return why the node takes no pods with reserved memory."""
         listed = LOOPBACK.get(f"{self.debug_url()}/v1/nodes").json()["nodes"]
         found: str | None = next(each["reason"] for each in listed if each["name"] == node)
         return found
@@ -72,13 +72,15 @@ class DraCluster(PlayedCluster):
         self.plane.call("POST", f"{DRA}/resourceslices", body)
 
     def set_allocatable(self, node: str, count: str | None) -> None:
-        """Set the GPUs that the device plugin of the node offers. None: there is no plugin."""
+        """Set the GPUs that the node's device plugin offers, or None for a node without a
+        plugin.
+        """
         status = {"capacity": {RESOURCE: count}, "allocatable": {RESOURCE: count}}
         path = f"/api/v1/nodes/{node}/status"
         self.plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
 
     def claims(self) -> dict[str, list[str]]:
-        """Return pod -> devices of its ResourceClaim."""
+        """Return the devices of each pod's ResourceClaim."""
         return {
             claim["metadata"]["ownerReferences"][0]["name"]: [
                 result["device"] for result in claim["status"]["allocation"]["devices"]["results"]
@@ -88,7 +90,7 @@ class DraCluster(PlayedCluster):
         }
 
     def placed(self, name: str) -> str:
-        """Wait until the pod is bound; return its node."""
+        """Wait until the pod is bound, and return its node."""
         self.until(lambda: bool(self.node_of(name)), f"{name} is bound")
         return self.node_of(name)
 
@@ -97,7 +99,7 @@ class DraCluster(PlayedCluster):
         assert not self.node_of(name)
 
     def charged(self, node: str) -> dict[str, int]:
-        """Return pod -> bytes that the ledger of the node reserves for it."""
+        """Return the bytes that the ledger of the node reserves for each pod."""
         return {
             each.name: sum(charge.total_bytes for charge in each.charges)
             for each in self.gpunode(node).spec.reservations.values()
@@ -118,7 +120,7 @@ class DraCluster(PlayedCluster):
             self.delete_by_force(pod["metadata"]["name"])
         for claim in self.plane.call("GET", CLAIMS)["items"]:
             path = f"{CLAIMS}/{claim['metadata']['name']}"
-            # The finalizer is removed by a controller that does not run here.
+            # The controller that removes the finalizer does not run here.
             self._unless(404, "PATCH", path, {"metadata": {"finalizers": None}})
             self._unless(404, "DELETE", path, {})
         for path in (f"{DRA}/resourceslices", f"{DRA}/deviceclasses"):
@@ -135,19 +137,19 @@ def cluster(plane: ControlPlane) -> Iterator[DraCluster]:
 
 
 def reasons(explained: Mapping[str, Any]) -> dict[str, int]:
-    """Return reason -> number of nodes; empty while the extender does not know the pod yet."""
+    """Return the number of nodes by reason, or nothing while the extender has not seen the pod."""
     return {each["reason"]: each["nodes"] for each in explained.get("reasons", ())}
 
 
 @pytest.mark.parametrize("scheduler", not_newer("kube-scheduler-1.36", "kube-scheduler"))
-def test_a_pod_without_an_amount_uses_the_plugin_first_and_then_dra(
+def test_a_pod_without_a_memory_request_uses_the_plugin_first_and_then_dra(
     cluster: DraCluster, scheduler: str
 ) -> None:
     cluster.bring_up(scheduler)
     cluster.create_pod("first", None)
     assert cluster.placed("first") == PLUGIN_NODE
     assert cluster.charged(PLUGIN_NODE) == {"first": 24 * GIB}
-    # An amount stays with the device plugin, also the default of the namespace.
+    # Pods with a memory request stay on the device plugin, also with the default of the namespace.
     cluster.create_pod("amount", "4Gi")
     cluster.rejected("amount", "headroom convert --to dra")
     assert reasons(cluster.explain("amount")) == {"dra_manages": 1, "no_replica": 1}
@@ -157,17 +159,17 @@ def test_a_pod_without_an_amount_uses_the_plugin_first_and_then_dra(
     assert second["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
     assert "headroom.gpu/placement" not in second["metadata"].get("annotations", {})
     assert cluster.claims() == {"second": ["gpu-0"]}
-    # Headroom bound it, without a reservation.
+    # Headroom bound it without a reservation.
     assert cluster.metric('headroom_binds_total{outcome="bound"}') == 2
     bound = {"verdict": "bound", "bound_to": DRA_NODE}
     cluster.until(lambda: bound.items() <= cluster.explain("second").items(), "why shows the node")
-    # kube-scheduler has no GPU left, so it asks Headroom no more.
+    # kube-scheduler has no GPU left, so it no longer calls Headroom.
     cluster.create_pod("third", None)
     cluster.until(lambda: bool(cluster.rejection("third")), "the third pod is rejected")
     assert cluster.charged(DRA_NODE) == {}
 
 
-def test_a_pod_that_waits_is_placed_when_a_device_class_names_the_resource(
+def test_a_pending_pod_is_bound_when_a_device_class_names_the_resource(
     cluster: DraCluster,
 ) -> None:
     cluster.bring_up()
@@ -184,7 +186,7 @@ def test_a_pod_that_waits_is_placed_when_a_device_class_names_the_resource(
     assert cluster.placed("second") == DRA_NODE
 
 
-def test_namespaces_that_do_not_use_headroom_keep_dra(cluster: DraCluster) -> None:
+def test_namespaces_without_headroom_can_use_dra(cluster: DraCluster) -> None:
     """The cluster's default scheduler calls Headroom for the pods of all namespaces."""
     cluster.bring_up(one_entry=True)
     name = "without-headroom"
@@ -217,10 +219,10 @@ def test_namespaces_that_do_not_use_headroom_keep_dra(cluster: DraCluster) -> No
             cluster._unless(404, "DELETE", own, {})
 
 
-def test_a_node_with_plugin_and_slices_is_closed_also_for_an_implicit_name(
+def test_a_node_with_plugin_and_slices_is_also_closed_for_an_implicit_resource_name(
     cluster: DraCluster,
 ) -> None:
-    """Headroom's own scheduler asks about each pod, whatever the name of its resource."""
+    """Headroom's own scheduler calls it for each pod, whatever the name of its resource."""
     cluster.bring_up()
     cluster.ask("by-dra", IMPLICIT)
     assert cluster.placed("by-dra") == DRA_NODE
@@ -235,10 +237,12 @@ def test_a_node_with_plugin_and_slices_is_closed_also_for_an_implicit_name(
     assert cluster.charged(PLUGIN_NODE) == {}
 
 
-def test_the_default_scheduler_leaves_an_implicit_name_to_dra_and_headroom_charges_it(
+def test_headroom_reserves_memory_when_the_default_scheduler_allocates_an_implicit_name_by_dra(
     cluster: DraCluster,
 ) -> None:
-    """It asks only about ``managedResources``, which cannot contain such a name."""
+    """The default scheduler calls only for ``managedResources``, which cannot contain implicit
+    names.
+    """
     cluster.bring_up(one_entry=True)
     cluster.ask("by-dra", IMPLICIT)
     assert cluster.placed("by-dra") == DRA_NODE
@@ -260,7 +264,7 @@ def test_the_default_scheduler_leaves_an_implicit_name_to_dra_and_headroom_charg
     cluster.rejected("next", "offered by a device plugin and by a DRA driver")
 
 
-def test_kube_scheduler_accepts_no_implicit_name_as_a_managed_resource(
+def test_kube_scheduler_rejects_an_implicit_name_as_a_managed_resource(
     cluster: DraCluster,
 ) -> None:
     kubeconfig = cluster.plane.kubeconfig("scheduler-of-the-tests")
@@ -273,7 +277,7 @@ def test_kube_scheduler_accepts_no_implicit_name_as_a_managed_resource(
 
 
 @pytest.mark.parametrize("allocatable", [None, "0"])
-def test_mode_observe_charges_what_the_claim_holds(
+def test_mode_observe_reserves_the_devices_of_the_claim(
     cluster: DraCluster, allocatable: str | None
 ) -> None:
     """The kubelet keeps a resource without a plugin in the node's allocatable, with the value 0."""
@@ -290,7 +294,9 @@ def test_mode_observe_charges_what_the_claim_holds(
     assert charge.candidates == {f"GPU-{DRA_NODE}-0": 24 * GIB}
 
 
-def test_mode_enforce_rejects_an_amount_where_the_plugin_is_gone(cluster: DraCluster) -> None:
+def test_mode_enforce_rejects_a_memory_request_on_a_node_without_a_plugin(
+    cluster: DraCluster,
+) -> None:
     cluster.bring_up()
     cluster.set_allocatable(DRA_NODE, "0")
     selector = {"kubernetes.io/hostname": DRA_NODE}

@@ -1,8 +1,8 @@
-"""Evictions on a real API server, by several replicas of the extender.
+"""Checks evictions by several replicas of the extender on a real API server.
 
-Nodes are objects: the test chooses the device of a kubelet, and so provokes rare behaviour of a
-stock plugin. The API server counts the evictions that it granted; the pods themselves show which of
-them were deleted.
+Nodes are objects. The test chooses the device of a kubelet, and so provokes rare behaviour of a
+stock plugin. The API server counts the evictions that it granted, and the pods show which of them
+were deleted.
 """
 
 from collections import Counter
@@ -45,11 +45,10 @@ HOSTNAME = "kubernetes.io/hostname"
 Pod = dict[str, Any]
 
 
-def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
-    new_cluster: NewCluster, tell: Tell
-) -> None:
-    """On each of four nodes a large pod holds GPU 0, and a small one waits there at its gate. The
-    next is predicted GPU 1; it is given GPU 0, on which it does not fit."""
+def test_two_replicas_evict_each_misplaced_pod_once(new_cluster: NewCluster, tell: Tell) -> None:
+    """On each of four nodes, a large pod holds GPU 0, and a small pod waits there at its gate. The
+    next pod is predicted on GPU 1, but gets GPU 0, on which it does not fit.
+    """
     cluster = new_cluster(6, TWO_GPUS)
     bad, good = cluster.names[:4], cluster.names[4:]
     with round_robin(cluster.start_replicas(*REPLICAS)) as url:
@@ -67,7 +66,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         for victim in victims:
             assert_foretold(victim, 1)
             cluster.nodes.give(victim, 0)
-        cluster.nodes.report(bad)  # both replicas see it at the same time
+        cluster.nodes.report(bad)  # Both replicas see it at the same time.
         gone = {uid_of(pod) for pod in victims}
         closed: set[tuple[str, str]] = set()
 
@@ -83,7 +82,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
             for pod in cluster.pods()
             if uid_of(pod) in gone
         }
-        # Each of these nodes could take one more pod.
+        # Each of these nodes has enough memory for one more pod.
         for node in bad:
             cluster.create_pod(f"next-{node}", "1Gi", nodeSelector={HOSTNAME: node}, **GATED)
         end(cluster, gone)
@@ -95,7 +94,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         )
         closed_s = [scheduled(cluster.pod(f"next-{node}")) - evicted_at[node] for node in bad]
         tell(f"4 pods evicted, once each; their nodes took the next after {closed_s} s")
-        assert min(closed_s) >= FIRST_S - 2  # in whole seconds, from the eviction, after its mark
+        assert min(closed_s) >= FIRST_S - 2  # In whole seconds from the eviction, after its mark.
 
         answers = granted(cluster.plane)
         answers.subtract(before)
@@ -112,7 +111,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
             return sum(cluster.metric(EVICTED, replica) for replica in REPLICAS)
 
         cluster.until(lambda: counted() == len(victims), "all evictions are counted")
-        for node in bad:  # the mark went with them
+        for node in bad:  # The marks were deleted with the pods.
             flags = (
                 reservation.flags
                 for reservation in cluster.gpunode(node).spec.reservations.values()
@@ -121,11 +120,13 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
 
 
 @pytest.mark.parametrize("on_miss", ["report", "evict"])
-def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
+def test_a_pod_without_a_gate_is_evicted_only_if_enabled_and_if_no_work_is_lost(
     new_cluster: NewCluster, on_miss: str
 ) -> None:
-    """On each node a pod ends on GPU 0, on which it does not fit. One has a controller and uses no
-    memory yet; one has no controller; one uses memory; one is held by a disruption budget."""
+    """On each node, a pod gets GPU 0, on which it does not fit. One pod has a controller and uses
+    no memory yet, one has no controller, one uses memory, and one is protected by a disruption
+    budget.
+    """
     cluster = new_cluster(6, TWO_GPUS)
     new, bare, busy, held = bad = cluster.names[:4]
     elsewhere = cluster.names[4:]
@@ -159,8 +160,8 @@ def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
         assert deleted(cluster) == {uids[new]}
         cluster.plane.call("DELETE", f"{BUDGETS}/none")
         cluster.until(lambda: deleted(cluster) >= {uids[held]}, "then the budget lets it go")
-    # Notices are written after a check of all pods that must be evicted.
-    cluster.create_pod("theirs", "30Gi", nodeName=bare)  # more than any device has
+    # Events are written after a check of all pods that must be evicted.
+    cluster.create_pod("theirs", "30Gi", nodeName=bare)  # More than any device has.
     theirs = uid_of(cluster.pod("theirs"))
     cluster.until(lambda: theirs in told_of(cluster, "Overcommitted"), "a round has ended")
     leave = {uids[new], uids[held]} if on_miss == "evict" else set()
@@ -177,8 +178,9 @@ def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
 
 
 def sit(cluster: PlayedCluster, nodes: Sequence[str], waits: bool) -> set[str]:
-    """On GPU 0 of each node 20 GiB are used, and 2 GiB reserved for a pod that waits at its gate or
-    runs, which leaves two of its 24; returns the uids of these pods."""
+    """Use 20 of the 24 GiB on GPU 0 of each node, and reserve 2 GiB for a pod that waits at its
+    gate or runs. Return the uids of these pods.
+    """
     for node in nodes:
         cluster.create_pod(f"large-{node}", "20Gi", nodeSelector={HOSTNAME: node}, **GATED)
     cluster.until(lambda: len(cluster.bound()) == len(nodes), "the large ones are bound")
@@ -201,7 +203,7 @@ def sit(cluster: PlayedCluster, nodes: Sequence[str], waits: bool) -> set[str]:
 def replica_set(
     cluster: PlayedCluster, name: str, gib: int, nodes: Sequence[str], **spec: Any
 ) -> None:
-    """Create a ReplicaSet of a pod that may run on these nodes."""
+    """Create a ReplicaSet with a pod that can run on these nodes."""
     labels = {"set": name}
     where = {"key": HOSTNAME, "operator": "In", "values": [*nodes]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [where]}]}
@@ -214,7 +216,7 @@ def replica_set(
 
 
 def of_set(cluster: PlayedCluster, name: str) -> list[Pod]:
-    """Those of its pods that are not going."""
+    """Return the ReplicaSet's pods that are not being deleted."""
     return [
         pod
         for pod in cluster.pods()
@@ -229,7 +231,7 @@ def nodes_of(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
-    """Node -> pods that got another device than the predicted one."""
+    """Return the pods of each node that got another device than predicted."""
     return {
         pod["spec"]["nodeName"]: pod
         for pod in cluster.bound()
@@ -238,7 +240,7 @@ def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
 
 
 def run(cluster: PlayedCluster, pod: Pod) -> None:
-    """Its kubelet reports that it does."""
+    """Set the status of a running pod, as its kubelet does."""
     ready = {"type": "Ready", "status": "True"}
     ended = {"name": GATE["name"], "state": {"terminated": {"exitCode": 0}}, **_SEEN}
     gate = [ended] if "initContainers" in pod["spec"] else []
@@ -248,7 +250,7 @@ def run(cluster: PlayedCluster, pod: Pod) -> None:
 
 
 def end(cluster: PlayedCluster, uids: set[str]) -> None:
-    """Their kubelets let them go, and the agents report it."""
+    """Remove the pods, as their kubelets do, and let the agents report it."""
     for pod in cluster.pods():
         if uid_of(pod) in uids:
             cluster.delete_pod(pod["metadata"]["name"])
@@ -279,14 +281,14 @@ def deleted(cluster: PlayedCluster) -> set[str]:
 
 
 def told_of(cluster: PlayedCluster, reason: str) -> list[str]:
-    """The uids of the pods on which an extender wrote an Event for this reason, each Event once."""
+    """Return the uids of the pods with an Event for this reason, each Event once."""
     listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
     found = (each for each in listed if each["source"].get("component") == "headroom")
     return [each["involvedObject"]["uid"] for each in found if each["reason"] == reason]
 
 
 def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:
-    """The nodes that take no pods because they back off, by this replica."""
+    """Return the nodes that take no pods because this replica backs off."""
     nodes = LOOPBACK.get(f"{cluster.debug_url(replica)}/v1/nodes").json()["nodes"]
     return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_RECENTLY.code}
 
@@ -302,7 +304,7 @@ def scheduled(pod: Pod) -> float:
 
 
 def granted(plane: ControlPlane) -> Counter[str]:
-    """How often the API server was asked for an eviction so far, by what it answered."""
+    """Return the number of eviction requests so far, by response."""
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()

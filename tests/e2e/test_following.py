@@ -1,7 +1,7 @@
-"""Every suggestion that is printed for a pod that waits makes a real kube-scheduler bind the pod.
+"""Checks that each printed suggestion for a pending pod makes a real kube-scheduler bind the pod.
 
-On random clusters within what Headroom models: labels, taints, cordons, selectors, affinity,
-tolerations, scheduling gates, schedulers, unhealthy GPUs and GPUs that other pods fill.
+The clusters are random within what Headroom models: labels, taints, cordons, selectors, affinity,
+tolerations, scheduling gates, schedulers, unhealthy GPUs, and GPUs full of other pods.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import RESOURCE, Shape, node_status
 from tests.loopback import LOOPBACK
 
-#: Seeds of the clusters that are tried: of the first 40, those with a suggestion that no other of
-#: them covers already. TEST_FOLLOWING_EXAMPLES: try the first seeds, as many as that number.
+#: Seeds of the tested clusters: of the first 40, those with a suggestion that no other seed covers.
+#: TEST_FOLLOWING_EXAMPLES tests that number of seeds from the first on.
 SEEDS: Sequence[int] = (0, 2, 3, 5, 7, 9, 16, 18, 19, 20, 22, 27, 30, 31, 32, 34, 35)
 if "TEST_FOLLOWING_EXAMPLES" in os.environ:
     SEEDS = range(int(os.environ["TEST_FOLLOWING_EXAMPLES"]))
-#: Seeds of the clusters where memory is held.
+#: Seeds of the clusters with memory held for nominated pods.
 HELD_SEEDS = (1, 3, 7)
 SHAPE = Shape(replicas=3)
 MERGE = "application/merge-patch+json"
 ZONES, TEAMS = ("a", "b"), ("x", "y")
 WAITS = "waits"
 STALE_AFTER_S = 15.0
-#: Steps of one example: a gate, a scheduler and a suggestion follow each other at most.
+#: Maximum number of steps in one example: a gate, a scheduler and a suggestion follow each other.
 MOST_STEPS = 4
 EVERYWHERE = [{"operator": "Exists"}]
 
@@ -51,7 +51,7 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
     assert {"lower", "wait", "eligible", "repair"} <= followed.keys()
 
 
-def test_following_any_suggestion_binds_the_pod_beside_held_memory(
+def test_following_any_suggestion_binds_the_pod_next_to_held_memory(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
     """On most nodes, memory is held for a pod that was nominated there."""
@@ -93,8 +93,9 @@ def follow_suggestions(cluster: PlayedCluster, seeds: Sequence[int], held: bool)
 
 
 def hold_some(cluster: PlayedCluster, random: Random) -> None:
-    """Nominate pods to nodes with a free replica, as after a preemption; returns when the extender
-    counts them."""
+    """Nominate pods to nodes with a free replica, as after a preemption. Return when the extender
+    counts them.
+    """
     wanted = {}
     taken = Counter(pod["spec"]["nodeName"] for pod in cluster.bound())
     for name in cluster.names:
@@ -115,7 +116,7 @@ def hold_some(cluster: PlayedCluster, random: Random) -> None:
 
 
 def change_nodes(cluster: PlayedCluster, random: Random) -> None:
-    """Other labels, taints and cordons; returns when the extender has them."""
+    """Change labels, taints and cordons. Return when the extender has seen the changes."""
     wanted = {}
     for name in cluster.names:
         team = random.choice((None, None, *TEAMS))
@@ -137,7 +138,7 @@ def change_nodes(cluster: PlayedCluster, random: Random) -> None:
 
 
 def fill(cluster: PlayedCluster, random: Random) -> None:
-    """Pods on some nodes, bound by the same scheduler whatever the taints."""
+    """Bind pods to some nodes by the same scheduler, ignoring taints."""
     names = []
     for node in cluster.names:
         for number in range(random.choice((0, 1, 2, 3, 3))):
@@ -156,7 +157,7 @@ def fill(cluster: PlayedCluster, random: Random) -> None:
 
 
 def break_some(cluster: PlayedCluster, random: Random) -> None:
-    """The GPUs of some nodes become unhealthy; returns when the extender has seen it."""
+    """Make the GPUs of some nodes unhealthy. Return when the extender has seen it."""
     cluster.nodes.sick = {name for name in cluster.names if random.random() < 0.2}
     report_health(cluster)
 
@@ -173,7 +174,7 @@ def report_health(cluster: PlayedCluster) -> None:
 
 
 def wishes(random: Random) -> dict[str, Any]:
-    """The nodes that the pod may run on, and whether any scheduler may try it."""
+    """Return the nodes on which the pod may run, and whether any scheduler may try it."""
     spec: dict[str, Any] = {}
     if random.random() < 0.4:
         spec["nodeSelector"] = {"zone": random.choice(ZONES)}
@@ -193,7 +194,7 @@ def wishes(random: Random) -> dict[str, Any]:
 
 
 def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
-    """Returns the explanation once the scheduler has tried the pod; empty once it is bound."""
+    """Return the explanation after the scheduler has tried the pod, or nothing if it is bound."""
     pod = cluster.pod(WAITS)
     gated = bool(pod["spec"].get("schedulingGates"))
     if not gated and pod["spec"]["schedulerName"] == SCHEDULER_NAME:
@@ -206,16 +207,16 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
     body: dict[str, Any] = {}
 
     def decided() -> bool:
-        """A headline that the pod fits comes true: it is bound soon."""
+        """Check that a pod whose headline reports a fit is bound soon."""
         nonlocal body
         if cluster.node_of(WAITS):
             body = {}
             return True
         answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}")
         if answer.status_code == 404:
-            return False  # its watch has not delivered the pod yet
+            return False  # Its watch has not delivered the pod yet.
         body = answer.raise_for_status().json()
-        # The extender may still hold the earlier pod of this name.
+        # The extender may still hold the earlier pod with this name.
         current = body["uid"] == pod["metadata"]["uid"] and gated == (body["verdict"] == "gated")
         return current and body["verdict"] not in ("fits", "bound")
 
@@ -224,7 +225,7 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
 
 
 def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> str:
-    """Do what the body describes; return it as text."""
+    """Follow the suggestion, and return it as text."""
     if body["verdict"] == "gated":
         path = f"{PODS}/{WAITS}"
         cluster.plane.call("PATCH", path, {"spec": {"schedulingGates": None}}, MERGE)
@@ -278,7 +279,7 @@ def become_eligible(
 
 
 def again(cluster: PlayedCluster, vram: str | None = None, **spec: Any) -> None:
-    """Create the pod again, with this changed."""
+    """Create the pod again with these changes."""
     was = cluster.pod(WAITS)
     cluster.delete_by_force(WAITS)
     manifest = pod_manifest(vram or was["metadata"]["annotations"][VRAM])
@@ -289,7 +290,7 @@ def again(cluster: PlayedCluster, vram: str | None = None, **spec: Any) -> None:
 
 
 def give_replicas(cluster: PlayedCluster, replicas: int) -> None:
-    """As its device plugins do with another configuration, and its agents report it."""
+    """Increase the replicas, as device plugins do with a new configuration and agents report."""
     cluster.nodes.shape = replace(SHAPE, replicas=replicas)
     for name in cluster.names:
         path = f"/api/v1/nodes/{name}/status"
@@ -320,7 +321,7 @@ def ask(cluster: PlayedCluster, path: str) -> Any:
     return LOOPBACK.get(f"{cluster.debug_url()}{path}").raise_for_status().json()
 
 
-def test_a_pod_is_bound_once_the_agent_of_a_suggested_node_reports_again(
+def test_a_pod_is_bound_when_the_agent_of_a_suggested_node_reports_again(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(1)
@@ -342,7 +343,7 @@ def test_a_pod_is_bound_once_the_agent_of_a_suggested_node_reports_again(
     cluster.until(lambda: bool(cluster.node_of(WAITS)), one["sentence"])
 
 
-def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
+def test_no_suggestion_exceeds_the_quota_of_the_api_server(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(1)
@@ -361,9 +362,10 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
         return cluster.plane.call("GET", f"{path}/team").get("status")
 
     def rejection() -> str:
-        """Return what the quota has against the lower request; empty if the API server accepts it.
+        """Return why the quota rejects the lower request, or an empty string if the API server
+        accepts it.
 
-        The API server follows the quota's status with a watch of its own.
+        The API server follows the quota's status with a separate watch.
         """
         try:
             cluster.plane.call("POST", f"{PODS}?dryRun=All", lowered)
@@ -373,7 +375,8 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
 
     spec = {"hard": {counted: "2"}}
     with contextlib.ExitStack() as undo:
-        # It counts the pods that it has seen, perhaps not yet all three: soon again, not in 5 min.
+        # The controller counts the pods that it has seen, perhaps not all three yet, so recount
+        # soon instead of after 5 minutes.
         undo.enter_context(quota_controller(cluster.plane, "--resource-quota-sync-period=5s"))
         cluster.plane.call("POST", path, {"metadata": {"name": "team"}, "spec": spec})
         undo.callback(cluster.plane.call, "DELETE", f"{path}/team")

@@ -1,6 +1,6 @@
-"""Groups of kube-scheduler's own Workload API: all pods of a group are bound, or none of them.
+"""Checks that all pods of a group of kube-scheduler's Workload API are bound, or none.
 
-kube-scheduler calls filter for all pods of a group before it binds the first one.
+kube-scheduler calls filter for all pods of a group before it binds the first pod.
 """
 
 import asyncio
@@ -19,8 +19,9 @@ from tests.e2e.conftest import GROUP_API, GROUP_GATES, ONE_GPU, NewCluster
 from tests.kubernetes_version import is_at_least
 from tests.reverse_proxy import Proxies, Service, Wire
 
-#: In Kubernetes 1.35, groups are parts of a Workload. It tries their pods one by one, and lets them
-#: wait until enough of them have a node. Newer versions try all pods of a group in one cycle.
+#: In Kubernetes 1.35, groups are parts of a Workload. kube-scheduler tries their pods one by one,
+#: and holds them until enough of them have a node. Newer versions try all pods of a group in one
+#: cycle.
 ONE_BY_ONE = not is_at_least("1.36")
 GROUPS = (
     f"/apis/scheduling.k8s.io/{GROUP_API}/namespaces/{NAMESPACE}"
@@ -34,8 +35,8 @@ PLURALS = {
         "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     ),
 }
-#: Seconds between two filter calls, as on a busy machine or with many plugins. Memory that is held
-#: for a single pod is free again before kube-scheduler has chosen nodes for a whole group.
+#: Seconds between two filter calls, as on a busy machine or with many plugins. Memory held for a
+#: single pod is free again before kube-scheduler has chosen nodes for a whole group.
 PAUSE_S = 0.08
 
 pytestmark = pytest.mark.since("1.35")
@@ -47,7 +48,7 @@ class Calls(Service):
     def __init__(self, url: str) -> None:
         super().__init__({url: Wire()})
         self.count: Counter[str] = Counter()
-        #: Called before the next bind passes, if that many binds have passed already.
+        #: Called before the next bind passes, after this number of binds.
         self.before_bind: Callable[[], None] = lambda: None
         self.after_binds = 0
         self._passed = 0
@@ -74,7 +75,7 @@ class Calls(Service):
 
 @contextlib.contextmanager
 def scheduled(cluster: PlayedCluster, **settings: object) -> Iterator[Calls]:
-    """Run Headroom, with these settings, and a kube-scheduler that schedules groups."""
+    """Run Headroom with these settings, and a kube-scheduler that schedules groups."""
     with scheduled_by(cluster, SCHEDULER_NAME, cluster.start_extender(settings=settings)) as calls:
         cluster.settle()
         yield calls
@@ -84,7 +85,7 @@ def scheduled(cluster: PlayedCluster, **settings: object) -> Iterator[Calls]:
 def scheduled_by(cluster: PlayedCluster, name: str, url: str) -> Iterator[Calls]:
     """Run a kube-scheduler of this name for the extender at this address.
 
-    By default it tries a group again after up to 10 s, times the square root of its pods.
+    By default it retries a group after up to 10 s times the square root of the number of pods.
     """
     proxies, calls = Proxies(), Calls(url)
     try:
@@ -93,7 +94,7 @@ def scheduled_by(cluster: PlayedCluster, name: str, url: str) -> Iterator[Calls]
         configuration = scheduler_configuration(calls.url, kubeconfig)
         configuration["podMaxBackoffSeconds"] = 1
         for extender in configuration["extenders"]:
-            extender["httpTimeout"] = "60s"  # longer than a bind takes on a busy machine
+            extender["httpTimeout"] = "60s"  # Longer than a bind takes on a busy machine.
         for profile in configuration["profiles"]:
             profile["schedulerName"] = name
         cluster.start_scheduler_as(f"gangs of {name}", configuration, gates=GROUP_GATES)
@@ -109,7 +110,7 @@ def create_gang(
     minimum: int | None = None,
     scheduler: str = SCHEDULER_NAME,
 ) -> None:
-    """Create a group that needs ``minimum`` of its pods, by default all, and the pods."""
+    """Create the pods of a group, and the group, which needs ``minimum`` pods (by default all)."""
     policy = {"gang": {"minCount": minimum or len(sizes)}}
     spec: dict[str, Any] = {"schedulingPolicy": policy}
     if ONE_BY_ONE:
@@ -139,13 +140,15 @@ def create_member(
 
 
 def bound(cluster: PlayedCluster, name: str) -> int:
-    """Return how many pods of the group are bound."""
+    """Return the number of bound pods in the group."""
     names = [pod["metadata"]["name"] for pod in cluster.bound()]
     return sum(each.startswith(f"{name}-") for each in names)
 
 
 def test_a_group_that_fits_exactly_is_bound_in_one_cycle(new_cluster: NewCluster) -> None:
-    """Each of the 12 pods is named other memory, although nothing is reserved before the last."""
+    """Each of the 12 pods gets different memory, although nothing is reserved before the last
+    filter call.
+    """
     cluster = new_cluster(6, ONE_GPU)
     with scheduled(cluster) as calls:
         create_gang(cluster, "exact", ["12Gi"] * 12)
@@ -154,9 +157,10 @@ def test_a_group_that_fits_exactly_is_bound_in_one_cycle(new_cluster: NewCluster
         assert cluster.metric(DECLINED) == 0
 
 
-def test_a_group_that_fits_in_part_keeps_no_memory(new_cluster: NewCluster) -> None:
-    """Six pods on space for four: a single pod gets that memory. The group is bound when all of it
-    fits."""
+def test_a_group_that_fits_only_in_part_holds_no_memory(new_cluster: NewCluster) -> None:
+    """The group has six pods, and there is memory for four. A single pod gets that memory. The
+    group is bound when all of it fits.
+    """
     cluster = new_cluster(3, ONE_GPU)
     with scheduled(cluster) as calls:
         cluster.create_pod("first", "24Gi")
@@ -169,7 +173,7 @@ def test_a_group_that_fits_in_part_keeps_no_memory(new_cluster: NewCluster) -> N
         assert calls.count["bind"] == 2
         cluster.delete_pod("first")
         cluster.nodes.observe(cluster.pods())
-        if ONE_BY_ONE:  # the last two pods get that node, and two of the other four have none
+        if ONE_BY_ONE:  # The last two pods get that node, and two of the other four have none.
             cluster.until(lambda: cluster.metric(DECLINED) == 6, "each bind is declined")
         assert bound(cluster, "half") == 0
         cluster.delete_pod("single")
@@ -177,11 +181,12 @@ def test_a_group_that_fits_in_part_keeps_no_memory(new_cluster: NewCluster) -> N
         cluster.until(lambda: bound(cluster, "half") == 6, "the group is bound whole")
 
 
-def test_a_group_that_loses_memory_before_its_binds_is_bound_whole_later(
+def test_a_group_that_loses_memory_before_its_binds_is_bound_completely_later(
     new_cluster: NewCluster,
 ) -> None:
-    """A pod that bypasses Headroom takes a GPU. Nothing of the group is bound until there is memory
-    for all of it."""
+    """A pod that bypasses Headroom takes a GPU. No pod of the group is bound until there is memory
+    for all.
+    """
     cluster = new_cluster(3, ONE_GPU)
     node = cluster.names[0]
 
@@ -202,8 +207,8 @@ def test_a_group_that_loses_memory_before_its_binds_is_bound_whole_later(
 
 
 @pytest.mark.since("1.36")
-def test_no_group_of_a_tenant_takes_headroom_s_priority(new_cluster: NewCluster) -> None:
-    """A group has a priority of its own, by which its pods would evict those of others."""
+def test_a_tenants_group_cannot_use_headrooms_priority(new_cluster: NewCluster) -> None:
+    """The priority of a group lets its pods preempt the pods of others."""
     cluster = new_cluster(1, ONE_GPU)
     spec = {"schedulingPolicy": {"basic": {}}, "priorityClassName": "headroom-critical"}
     body = {"metadata": {"name": "urgent"}, "spec": spec}

@@ -1,9 +1,9 @@
-"""Gated pods on real nodes: whatever surprises, none starts on a GPU without room for it.
+"""Checks on real nodes that no gated pod starts on a GPU without enough memory, whatever happens.
 
-Judged by the driver's own memory: no device was ever asked for more than it has. The gate is the
-real command, run by the container runtime of the tests; evicted pods are replaced by the real
-ReplicaSet controller and placed by the real scheduler. One of the two nodes gives its devices out
-as variables, the other one as CDI devices.
+The memory table of the simulated driver is the judge: no device ever got a larger request than its
+memory. The gate is the real command, run by the container runtime of the tests. The real ReplicaSet
+controller replaces evicted pods, and the real scheduler places them. One of the two nodes passes
+devices as environment variables, the other as CDI devices.
 """
 
 import statistics
@@ -37,14 +37,14 @@ from tests.kubelet.node import Node
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """Started once for this file."""
+    """A cluster for all tests of this file."""
     with gated_cluster(plane) as real:
         yield real
 
 
 @pytest.fixture(autouse=True)
 def _empty(cluster: RealCluster) -> Iterator[None]:
-    """However a test ends, the next one finds both nodes open and empty."""
+    """Leave both nodes uncordoned and empty, however a test ends."""
     yield
     for name in cluster.names:
         cluster.cordon(name, False)
@@ -54,12 +54,13 @@ def _empty(cluster: RealCluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("strategy", [LEGACY, CDI])
-def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere(
+def test_an_evicted_pod_never_starts_and_its_replacement_runs_on_another_node(
     cluster: RealCluster, strategy: str, tell: Tell
 ) -> None:
-    """Only B of the devices A and B of a node can be the next pod's, as long as A holds two more.
-    A pod that another scheduler binds after it is admitted before it, and takes B's memory; then
-    both are given B, on which the second one does not fit."""
+    """As long as device A holds two more pods, only B can be the next pod's device. A pod of
+    another scheduler is bound later but admitted first, and takes B's memory. Then both pods get B,
+    on which the second pod does not fit.
+    """
     number = (LEGACY, CDI).index(strategy)
     here, elsewhere = cluster.names[number], cluster.names[1 - number]
     machine = cluster.machines[here]
@@ -72,7 +73,8 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
             cluster.plane.call("DELETE", f"{PODS}/{held.pod}")
     cluster.until(lambda: len(cluster.gpunode(here).spec.reservations) == 3, "three are left")
     cluster.until(lambda: len(machine.held()) == 3, "the replicas of the others are free")
-    # With it the kubelet writes its checkpoint again: at its restart it counts what is in there.
+    # After this pod the kubelet writes its checkpoint again. After a restart it counts the
+    # checkpoint's content.
     small(cluster, ["s6"], here)
 
     cluster.cordon(elsewhere, True)
@@ -101,12 +103,12 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
     assert_nobody_took_what_was_not_there(cluster)
 
 
-def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
+def test_a_pod_without_a_controller_waits_at_its_gate_until_memory_is_free(
     cluster: RealCluster,
 ) -> None:
     here, elsewhere = cluster.names
     machine = cluster.machines[here]
-    # One on each device, and a checkpoint of which the restarted kubelet counts no other pod.
+    # One pod on each device, and a checkpoint in which the restarted kubelet counts no other pod.
     small(cluster, ["s0", "s1"], here)
     cluster.cordon(elsewhere, True)
     with machine.kubelet_restarts():
@@ -140,11 +142,12 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
     assert_nobody_took_what_was_not_there(cluster)
 
 
-def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_one_on_its_device(
+def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_pod_on_its_device(
     cluster: RealCluster,
 ) -> None:
-    """Another scheduler binds one such pod after the other was placed, and it is admitted first.
-    One device holds two more pods than the other, so both pods get the other one."""
+    """Another scheduler binds such a pod after the first was placed, and it is admitted first. One
+    device holds two more pods than the other, so both pods get the other device.
+    """
     here, elsewhere = cluster.names
     machine = cluster.machines[here]
     small(cluster, [f"s{i}" for i in range(6)], here)
@@ -159,7 +162,7 @@ def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_one_on_its_device
     with machine.kubelet_restarts():
         created_s = int(time.time())
         create(cluster, "first", 8, alone=True)
-        # A kubelet admits pods by their age in whole seconds.
+        # A kubelet admits pods by age in whole seconds.
         cluster.until(lambda: time.time() >= created_s + 2, "the second pod is younger")
         create(cluster, "second", 8, alone=True, gated=True)
         cluster.until(lambda: cluster.node_of("second") == here, "it is bound")
@@ -179,19 +182,23 @@ def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_one_on_its_device
 
 
 def starting(cluster: RealCluster, node: str) -> set[str]:
-    """Return the pods whose start alone the ledger has."""
+    """Return the pods that start alone according to the ledger."""
     reservations = cluster.gpunode(node).spec.reservations.values()
     return {each.name for each in reservations if each.phase == "starting"}
 
 
-def test_a_pod_without_a_gate_gets_the_reason_of_gated_nodes(cluster: RealCluster) -> None:
+def test_a_pod_without_a_gate_is_rejected_by_gated_nodes_with_their_reason(
+    cluster: RealCluster,
+) -> None:
     cluster.ask("plain", 1)
     cluster.until(lambda: bool(cluster.rejection("plain")), "it is rejected")
     assert f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}." in cluster.rejection("plain")
 
 
-def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: Tell) -> None:
-    """Measured from the start of the gate's container to its end."""
+def test_the_gate_delays_a_pod_only_briefly_without_a_surprise(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    """Measures from the start of the gate's container to its end."""
     before, machines = evictions(cluster), cluster.machines.values()
     for name, count, at_once in (("alone", 5, 1), ("burst", 20, 20)):
         began_s = time.monotonic()
@@ -210,7 +217,7 @@ def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: 
             for i in range(count)
             for gate in gates(machine, f"{name}-{i}")
         )
-        assert len(took_s) == count  # none was started twice
+        assert len(took_s) == count  # No container was started twice.
         p50_s, p99_s = statistics.median(took_s), took_s[-1]
         tell(f"gate of {count} pods, {at_once} at a time: p50 {p50_s:.2f} s, most {p99_s:.2f} s")
         tell(f"... which all ran {time.monotonic() - began_s:.1f} s after the first was created")
@@ -219,7 +226,7 @@ def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: 
 
 
 def small(cluster: RealCluster, names: list[str], node: str) -> None:
-    """Returns when they run."""
+    """Create small pods, and return when they run."""
     for name in names:
         selector = {"kubernetes.io/hostname": node}
         cluster.ask(name, 1, initContainers=[GATE_CONTAINER], nodeSelector=selector)
@@ -230,7 +237,7 @@ def small(cluster: RealCluster, names: list[str], node: str) -> None:
 def create(
     cluster: RealCluster, name: str, gib: int, alone: bool = False, gated: bool = False
 ) -> None:
-    """``gated``: for Headroom's scheduler, with a gate."""
+    """Create a pod. With ``gated``, it has a gate and uses Headroom's scheduler."""
     pod = pod_of(name, gib)
     if alone:
         pod["metadata"]["annotations"]["headroom.gpu/startup"] = "alone"
@@ -238,11 +245,11 @@ def create(
         pod["spec"] |= {"schedulerName": SCHEDULER_NAME, "initContainers": [GATE_CONTAINER]}
     cluster.plane.call("POST", PODS, pod)
     cluster.asked_bytes[name] = gib * GIB
-    time.sleep(1.1)  # a kubelet that starts admits the oldest first, by the second
+    time.sleep(1.1)  # A starting kubelet admits the oldest pods first, by age in whole seconds.
 
 
 def replica_set(cluster: RealCluster, name: str, gib: int) -> None:
-    """The manifest of a gated pod."""
+    """Return the manifest of a ReplicaSet with a gated pod."""
     template = pod_of(name, gib)
     del template["metadata"]["name"]
     labels = {"set": name}

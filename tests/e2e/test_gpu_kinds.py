@@ -1,7 +1,7 @@
-"""Every kind of GPU reaches filter and bind with the shipped scheduler configuration.
+"""Checks that filter and bind are called for every kind of GPU with the shipped configuration.
 
-Real kube-scheduler, kubelets and device plugins; a kind per node. kube-scheduler calls an extender
-only for resources that its configuration names.
+It uses a real kube-scheduler, kubelets and device plugins, with a node for each kind.
+kube-scheduler calls an extender only for resources in its configuration.
 """
 
 import os
@@ -23,7 +23,9 @@ NO_MEMORY = "insufficient GPU memory on any device"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``devices`` that offer ``resource``, each of ``device_gib`` and shared by ``replicas``."""
+    """A kind of ``devices`` that offer ``resource``. Each has ``device_gib`` and is shared by
+    ``replicas``.
+    """
 
     resource: str
     plugin: dict[str, Any]
@@ -34,7 +36,7 @@ class Kind:
 
 
 def parted(node: str, *, mixed: bool) -> Gpu:
-    """A GPU with two small instances and, if ``mixed``, a larger one."""
+    """Return a GPU with two small instances and, if ``mixed``, a larger instance."""
     instances = [Instance(f"MIG-{node}-{n}", n, reserved_bytes=0, model=SMALL) for n in (1, 2)]
     large = Instance(f"MIG-{node}-3", 3, 0, 40 * GIB, 0, LARGE)
     return Gpu(f"GPU-{node}", instances=(*instances, *([large] if mixed else ())))
@@ -73,7 +75,7 @@ KINDS = {
 
 
 class KindsCluster(RealCluster):
-    """A node of each kind."""
+    """A cluster with one node for each kind."""
 
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane, nodes=0, gpus=0, replicas=0)
@@ -94,7 +96,7 @@ class KindsCluster(RealCluster):
         }
 
     def request(self, name: str, kind: str, gib: int) -> None:
-        """Creates a pod that requests one device of a kind, on the node of that kind."""
+        """Create a pod that requests one device of a kind, on the node of that kind."""
         self.asked_bytes[name] = gib * GIB
         limits = {KINDS[kind].resource: "1"}
         containers = [{"name": "main", "image": "none", "resources": {"limits": limits}}]
@@ -114,7 +116,7 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[KindsCluster]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_of_this_kind_are_reserved_memory_and_never_too_much(
+def test_pods_of_each_gpu_kind_are_reserved_memory_without_overcommitment(
     cluster: KindsCluster, kind: str
 ) -> None:
     of = KINDS[kind]
@@ -132,7 +134,7 @@ def test_pods_of_this_kind_are_reserved_memory_and_never_too_much(
     for name in fitting:
         annotations = cluster.pod(name)["metadata"]["annotations"]
         assert "headroom.gpu/placement" in annotations
-    # Replicas are left only on shared devices: there, replica counting alone would bind it.
+    # Only shared devices have free replicas, where counting replicas alone would bind the pod.
     cluster.request(f"{kind}-one-more", kind, most)
     cluster.until(lambda: bool(cluster.rejection(f"{kind}-one-more")), "one more is rejected")
     assert (NO_MEMORY in cluster.rejection(f"{kind}-one-more")) == (of.replicas > 1)

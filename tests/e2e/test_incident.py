@@ -1,5 +1,6 @@
-"""Each question that an incident raises is answered by one command; docs/operate/incident.md shows
-them."""
+"""Checks that one command answers each question of an incident, as docs/operate/incident.md
+shows.
+"""
 
 import statistics
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ NODES = 3
 
 @pytest.fixture
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """Nodes of two GPUs, each of 24 GiB and shared by four."""
+    """A cluster whose nodes have two GPUs of 24 GiB, each shared by four pods."""
     real = RealCluster(plane, NODES, gpus=2, replicas=4)
     try:
         real.create()

@@ -1,4 +1,4 @@
-"""Groups of kube-scheduler that compete, or whose extender is killed: each is bound whole."""
+"""Checks that a group is bound completely if another group competes or its extender is killed."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.e2e.cluster import PlayedCluster
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.test_gangs import bound, create_gang, scheduled, scheduled_by
 
-# Kubernetes 1.35 has groups of another API.
+# Kubernetes 1.35 has another API for groups.
 pytestmark = pytest.mark.since("1.36")
 
 
@@ -16,9 +16,10 @@ def reserved(cluster: PlayedCluster) -> int:
     return sum(len(each.spec.reservations) for each in cluster.gpunodes())
 
 
-def test_a_group_is_bound_whole_though_its_extender_is_killed(new_cluster: NewCluster) -> None:
-    """Four pods have reserved their memory, and none is bound. They are bound in that memory, which
-    the next extender would remove after an hour."""
+def test_a_group_is_bound_completely_after_its_extender_was_killed(new_cluster: NewCluster) -> None:
+    """Four pods have reserved memory, and no pod is bound. The pods are bound with these
+    reservations, which the next extender would remove after an hour.
+    """
     cluster = new_cluster(6, ONE_GPU)
     with scheduled(cluster) as calls:
 
@@ -37,11 +38,12 @@ def test_a_group_is_bound_whole_though_its_extender_is_killed(new_cluster: NewCl
         assert reserved(cluster) == 12
 
 
-def test_of_two_groups_that_need_the_same_memory_one_is_bound_whole(
+def test_one_of_two_groups_that_need_the_same_memory_is_bound_completely(
     new_cluster: NewCluster,
 ) -> None:
-    """Each has a scheduler and an extender of its own, which waits for late binds on a busy
-    machine."""
+    """Each group has its own scheduler and extender, which waits for late binds on a busy
+    machine.
+    """
     cluster = new_cluster(3, ONE_GPU)
     ports = cluster.start_replicas("first", "second", settings={"bind_deadline_s": 60})
     urls = [f"http://127.0.0.1:{port}" for port in ports]

@@ -1,4 +1,4 @@
-"""A node without an agent: whole GPUs are given out as its labels describe them."""
+"""Checks that whole GPUs of a node without an agent are used according to the node's labels."""
 
 import contextlib
 
@@ -12,7 +12,9 @@ NAME = "silent-1"
 REASON = "no GPU report from the node"
 
 
-def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: None) -> None:
+def test_whole_gpus_of_a_node_without_an_agent_are_assigned_by_its_labels(
+    plane: ControlPlane, binaries: None
+) -> None:
     cluster = Cluster(plane, [NAME])
     with contextlib.closing(cluster):
         cluster.create()
@@ -31,7 +33,7 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
         nodes = f"{cluster.debug_url()}/v1/nodes"
         (node,) = LOOPBACK.get(nodes).json()["nodes"]
         assert node["unmeasured"] == "not measured: taken from labels of GPU feature discovery"
-        # Shared from now on, which the administrator has not allowed without reports.
+        # From now on the GPUs are shared, which the administrator has not allowed without reports.
         shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
         patch = {"metadata": {"labels": shared}}
         plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch, MERGE)

@@ -1,4 +1,4 @@
-"""A node is deleted and created again before the API server answers a write of the old GPUNode."""
+"""Deletes and recreates a node before the API server answers a write of the old GPUNode."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,9 @@ MERGE = "application/merge-patch+json"
 
 
 class LateWrites(Service):
-    """Holds back the answers to writes of GPUNodes while ``holds``; watches are never late."""
+    """Holds back the responses to writes of GPUNodes while ``holds`` is set. Watches are never
+    late.
+    """
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
         super().__init__(wires)
@@ -47,7 +49,7 @@ def nodes_of_the_extender(cluster: PlayedCluster) -> set[str]:
     return {node["name"] for node in body["nodes"]}
 
 
-def test_a_node_that_returns_takes_pods_although_an_answer_about_the_old_one_was_late(
+def test_a_recreated_node_takes_pods_after_a_late_response_about_the_old_gpunode(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -61,13 +63,13 @@ def test_a_node_that_returns_takes_pods_although_an_answer_about_the_old_one_was
         cluster.nodes.observe(cluster.pods())
         old = cluster.gpunode(name).metadata.uid
 
-        # The reservation of the deleted pod is removed, and the extender waits for the answer.
+        # The reservation of the deleted pod is removed, and the extender waits for the response.
         proxy.holds = True
         cluster.delete_pod("first")
         cluster.nodes.observe(cluster.pods())
         cluster.until(lambda: proxy.held > 0, "an answer is held back")
         assert not cluster.gpunode(name).spec.reservations
-        # The node first: an extender creates the missing GPUNode of a node.
+        # Create the node first, because an extender creates a node's missing GPUNode.
         plane.call("DELETE", f"{NODES}/{name}")
         plane.call("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}}, MERGE)
         plane.call("DELETE", f"{GPUNODES}/{name}")

@@ -1,4 +1,4 @@
-"""The in-tree mirror: what a quota, kube-scheduler and a kubelet make of memory that they see."""
+"""Tests the in-tree mirror: how quotas, kube-scheduler and kubelets treat mirrored memory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.processes import free_ports
 
 MIRROR = "headroom.gpu/vram"
 QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
-#: Two GPUs of 24 GiB.
+#: Memory of two GPUs of 24 GiB.
 WHOLE = ("49152", "49152")
 WEBHOOK = "mirror-webhook"
 
@@ -31,7 +31,7 @@ class Mirrored:
     port: int
 
     def serve(self, mirror: bool, count: bool = False) -> str:
-        """Start the webhook and the extender; returns the verbs' address."""
+        """Start the webhook and the extender. Return the URL of its verbs."""
         plane = self.cluster.plane
         kubeconfig = plane.kubeconfig()
         self.stop_webhook()
@@ -48,13 +48,13 @@ class Mirrored:
             self.cluster.plane.kill(WEBHOOK)
 
     def shown(self) -> tuple[str | None, str | None]:
-        """Capacity and allocatable of the node."""
+        """Return capacity and allocatable of the node."""
         (name,) = self.cluster.names
         status = self.cluster.plane.call("GET", f"/api/v1/nodes/{name}")["status"]
         return status["capacity"].get(MIRROR), status["allocatable"].get(MIRROR)
 
     def heartbeat(self) -> str:
-        """When the kubelet wrote the status."""
+        """Return when the kubelet wrote the status."""
         (name,) = self.cluster.names
         status = self.cluster.plane.call("GET", f"/api/v1/nodes/{name}")["status"]
         (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
@@ -64,7 +64,9 @@ class Mirrored:
 
 @pytest.fixture
 def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mirrored]:
-    """One real node of two GPUs of 24 GiB, webhook and mirror on; quotas are counted."""
+    """A cluster with one real node of two GPUs of 24 GiB, the webhook, the mirror and quota
+    counting.
+    """
     cluster = RealCluster(plane, 1, gpus=2, replicas=4)
     (port,) = free_ports(1)
     mirrored = Mirrored(cluster, Authority(tmp_path, "webhook-ca"), port)
@@ -91,7 +93,7 @@ def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mi
 
 
 def created(cluster: RealCluster, name: str, gib: int) -> str:
-    """The API server's error; empty if it accepts the pod."""
+    """Create the pod. Return the API server's error, or an empty string if it accepts the pod."""
     try:
         cluster.ask(name, gib)
     except ApiRefused as err:
@@ -99,14 +101,14 @@ def created(cluster: RealCluster, name: str, gib: int) -> str:
     return ""
 
 
-def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None:
+def test_kubernetes_counts_the_memory_that_headroom_reserves(mirrored: Mirrored) -> None:
     cluster = mirrored.cluster
     cluster.until(lambda: mirrored.shown() == WHOLE, "the node shows 48 GiB")
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {f"requests.{MIRROR}": "40960"}}}
     cluster.plane.call("POST", QUOTAS, quota)
     try:
         cluster.until(lambda: used(cluster) == "0", "the quota is counted")
-        # The API server follows the quota's status with a watch of its own.
+        # The API server follows the quota's status with a separate watch.
         cluster.until(lambda: created(cluster, "a", 20) == "", "the first pod is accepted")
         assert created(cluster, "b", 20) == ""
         message = created(cluster, "c", 10)
@@ -114,18 +116,19 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     finally:
         cluster.plane.call("DELETE", f"{QUOTAS}/team")
 
-    # The ledger charges each of them once, and the kubelet has nothing against them.
+    # The ledger counts each pod once, and the kubelet admits all of them.
     cluster.until(lambda: len(cluster.bound()) == 2 and cluster.decided(), "both run")
     assert {pod["status"]["phase"] for pod in cluster.pods()} == {"Running"}
     (gpunode,) = cluster.gpunodes()
     assert gpunode.spec.reserved == "40.0 GiB"
 
-    # Neither on any device nor on the node: kube-scheduler rejects it before it calls the extender.
+    # The pod fits neither a device nor the node, so kube-scheduler rejects it before it calls the
+    # extender.
     cluster.until(lambda: created(cluster, "c", 10) == "", "nothing is counted any more")
     cluster.until(lambda: bool(cluster.rejection("c")), "it fits on no node")
     assert cluster.rejection("c").startswith(f"0/1 nodes are available: 1 Insufficient {MIRROR}.")
 
-    # A kubelet that starts writes its node's status again.
+    # A starting kubelet writes its node's status again.
     (machine,) = cluster.machines.values()
     with machine.kubelet_restarts():
         received = mirrored.heartbeat()
@@ -139,7 +142,7 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     cluster.until(lambda: mirrored.heartbeat() != received, "its kubelet writes its status")
     assert mirrored.shown() == (None, None)
 
-    # A kubelet ignores an extended resource that no node offers: only quotas count it.
+    # A kubelet ignores an extended resource that no node offers, so only quotas count it.
     assert created(cluster, "d", 1) == ""
     counted = {"headroom.gpu/vram-bytes": "1Gi"}
     limits = cluster.pod("d")["spec"]["containers"][0]["resources"]["limits"]

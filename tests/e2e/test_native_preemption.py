@@ -1,4 +1,5 @@
-"""Preemption for GPU memory by kube-scheduler 1.38 itself, without evict_for_memory and the mirror.
+"""Tests preemption for GPU memory by kube-scheduler 1.38 itself, without evict_for_memory and the
+mirror.
 
 Older versions cannot do this, and the setting must not harm them.
 """
@@ -41,7 +42,7 @@ def stage(whole_stage: Stage) -> Iterator[Stage]:
 
 
 def assert_not_overcommitted(stage: Stage) -> None:
-    assert stage.cluster.metric("headroom_fleet_headroom_bytes") > 0  # the metrics are served
+    assert stage.cluster.metric("headroom_fleet_headroom_bytes") > 0  # The metrics are served.
     assert stage.cluster.metric("headroom_fleet_overcommitted_bytes") == 0
 
 

@@ -1,4 +1,4 @@
-"""How often kube-scheduler 1.38 retries a pod that no eviction would help."""
+"""Counts how often kube-scheduler 1.38 retries a pod that no eviction would help."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.e2e.retries import NODES, filter_calls
 pytestmark = pytest.mark.since("1.38")
 
 
-def test_a_pod_that_evictions_do_not_help_is_not_retried_without_end(
+def test_retries_of_a_pod_that_evictions_cannot_help_are_limited(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
     running = [Batch(f"a-{node}", node, 0, 4) for node in NODES]

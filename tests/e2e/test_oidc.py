@@ -1,4 +1,6 @@
-"""Users of OpenID Connect: only the API server gets their tokens, and Headroom gets their names."""
+"""Tests users of OpenID Connect: only the API server gets their tokens, and Headroom gets their
+names.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +61,7 @@ def cluster(plane: OidcPlane) -> Iterator[PlayedCluster]:
 
 
 @pytest.mark.slow
-def test_a_user_of_the_issuer_reads_with_a_session_for_each_token(
+def test_a_user_of_the_issuer_reads_with_one_session_for_each_token(
     cluster: PlayedCluster, plane: OidcPlane, tmp_path: Path
 ) -> None:
     token = plane.issuer.token("jane", groups=["gpu-watchers"])
@@ -95,7 +97,7 @@ def test_a_token_that_the_api_server_rejects_opens_no_session(
 
 
 @pytest.mark.slow
-def test_a_user_of_the_issuer_without_rights_sees_what_is_missing(
+def test_a_user_of_the_issuer_without_rights_gets_the_missing_rights(
     cluster: PlayedCluster, plane: OidcPlane, tmp_path: Path
 ) -> None:
     shown = top(plane, tmp_path, {"token": plane.issuer.token("newcomer")})

@@ -1,7 +1,7 @@
-"""Pods that leak GPU memory beside innocent ones, on a real API server with two extenders.
+"""Runs pods that leak GPU memory next to innocent pods, on a real API server with two extenders.
 
-Every node is a run of its own: sizes, use, priorities, budgets and order come from a seed. The test
-plays the agents. It judges by what it played: an innocent pod never uses more than it reserved.
+Each node is a separate run: sizes, use, priorities, budgets and order come from a seed. The test
+plays the agents, so an innocent pod never uses more than its reservation.
 """
 
 import random
@@ -29,7 +29,7 @@ MIB = 1 << 20
 SEED = 28
 NODES = 12
 ONE_GPU = Shape(gpus=1)
-#: Seconds between two samples of an agent; leaks grow by sample, not by time.
+#: Seconds between two samples of an agent. Leaks grow by sample, not by time.
 INTERVAL_S = 0.2
 SETTINGS = {"on_overuse": "evict", "overuse_grace_s": 1}
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -37,7 +37,7 @@ PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 @dataclass
 class Leak:
-    """One node: a pod that leaks, and three that do not."""
+    """A node with one pod that leaks and three that do not."""
 
     node: str
     names: list[str]
@@ -47,7 +47,7 @@ class Leak:
     used: dict[str, int]
 
     def grow(self) -> None:
-        """Leak a little more, as long as the GPU has memory."""
+        """Leak a little more while the GPU has free memory."""
         if sum(self.used.values()) + self.step_bytes <= ONE_GPU.memory_bytes:
             self.used[self.leaker] += self.step_bytes
 
@@ -68,19 +68,19 @@ def test_only_leaking_pods_are_evicted_and_each_only_once(
     pods = {pod["metadata"]["name"]: pod for pod in cluster.bound()}
     for leak in leaks:
         for name in leak.names:
-            run(cluster, pods[name])  # a disruption budget does not protect a pending pod
+            run(cluster, pods[name])  # A disruption budget does not protect a pending pod.
             cluster.nodes.give(pods[name], 0, used_bytes=leak.used[name])
     cluster.nodes.report(cluster.names)
     expected = {uid_of(pods[leak.leaker]) for leak in leaks if not leak.protected}
     gone: set[str] = set()
 
     def all_evicted() -> bool:
-        """One sample of every agent; evicted pods end."""
+        """Take one sample of every agent. Evicted pods end."""
         time.sleep(INTERVAL_S)
         going = deleted(cluster) - gone
         for leak in leaks:
             uid = uid_of(pods[leak.leaker])
-            if uid in going and chance.random() < 0.7:  # some take longer to end
+            if uid in going and chance.random() < 0.7:  # Some pods take longer to end.
                 gone.add(uid)
                 leak.used.pop(leak.leaker)
                 cluster.delete_pod(leak.leaker)
@@ -114,7 +114,7 @@ def test_only_leaking_pods_are_evicted_and_each_only_once(
 
 
 def leak_on(cluster: PlayedCluster, node: str, chance: random.Random) -> Leak:
-    """Create four pods that fill the GPU; each fifth leaking pod has a disruption budget."""
+    """Create four pods that fill the GPU. Every fifth leaking pod has a disruption budget."""
     sizes = [chance.randint(2, 7) for _ in range(3)]
     sizes.append(24 - sum(sizes) - chance.randint(0, 1))
     chance.shuffle(sizes)

@@ -1,4 +1,4 @@
-"""The bound pods of a group that lacks others are evicted together: with a real API server."""
+"""Checks on a real API server that the bound pods of an incomplete group are evicted together."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from tests.e2e.cluster import EVENTS, PlayedCluster
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.test_gangs import bound, create_gang, create_member, scheduled
 
-# Kubernetes 1.35 has groups of another API.
+# Kubernetes 1.35 has another API for groups.
 pytestmark = pytest.mark.since("1.36")
-#: The least that the setting allows.
+#: The minimum of the setting.
 AFTER_S = 10
 
 
@@ -20,7 +20,7 @@ def leaving(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def messages(cluster: PlayedCluster) -> dict[str, str]:
-    """Return the texts of the Events about evicted groups, by pod."""
+    """Return the messages of the Events about evicted groups, by pod."""
     return {
         each["involvedObject"]["name"]: each["message"]
         for each in cluster.plane.call("GET", EVENTS)["items"]
@@ -28,10 +28,10 @@ def messages(cluster: PlayedCluster) -> dict[str, str]:
     }
 
 
-def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_whole(
+def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_completely(
     new_cluster: NewCluster,
 ) -> None:
-    """The bind of one pod fails again and again. A group that has its minimum stays."""
+    """The bind of one pod fails repeatedly. A group with its minimum of pods stays."""
     cluster = new_cluster(3, ONE_GPU)
     with scheduled(cluster, evict_partial_groups_after_s=AFTER_S) as calls:
         calls.rejected = {"short-3", "enough-1"}
@@ -45,7 +45,7 @@ def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_whole(
         reason = "Only 3 of the 4 pods that group short needs are bound"
         assert reason in messages(cluster)["short-0"]
         assert leaving(cluster, "enough") == []
-        # Next, the kubelets end the pods, and their controller creates them again.
+        # The kubelets end the pods, and their controller creates them again.
         for name in evicted:
             cluster.delete_pod(name)
         cluster.nodes.observe(cluster.pods())

@@ -1,4 +1,4 @@
-"""The users' view: bound pods, pending pods, and the messages about them."""
+"""Checks what users see of bound and pending pods and their messages."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     assert pod["metadata"]["annotations"]["headroom.gpu/bytes.0"] == str(20 * GIB)
     assert set(cluster.gpunode("gpu-1").spec.reservations) == {pod["metadata"]["uid"]}
     bound = 'headroom_binds_total{outcome="bound"}'
-    # The API server shows the Binding before the extender has its answer.
+    # The API server shows the Binding before the extender has its response.
     cluster.until(lambda: cluster.metric(bound) == 1, "the bind is counted")
     cluster.nodes.observe(cluster.pods())
     cluster.create_pod("second", "20Gi")
@@ -39,17 +39,18 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     filtered = 'headroom_verb_duration_seconds_count{verb="filter"}'
     before = cluster.metric(filtered)
     cluster.delete_pod("first")
-    # The deletion itself lets kube-scheduler retry, after a back-off: the memory is still in use.
+    # The deletion itself makes kube-scheduler retry after a back-off, but the memory is still in
+    # use.
     cluster.until(lambda: cluster.metric(filtered) > before, "the second pod is filtered again")
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound")
-    # It may be bound before the answer to the write that requeued it has arrived.
+    # The pod may be bound before the response to the write that requeued it arrives.
     requeued = 'headroom_requeues_total{outcome="requeued"}'
     cluster.until(lambda: cluster.metric(requeued) >= 1, "the wake is counted")
 
 
-def test_a_new_node_gets_its_ledger_and_takes_it_along_when_it_is_deleted(
+def test_a_new_node_gets_a_gpunode_that_is_deleted_with_the_node(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -79,7 +80,7 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
     cluster.create_pod("fourth", "5Gi")
     cluster.until(lambda: "insufficient GPU memory" in cluster.rejection("fourth"), "it waits")
 
-    # What decided can be asked for under the name that is on the pod, verb by verb.
+    # The extender returns its decision on each verb for the pod's name.
     debug, first = cluster.debug_url(), cluster.pod("first")
     which = json.loads(first["metadata"]["annotations"]["headroom.gpu/placement"])["decision"]
     decision = LOOPBACK.get(f"{debug}/v1/decisions/{which}").json()["decision"]
@@ -97,13 +98,13 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
 @pytest.mark.parametrize(
     ("resource", "settings"),
     [
-        # The stock plugin ignores other names in its configuration; other plugins do not.
+        # The stock plugin ignores other names in its configuration, but other plugins do not.
         ("example.com/l4", {"resources": ["example.com/*"]}),
-        # A profile of a GPU that is newer than the list of deploy/default-scheduler.
+        # A profile of a GPU that is newer than the list in deploy/default-scheduler.
         ("nvidia.com/mig-9g.999gb", {}),
     ],
 )
-def test_any_resource_of_the_settings_is_managed(
+def test_any_resource_in_the_settings_is_managed(
     resource: str, settings: dict[str, Any], new_cluster: NewCluster
 ) -> None:
     cluster = new_cluster(1, Shape(replicas=4, resource=resource))
@@ -121,7 +122,7 @@ def test_any_resource_of_the_settings_is_managed(
     assert "insufficient GPU memory on any device" in cluster.rejection("second")
 
 
-def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
+def test_a_pod_that_is_too_large_gets_the_reason_and_few_retries(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(20)
@@ -129,10 +130,10 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     cluster.create_pod("large", "25Gi")
     cluster.until(lambda: bool(cluster.rejection("large")), "the pod is rejected")
     assert filter_calls(cluster) >= 1
-    # The rest of the text differs between versions of kube-scheduler.
+    # The rest of the message differs between versions of kube-scheduler.
     reported = "0/20 nodes are available: 20 insufficient GPU memory on any device."
     assert cluster.rejection("large").startswith(reported)
-    # The constant reason by kube-scheduler, and again by Headroom, with numbers.
+    # kube-scheduler reports the constant reason, and Headroom adds the numbers.
     numbers = (
         "0 of 20 nodes can take the pod: 20 insufficient GPU memory on any device. It needs "
         "25.0 GiB, larger than any GPU that it may use (24.0 GiB). "
@@ -160,7 +161,7 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
 def test_pods_of_headrooms_scheduler_wait_while_the_extender_is_down(
     new_cluster: NewCluster,
 ) -> None:
-    """Also those without a GPU; pods of other schedulers do not wait (test_schedulers)."""
+    """This includes pods without a GPU. Pods of other schedulers do not wait (test_schedulers)."""
     cluster = new_cluster(1)
     cluster.bring_up()
     cluster.kill("extender")
@@ -176,7 +177,7 @@ def test_pods_of_headrooms_scheduler_wait_while_the_extender_is_down(
     assert "annotations" not in cluster.pod("plain")["metadata"]
 
 
-def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
+def test_the_pods_of_a_deployment_are_bound(new_cluster: NewCluster) -> None:
     cluster = new_cluster(2)
     cluster.bring_up()
     cluster.start_controller_manager()
@@ -185,7 +186,7 @@ def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
     (waiting,) = (p["metadata"]["name"] for p in cluster.pods() if not p["spec"].get("nodeName"))
     rejected = "0/2 nodes are available: 2 insufficient GPU memory on any device."
     cluster.until(lambda: cluster.rejection(waiting).startswith(rejected), "one is rejected")
-    # Its room is taken soon: by the one that waits, or by the one made in its place.
+    # A pending pod or the replacement pod gets the freed memory soon.
     gone = cluster.bound()[0]["metadata"]["name"]
     cluster.delete_pod(gone)
     cluster.until(
@@ -194,7 +195,7 @@ def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
     )
 
 
-def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it(
+def test_a_force_deleted_pod_keeps_its_reservation_until_a_later_sample_does_not_show_it(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(1)
@@ -202,7 +203,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
     cluster.create_pod("first", "20Gi")
     cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
     uid = cluster.pod("first")["metadata"]["uid"]
-    cluster.delete_by_force("first")  # before any sample showed it: for all we know it starts now
+    cluster.delete_by_force("first")  # No sample has shown the pod yet, so it may be starting now.
     cluster.create_pod("second", "20Gi")
     cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is rejected")
 
@@ -211,10 +212,10 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
         return any(uid in line and "reservation_waits_for_sample" in line for line in lines)
 
     cluster.until(noted, "its removal is noted")
-    cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion
+    cluster.nodes.beat(["gpu-1"])  # This sample may be older than the deletion.
     reserved = lambda: cluster.gpunode("gpu-1").spec.reservations  # noqa: E731
-    # Another scheduler binds two pods, one after the other. Each time that one gets a reservation,
-    # the others of the node are checked.
+    # Another scheduler binds two pods, one after the other. Each time the new pod gets a
+    # reservation, the other pods of the node are checked.
     late = []
     for name in ("late-1", "late-2"):
         cluster.create_pod(name, "1Gi", nodeName="gpu-1")
@@ -228,7 +229,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
 
 
 @pytest.mark.since("1.34")
-def test_gpus_that_a_dra_driver_offers_too_are_left_to_it(new_cluster: NewCluster) -> None:
+def test_gpus_that_a_dra_driver_also_offers_are_left_to_the_driver(new_cluster: NewCluster) -> None:
     cluster = new_cluster(1)
     cluster.bring_up()
     slices = "/apis/resource.k8s.io/v1/resourceslices"
@@ -255,7 +256,7 @@ def test_gpus_that_a_dra_driver_offers_too_are_left_to_it(new_cluster: NewCluste
 def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
     new_cluster: NewCluster,
 ) -> None:
-    """The extender is called for it, as for every pod of Headroom's scheduler."""
+    """kube-scheduler calls the extender for it, as for every pod of Headroom's scheduler."""
     cluster = new_cluster(2)
     cluster.bring_up()
     call, resources = cluster.plane.call, "/apis/resource.k8s.io/v1"
@@ -293,7 +294,7 @@ def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
 
 
 def node_reason(cluster: Cluster) -> str | None:
-    """Why the first node takes nothing, by the debug API."""
+    """Return why the first node takes no pods, from the debug API."""
     answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes")
     reason: str | None = answer.json()["nodes"][0]["reason"]
     return reason
@@ -308,22 +309,20 @@ def filter_calls(cluster: Cluster) -> float:
 
 
 def described_events(cluster: Cluster, pod: str) -> list[str]:
-    """The Events of ``kubectl describe pod``, without the heading."""
+    """Return the Events of ``kubectl describe pod``, without the heading."""
     text = cluster.plane.kubectl("describe", "pod", "--namespace=e2e", pod)
     return text.partition("\nEvents:\n")[2].splitlines()[2:]
 
 
 def holders(cluster: Cluster, node: str) -> list[str]:
-    """Device -> pods that hold its memory, as the extender sees it."""
+    """Return the pods that hold each device's memory in the extender's state."""
     answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes/{node}").json()
     devices = answer["node"]["devices"]
     return [holder["name"] for device in devices for holder in device["holders"]]
 
 
-def test_a_pod_costs_few_writes_from_its_creation_to_its_end(
-    new_cluster: NewCluster, tell: Tell
-) -> None:
-    """The API server's count of writes by all clients."""
+def test_a_pod_causes_few_writes_from_creation_to_end(new_cluster: NewCluster, tell: Tell) -> None:
+    """Counts the writes of all clients in the API server."""
     cluster = new_cluster(1)
     cluster.bring_up()
     before = written(cluster.plane)
@@ -341,8 +340,8 @@ def test_a_pod_costs_few_writes_from_its_creation_to_its_end(
     ours = ("PATCH gpunodes", "POST pods/binding", "PATCH pods", "PATCH gpunodes/status")
     tell(", ".join(f"{count[what] / lives:.1f} {what}" for what in ours) + " for each pod")
     assert count["POST pods/binding"] == lives
-    # Its reservation, and the removal of it. One more for each lost race.
+    # The reservation and its removal, with one more write for each lost race.
     assert 2 * lives <= count["PATCH gpunodes"] <= 3 * lives
-    # Seen, and gone.
+    # Seen, and deleted.
     assert count["PATCH gpunodes/status"] <= 2 * lives
     assert count["PATCH pods"] == 0

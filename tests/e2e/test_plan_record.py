@@ -1,4 +1,6 @@
-"""`headroom plan record` at a real API server, with real kubelets and agents, and a plan of it."""
+"""Runs `headroom plan record` on a real API server, with real kubelets and agents, and plans with
+the record.
+"""
 
 import json
 import os
@@ -18,7 +20,7 @@ from tests.e2e.nodes import GIB
 from tests.e2e.real import RealCluster
 from tests.waiting import PATIENCE_S
 
-#: The rights that docs/how-to/plan.md names.
+#: The rights in docs/how-to/plan.md.
 RIGHTS = [
     {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["list", "watch"]},
     {"apiGroups": ["headroom.gpu"], "resources": ["gpunodes"], "verbs": ["list", "watch"]},
@@ -28,7 +30,7 @@ ROLE = "plan-record"
 
 @pytest.fixture
 def kubeconfig(plane: ControlPlane) -> Iterator[Path]:
-    """The kubeconfig of a user who may only record."""
+    """Return the kubeconfig of a user who may only record."""
     metadata = {"metadata": {"name": ROLE}}
     plane.call("POST", f"{RBAC}/clusterroles", metadata | {"rules": RIGHTS})
     group = "rbac.authorization.k8s.io"
@@ -43,7 +45,7 @@ def kubeconfig(plane: ControlPlane) -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """Two nodes of two GPUs, each of 24 GiB and shared by four."""
+    """A cluster with two nodes of two GPUs, each with 24 GiB and shared by four pods."""
     real = RealCluster(plane, 2, 2, 4)
     try:
         real.create()
@@ -53,7 +55,7 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
         real.close()
 
 
-def test_lives_and_peaks_are_recorded_and_planned(
+def test_lifetimes_and_peaks_are_recorded_and_used_in_a_plan(
     cluster: RealCluster, kubeconfig: Path, tmp_path: Path, tell: Tell
 ) -> None:
     file, log = tmp_path / "cluster.json", tmp_path / "record.log"
@@ -102,7 +104,7 @@ def test_lives_and_peaks_are_recorded_and_planned(
     assert answer.exit_code == 0, answer.stderr
     data = json.loads(answer.stdout)
     assert (data["pods"], data["gpus"], data["vram"]) == (4, 4, "peaks + 10 %")
-    # So do pods of its first second: a creation time has no fractions of a second.
+    # The first second counts fully, because a creation time has no fractions of a second.
     assert any("began before the recording" in each for each in data["assumptions"])
     span_s = recording.until_s - recording.started_s
     tell(f"{span_s:.0f} s recorded, {file.stat().st_size} bytes: {data['sentences'][:3]}")

@@ -1,4 +1,4 @@
-"""Preemption on a real control plane with the newest kube-scheduler."""
+"""Tests preemption on a real control plane with the newest kube-scheduler."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from tests.loopback import LOOPBACK
 
 @pytest.fixture(scope="module")
 def whole_stage(plane: ControlPlane, binaries: None) -> Iterator[Stage]:
-    """A cluster whose pods are also evicted for memory alone."""
+    """A stage in which pods are also evicted for memory alone."""
     with stage_of(plane, {"evict_for_memory": True}) as stage:
         yield stage
 
@@ -37,14 +37,14 @@ def test_only_required_pods_are_evicted(stage: Stage, scenario: Scenario, tell: 
     assert_right(scenario, outcome)
 
 
-def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) -> None:
+def test_preemption_is_reported_and_no_other_pod_takes_the_freed_memory(stage: Stage) -> None:
     stage.run_batch(TWO_LARGE)
     cluster = stage.cluster
     with stage.played(2.0) as outcome:
         stage.submit("new-0", 20, ["gpu-1"])
         cluster.until(lambda: "deletionTimestamp" in cluster.pod("a")["metadata"], "a leaves")
         uids = {cluster.pod(name)["metadata"]["uid"] for name in ("a", "new-0")}
-        # The pod fits, and did before; but then the preemptor might not fit.
+        # The pod would fit, but then the preemptor might not.
         stage.submit("thief", 3, ["gpu-1"], "middle")
         cluster.until(lambda: bool(cluster.node_of("new-0")), "the newcomer is bound")
         assert not cluster.node_of("thief")
@@ -55,7 +55,7 @@ def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) 
     shown = {
         (event["involvedObject"]["name"], event["reason"]): event["message"]
         for event in cluster.plane.call("GET", EVENTS)["items"]
-        if event["involvedObject"].get("uid") in uids  # others had the same names
+        if event["involvedObject"].get("uid") in uids  # Earlier pods had the same names.
     }
     assert shown["a", "LeavesForGPUMemory"].endswith("needs the memory of its GPU.")
     assert shown["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
@@ -65,7 +65,7 @@ def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) 
     assert preempt["lines"][0] == "e2e/a (priority 0) leaves node gpu-1"
 
 
-def test_a_newcomer_that_is_deleted_halfway_gives_its_place_back(stage: Stage) -> None:
+def test_the_memory_held_for_a_deleted_preemptor_is_released(stage: Stage) -> None:
     stage.run_batch(TWO_LARGE)
     cluster = stage.cluster
     with stage.played(2.0) as outcome:

@@ -1,7 +1,7 @@
-"""How often kube-scheduler retries a pod for which filter names nodes where evictions could help.
+"""Counts how often kube-scheduler retries a pod if filter returns nodes where evictions could help.
 
-Versions before 1.38 do not call preempt for such nodes. Each of their attempts changes the message
-of the pod, which causes the next attempt.
+Versions before 1.38 do not call preempt for such nodes. Each attempt changes the message of the
+pod, which causes the next attempt.
 """
 
 import pytest
@@ -11,12 +11,12 @@ from tests.e2e.preempting import Batch
 from tests.e2e.retries import NODES, filter_calls
 from tests.kubernetes_version import SCHEDULERS, is_at_least
 
-#: The two newest that do not call preempt for such nodes.
+#: The two newest versions that do not call preempt for such nodes.
 OLDER = SCHEDULERS[-3:-1] if is_at_least("1.38") else SCHEDULERS[-2:]
 
 
 @pytest.mark.parametrize("scheduler", OLDER)
-def test_an_older_version_does_not_retry_without_end(
+def test_an_older_version_limits_its_retries(
     new_cluster: NewCluster, scheduler: str, tell: Tell
 ) -> None:
     running = [Batch(f"a-{node}", node, 0, 20) for node in NODES]

@@ -1,4 +1,4 @@
-"""A ResourceQuota of GPU memory on a real API server, without the in-tree mirror."""
+"""Tests a ResourceQuota of GPU memory on a real API server, without the in-tree mirror."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,9 @@ COUNTED = "requests.headroom.gpu/vram-bytes"
 def cluster(
     plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path
 ) -> Iterator[PlayedCluster]:
-    """One node of one GPU, a webhook that counts memory, and the controller of quotas."""
+    """A cluster with one node of one GPU, a webhook that counts memory, and the quota
+    controller.
+    """
     cluster = new_cluster(1, Shape())
     with counting(plane, tmp_path), quota_controller(plane):
         cluster.bring_up()
@@ -30,7 +32,7 @@ def cluster(
 
 
 def created(cluster: PlayedCluster, name: str, vram: str, **spec: Any) -> str:
-    """Return the API server's error; empty if it accepts the pod."""
+    """Create the pod. Return the API server's error, or an empty string if it accepts the pod."""
     try:
         cluster.create_pod(name, vram, **spec)
     except ApiRefused as err:
@@ -48,7 +50,7 @@ def test_a_quota_counts_memory_although_no_node_offers_the_resource(cluster: Pla
     cluster.plane.call("POST", QUOTAS, quota)
     try:
         cluster.until(lambda: used() == "0", "the quota is counted")
-        # The API server follows the quota's status with a watch of its own.
+        # The API server follows the quota's status with a separate watch.
         cluster.until(lambda: created(cluster, "a", "8Gi") == "", "the first pod is accepted")
         message = created(cluster, "b", "5Gi")
         assert (
@@ -56,7 +58,7 @@ def test_a_quota_counts_memory_although_no_node_offers_the_resource(cluster: Pla
             f"limited: {COUNTED}=12Gi"
         ) in message
         cluster.until(lambda: cluster.node_of("a") != "", "kube-scheduler ignores the resource")
-        # Half of the only GPU, 24 GiB, is more than the rest of the quota.
+        # Half of the only GPU (24 GiB) exceeds the rest of the quota.
         assert "exceeded quota" in created(cluster, "c", "50%")
         assert created(cluster, "d", "4Gi", nodeSelector={"no": "node"}) == ""
         raised = {"metadata": {"annotations": {"headroom.gpu/vram": "20Gi"}}}

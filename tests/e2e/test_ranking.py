@@ -1,4 +1,4 @@
-"""How kube-scheduler ranks nodes with our scores and the users' own preferences."""
+"""Checks how kube-scheduler combines our scores with the users' own preferences."""
 
 import pytest
 
@@ -9,19 +9,20 @@ from tests.e2e.preempting import MERGE
 
 
 @pytest.mark.parametrize("best_only", [True, False])
-def test_the_shipped_scheduler_examines_all_nodes_and_ranks_users_then_us_then_balance(
+def test_the_shipped_scheduler_ranks_all_nodes_by_users_then_headroom_then_balance(
     new_cluster: NewCluster, best_only: bool
 ) -> None:
     cluster = new_cluster(2)
     cluster.start_scheduler(cluster.start_extender(settings={"filter_best_only": best_only}))
     cluster.settle()
     prioritized = 'headroom_verb_duration_seconds_count{verb="prioritize"}'
-    # By default kube-scheduler asks about 100 nodes, and the others it offers us do not report.
+    # By default kube-scheduler examines about 100 nodes. The other nodes that it offers send no
+    # reports.
     silent = [f"silent-{i:03}" for i in range(150)]
-    cluster.names += tuple(silent)  # to be deleted with the others
+    cluster.names += tuple(silent)  # Registered here so that it is deleted with the other objects.
     for name in silent:
         cluster.plane.call("POST", "/api/v1/nodes", node_manifest(name) | node_status(Shape()))
-    # Each takes a ninth of a node, of which the other one is empty.
+    # Each pod takes a ninth of a node. The other node is empty.
     amounts = {"cpu": "14", "memory": "110Gi", RESOURCE: "1"}
     container = {"name": "main", "image": "none", "resources": {"limits": amounts}}
     anywhere = {"tolerations": [{"operator": "Exists"}], "containers": [container]}
@@ -35,8 +36,8 @@ def test_the_shipped_scheduler_examines_all_nodes_and_ranks_users_then_us_then_b
     assert len(nodes) == 1
     assert cluster.metric(prioritized) == (0 if best_only else 6)
     (other,) = {"gpu-1", "gpu-2"} - nodes
-    # Soon the other node is the fuller one. The preference of the pod outweighs both Headroom's
-    # score and the balance of resources.
+    # Soon the other node is fuller. The preference of the pod outweighs both Headroom's score and
+    # the balance of resources.
     filler = pod_manifest(None, gpus=0)
     filler["metadata"]["name"] = "filler"
     limits = {"cpu": "110", "memory": "880Gi"}
@@ -51,7 +52,7 @@ def test_the_shipped_scheduler_examines_all_nodes_and_ranks_users_then_us_then_b
     assert cluster.metric(prioritized) == (1 if best_only else 7)
 
 
-def test_preferences_of_others_outweigh_our_choice(
+def test_preferences_of_users_outweigh_headrooms_score(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -65,9 +66,9 @@ def test_preferences_of_others_outweigh_our_choice(
     cluster.until(lambda: cluster.node_of("second") == ours, "we fill the node that was begun")
 
     def lands(wanted: str, name: str, **labels: str) -> bool:
-        """Create such a pod again, unless it is bound to that node.
+        """Return whether a new pod of this kind is bound to that node. Otherwise create it again.
 
-        kube-scheduler can bind a pod before it sees what was written before the pod was created.
+        kube-scheduler can bind a pod before it sees objects written before the pod.
         """
         pod = pod_manifest("1Gi")
         pod["metadata"] |= {"name": name, "labels": labels}
@@ -78,7 +79,7 @@ def test_preferences_of_others_outweigh_our_choice(
         cluster.delete_pod(name)
         return False
 
-    # A taint that would rather not, and a pod that would rather be alone.
+    # A PreferNoSchedule taint, and a pod with a preferred anti-affinity.
     taint = {"key": "spot", "effect": "PreferNoSchedule"}
     cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}}, MERGE)
     cluster.until(lambda: lands(other, "avoiding"), "it is bound elsewhere")
@@ -99,17 +100,17 @@ def test_preferences_of_others_outweigh_our_choice(
     loner["spec"]["nodeName"] = ours
     cluster.plane.call("POST", PODS, loner)
     cluster.until(lambda: lands(other, "loud", noise="loud"), "it is bound away from the loner")
-    assert lands(ours, "quiet")  # a pod without a GPU does not affect it
+    assert lands(ours, "quiet")  # A pod without a GPU is unaffected.
 
 
-def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free(
+def test_a_pod_without_a_gpu_is_kept_off_nodes_with_free_gpus(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
     # Long enough for a busy machine, and short enough to wait for it.
     cluster.start_scheduler(cluster.start_extender(), timeout_s=10.0)
     cluster.settle()
-    # Each takes a ninth of a node. kube-scheduler alone would take turns.
+    # Each pod takes a ninth of a node. kube-scheduler alone would alternate.
     limits = {"cpu": "14", "memory": "110Gi"}
 
     def place(name: str, vram: str | None = None) -> str:
@@ -131,7 +132,7 @@ def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free(
     cluster.plane.call("PATCH", "/api/v1/nodes/plain", {"spec": {"taints": None}}, merge)
     cluster.plane.call("PATCH", "/api/v1/nodes/plain/status", status, merge)
     cluster.until(lambda: place_of_next(cluster) == "plain", "the node is known")
-    # With one entry Headroom places GPU pods as before, and kube-scheduler all others.
+    # With one entry, Headroom places GPU pods as before, and kube-scheduler places all others.
     cluster.kill("kube-scheduler")
     url = f"http://127.0.0.1:{cluster.port}"
     cluster.start_scheduler(url, one_entry=True)
@@ -140,7 +141,7 @@ def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free(
 
 
 def place_of_next(cluster: Cluster) -> str:
-    """The node to which a pod without a GPU and with tiny requests is bound."""
+    """Return the node of a new pod without a GPU and with tiny requests."""
     name = f"next-{len(cluster.pods())}"
     cluster.create_pod(name, None, gpus=0)
     cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")

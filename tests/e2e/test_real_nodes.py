@@ -1,7 +1,7 @@
-"""The whole stack on nodes with real kubelets, plugins and agents, judged by what they really did.
+"""Tests the whole stack on nodes with real kubelets, plugins and agents.
 
-Only driver and container runtime are not real. The referee gets the users' requests, and reads the
-plugin's allocations and the driver's figures; nothing of ours.
+Only driver and container runtime are simulated. The referee compares the users' requests with the
+plugin's allocations and the driver's figures, and reads no data of ours.
 """
 
 import os
@@ -19,9 +19,9 @@ from tests.e2e.conftest import Tell
 from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
 
-#: ``make real`` runs it on twenty, for its figures.
+#: ``make real`` runs it on twenty nodes for its figures.
 NODES = int(os.environ.get("TEST_REAL_NODES", "3"))
-#: How often each of them has a pod wait for its memory.
+#: How often a pod waits for memory on each node.
 ROUNDS = int(os.environ.get("TEST_REAL_ROUNDS", "1"))
 MIXED_GIB = (2, 3, 4, 6, 8, 12)
 STRANGER_PID = 99_999
@@ -31,7 +31,9 @@ WINDOW = "headroom_prediction_window_seconds_sum"
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """Nodes of two GPUs, each of 24 GiB and shared by four; started once for this file."""
+    """A cluster for all tests of this file. Its nodes have two GPUs of 24 GiB, each shared by four
+    pods.
+    """
     real = RealCluster(plane, NODES, gpus=2, replicas=4)
     try:
         real.create()
@@ -43,14 +45,14 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
 
 @pytest.fixture(autouse=True)
 def _empty(cluster: RealCluster) -> Iterator[None]:
-    """However a test ends, the next one finds idle nodes."""
+    """Leave idle nodes, however a test ends."""
     yield
     for machine in cluster.machines.values():
         machine.driver.use(STRANGER_PID, {})
     cluster.empty()
 
 
-def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
+def test_a_burst_of_more_pods_than_replicas_overcommits_no_device(
     cluster: RealCluster, tell: Tell
 ) -> None:
     chance = random.Random(7)
@@ -60,8 +62,8 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
         cluster.ask(f"p{i}", chance.choice(MIXED_GIB))
     cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
     cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
-    # kube-scheduler asks again at every change of a bound pod, at the latest when the ten seconds
-    # are over for which it lets a pod back off; kubelets still report theirs.
+    # kube-scheduler retries a pod at every change of a bound pod, at the latest after its back-off
+    # of ten seconds. Kubelets still report their pods.
     with Watch(cluster.plane, PODS) as pods:
         cluster.until(lambda: pods.quiet_s() > 12, "nothing changes any more")
     calls_before, began_s = filter_calls(cluster), time.monotonic()
@@ -88,10 +90,10 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
     )
 
 
-def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
+def test_an_extender_killed_in_a_second_wave_keeps_each_reservation_once(
     cluster: RealCluster, tell: Tell
 ) -> None:
-    # What runs still holds its memory while the new ones come.
+    # The running pods still hold their memory when the new pods arrive.
     for i in range(2 * NODES):
         cluster.ask(f"p{i}", 8)
     cluster.until(lambda: len(cluster.bound()) == 2 * NODES, "the first wave is bound")
@@ -114,9 +116,10 @@ def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
 
 
 def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
-    """Seconds from the report that memory is free to the binding, and from the end of the process
-    that held it; an unattributed process held it, so that only the report shows it. One per
-    node."""
+    """Return the seconds from the report of free memory to the binding, and from the end of the
+    process to the binding, for each node. The process was unattributed, so only the report shows
+    its end.
+    """
     cluster.empty()
     for machine in cluster.machines.values():
         machine.driver.use(STRANGER_PID, {gpu.uuid: 23 * GIB for gpu in machine.driver.gpus})
@@ -130,18 +133,18 @@ def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
         cluster.until(lambda: all(map(is_refused, cluster.pods())), "all pods are rejected")
         freed_s = {}
         for name, machine in cluster.machines.items():
-            time.sleep(0.3)  # each its own report
+            time.sleep(0.3)  # Each process gets its own report.
             freed_s[name] = time.monotonic()
             machine.driver.use(STRANGER_PID, {})
 
         def waits_s() -> list[float]:
-            """Durations of each pod whose report and binding were both seen."""
+            """Return the durations for each pod whose report and binding were both seen."""
             free = (reports.first(name, is_free, freed_s[name]) for name in cluster.names)
             bound = (pods.first(f"on-{name}", is_bound) for name in cluster.names)
             return [to - since for since, to in zip(free, bound, strict=True) if since and to]
 
         cluster.until(lambda: len(waits_s()) == NODES, "all pods are bound")
-        # The agent must first take a sample, which it does every second here.
+        # The agent must take a sample first, which it does every second here.
         exits = [
             bound - freed_s[name]
             for name in cluster.names
@@ -150,7 +153,7 @@ def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
         return waits_s(), exits
 
 
-def test_a_rejected_pod_is_bound_soon_after_the_report_of_free_memory(
+def test_an_unschedulable_pod_is_bound_soon_after_a_report_of_free_memory(
     cluster: RealCluster, tell: Tell
 ) -> None:
     found_s: list[float] = []
@@ -163,7 +166,7 @@ def test_a_rejected_pod_is_bound_soon_after_the_report_of_free_memory(
         f"from the exit of the process to the binding: {percentiles(exits)}, of which up to 1 s is "
         "the agent's interval"
     )
-    # kube-scheduler alone would try them again only after 5 minutes.
+    # kube-scheduler alone would retry them only after 5 minutes.
     tell(f"from the report to the binding: {percentiles(found_s)}")
 
 
@@ -178,7 +181,7 @@ def of_wave(cluster: RealCluster, wave: list[str]) -> list[Object]:
 
 
 def is_free(gpunode: Object) -> bool:
-    """Whether a device is healthy, by its report."""
+    """Return whether the report shows a device without use."""
     return any(device["used"] == 0 for device in gpunode["status"]["devices"])
 
 

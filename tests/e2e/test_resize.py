@@ -1,4 +1,4 @@
-"""In-place resize of a GPU pod that has to wait for CPU, with kube-scheduler 1.37 or newer."""
+"""Resizes a GPU pod in place when it has to wait for CPU, with kube-scheduler 1.37 or newer."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_deferred_resize_evicts_pods_and_keeps_the_reservation(new_cluster: Ne
     resize = {"spec": {"containers": [{"name": "main", "resources": resources}]}}
     with Kubelets(cluster, 0.5, reports=False) as kubelets:
         cluster.plane.call("PATCH", f"{PODS}/resized/resize", resize, PATCH)
-        # A kubelet writes this if the node has too little CPU.
+        # A kubelet writes this condition if the node has too little CPU.
         pending = {"type": "PodResizePending", "status": "True", "reason": "Deferred"}
         status = {"status": {"conditions": [pending]}}
         cluster.plane.call("PATCH", f"{PODS}/resized/status", status, PATCH)

@@ -1,5 +1,5 @@
-"""A Deployment on a full GPU, with the real controllers: its rolling update ends after the command
-that ``why`` suggests, and not before.
+"""Updates a Deployment on a full GPU with the real controllers. The update ends only after the
+command that ``why`` suggests.
 
 The test binds the pods and reports them ready, in place of kube-scheduler and the kubelet.
 """
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 PODS = "/api/v1/namespaces/default/pods"
 MERGE = "application/merge-patch+json"
-#: By kind: the URL, and a strategy that starts a new pod before the old one ends.
+#: The URL of each kind, and a strategy that starts a new pod before the old pod ends.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Deployment": ("deployments", {"replicas": 1}),
     "DaemonSet": (
@@ -55,7 +55,7 @@ def test_a_rolling_update_on_a_full_gpu_ends_after_the_suggested_command(
     labels = {"app": name}
     spec = {
         "containers": [{"name": "c", "image": "one.invalid/c"}],
-        # There is no kubelet that reports the node ready, or the end of a pod.
+        # No kubelet reports that the node is ready or that a pod has ended.
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": 0,
     }

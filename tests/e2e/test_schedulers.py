@@ -1,5 +1,7 @@
-"""The ways to run kube-scheduler with Headroom that are shipped: one of its own in two replicas,
-and the cluster's default one over TLS. What a dead or hanging extender does to whom."""
+"""Tests the shipped ways to run kube-scheduler with Headroom: a scheduler of its own in two
+replicas, and the cluster's default scheduler over TLS. Also tests which pods a dead or hanging
+extender affects.
+"""
 
 import json
 import subprocess
@@ -36,7 +38,7 @@ SCHEDULER_TOKEN = "scheduler-of-the-tests"
 
 
 class Mounted:
-    """The files of both sides, as headroom certs makes them and the kubelet mounts them."""
+    """The files of client and server, as headroom certs makes them and the kubelet mounts them."""
 
     def __init__(self, folder: Path) -> None:
         extender, *_, client = wanted(SYSTEM_NAMESPACE)
@@ -50,7 +52,7 @@ class Mounted:
             self.run(each)
 
     def run(self, each: Wanted, replace: bool = False, now: datetime | None = None) -> None:
-        """One run for one of the two; ``replace``: after its authority was deleted."""
+        """Run headroom certs once for one of the two. ``replace`` deletes the authority first."""
         now = now or datetime.now(UTC)
         folder = self._folders[each.secret]
         held = None if replace else self._authorities.get(each.purpose)
@@ -69,7 +71,7 @@ class Mounted:
 
     @property
     def tls(self) -> TlsFiles:
-        """The extender's."""
+        """Return the TLS settings of the extender."""
         serving, client = (self._folders[each.secret] for each in self.wanted)
         return TlsFiles(serving / "tls.crt", serving / "tls.key", client / "ca.crt")
 
@@ -80,7 +82,7 @@ def mounted(tmp_path: Path) -> Mounted:
 
 
 def default_scheduler(plane: ControlPlane, port: int, host: Path) -> dict[str, Any]:
-    """The configuration of deploy/default-scheduler, for an extender on this port."""
+    """Return the configuration of deploy/default-scheduler, for an extender on this port."""
     file = ROOT / "deploy/default-scheduler/kube-scheduler.yaml"
     content: dict[str, Any] = yaml.safe_load(file.read_text())
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
@@ -105,14 +107,14 @@ def tunnel() -> Iterator[Tunnel]:
 
 
 def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) -> float:
-    """Seconds until a new pod of the default scheduler was bound."""
+    """Return the seconds until a new pod of the default scheduler was bound."""
     began_s = time.monotonic()
     cluster.create_pod(name, vram, gpus=1 if vram else 0, schedulerName=DEFAULT, **spec)
     cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
     return time.monotonic() - began_s
 
 
-def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
+def test_the_default_scheduler_of_each_minor_uses_tls_and_survives_renewals(
     new_cluster: NewCluster, mounted: Mounted, tunnel: Tunnel, tell: Tell
 ) -> None:
     cluster = new_cluster(1, MANY_REPLICAS)
@@ -131,18 +133,18 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cluster.until(lambda: cluster.metric(counted) == len(SCHEDULERS), "the binds are counted")
 
     def cut_and_bind(name: str) -> None:
-        tunnel.cut()  # a connection that is open is asked for no certificate again
+        tunnel.cut()  # An open connection presents no certificate again.
         bound(cluster, name)
 
     serving, client = mounted.wanted
     first = cluster.plane.log("extender").count("tls_renewed")
     due = datetime.now(UTC) + TERMS.leaf_lifetime - TERMS.leaf_renewed_before
     for each in (serving, client):
-        mounted.run(each, now=due - timedelta(days=59))  # nothing is due
-    # Both sides read what is about the client again, so its authority can be replaced at any time.
+        mounted.run(each, now=due - timedelta(days=59))  # Nothing is due.
+    # Both sides reload the client's files, so its authority can be replaced at any time.
     mounted.run(client, replace=True)
     cut_and_bind("client-replaced")
-    # kube-scheduler reads the authority that it trusts when it starts, and never again.
+    # kube-scheduler reads the authority that it trusts only at its start.
     mounted.run(serving, replace=True)
     tunnel.cut()
     cluster.create_pod("waits", "1Gi", schedulerName=DEFAULT)
@@ -154,8 +156,8 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cluster.until(lambda: bool(cluster.node_of("waits")), "a restarted one has it")
     assert cluster.plane.log("extender").count("tls_renewed") > first
 
-    # An extender that hangs costs the others what the second entry may take, and one that is dead
-    # nothing.
+    # A hanging extender delays other pods by at most the timeout of the second entry. A dead
+    # extender delays none.
     cluster.plane.pause("extender")
     try:
         hung_s = bound(cluster, "plain-while-it-hangs", None)
@@ -171,10 +173,10 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cluster.delete_by_force("gpu-while-it-is-dead")
 
 
-def test_a_scheduler_that_does_not_know_the_feature_gate_starts_without_it(
+def test_a_scheduler_that_lacks_the_feature_gate_starts_without_it(
     new_cluster: NewCluster, tmp_path: Path
 ) -> None:
-    """As the chart starts a kube-scheduler that is newer than those that are known."""
+    """The chart starts a kube-scheduler of an unknown newer version in the same way."""
     binary = built("kube-scheduler")["kube-scheduler"]
     renamed = tmp_path / "kube-scheduler"
     gate = b"SchedulerPopFromBackoffQ"
@@ -209,7 +211,9 @@ def test_a_scheduler_that_does_not_know_the_feature_gate_starts_without_it(
 
 
 def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
-    """The configuration of deploy/base, for an extender on this port, with fast leader election."""
+    """Return the configuration of deploy/base, for an extender on this port, with fast leader
+    election.
+    """
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
     content["clientConnection"] = {"kubeconfig": kubeconfig}
@@ -223,7 +227,7 @@ def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
 
 @pytest.fixture
 def elects(plane: ControlPlane) -> Iterator[None]:
-    """The right to elect a leader, for the schedulers of the tests."""
+    """Grant the test schedulers the right to elect a leader."""
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}
     role = {"metadata": {"name": "elects"}, "rules": [leases]}
     user = {
@@ -242,7 +246,7 @@ def elects(plane: ControlPlane) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("elects")
-def test_the_other_of_two_replicas_continues_and_no_pod_is_affected(
+def test_the_second_replica_takes_over_without_effect_on_pods(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -250,7 +254,7 @@ def test_the_other_of_two_replicas_continues_and_no_pod_is_affected(
     ports = cluster.start_replicas("extender-a", "extender-b")
     for replica, port in zip("ab", ports, strict=True):
         cluster.start_scheduler_as(f"scheduler-{replica}", own_scheduler(plane, port))
-    # The cluster's own, without Headroom in its configuration.
+    # The cluster's own scheduler, without Headroom in its configuration.
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
     stock = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -306,32 +310,34 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(lambda: shown() == [("NoGPUFits", "second")], "the second pod has an Event")
     cluster.kill_all()
     verbs = cluster.start_extender(settings={"mode": "observe"})
-    # Until it has listed the cluster, an observing extender lets pods pass without counting them.
+    # Before an observing extender has listed the cluster, it lets pods pass without counting them.
     cluster.until(cluster.is_ready, "the extender is ready")
     cluster.start_scheduler(verbs)
     cluster.until(lambda: bool(cluster.node_of("second")), "the second is bound")
     second = cluster.pod("second")
-    # More than there is, and the ledger shows it.
+    # The ledger shows more than the device's memory.
     reservations = cluster.gpunode(cluster.node_of("second")).spec.reservations
     assert reservations[second["metadata"]["uid"]].flags == [ADOPTED]
     committed = [next(iter(p.charges[0].candidates.values())) for p in reservations.values()]
     assert sum(committed) > 24 * GIB
     would = 'headroom_would_reject_total{reason="memory_on_any",verb="%s"}'
-    # Counted after the answer.
+    # The metric is updated after the response.
     cluster.until(lambda: cluster.metric(would % "filter") >= 1, "filter would have rejected")
     cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have rejected")
     assert cluster.metric("headroom_observe_only") == 1
     decision = second["metadata"]["uid"]
     message = LOOPBACK.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}")
     assert message.headers["Headroom-Mode"] == "observe"
-    # Two decisions where kube-scheduler changed the pod between the calls: the newest come first.
+    # There are two decisions if kube-scheduler changed the pod between the calls. The newest is
+    # first.
     parts = {
         verb: next(each[verb] for each in message.json()["decisions"] if each[verb])
         for verb in ("filter", "bind")
     }
     assert (parts["filter"]["fits"], parts["filter"]["observed_only"]) == (0, True)
     assert (parts["bind"]["outcome"], parts["bind"]["reason"]) == ("bound", "memory_on_any")
-    assert shown() == [("NoGPUFits", "second")]  # from before; mode observe writes no Events
+    # The Event is from before, because mode observe writes no Events.
+    assert shown() == [("NoGPUFits", "second")]
 
     cluster.change_settings("extender", {"mode": "enforce"})
     cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces")
@@ -339,6 +345,6 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(
         lambda: "insufficient GPU memory" in cluster.rejection("third"), "it does not fit"
     )
-    # A rejected pod is tried again at once when its rejection does not count any more.
+    # A rejected pod is retried at once when the rejection no longer applies.
     cluster.change_settings("extender", {"mode": "observe"})
     cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go")

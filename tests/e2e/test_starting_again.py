@@ -1,6 +1,6 @@
-"""Engines that start alone, and that a real kubelet starts again together, on one GPU.
+"""Runs engines that start alone on one GPU, and that a real kubelet restarts together.
 
-Each takes its memory as soon as it runs, so its use settles after ``SETTLED_AFTER_S``.
+Each engine takes its memory as soon as it runs, so its use settles after ``SETTLED_AFTER_S``.
 """
 
 import shutil
@@ -28,7 +28,7 @@ NAMES = ("first", "second")
 
 
 class Engines:
-    """Two engines on the node, whose starts have ended in the ledger."""
+    """Two engines on the node that have finished starting according to the ledger."""
 
     def __init__(self, cluster: RealCluster, flags: Sequence[str], state: Path) -> None:
         self.cluster = cluster
@@ -63,7 +63,9 @@ class Engines:
         return [each.phase for each in reservations.values()]
 
     def newest(self, pod: str, container: str) -> Container | None:
-        """None: ``RestartAllContainers`` has removed all of that name."""
+        """Return the newest container of that name, or None after ``RestartAllContainers`` removed
+        all.
+        """
         with self.machine.runtime.lock:
             found = [*self.machine.runtime.containers.values()]
         of_pod = [each for each in found if (each.pod, each.name) == (pod, container)]
@@ -74,19 +76,19 @@ class Engines:
         self.machine.start_agent(kubeconfig, *self._flags)
 
     def running(self) -> list[Container]:
-        """Return the engines that run, in the order of their starts."""
+        """Return the running engines in the order of their starts."""
         found = [self.newest(name, "main") for name in NAMES]
         return sorted((e for e in found if e and e.pid), key=lambda each: each.started_ns)
 
     def run_again(self, before: Sequence[Container]) -> list[Container]:
-        """Wait until both run in other containers than before."""
+        """Wait until both run in new containers."""
         self.cluster.until(
             lambda: len({*self.running()} - {*before}) == len(NAMES), "both engines run again"
         )
         return self.running()
 
     def waits(self, name: str) -> bool:
-        """Return whether its gate has printed that it waits for the start of another pod."""
+        """Return whether the gate has printed that it waits for the start of another pod."""
         gate = self.newest(name, "headroom-gate")
         return gate is not None and WAITS in gate.output
 
@@ -95,7 +97,7 @@ class Engines:
 def engines(
     plane: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Engines]:
-    """Its parameter is the kubelet; by default the newest."""
+    """The engines. The parameter is the kubelet, by default the newest."""
     kubelet = getattr(request, "param", "kubelet")
     flags = [f"--state={tmp_path}/run/state.json"]
     real = RealCluster(plane, 1, gpus=1, replicas=4, agent_flags=flags, kubelet=kubelet)
@@ -123,7 +125,7 @@ def assert_one_after_the_other(engines: Engines, started: Sequence[Container]) -
 def test_engines_that_restart_all_their_containers_start_one_after_the_other(
     engines: Engines,
 ) -> None:
-    """Meanwhile the agent restarts too."""
+    """The agent restarts at the same time."""
     before = engines.running()
     for each in before:
         engines.machine.runtime.exit(each, RESTART_ALL)
@@ -134,11 +136,13 @@ def test_engines_that_restart_all_their_containers_start_one_after_the_other(
 
 
 def test_engines_start_one_after_the_other_after_a_reboot(engines: Engines) -> None:
-    """The plugin registers before the kubelet sees the pods: else it would reject them."""
+    """The plugin registers before the kubelet sees the pods, because the kubelet would reject them
+    otherwise.
+    """
     before = engines.running()
     engines.machine.kill("agent")
     with engines.machine.kubelet_restarts():
         engines.machine.runtime.reboot()
-        shutil.rmtree(engines.state)  # /run is in memory
+        shutil.rmtree(engines.state)  # /run is in memory, so a reboot empties it.
     engines.start_agent()
     assert_one_after_the_other(engines, engines.run_again(before))

@@ -1,6 +1,7 @@
-"""Pods that start alone, with a real API server and kube-scheduler; nodes are played.
+"""Runs pods that start alone with a real API server and kube-scheduler, and played nodes.
 
-kube-scheduler calls one extender, which is killed on the way. The other one only runs controllers.
+kube-scheduler calls one extender, which is killed during the test. The other extender only runs
+controllers.
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ def create(cluster: PlayedCluster, name: str, timeout: str = "10m") -> None:
 
 
 def admit(cluster: PlayedCluster, name: str) -> dict[str, Any]:
-    """Wait until the pod is bound. Then its kubelet gives it a replica of the GPU."""
+    """Wait until the pod is bound. Then give it a replica of the GPU, as its kubelet does."""
     cluster.until(lambda: bool(cluster.node_of(name)), f"pod {name} is bound")
     pod = cluster.pod(name)
     cluster.nodes.give(pod, 0)
@@ -41,7 +42,7 @@ def phases(cluster: PlayedCluster) -> dict[str, str]:
     return {reservation.name: reservation.phase for reservation in reservations}
 
 
-def test_engines_start_one_after_the_other(new_cluster: NewCluster) -> None:
+def test_engines_that_start_alone_start_one_after_the_other(new_cluster: NewCluster) -> None:
     cluster = new_cluster(1, Shape(gpus=1))
     ports = cluster.start_replicas(*REPLICAS)
     cluster.start_scheduler(f"http://127.0.0.1:{ports[0]}")

@@ -1,4 +1,4 @@
-"""The whole stack on nodes whose agents steer: real kubelets and plugins, judged as the others are.
+"""Tests the whole stack on nodes whose agents steer, with real kubelets and plugins.
 
 The stock plugin counts replicas, so it would give every second of these pods another device.
 """
@@ -25,7 +25,7 @@ GPUS = 2
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """Two nodes of two GPUs, each of 24 GiB and shared by four."""
+    """A cluster with two nodes of two GPUs, each with 24 GiB and shared by four pods."""
     real = RealCluster(plane, NODES, GPUS, 4, kubelet=STEERED_KUBELET)
     try:
         real.create()
@@ -40,14 +40,12 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
 
 @pytest.fixture(autouse=True)
 def _empty(cluster: RealCluster) -> Iterator[None]:
-    """However a test ends, the next one finds idle nodes."""
+    """Leave idle nodes, however a test ends."""
     yield
     cluster.empty()
 
 
-def test_pods_of_two_sizes_fill_every_device_to_the_last_byte(
-    cluster: RealCluster, tell: Tell
-) -> None:
+def test_pods_of_two_sizes_fill_every_device_completely(cluster: RealCluster, tell: Tell) -> None:
     for i in range(NODES * GPUS):
         for size in (20, 4):
             name = f"p{i}-{size}"
@@ -59,7 +57,7 @@ def test_pods_of_two_sizes_fill_every_device_to_the_last_byte(
     assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
 
 
-def test_a_burst_of_mixed_sizes_gets_the_devices_that_the_ledger_chose(
+def test_a_burst_of_mixed_sizes_gets_the_devices_chosen_in_the_ledger(
     cluster: RealCluster, tell: Tell
 ) -> None:
     chance = random.Random(3)
@@ -67,7 +65,7 @@ def test_a_burst_of_mixed_sizes_gets_the_devices_that_the_ledger_chose(
         cluster.ask(f"q{i}", chance.choice((2, 3, 4, 6, 8, 12)))
     cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
     cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
-    # One device at a time is given out, so the first rejections are not final.
+    # One device is given out at a time, so the first rejections are not final.
     with Watch(cluster.plane, PODS) as pods:
         cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
     outcome = cluster.outcome()
@@ -79,7 +77,7 @@ def test_a_burst_of_mixed_sizes_gets_the_devices_that_the_ledger_chose(
 
 
 def test_an_annotation_of_the_node_turns_steering_off_and_on(cluster: RealCluster) -> None:
-    """Pods keep coming meanwhile; the other node stays as it is."""
+    """New pods keep arriving meanwhile. The other node stays unchanged."""
     first, second = cluster.machines
     cluster.ask("before", 20)
     cluster.until(lambda: at_home(cluster, "before"), "a pod where the ledger chose")
@@ -95,7 +93,7 @@ def test_an_annotation_of_the_node_turns_steering_off_and_on(cluster: RealCluste
     for i in range(4):
         cluster.ask(f"on{i}", 4)
     cluster.until(lambda: modes(cluster)[first] == ("steered", True), "it is steered again")
-    # While the node changes, a rejection is not final.
+    # A rejection is not final while the node changes.
     cluster.until(lambda: cluster.outcome().bound == 9, "every pod is bound")
     cluster.until(cluster.decided, "what is bound runs")
     outcome = cluster.outcome()
@@ -112,7 +110,7 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
     cluster.until(lambda: set(modes(cluster).values()) == {("predicted", False)}, "none is steered")
     for machine in cluster.machines.values():
         cluster.until(lambda m=machine: m.allocatable() == 4 * GPUS, "every replica")
-    # On each node, one pod on each GPU: the plugin may choose the one with 4 GiB free next.
+    # One pod on each GPU of each node, so the plugin may choose the GPU with 4 GiB free next.
     for node in cluster.machines:
         for gib in (20, 4):
             name = f"{node}-{gib}"
@@ -149,14 +147,14 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
 
 
 def runs(cluster: RealCluster, name: str) -> bool:
-    """Whether the agent reports the pod on a device."""
+    """Return whether the agent reports the pod on a device."""
     uid = cluster.pod(name)["metadata"]["uid"]
     statuses = [node.status for node in cluster.gpunodes() if node.status is not None]
     return any(use.uid == uid for status in statuses for use in status.pods)
 
 
 def modes(cluster: RealCluster) -> dict[str, tuple[str, bool]]:
-    """Node -> the device choice that its GPUNode has, and whether it is steered."""
+    """Return the device choice in each node's GPUNode, and whether the node is steered."""
     return {node.name: (node.spec.device_choice, steered(node)) for node in cluster.gpunodes()}
 
 
@@ -165,7 +163,7 @@ def steered(node: GPUNode) -> bool:
 
 
 def at_home(cluster: RealCluster, name: str) -> bool:
-    """Whether the kubelet gave the pod the one device that its annotation names."""
+    """Return whether the kubelet gave the pod the device in its annotation."""
     pod = cluster.pod(name)
     node = pod["spec"].get("nodeName")
     if not node:
@@ -175,6 +173,6 @@ def at_home(cluster: RealCluster, name: str) -> bool:
 
 
 def choose(cluster: RealCluster, node: str, choice: str | None) -> None:
-    """As an administrator does: annotate the Node, or remove the annotation."""
+    """Annotate the Node, or remove the annotation, as an administrator does."""
     patch = {"metadata": {"annotations": {DEVICE_CHOICE: choice}}}
     cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", patch, "application/merge-patch+json")

@@ -1,4 +1,6 @@
-"""kube-scheduler and extender over TLS: both authenticate, or GPU pods wait and show that."""
+"""Runs kube-scheduler and extender over TLS. Unless both authenticate, GPU pods stay pending with a
+message.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def scheduler(authority: Authority) -> dict[str, str]:
-    """The tlsConfig of a kube-scheduler that is let in."""
+    """Return the tlsConfig of a kube-scheduler that the extender accepts."""
     return {"caFile": str(authority.cert)} | shows(authority.sign("scheduler"))
 
 
@@ -27,7 +29,7 @@ def shows(client: Certificate) -> dict[str, str]:
 
 
 def over_tls(cluster: Cluster, authority: Authority, scheduler: dict[str, str]) -> None:
-    """An extender that lets in whom the authority signed for, and this kube-scheduler."""
+    """Start an extender that accepts clients of the authority, and this kube-scheduler."""
     signed = authority.sign("extender")
     url = cluster.start_extender(tls=TlsFiles(signed.cert, signed.key, authority.cert))
     # As the default scheduler, which calls the extender only for pods with a GPU.
@@ -35,7 +37,7 @@ def over_tls(cluster: Cluster, authority: Authority, scheduler: dict[str, str]) 
     cluster.settle()
 
 
-def test_a_server_that_the_scheduler_does_not_trust_gets_no_gpu_pod(
+def test_a_scheduler_sends_no_gpu_pod_to_a_server_that_it_does_not_trust(
     new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str], tmp_path: Path
 ) -> None:
     cluster = new_cluster(1)
@@ -43,12 +45,12 @@ def test_a_server_that_the_scheduler_does_not_trust_gets_no_gpu_pod(
     gpu_pod_waits_others_are_bound(cluster, "certificate signed by unknown authority")
 
 
-def test_a_scheduler_without_a_certificate_is_not_answered(
+def test_a_scheduler_without_a_certificate_gets_no_response(
     new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str]
 ) -> None:
     cluster = new_cluster(1)
     over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
-    # The user reads an EOF or a broken pipe; only the extender logs the reason.
+    # The user reads about an EOF or a broken pipe. Only the extender logs the reason.
     gpu_pod_waits_others_are_bound(cluster, 'Post "https://')
     rejected = [
         json.loads(line)

@@ -1,4 +1,4 @@
-"""Two schedulers that choose one node: the bind of the later one is declined, and retried."""
+"""Checks that the later bind is declined and retried if two schedulers choose one node."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_a_bind_to_a_node_that_another_scheduler_has_filled_is_declined(
     assert not cluster.node_of("gpu")
     assert not cluster.gpunode(node).spec.reservations
     cluster.delete_by_force("other")
-    # As kube-scheduler tries the pod again.
+    # As kube-scheduler retries the pod.
     cluster.until(
         lambda: LOOPBACK.post(f"{url}/bind", json=body).json() == {"Error": ""}, "it is bound"
     )

@@ -1,4 +1,4 @@
-"""The times of API server events: watches whose events are all timed by one clock."""
+"""Measures the times of API server events, with one clock for all watches."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 
 class Watch:
-    """Changes of the objects under a path, from when the context begins until it ends."""
+    """Changes of the objects under a path, from the start of the context to its end."""
 
     def __init__(self, plane: ControlPlane, path: str) -> None:
         version = plane.call("GET", path)["metadata"]["resourceVersion"]
@@ -40,19 +40,19 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._over = True  # before the shutdown, which lets the reader see bare TLS records
+        self._over = True  # Before the shutdown, after which the reader would see raw TLS records.
         self._answer.shutdown()
         self._thread.join()
 
     def quiet_s(self) -> float:
-        """How long ago the last change was; of a watch without any, when it began."""
+        """Return the age of the last change, or of the watch if there was none."""
         changes = list(self.changes)
         return time.monotonic() - (changes[-1][0] if changes else self._began_s)
 
     def first(
         self, name: str, true: Callable[[Object], object], after_s: float = 0.0
     ) -> float | None:
-        """Return when the watch first showed the object in this state; None if it never did."""
+        """Return when the watch first showed the object in this state, or None."""
         for at_s, changed in list(self.changes):
             if at_s >= after_s and changed["metadata"]["name"] == name and true(changed):
                 return at_s

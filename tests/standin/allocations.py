@@ -1,4 +1,4 @@
-"""Requests of pods to the modelled device manager, its answers and its records."""
+"""Data of the modelled device manager: requests of pods, answers and records."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,28 +14,30 @@ NONE: Ids = frozenset()
 class Container:
     name: str
     replicas: int = 0
-    #: Runs to its end before those after it begin.
+    #: Runs to completion before the next container starts.
     init: bool = False
-    #: An init container that stays (``restartPolicy: Always``).
+    #: A sidecar: an init container with ``restartPolicy: Always``.
     sidecar: bool = False
-    #: Bytes that its process takes of each of its devices.
+    #: Bytes that the container's process allocates on each of its devices.
     takes_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
     uid: str
-    #: Init containers first, as in the kubelet's loops.
+    #: Init containers come first, as in the kubelet's loops.
     containers: tuple[Container, ...]
     name: str = ""
     namespace: str = "default"
-    #: Whether its containers wait until it is let through.
+    #: Whether the containers wait until the pod passes the gate.
     gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Preferred:
-    """The kubelet's call of GetPreferredAllocation; what was answered is the plugin's choice."""
+    """A call of GetPreferredAllocation by the kubelet. The plugin's answer is recorded
+    elsewhere.
+    """
 
     available: Ids
     must_include: Ids
@@ -52,7 +54,7 @@ Call = Preferred | Allocated
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the kubelet admits a pod; reason and message of a rejection are in the status."""
+    """Whether the kubelet admits a pod. Reason and message of a rejection appear in the status."""
 
     admitted: bool
     reason: str = ""
@@ -60,16 +62,18 @@ class Verdict:
 
 
 class Rejected(Exception):
-    """A container does not get what it asks for: UnexpectedAdmissionError."""
+    """The kubelet cannot give a container its devices (UnexpectedAdmissionError)."""
 
 
 class Unaligned(Exception):
-    """The topology policy does not admit the container: TopologyAffinityError."""
+    """The topology policy rejects the container (TopologyAffinityError)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The allocation of one container: its replicas by NUMA node (-1: none), and the answer."""
+    """The allocation of one container: its replicas by NUMA node (-1 for none) and the plugin's
+    response.
+    """
 
     uid: str
     container: str
@@ -83,16 +87,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The record on the disk: as of the last write, which is not always as of now."""
+    """The device manager's record on disk as of the last write, which may be older than the state
+    in memory.
+    """
 
     entries: tuple[Entry, ...] = ()
-    #: The healthy replicas; None before a plugin has ever registered.
+    #: The healthy replicas, or None before the first registration of a plugin.
     registered: Ids | None = None
 
 
 class Lots(Protocol):
     def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
-        """The plugin's answer; raises ``PluginRefused``."""
+        """Return the plugin's answer. Raise ``PluginRefused`` if the call fails."""
 
     def some(self, replicas: Ids, count: int) -> Ids:
-        """So many of them: those that Go's map gives first."""
+        """Return ``count`` replicas, the first in the random order of a Go map."""

@@ -1,7 +1,8 @@
-"""The device manager's checkpoint as it is on the disk: JSON as Go writes it, and its checksum.
+"""Writes the device manager's checkpoint as Go does: JSON with a checksum.
 
-The checksum is the FNV-1a hash of how go-spew prints the data, type names and all
-(pkg/kubelet/checkpointmanager/checksum, pkg/util/hash), so it depends on the order of every list.
+The checksum is the FNV-1a hash of go-spew's output, including type names
+(pkg/kubelet/checkpointmanager/checksum, pkg/util/hash). Therefore it depends on the order of every
+list.
 """
 
 import base64
@@ -15,7 +16,7 @@ NAME = "kubelet_internal_checkpoint"
 
 
 def render(checkpoint: Checkpoint) -> bytes:
-    """The content of the file."""
+    """Return the content of the file."""
     entries = [
         {
             "PodUID": entry.uid,
@@ -36,7 +37,7 @@ def render(checkpoint: Checkpoint) -> bytes:
 
 
 def checksum(data: Mapping[str, Any]) -> int:
-    """The checksum of the decoded ``Data`` of a checkpoint."""
+    """Return the checksum of the decoded ``Data`` of a checkpoint."""
     digest = 0x811C9DC5
     for byte in spew(data).encode():
         digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -44,7 +45,9 @@ def checksum(data: Mapping[str, Any]) -> int:
 
 
 def spew(data: Mapping[str, Any]) -> str:
-    """As ``spew.ConfigState{SortKeys, SpewKeys, DisableMethods}.Sprintf("%#v")`` prints it."""
+    """Format a value like ``spew.ConfigState{SortKeys, SpewKeys,
+    DisableMethods}.Sprintf("%#v")``.
+    """
     entries = data["PodDeviceEntries"]
     shown = "<nil>" if entries is None else f"[{' '.join(map(_spew_entry, entries))}]"
     registered = _spew_map(sorted(data["RegisteredDevices"].items()))
@@ -74,7 +77,9 @@ def _spew_map(items: Sequence[tuple[object, list[str] | None]]) -> str:
 
 
 def allocate_response(environment: Mapping[str, str]) -> bytes:
-    """A ContainerAllocateResponse of the device plugin API with nothing but ``envs`` (field 1)."""
+    """Return a ContainerAllocateResponse of the device plugin API that has only ``envs`` (field
+    1).
+    """
     pairs = (_text(1, key) + _text(2, value) for key, value in sorted(environment.items()))
     return b"".join(_field(1, pair) for pair in pairs)
 

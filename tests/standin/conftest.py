@@ -1,4 +1,4 @@
-"""Real nodes to hold the stand-in against."""
+"""Real nodes for comparison with the stand-in."""
 
 from tests.kubelet.conftest import start_node
 

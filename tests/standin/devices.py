@@ -1,9 +1,9 @@
-"""The kubelet's device manager as a model: which replicas a container is given, and what is kept.
+"""A model of the kubelet's device manager: which replicas a container gets, and what is recorded.
 
-After pkg/kubelet/cm/devicemanager/manager.go of v1.36, line by line where a line decides something,
-for a node with one resource of a plugin's. It draws no lots itself: what the plugin would prefer
-and which ones of a set the kubelet takes are asked of ``Lots``, so that a caller can draw them,
-feed in what a real node did, or try them all.
+It follows pkg/kubelet/cm/devicemanager/manager.go of v1.36, line by line in each decision, for a
+node with one resource of a device plugin. It makes no random choice itself: ``Lots`` chooses the
+plugin's preference and the order of the kubelet's sets. So a caller can draw choices, replay those
+of a real node, or try all.
 """
 
 import copy
@@ -37,11 +37,11 @@ class DeviceManager:
     numa_nodes: Sequence[int] = (0,)
     #: Called after every write of the checkpoint.
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
-    #: Calls that the plugin got, oldest first.
+    #: Calls that the plugin received, oldest first.
     calls: list[Call] = field(default_factory=list)
-    #: The last checkpoint that was written.
+    #: The last written checkpoint.
     written: Checkpoint | None = None
-    #: False from the kubelet's start until it has its pods.
+    #: False from the kubelet's start until it has received its pods.
     sources_ready: bool = True
 
     def __post_init__(self) -> None:
@@ -50,13 +50,13 @@ class DeviceManager:
         self._healthy: Ids | None = None
         self._unhealthy: Ids = NONE
         self._allocated: Ids = NONE
-        #: uid -> container -> what it was given
+        #: uid -> container -> allocation
         self._given: dict[str, dict[str, Entry]] = {}
-        #: uid of the pod admitted last -> what its ended init containers leave
+        #: uid of the last admitted pod -> replicas that its ended init containers leave
         self._reusable: dict[str, Ids] = {}
 
     def copy(self) -> "DeviceManager":
-        """A twin that shares nothing that changes, and saves nothing."""
+        """Return a copy that shares no mutable state and writes no checkpoint."""
         twin = copy.copy(self)
         twin.save = lambda checkpoint: None
         twin.calls = list(self.calls)
@@ -65,10 +65,10 @@ class DeviceManager:
         twin._plugin = self._plugin and self._plugin.copy()
         return twin
 
-    # What the plugin does.
+    # Actions of the plugin.
 
     def listed(self, plugin: Plugin) -> None:
-        """The plugin registered, or something about its replicas changed."""
+        """Handle a list of replicas from the plugin, after its registration or a change."""
         self._plugin = plugin
         self._listed = {replica.id: replica for replica in plugin.listed()}
         self._healthy = frozenset(each.id for each in self._listed.values() if each.healthy)
@@ -76,22 +76,24 @@ class DeviceManager:
         self._write()
 
     def disconnected(self) -> None:
-        """The plugin's process ended: nothing is healthy until it registers again."""
+        """Handle the end of the plugin's process: no replica is healthy until the next
+        registration.
+        """
         self._plugin = None
         if self._healthy is not None:
             self._unhealthy |= self._healthy
             self._healthy = NONE
 
     def forgotten(self) -> None:
-        """The plugin was away for five minutes: the node no longer has the resource."""
+        """Handle a plugin that was away for five minutes: the node loses the resource."""
         if self._plugin is None and self._healthy is not None:
             self._healthy, self._unhealthy = None, NONE
             self._write()
 
-    # What the kubelet does.
+    # Actions of the kubelet.
 
     def restarted(self) -> None:
-        """A new kubelet reads the checkpoint; the plugin has yet to find out."""
+        """Start a new kubelet that reads the checkpoint. The plugin has not noticed yet."""
         written = self.written or Checkpoint()
         self._plugin = None
         self._listed = {}
@@ -109,8 +111,8 @@ class DeviceManager:
     ) -> Verdict:
         """Give each container its replicas, or reject the pod.
 
-        ``active`` are the uids of the pods that the kubelet counts, this one's among them;
-        ``running`` are the containers of this one that the runtime listed when the kubelet started.
+        ``active`` are the uids of the pods that the kubelet counts, including this pod. ``running``
+        are the containers of this pod that the runtime listed when the kubelet started.
         """
         try:
             for container in pod.containers:
@@ -125,7 +127,9 @@ class DeviceManager:
         return Verdict(True)
 
     def collect(self, active: Collection[str]) -> None:
-        """Free what the pods hold that the kubelet no longer counts; the disk learns it later."""
+        """Free the replicas of pods that the kubelet no longer counts. The checkpoint is written
+        later.
+        """
         if not self.sources_ready:
             return
         if gone := self._given.keys() - set(active):
@@ -133,7 +137,7 @@ class DeviceManager:
                 del self._given[uid]
             self._recount()
 
-    # What others may know.
+    # State that others can observe.
 
     def given(self, uid: str, container: str) -> Entry | None:
         return self._given.get(uid, {}).get(container)
@@ -144,22 +148,26 @@ class DeviceManager:
 
     @property
     def allocatable(self) -> list[Replica]:
-        """The healthy ones, as PodResources lists them."""
+        """Return the healthy replicas, as PodResources lists them."""
         return [each for each in self._listed.values() if each.id in (self._healthy or ())]
 
     @property
     def capacity(self) -> tuple[int, int] | None:
-        """Capacity and allocatable in the node's status; None: the resource is not there."""
+        """Return capacity and allocatable from the node's status, or None without the resource."""
         if self._healthy is None:
             return None
         return len(self._healthy) + len(self._unhealthy), len(self._healthy)
 
     def is_healthy(self, replica: str) -> bool:
-        """As in the pod's status: a replica that is not listed counts as healthy."""
+        """Return the health shown in the pod's status, where an unlisted replica counts as
+        healthy.
+        """
         return replica not in self._listed or self._listed[replica].healthy
 
     def _align(self, pod: Pod, container: Container, active: Collection[str]) -> int | None:
-        """The NUMA nodes for the container's devices; None: no matter. Raises ``Unaligned``."""
+        """Return the NUMA nodes for the container's devices, or None if any will do. Raise
+        ``Unaligned``.
+        """
         if self.policy == "none":
             return None
         proposed = None
@@ -218,7 +226,9 @@ class DeviceManager:
         lots: Lots,
         running: Collection[str],
     ) -> Ids:
-        """The replicas to ask the plugin for; none where the container has its own already."""
+        """Return the replicas to request from the plugin, or none if the container already has its
+        own.
+        """
         entry = self.given(pod.uid, container.name)
         if entry and len(entry.replicas) != container.replicas:
             raise Rejected(
@@ -242,7 +252,7 @@ class DeviceManager:
         chosen: Ids = NONE
 
         def complete(replicas: Ids) -> bool:
-            """Take of these what is still needed; whether that was all."""
+            """Take the missing replicas from ``replicas``. Return whether they were enough."""
             nonlocal chosen
             fresh = replicas - chosen
             needed = required - len(chosen)
@@ -272,7 +282,7 @@ class DeviceManager:
         raise AssertionError("there are as many as are needed")
 
     def _by_affinity(self, available: Ids, hint: int | None) -> tuple[Ids, Ids, Ids]:
-        """On the hint's NUMA nodes, on others, on none."""
+        """Split the replicas by the hint: on its NUMA nodes, on other nodes, and on no node."""
         if hint is None or all(each.numa is None for each in self._listed.values()):
             return NONE, NONE, available
         no_affinity = frozenset(each for each in available if self._listed[each].numa is None)
@@ -325,7 +335,7 @@ def held(given: Mapping[str, Mapping[str, Entry]]) -> Ids:
 
 
 def pod(uid: str, *containers: int | Container, init: Iterable[int] = ()) -> Pod:
-    """A pod whose containers ask for so many replicas each."""
+    """Return a pod whose containers request these numbers of replicas."""
     first = [Container(f"init-{n}", count, init=True) for n, count in enumerate(init)]
     rest = [
         each if isinstance(each, Container) else Container(f"main-{n}", each)

@@ -1,10 +1,10 @@
-"""Stand-in nodes in a real cluster: they follow the API server's pods as kubelets would.
+"""Stand-in nodes in a real cluster, which follow the API server's pods as kubelets do.
 
-A pod that is bound to one of them is admitted, or rejected with the kubelet's message, after a
-random delay, so that pods overtake one another. It runs until its command ends, it is deleted or
-gone. Commands mean what they mean to the fake runtime of the kubelet's tests: ``exit`` ends with
-that code at once, ``stubborn`` takes its whole grace to stop. A job (``run 12``) ends after that
-many seconds.
+A pod bound to a stand-in node is admitted, or rejected with the kubelet's message, after a random
+delay, so that admissions overtake each other. It runs until its command ends, or until it is
+deleted. Commands have the meaning of the fake runtime in the kubelet tests: ``exit`` ends at once
+with that code, and ``stubborn`` takes its whole grace period to stop. A job (``run 12``) ends after
+that many seconds.
 """
 
 import contextlib
@@ -31,25 +31,27 @@ class _Followed:
     manifest: Mapping[str, Any]
     #: On the clock of ``time.monotonic``.
     admit_at_s: float
-    #: When its processes will have ended; None while it is not deleted.
+    #: Time when its processes end, or None if it is not deleted.
     ends_at_s: float | None = None
-    #: When its job ends by itself; None: it has no job, or is not admitted.
+    #: Time when its job ends by itself, or None without a job or before admission.
     job_ends_at_s: float | None = None
 
     @property
     def grace_s(self) -> float:
-        """How long its containers take to stop."""
+        """Return the seconds that its containers need to stop."""
         spec = self.manifest["spec"]
         stubborn = any(each.get("command") == ["stubborn"] for each in spec["containers"])
         return float(spec.get("terminationGracePeriodSeconds", 30)) if stubborn else 0.0
 
 
 class Fleet(Repeated):
-    """``nodes`` by name. ``start`` creates their objects, ``stop`` deletes them.
+    """A fleet of ``nodes`` by name. ``start`` creates their Node objects, and ``stop`` deletes
+    them.
 
-    ``follower`` has all pods; without one, each step lists them. ``tolerated`` are exceptions of an
-    API server that is down for a while: the next step repeats what failed. ``changed`` is called
-    with the name of a node after a change of its pods or processes, holding the node's lock.
+    ``follower`` has all pods. Without a follower, each step lists the pods. ``tolerated`` are
+    exceptions of a temporarily unavailable API server, after which the next step retries.
+    ``changed`` is called with the node's name after a change of its pods or processes, while the
+    node's lock is held.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class Fleet(Repeated):
     def start(self) -> None:
         for name in self.nodes:
             self.plane.call("POST", NODES, {"metadata": {"name": name}})
-            # Admission taints every new node; what would untaint it is a controller.
+            # Admission taints every new node, and the controller that removes the taint does not
+            # run here.
             self.plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}}, MERGE)
             self._tell_capacity(name)
         super().start()
 
     def stop(self) -> None:
-        """Also when ``start`` did not get far; raises what went wrong meanwhile."""
+        """Stop the fleet, even after a failed ``start``. Raise an exception that a step raised."""
         super().stop()
         with contextlib.suppress(*self._tolerated):
             for name in self.nodes:
@@ -133,7 +136,7 @@ class Fleet(Repeated):
     def _follow(
         self, node: StandIn, uid: str, pod: _Followed, seen: Mapping[str, Any] | None, now_s: float
     ) -> None:
-        """Do the kubelet's next step for one pod, as the API server shows it; None: it is gone."""
+        """Do the kubelet's next step for one pod with this object, or None for a deleted pod."""
         if seen is None:
             if uid in node.pods:
                 node.force(uid)
@@ -150,7 +153,7 @@ class Fleet(Repeated):
                 if uid in node.pods:
                     node.delete(uid)
                 body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-                with contextlib.suppress(ApiRefused):  # another client was faster
+                with contextlib.suppress(ApiRefused):  # Another client was faster.
                     self.plane.call("DELETE", path_of(pod_of(pod.manifest)), body)
         elif uid not in node.pods:
             if pod.admit_at_s <= now_s:
@@ -174,7 +177,7 @@ class Fleet(Repeated):
             return
         path = path_of(held.pod)
         status = pod_status(self.nodes[pod.node], held)
-        with contextlib.suppress(ApiRefused):  # it is gone; the next look will show it
+        with contextlib.suppress(ApiRefused):  # The pod is gone, which the next step shows.
             self.plane.call("PATCH", f"{path}/status", {"status": status}, MERGE)
             self._told[held.pod.uid] = held.phase
             if held.verdict is not None and not held.verdict.admitted:
@@ -209,7 +212,7 @@ def node_status(capacity: int, allocatable: int) -> dict[str, Any]:
 
 
 def pod_status(node: StandIn, held: Held) -> dict[str, Any]:
-    """The kubelet's status of the pod, as far as other components read it."""
+    """Return the kubelet's status of the pod, limited to the fields that other components read."""
     verdict = held.verdict
     if verdict is not None and not verdict.admitted:
         message = f"Pod was rejected: {verdict.message}"
@@ -236,7 +239,7 @@ def pod_status(node: StandIn, held: Held) -> dict[str, Any]:
 
 
 def resources(node: StandIn, pod: Pod, container: str) -> list[dict[str, Any]]:
-    """The container's replicas and their health."""
+    """Return the container's replicas with their health."""
     entry = node.devices.given(pod.uid, container)
     if entry is None:
         return []
@@ -253,7 +256,7 @@ def resources(node: StandIn, pod: Pod, container: str) -> list[dict[str, Any]]:
 
 
 def rejection(node: str, held: Held) -> dict[str, Any]:
-    """The event of a rejected pod."""
+    """Return the event of a rejected pod."""
     assert held.verdict is not None
     pod = held.pod
     about = {"kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}

@@ -1,4 +1,4 @@
-"""A node on which every pod passes a gate: pods, plugin, agent and gate, step by step."""
+"""A node on which every pod passes a gate, with steps for pods, plugin, agent and gate."""
 
 import itertools
 from datetime import UTC, datetime
@@ -51,14 +51,14 @@ from tests.standin.plugin import Settings, device_of
 MEMORY_BYTES = 12 * GIB
 REPLICAS = 4
 NOW_S, WALL_S = 1000.0, 1_795_219_200.0
-#: After the longest back-off.
+#: Longer than the maximum back-off.
 LONG_AFTER_S = 2000.0
 NAME = "n"
 
 
 class Store(EmbeddedStore):
     def let_through(self, of: Pod) -> None:
-        """Its kubelet reports that its gate has ended successfully."""
+        """Set the status that its kubelet reports when its gate has ended successfully."""
         ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
         status = PodStatus(phase="Running", init_container_statuses=[ended])
         with self._lock:
@@ -68,7 +68,7 @@ class Store(EmbeddedStore):
 
 
 class Given:
-    """Whatever led to it, the plugin gave this device."""
+    """Chooses this device for the plugin."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -82,7 +82,9 @@ class Given:
 
 
 class Gated(RuleBasedStateMachine):
-    """Sizes are in GiB; all pods have one container and ask for one replica."""
+    """Steps on a gated node. Sizes are in GiB. Every pod has one container that requests one
+    replica.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,14 +99,14 @@ class Gated(RuleBasedStateMachine):
             self,
             lambda gpunode: self.state.misplaced(gpunode, NOW_S),
         )
-        #: Bound, and not seen by the kubelet yet.
+        #: Bound pods that the kubelet has not seen yet.
         self.coming: dict[str, allocations.Pod] = {}
         self.sizes: dict[str, int] = {}
         self.begun: set[str] = set()
-        #: Whether a pod without a gate has ever come.
+        #: Whether a pod without a gate was ever admitted.
         self.lawless = False
         self.evicted = 0
-        #: Pods of a test that must end.
+        #: Pods that a test requires to end.
         self.extra: list[str] = []
 
     @initialize(gpus=st.integers(2, 3), policy=st.sampled_from(["distributed", "packed"]))
@@ -121,8 +123,6 @@ class Gated(RuleBasedStateMachine):
 
     def settings(self) -> Settings:
         return Settings(REPLICAS, self.policy, release=20)  # type: ignore[arg-type]
-
-    # Events.
 
     @rule(size=st.integers(1, 10))
     def we_bind_a_pod(self, size: int) -> None:
@@ -192,8 +192,6 @@ class Gated(RuleBasedStateMachine):
     def a_back_off_ends(self) -> None:
         self.state.apply([TimePassed(LONG_AFTER_S)])
 
-    # Checks.
-
     @invariant()
     def nothing_is_taken_twice_where_everybody_is_gated(self) -> None:
         if not self.lawless:
@@ -201,7 +199,9 @@ class Gated(RuleBasedStateMachine):
             assert all(size <= MEMORY_BYTES for size in used.values()), used
 
     def teardown(self) -> None:
-        """In the end every pod has started, except for those that were placed elsewhere."""
+        """Check that every pod has started at the end, except for pods that were placed
+        elsewhere.
+        """
         if not hasattr(self, "node"):
             return
         for _ in range(4 * len(self.sizes) + 2):
@@ -216,8 +216,6 @@ class Gated(RuleBasedStateMachine):
             self.a_back_off_ends()
         assert not self.waiting(), {uid: self.verdict(uid) for uid in self.waiting()}
 
-    # How.
-
     def create(self, size: int, gated: bool, node: str = "") -> Pod:
         uid = f"u{next(self.numbers):03}"
         made = pod(f"{size}Gi", uid=uid, name=uid, version="", node=node or None)
@@ -230,7 +228,7 @@ class Gated(RuleBasedStateMachine):
         return self.store.admit(msgspec.structs.replace(made, metadata=metadata))
 
     def sit(self, size: int, device: str) -> str:
-        """A pod that has been running there for long."""
+        """Add a pod that has been running for a long time."""
         made = self.create(size, gated=False, node=NAME)
         uid = made.metadata.uid
         self.comes(made, gated=False)
@@ -284,7 +282,7 @@ class Gated(RuleBasedStateMachine):
         return device_of(replica)
 
     def running_bytes(self, device: str) -> int:
-        """The requests of the running pods, which they may use."""
+        """Return the bytes requested by the running pods, which they may use."""
         running = (uid for uid, _ in self.node.processes)
         return sum(self.sizes[uid] * GIB for uid in running if self.device(uid) == device)
 
@@ -304,7 +302,7 @@ class Gated(RuleBasedStateMachine):
         self.forget(uid)
 
     async def may_evict(self, pod: Pod) -> None:
-        """No client reads it here."""
+        """No client reads this field here."""
 
     def gpunode(self) -> GPUNode:
         found = self.store.read_gpunode(NAME)
@@ -313,13 +311,13 @@ class Gated(RuleBasedStateMachine):
 
     def report(self) -> None:
         self.store.report([(NAME, self.sample())])
-        # Use that the last report before its end shows.
+        # Use in the last report before the process ended.
         for uid in self.gpunode().spec.reservations.keys() - self.coming.keys():
             if uid not in self.node.pods:
                 self.ledger.remove(NAME, uid, left=True)
 
     def sample(self) -> GPUNodeStatus:
-        """The agent's report of the node now."""
+        """Return the agent's current report of the node."""
         rows = [
             PodUse(
                 uid=held.uid,
@@ -328,7 +326,7 @@ class Gated(RuleBasedStateMachine):
                 name=held.name,
                 container=container,
                 replica=each.id,
-                # Pods without a gate take their memory late.
+                # Pods without a gate allocate their memory late.
                 used_bytes=self.sizes[held.uid] * GIB if held.uid in self.begun else 0,
             )
             for held, containers in self.node.pod_resources()

@@ -1,4 +1,4 @@
-"""Random choices of kubelet and plugin: by a seed, or every possible one."""
+"""Random choices of kubelet and plugin, drawn with a seed or enumerated."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Drawn:
-    """One way, by the seed."""
+    """Draws the choices with the seed."""
 
     def __init__(self, lots: random.Random) -> None:
         self._lots = lots
@@ -25,11 +25,13 @@ class Drawn:
 
 
 class _Path:
-    """One way through all of them, but for which replicas of a device: those are alike."""
+    """One path through all choices, except for which replicas of a device, because these are
+    equivalent.
+    """
 
     def __init__(self, turns: list[int]) -> None:
         self._turns = turns
-        #: How many ways there were at each turn so far.
+        #: Number of alternatives at each choice so far.
         self.widths: list[int] = []
 
     def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
@@ -50,7 +52,7 @@ class _Path:
 
 
 def first(replicas: Ids, chosen: Counts) -> Ids:
-    """So many of each device."""
+    """Return this number of replicas of each device."""
     return frozenset(
         each
         for device, count in chosen
@@ -59,7 +61,9 @@ def first(replicas: Ids, chosen: Counts) -> Ids:
 
 
 def every_way(run: Callable[[Lots], T]) -> Iterator[T]:
-    """The result of ``run`` for each way the lots may fall; it must begin afresh every time."""
+    """Return the result of ``run`` for every sequence of choices. ``run`` must start from the same
+    state every time.
+    """
     turns: list[int] = []
     while True:
         path = _Path(turns)

@@ -1,8 +1,8 @@
-"""A GPU node that behaves, without a machine: kubelet and plugin are models, memory is a table.
+"""A GPU node without a machine: kubelet and plugin are models, and memory is a table.
 
-Every call is one event; nothing happens between calls. So a caller may delay and reorder what a
-kubelet does by itself: ``admit`` admits a pod, in any order, containers end on request, and the
-memory of a deleted pod stays in use until ``vacate``.
+Every call is one event, and nothing happens between calls. So a caller can delay and reorder the
+kubelet's actions: ``admit`` admits pods in any order, containers end on request, and the memory of
+a deleted pod stays in use until ``vacate``.
 """
 
 import itertools
@@ -32,14 +32,14 @@ class Held:
     pod: Pod
     phase: Phase = "Pending"
     verdict: Verdict | None = None
-    #: Whether the API server has its phase; a rejection may arrive ten seconds late.
+    #: Whether the API server has its phase, because a rejection may arrive ten seconds late.
     told: bool = True
-    #: Containers whose process runs.
+    #: Containers with a running process.
     running: set[str] = field(default_factory=set)
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the kubelet's active pods, whose replicas are theirs."""
+        """Return whether the pod is active for the kubelet, so that it keeps its replicas."""
         return self.phase in ("Pending", "Running")
 
 
@@ -52,9 +52,9 @@ class Process:
 
 
 class StandIn:
-    """A node with a plugin that has registered. ``seed`` draws what is left to chance.
+    """A node with a registered plugin. ``seed`` draws the random choices.
 
-    ``driver`` receives what each process holds; without one the node only counts.
+    ``driver`` receives the memory of each process. Without a driver the node only counts it.
     """
 
     def __init__(
@@ -81,18 +81,22 @@ class StandIn:
 
     @property
     def active(self) -> list[str]:
-        """The uids of the pods that the kubelet counts."""
+        """Return the uids of the pods that the kubelet counts."""
         return [uid for uid, held in self.pods.items() if held.counts]
 
     def used_bytes(self) -> Counter[str]:
-        """By device, of all processes: those of pods that are gone as well."""
+        """Return the used bytes by device for all processes, including processes of deleted
+        pods.
+        """
         used: Counter[str] = Counter()
         for process in self.processes.values():
             used.update(process.used_bytes)
         return used
 
     def pod_resources(self) -> list[tuple[Pod, dict[str, list[Replica]]]]:
-        """The answer of PodResources: by pod and container; as there, ended pods are freed."""
+        """Return the response of PodResources by pod and container, which shows ended pods as
+        freed.
+        """
         self.devices.collect(self.active)
         return [(held.pod, self.listed(held.pod)) for held in self.pods.values() if held.counts]
 
@@ -108,10 +112,10 @@ class StandIn:
             for entry in [self.devices.given(pod.uid, each.name)]
         }
 
-    # The kubelet.
+    # Actions of the kubelet.
 
     def admit(self, pod: Pod, lots: Lots | None = None) -> Verdict:
-        """The kubelet sees a pod that was bound to it, decides, and starts its containers."""
+        """Let the kubelet see a pod that was bound to it, decide, and start its containers."""
         self.pods[pod.uid] = held = Held(pod)
         self._decide(held, lots)
         if held.phase == "Running" and not pod.gated:
@@ -120,32 +124,34 @@ class StandIn:
         return held.verdict
 
     def let_through(self, uid: str) -> None:
-        """Nothing holds it back any more."""
+        """Let the pod pass its gate."""
         pod = self.pods[uid].pod
         for container in pod.containers:
             self._start(pod, container)
 
     def end(self, uid: str, *, succeeded: bool = True, frees: bool = True) -> None:
-        """Its containers end by themselves; ``frees`` False: their memory takes its time."""
+        """End the pod's containers by themselves. Without ``frees`` the memory stays in use for
+        now.
+        """
         self.pods[uid].phase = "Succeeded" if succeeded else "Failed"
         self._stop(uid, frees)
 
     def delete(self, uid: str, *, frees: bool = True) -> None:
-        """Its grace is over and its containers have ended: until then it holds what it holds."""
+        """Delete a pod whose grace period is over and whose containers have ended."""
         self._stop(uid, frees)
         del self.pods[uid]
 
     def force(self, uid: str) -> None:
-        """It was deleted by force: the kubelet forgets it, its processes have yet to end."""
+        """Delete a pod by force: the kubelet forgets it, but its processes still run."""
         del self.pods[uid]
 
     def vacate(self, uid: str) -> None:
-        """The processes of a pod that is gone end at last."""
+        """End the processes of a deleted pod."""
         self._stop(uid, frees=True)
 
     def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
-        """It reads its checkpoint and admits its pods again. These include rejected pods whose
-        rejection the API server does not have yet.
+        """Restart the kubelet, which reads its checkpoint and admits its pods again. These include
+        rejected pods whose rejection the API server does not have yet.
 
         The plugin notices by itself, and races with the pods. Without ``plugin_first`` it registers
         later, with ``register_plugin``.
@@ -160,25 +166,25 @@ class StandIn:
                     self._stop(held.pod.uid, frees=True)
         self.devices.sources_ready = True
 
-    # The plugin.
+    # Actions of the plugin.
 
     def stop_plugin(self) -> None:
         self.plugin = None
         self.devices.disconnected()
 
     def start_plugin(self, settings: Settings) -> None:
-        """Another run of the plugin, without earlier failures."""
+        """Start another run of the plugin, without earlier failures."""
         self.plugin = Plugin(self.gpus, settings)
         self.devices.listed(self.plugin)
 
     def register_plugin(self) -> None:
-        """It has seen a new kubelet and begins again: what was unhealthy is healthy."""
+        """Register the plugin with a new kubelet, which makes unhealthy replicas healthy again."""
         assert self.plugin is not None
         self.plugin = Plugin(self.gpus, self.plugin.settings)
         self.devices.listed(self.plugin)
 
     def fail(self, replica: str) -> None:
-        """The plugin receives an XID and marks one replica of the device as unhealthy."""
+        """Send an XID to the plugin, which marks one replica of the device as unhealthy."""
         assert self.plugin is not None
         self.plugin.fail(replica)
         self.devices.listed(self.plugin)
@@ -190,7 +196,7 @@ class StandIn:
 
     def _start(self, pod: Pod, container: Container) -> None:
         if container.init and not container.sidecar:
-            return  # ended before it was looked at
+            return  # The process ended before it was read.
         self.pods[pod.uid].running.add(container.name)
         entry = self.devices.given(pod.uid, container.name)
         replicas = entry.replicas if entry else ()
@@ -212,7 +218,9 @@ class StandIn:
 
 
 def pod_of(manifest: Mapping[str, Any]) -> Pod:
-    """The part of a pod that a node looks at; ``TAKES_VRAM`` as the fake runtime reads it."""
+    """Return the part of a pod that a node reads. ``TAKES_VRAM`` has the meaning of the fake
+    runtime.
+    """
     spec, metadata = manifest["spec"], manifest["metadata"]
     return Pod(
         uid=metadata.get("uid", metadata["name"]),

@@ -1,9 +1,9 @@
-"""NVIDIA's device plugin as a model: which replicas it may prefer, and which it does.
+"""A model of NVIDIA's device plugin: which replicas it may prefer, and which it prefers.
 
-From its sources: internal/rm/allocate.go and nvml_manager.go of v0.19.3, which the tests hold it
-against, and allocate.go of v0.20.0, which nothing here was held against (``release`` 20: the policy
-``packed``, and ties go to the device with the fewest picks of the same request). Replicas of one
-device are alike, so a choice is a count for each device; which replicas make it up is a lot.
+It follows internal/rm/allocate.go and nvml_manager.go of v0.19.3, which the tests compare it with,
+and allocate.go of v0.20.0, which was not available for a comparison (``release`` 20 has the policy
+``packed``, and breaks ties by the fewest picks of the same request). Replicas of one device are
+equivalent, so a choice is a count for each device. Which replicas it consists of is random.
 """
 
 import random
@@ -14,29 +14,30 @@ from itertools import combinations
 from typing import Literal, Protocol
 
 Policy = Literal["distributed", "packed"]
-#: How many replicas of each device: hashable, ordered by device.
+#: Number of replicas for each device, hashable and ordered by device.
 Counts = tuple[tuple[str, int], ...]
 
 
-#: How many elements Go's ``sort.Slice`` sorts by insertion, which leaves equals in their order.
+#: Maximum number of elements that Go's ``sort.Slice`` sorts by insertion, which keeps the order of
+#: equals.
 STABLE = 12
 
 
 class PluginRefused(Exception):
-    """The plugin answered a call with an error; its text is the message."""
+    """The plugin answered a call with an error, whose text is the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     id: str
     device: str
-    #: The NUMA node of the device; None if the plugin does not report it.
+    #: The NUMA node of the device, or None if the plugin does not report it.
     numa: int | None = None
     healthy: bool = True
 
 
 class Device(Protocol):
-    """The plugin's view of a GPU; ``tests.driver.Gpu`` is one."""
+    """The plugin's view of a GPU. ``tests.driver.Gpu`` implements it."""
 
     @property
     def uuid(self) -> str: ...
@@ -48,7 +49,7 @@ class Device(Protocol):
 class Settings:
     replicas: int = 1
     policy: Policy = "distributed"
-    #: The minor of the plugin's version: 0.19 or 0.20.
+    #: The minor of the plugin's version, 19 or 20.
     release: int = 19
     fail_requests_greater_than_one: bool = False
 
@@ -61,7 +62,7 @@ class Settings:
 
 
 class Plugin:
-    """One run of the plugin's process: its state is lost when it is started again."""
+    """One run of the plugin's process. A restart loses its state."""
 
     def __init__(self, devices: Sequence[Device], settings: Settings) -> None:
         self.settings = settings
@@ -79,16 +80,16 @@ class Plugin:
         return list(self._replicas.values())
 
     def fail(self, replica: str) -> None:
-        """It reports this replica as unhealthy, and never reverts that.
+        """Report this replica as unhealthy, for the rest of this run.
 
-        After an XID the real one (up to v0.20.0) does so for one replica of the device, whichever
-        comes last out of a map.
+        After an XID, the real plugin (up to v0.20.0) does this for one random replica of the
+        device.
         """
         known = self._replicas[replica]
         self._replicas[replica] = Replica(known.id, known.device, known.numa, healthy=False)
 
     def options(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
-        """Every possible choice in addition to ``must``; raises ``PluginRefused``."""
+        """Return every possible choice in addition to ``must``. Raise ``PluginRefused``."""
         if not any(is_shared(each) for each in available):
             return self._aligned(available, must, size)
         lines: set[tuple[_Line, Counts]] = {(self._line(available, must, size), ())}
@@ -107,11 +108,11 @@ class Plugin:
         size: int,
         lots: random.Random,
     ) -> frozenset[str]:
-        """One answer to GetPreferredAllocation; raises ``PluginRefused``."""
+        """Return one answer to GetPreferredAllocation. Raise ``PluginRefused``."""
         candidates = sorted(self._candidates(available, must))
         if not any(is_shared(each) for each in available):
             if len(available) < size:
-                return frozenset()  # no error
+                return frozenset()  # not an error
             return frozenset(must) | frozenset(lots.sample(candidates, size - len(must)))
         line = self._line(available, must, size)
         chosen = set(must)
@@ -126,7 +127,7 @@ class Plugin:
     def allows(
         self, answer: Collection[str], available: Collection[str], must: Collection[str], size: int
     ) -> bool:
-        """Whether the answer to GetPreferredAllocation is one that it may give."""
+        """Return whether the plugin may give this answer to GetPreferredAllocation."""
         picks = set(answer) - set(must)
         return (
             set(must) <= set(answer)
@@ -135,7 +136,7 @@ class Plugin:
         )
 
     def allocate(self, replicas: Collection[str]) -> dict[str, str]:
-        """The environment that it gives the container; raises ``PluginRefused``."""
+        """Return the environment that the plugin sets in the container. Raise ``PluginRefused``."""
         for replica in replicas:
             if replica not in self._replicas:
                 raise PluginRefused(self._invalid(f"unknown device: {replica}"))
@@ -152,9 +153,11 @@ class Plugin:
         return f'invalid allocation request for "nvidia.com/gpu": invalid request: {reason}'
 
     def _aligned(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
-        """The unshared devices with the best links; here all links are equal: any."""
+        """Return the unshared devices with the best links. All links are equal here, so any
+        devices.
+        """
         if len(available) < size:
-            return {()}  # an empty answer, no error
+            return {()}  # an empty answer, not an error
         others = sorted(self._candidates(available, must))
         return {by_device(each) for each in combinations(others, size - len(must))}
 
@@ -168,7 +171,8 @@ class Plugin:
                 "error getting list of preferred allocation devices: "
                 "not enough available devices to satisfy allocation"
             )
-        total = Counter(device_of(each) for each in self._replicas)  # the unhealthy ones as well
+        # includes the unhealthy replicas
+        total = Counter(device_of(each) for each in self._replicas)
         groups: dict[int, dict[str, int]] = {}
         for device, count in free.items():
             groups.setdefault(total[device] - count, {})[device] = count
@@ -182,38 +186,40 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Neighbours in the plugin's list, in any order; ``free`` is what each device has in it."""
+    """Neighbouring devices in the plugin's list, in any order. ``free`` counts the free replicas of
+    each device.
+    """
 
-    #: Replicas allocated, negative for ``packed``; picks of the request, from v0.20.0 on.
+    #: Replicas allocated (negative for ``packed``), and from v0.20.0 on picks of the request.
     rank: tuple[int, int]
     free: Counts
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The plugin's list of candidates while it picks: sorted again for each pick, first one taken.
+    """The plugin's list of candidates, which it sorts again for each pick to use the first.
 
-    Its order is random at first (a Go map's). Go's ``sort.Slice`` keeps the order of equals while
-    there are twelve at most, and of more where they are in order already: so a device which has
-    caught up with others stays before them. Where it has something to sort of more than twelve, any
-    of equals may come first.
+    The initial order is random (a Go map). Go's ``sort.Slice`` keeps the order of equal elements in
+    lists of at most twelve, and in longer lists that are already sorted. So a device that caught up
+    with others stays before them. In an unsorted list of more than twelve, any of the equal
+    elements may be first.
     """
 
     settings: Settings
     blocks: tuple[_Block, ...]
-    #: Whether it needs no sorting.
+    #: Whether the list is already sorted.
     in_order: bool = False
 
     def first(self) -> list[str]:
-        """The devices that the next pick may be of."""
+        """Return the possible devices of the next pick."""
         return [device for device, _ in self._sorted()[0].free]
 
     def without(self, device: str) -> "_Line":
-        """After a pick of this device, which is one of the first."""
+        """Return the list after a pick of this device, which is one of the possible ones."""
         block, *rest = self._sorted()
         left = dict(block.free)
         remaining = left.pop(device) - 1
-        # Else what is left of the device is mixed with its neighbours.
+        # Otherwise, the rest of the device is mixed with its neighbours.
         in_order = not (left and remaining)
         if left:
             rest.insert(0, _Block(block.rank, counts(left)))

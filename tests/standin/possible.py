@@ -1,7 +1,7 @@
-"""On which devices a container may end: every way that kubelet and plugin can go, tried.
+"""Finds the devices on which a container may end, by trying every choice of kubelet and plugin.
 
-Brute force over the model that the tests hold against the real ones, and nothing of the extender's:
-it judges the extender's prediction for the same node.
+It uses brute force over the model that the tests compare with the real components. It shares no
+code with the extender, because it judges the extender's prediction for the same node.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tests.standin.devices import DeviceManager
 from tests.standin.lots import every_way
 from tests.standin.plugin import Counts, by_device
 
-#: For each container of a pod, in its order, how many replicas of which devices it holds.
+#: Number of replicas by device for each container of a pod, in order.
 Placement = tuple[Counts, ...]
 
 
@@ -24,10 +24,11 @@ def possible_placements(
     unobserved: Sequence[Pod] = (),
     ending: Sequence[str] = (),
 ) -> set[Placement]:
-    """The possible devices of the pod on the node, which stays as it is; none for a rejected pod.
+    """Return the possible devices of the pod on the node, which does not change. A rejected pod has
+    none.
 
     ``active`` are the uids that the kubelet counts. Any of the ``unobserved`` pods may be admitted
-    before it, in any order, and any of the ``ending`` ones may be gone by then.
+    before the pod, in any order, and any of the ``ending`` pods may already be gone.
     """
     found: set[Placement] = set()
     for before in _orders(unobserved):
@@ -45,7 +46,7 @@ def possible_devices(
     unobserved: Sequence[Pod] = (),
     ending: Sequence[str] = (),
 ) -> set[str]:
-    """The devices that any container of the pod may end on."""
+    """Return the devices on which any container of the pod may end."""
     placements = possible_placements(node, pod, active, unobserved, ending)
     return {device for each in placements for counts in each for device, _ in counts}
 
@@ -53,7 +54,9 @@ def possible_devices(
 def _end(
     node: DeviceManager, pod: Pod, active: Sequence[str], before: Sequence[Pod], lots: Lots
 ) -> Placement | None:
-    """The devices that it gets after the others, with these random choices; None if rejected."""
+    """Return the devices of the pod after the others with these random choices, or None if
+    rejected.
+    """
     twin, counted = node.copy(), list(active)
     for each in before:
         if twin.admit(each, [*counted, each.uid], lots).admitted:

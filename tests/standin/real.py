@@ -1,7 +1,7 @@
-"""A real kubelet with the real plugin, asked and written down as the stand-in is.
+"""A real kubelet with the real plugin, with the interface and the records of the stand-in.
 
-A relay between the two passes every call on and records it. ``Real`` does what ``StandIn`` does, by
-the same names, and returns when it has happened.
+A relay between kubelet and plugin forwards every call and records it. ``Real`` has the methods of
+``StandIn``. Each returns when the operation is complete.
 """
 
 import base64
@@ -28,12 +28,12 @@ PODS_SEEN = '"SyncLoop ADD" source="api"'
 @dataclass(frozen=True, slots=True)
 class Recorded:
     call: Call
-    #: The plugin's preference; None if it returned an error, or was not asked.
+    #: The plugin's preference, or None after an error or without a call.
     answer: Ids | None = None
 
 
 class Recorder(Relay):
-    """``recorded`` grows with each call that the kubelet makes to choose or allocate."""
+    """Records the calls that the kubelet makes to choose or allocate, in ``recorded``."""
 
     def __init__(self, node: Node) -> None:
         self.recorded: list[Recorded] = []
@@ -69,9 +69,9 @@ class Recorder(Relay):
 
 
 class Fed:
-    """Lots that fall as they fell on the real node, if they may fall so.
+    """Repeats the choices of the real node, if the model allows them.
 
-    ``calls`` are the stand-in's own, beginning with this pod's: how far it has come.
+    ``calls`` are the calls of the stand-in since this pod, which show its progress.
     """
 
     def __init__(self, recorded: Sequence[Recorded], calls: Sequence[Call]) -> None:
@@ -81,7 +81,8 @@ class Fed:
     def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
         asked = self._recorded[len(self._calls) - 1]
         assert call == asked.call
-        options = plugin.options(call.available, call.must_include, call.size)  # or it fails
+        # or the assertion fails
+        options = plugin.options(call.available, call.must_include, call.size)
         assert asked.answer is not None, "the plugin returned an error"
         assert plugin.allows(asked.answer, call.available, call.must_include, call.size), options
         return asked.answer
@@ -104,12 +105,12 @@ class Real:
         self._recorder.stop()
 
     def taken(self) -> list[Recorded]:
-        """The calls recorded since the last time."""
+        """Return the calls recorded since the last time."""
         recorded, self._recorder.recorded = self._recorder.recorded, []
         return recorded
 
     def admit(self, name: str, containers: Sequence[Container]) -> tuple[Pod, Verdict]:
-        """Bind a pod and wait for the kubelet's word."""
+        """Bind a pod and wait until the kubelet admits or rejects it."""
         self.node.bind(manifest(name, containers))
         pod = Pod(self.node.uid(name), tuple(containers), name)
         self._pods[pod.uid] = pod
@@ -157,10 +158,10 @@ class Real:
         self.node.wait(lambda: not self.node.held(name), f"{name} frees its replicas")
 
     def fail(self, device: str) -> str:
-        """An XID of the device; the replica that the plugin took it out on.
+        """Trigger an XID on the device. Return the replica that the plugin marks as unhealthy.
 
-        Raised again after half a minute: a plugin that is just registering can miss one. Sooner, a
-        busy machine would take out two.
+        Repeats the XID after half a minute, because a plugin that is just registering can miss it.
+        On a busy machine, an earlier repetition would take out two replicas.
         """
         _, before, _ = self.checkpoint()
         again_s = 0.0
@@ -177,9 +178,10 @@ class Real:
         return failed
 
     def restart_kubelet(self, *, hold_plugin: bool) -> bool:
-        """Whether the plugin registered before the kubelet looked at its pods: they race.
+        """Restart the kubelet. Return whether the plugin registered before the kubelet saw its
+        pods.
 
-        Returns when both are done; the plugin waits for ``resume_plugin`` where it is held.
+        Returns when both are done. A held plugin waits for ``resume_plugin``.
         """
         if hold_plugin:
             self.node.pause("nvidia-device-plugin")
@@ -200,14 +202,16 @@ class Real:
         return log().index(PLUGIN_HEARD) < log().find(PODS_SEEN)
 
     def resume_plugin(self) -> None:
-        """After ``restart_kubelet``: it registers again."""
+        """Let the plugin register again after ``restart_kubelet``."""
         received = self._heard()
         self.node.resume("nvidia-device-plugin")
         self.node.wait(lambda: self._heard() > received, "the plugin is back")
         self._interpose_anew()
 
     def restart_plugin(self, settings: Settings) -> None:
-        """Another process, for which every device is healthy: it has not received the XIDs."""
+        """Start another plugin process, which has received no XIDs, so that every device is
+        healthy.
+        """
         self.node.kill("nvidia-device-plugin")
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
         self.node.configure_plugin(configuration(settings))
@@ -217,30 +221,32 @@ class Real:
         self._interpose()
 
     def checkpoint(self) -> tuple[dict[tuple[str, str], Any], Ids, int]:
-        """The allocations by pod and container, the healthy replicas, the checksum of the file."""
+        """Return the file's allocations by pod and container, healthy replicas and checksum."""
         path = self.node.root / "device-plugins/kubelet_internal_checkpoint"
         return decoded(path.read_bytes())
 
     def _heard(self) -> int:
-        """How often the kubelet received the replicas."""
+        """Return how often the kubelet received the replicas."""
         return self.node.log("kubelet").count(PLUGIN_HEARD)
 
     def _interpose_anew(self) -> None:
-        """A new kubelet has removed the relay's socket."""
+        """Start the relay again, because a new kubelet has removed its socket."""
         recorded = self._recorder.recorded
         self._recorder = Recorder(self.node)
         self._recorder.recorded = recorded
         self._interpose()
 
     def _interpose(self) -> None:
-        """Wait for the plugin itself: a list that comes late would undo later changes."""
+        """Start the relay after the plugin is ready, because a late list would undo later
+        changes.
+        """
         received = self._heard()
         self._recorder.register()
         self.node.wait(lambda: self._heard() > received, "the kubelet's interest in the relay")
 
 
 def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids, int]:
-    """A checkpoint file without the order of its lists; its checksum is right."""
+    """Return a checkpoint file without the order of its lists, after checking its checksum."""
     whole = json.loads(content)
     data = whole["Data"]
     assert whole["Checksum"] == checksum(data)
@@ -256,13 +262,13 @@ def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids, int]:
 
 
 def environment(answer: str) -> dict[str, Ids]:
-    """The devices of an AllocResp; the plugin returns several devices in any order."""
+    """Return the devices of an AllocResp, sorted, because the plugin returns them in any order."""
     envs = api.ContainerAllocateResponse.FromString(base64.b64decode(answer)).envs
     return {key: frozenset(value.split(",")) for key, value in envs.items()}
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The plugin's own."""
+    """Return the configuration of the plugin."""
     whole = plugin_configuration(settings.replicas)
     if settings.fail_requests_greater_than_one:
         whole["sharing"]["timeSlicing"]["failRequestsGreaterThanOne"] = True

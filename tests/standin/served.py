@@ -1,6 +1,6 @@
-"""The node's interfaces for an agent: PodResources on its socket, the checkpoint in its folder.
+"""Serves the node's interfaces to an agent: the PodResources socket and the checkpoint file.
 
-In a folder that stands for /var/lib/kubelet, where a kubelet has them too.
+They are in a folder that stands for /var/lib/kubelet, at the same places.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ api, services = grpc.protos_and_services("tests/kubelet/podresources.proto")
 
 
 def write_checkpoint(root: Path, content: Checkpoint) -> None:
-    """Whole at any time: a reader sees the old one or the new one."""
+    """Write the file atomically, so that a reader sees the old or the new checkpoint."""
     folder = root / "device-plugins"
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{checkpoint.NAME}"
@@ -28,7 +28,7 @@ def write_checkpoint(root: Path, content: Checkpoint) -> None:
 
 
 class PodResources(services.PodResourcesListerServicer):  # type: ignore[name-defined,misc]
-    """The kubelet's own answers, from the node's device manager."""
+    """The kubelet's PodResources service, answered by the node's device manager."""
 
     def __init__(self, node: StandIn) -> None:
         self._node = node
@@ -66,7 +66,7 @@ def _pod(pod: Pod, listed: dict[str, list[Replica]]) -> Any:
 
 
 def _devices(replicas: Iterable[Replica]) -> list[Any]:
-    """One for each replica, as the kubelet does it."""
+    """Return one entry for each replica, as the kubelet does."""
     return [
         api.ContainerDevices(
             resource_name=RESOURCE,
@@ -78,7 +78,7 @@ def _devices(replicas: Iterable[Replica]) -> list[Any]:
 
 
 class Served:
-    """The server on ``<root>/pod-resources/kubelet.sock``; ``stop`` takes its socket away."""
+    """The server on ``<root>/pod-resources/kubelet.sock``. ``stop`` removes the socket."""
 
     def __init__(self, node: StandIn, root: Path) -> None:
         self.socket = root / "pod-resources/kubelet.sock"

@@ -1,8 +1,8 @@
-"""The stand-in against a real kubelet and NVIDIA's real plugin: the same operations, call by call.
+"""Compares the stand-in with a real kubelet and NVIDIA's real plugin, call by call.
 
-After each one, the calls that the plugin got, the verdict, the checkpoint and every answer of
-PodResources are the same. If the real ones chose at random, the stand-in gets their choice, once it
-has listed it as possible.
+After each operation, the plugin's calls, the verdict, the checkpoint and every response of
+PodResources are equal. Where the real components choose at random, the stand-in repeats their
+choice if it is among its own possible choices.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ STEPS = 13
 
 
 class Pair:
-    """One node twice. Every operation is done to the real one first."""
+    """The stand-in and the real node. Every operation is done on the real node first."""
 
     def __init__(self, node: Node, settings: Settings, topology: TopologyPolicy = "none") -> None:
         self.node = node
         self.model = StandIn(node.driver.gpus, settings, topology=topology)
         self.real = Real(node)
-        #: Devices whose replica is unhealthy.
+        #: Devices with an unhealthy replica.
         self.unhealthy: set[str] = set()
         self.compare()
 
     def admit(self, name: str, *containers: Container) -> str | None:
-        """Its uid; None when it was rejected."""
+        """Admit a pod and return its uid, or None if it was rejected."""
         pod, verdict = self.real.admit(name, containers)
         recorded = self.real.taken()
         calls = self.model.devices.calls
@@ -51,7 +51,8 @@ class Pair:
         assert self.model.admit(pod, Fed(recorded, calls)) == verdict
         assert calls == [each.call for each in recorded]
         if not verdict.admitted:
-            # A kubelet that restarts before it has written to the API server would admit it again.
+            # A kubelet that restarts before it has written the rejection to the API server would
+            # admit the pod again.
             self.real.force(pod.uid)
             self.model.force(pod.uid)
         self.compare()
@@ -81,7 +82,9 @@ class Pair:
             self.compare()
 
     def restart_kubelet(self, *, hold_plugin: bool) -> bool:
-        """Whether the plugin was back before the kubelet looked at its pods."""
+        """Restart the kubelet. Return whether the plugin was back before the kubelet saw its
+        pods.
+        """
         for uid in self.model.active:
             self.real.runs(uid)
         plugin_first = self.real.restart_kubelet(hold_plugin=hold_plugin)
@@ -104,7 +107,7 @@ class Pair:
         self.compare()
 
     def compare(self) -> None:
-        try:  # the kubelet lists pods for a moment longer, or not yet
+        try:  # The kubelet lists pods with a short delay.
             self.node.wait(lambda: self._really() == self._modelled(), "the same answers")
         except AssertionError:
             assert self._really() == self._modelled()
@@ -117,7 +120,9 @@ class Pair:
         assert healthy == really_healthy
 
     def _really(self) -> Answers | None:
-        """The kubelet's answers; None where it was asked too often, or a pod has just gone."""
+        """Return the kubelet's responses, or None if it was called too often or a pod was just
+        deleted.
+        """
         with grpc.insecure_channel(f"unix:{self.node.root}/pod-resources/kubelet.sock") as channel:
             try:
                 return answers(podresources_services.PodResourcesListerStub(channel), 10.0)
@@ -140,7 +145,7 @@ def pair_of(node: Node, *how: Any) -> Iterator[Pair]:
 
 
 def answers(lister: Any, timeout_s: float | None) -> Answers:
-    """All its answers: for every pod List, then Get; and the allocatable replicas."""
+    """Return all responses: List, then Get for every pod, and the allocatable replicas."""
     listed = lister.List(podresources.ListPodResourcesRequest(), timeout_s).pod_resources
     got = [
         lister.Get(
@@ -168,12 +173,12 @@ def devices(told: Any) -> frozenset[object]:
     return frozenset(whole)
 
 
-#: How often each is drawn.
+#: Relative frequency of each operation.
 OPERATIONS = {"admit": 12, "end": 2, "delete": 2, "force": 2, "fail": 1, "kubelet": 1, "plugin": 1}
 
 
 def play(pair: Pair, seed: int) -> None:
-    """Do operations that the seed draws."""
+    """Execute operations drawn with the seed."""
     lots = random.Random(seed)
     for step in range(STEPS):
         uids = pair.model.active
@@ -215,7 +220,7 @@ def containers(lots: random.Random) -> list[Container]:
         pytest.param(5, "best-effort", (0, 1, 1, 2), 1, id="unshared"),
     ],
 )
-def test_the_stand_in_does_what_the_real_node_does(
+def test_the_stand_in_behaves_like_the_real_node(
     start_node: StartNode,
     seed: int,
     topology: TopologyPolicy,
@@ -234,7 +239,7 @@ def one(count: int = 1) -> Container:
 @pytest.mark.parametrize(
     ("topology", "admitted"), [("best-effort", True), ("restricted", False)], ids=str
 )
-def test_one_free_replica_on_each_numa_node(
+def test_the_topology_policy_decides_about_a_pod_with_replicas_on_two_numa_nodes(
     start_node: StartNode, topology: TopologyPolicy, admitted: bool
 ) -> None:
     node = start_node(gpus=2, replicas=2, numa=(0, 1), topologyManagerPolicy=topology)
@@ -242,14 +247,15 @@ def test_one_free_replica_on_each_numa_node(
         first, *_ = [pair.admit(f"{name}-{node.name}", one()) for name in "abc"]
         assert first
         pair.force(first)
-        # An empty node could have given both from one of its NUMA nodes.
+        # On an empty node, one of its NUMA nodes could have given both replicas.
         assert bool(pair.admit(f"d-{node.name}", one(2))) == admitted
 
 
-def test_a_kubelet_restart_before_the_plugin_is_back(start_node: StartNode) -> None:
+def test_a_kubelet_restarts_before_the_plugin_is_back(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2)
     with pair_of(node, Settings(2)) as pair:
-        # It ends a running pod for its init container that has ended: what runs is let off.
+        # The new kubelet ends a running pod because its init container has ended, but not a pod
+        # whose containers run.
         killed = pair.admit("a", Container("first", 1, init=True), one())
         kept = pair.admit("b", one())
         assert killed
@@ -260,16 +266,16 @@ def test_a_kubelet_restart_before_the_plugin_is_back(start_node: StartNode) -> N
         verdict = pair.model.pods[killed].verdict
         assert verdict is not None
         assert "no healthy devices present" in verdict.message
-        # It healed the replica as well: the plugin began again and forgot.
+        # The restarted plugin reports the replica as healthy, because it has forgotten the failure.
         assert pair.model.devices.capacity == (4, 4)
 
 
-def test_a_plugin_restart_with_other_settings(start_node: StartNode) -> None:
+def test_the_plugin_restarts_with_other_settings(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2)
     with pair_of(node, Settings(2)) as pair:
         assert pair.admit("a", one())
         assert pair.admit("b", one())
-        # No longer shared: devices of pods that run are given away.
+        # With sharing disabled, the plugin gives away devices of running pods.
         pair.restart_plugin(Settings(1))
         assert pair.admit("c", one(2))
         pair.restart_plugin(Settings(2, fail_requests_greater_than_one=True))
@@ -285,9 +291,9 @@ BINDINGS = f"{_ADMISSION}/validatingadmissionpolicybindings"
 
 @contextlib.contextmanager
 def without_status(node: Node, pod: str) -> Iterator[None]:
-    """Let the API server reject all writes of the pod's status."""
+    """Make the API server reject all writes of the pod's status."""
     plane, name = node.plane, f"without-status-{pod}"
-    # A ConfigMap of the same name shows when the API server applies the policy.
+    # A test ConfigMap shows when the API server applies the policy.
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/status", "configmaps"]}
     spec = {
         "matchConstraints": {"resourceRules": [rule | {"operations": ["CREATE", "UPDATE"]}]},
@@ -313,8 +319,12 @@ def without_status(node: Node, pod: str) -> Iterator[None]:
         plane.call("DELETE", f"{BINDINGS}/{name}")
 
 
-def test_a_pod_that_was_rejected_is_admitted_by_the_next_kubelet(start_node: StartNode) -> None:
-    """For up to ten seconds only the kubelet has the rejection; here, until the test ends."""
+def test_a_new_kubelet_admits_a_pod_that_the_previous_kubelet_rejected(
+    start_node: StartNode,
+) -> None:
+    """Only the kubelet has the rejection for up to ten seconds. Here the API server does not get it
+    until the test ends.
+    """
     node = start_node(gpus=1, replicas=2)
     late_name = f"late-{node.name}"
     with pair_of(node, Settings(2)) as pair, without_status(node, late_name):
@@ -324,7 +334,7 @@ def test_a_pod_that_was_rejected_is_admitted_by_the_next_kubelet(start_node: Sta
         assert pair.model.admit(late, Fed([], [])) == verdict
         assert not verdict.admitted
         pair.delete(holder)
-        other = pair.admit("b", one())  # only now the disk forgets the holder
+        other = pair.admit("b", one())  # Only now the checkpoint loses the previous holder.
         assert other
         assert node.status(late.name)["phase"] == "Pending"
         pair.model.pods[late.uid].told = False

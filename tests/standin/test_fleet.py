@@ -1,4 +1,4 @@
-"""Stand-in nodes on a real API server: what a client sees of them."""
+"""Checks what a client sees of stand-in nodes on a real API server."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ Start = Callable[..., Fleet]
 
 @pytest.fixture
 def start(plane: ControlPlane) -> Iterator[Start]:
-    """Start a fleet; it goes with its pods."""
+    """Start a fleet, which is removed with its pods."""
     with contextlib.ExitStack() as stack:
 
         def begin(nodes: dict[str, StandIn], **how: Any) -> Fleet:
@@ -58,7 +58,7 @@ def own(count: int) -> list[str]:
     return [f"standin-{os.urandom(4).hex()}" for _ in range(count)]
 
 
-def test_a_pod_runs_holds_memory_and_goes(
+def test_a_pod_runs_and_holds_memory_until_it_is_deleted(
     plane: ControlPlane, start: Start, tmp_path: Path
 ) -> None:
     gpus = [Gpu("GPU-0"), Gpu("GPU-1")]
@@ -78,7 +78,9 @@ def test_a_pod_runs_holds_memory_and_goes(
     until(lambda: "process" not in driver.table.read_text(), fleet)
 
 
-def test_a_pod_too_many_fails_with_the_kubelets_words(plane: ControlPlane, start: Start) -> None:
+def test_a_pod_without_a_free_replica_fails_with_the_kubelets_message(
+    plane: ControlPlane, start: Start
+) -> None:
     (name,) = own(1)
     fleet = start({name: StandIn([Gpu("GPU-0")], Settings(2))})
     for pod in "abc":
@@ -97,7 +99,7 @@ def test_a_pod_too_many_fails_with_the_kubelets_words(plane: ControlPlane, start
     until(lambda: reasons() == {"UnexpectedAdmissionError"}, fleet)
 
 
-def test_forced_deletion_leaves_memory_behind_for_a_while(
+def test_memory_of_a_force_deleted_pod_stays_in_use_for_a_while(
     plane: ControlPlane, start: Start, tmp_path: Path
 ) -> None:
     gpus = [Gpu("GPU-0")]
@@ -113,5 +115,5 @@ def test_forced_deletion_leaves_memory_behind_for_a_while(
     new = gpu_pod(f"new-{name}", containers=[gpu_container("main", takes_bytes=GIB)])
     bind(plane, name, new)
     until(lambda: phases(plane, name) == {f"new-{name}": "Running"}, fleet)
-    assert node.used_bytes() == {"GPU-0": 2 * GIB}  # on an unshared device
+    assert node.used_bytes() == {"GPU-0": 2 * GIB}  # The second pod is on an unshared device.
     until(lambda: node.used_bytes() == {"GPU-0": GIB}, fleet)

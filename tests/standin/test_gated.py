@@ -1,11 +1,11 @@
-"""Whatever surprises, no gated pod starts on a device without room for it.
+"""Checks that no gated pod starts on a device without enough memory, whatever happens before.
 
-The node is the stand-in, and so is the judge: what its processes hold, or may come to hold at any
-moment, since they asked for it. Ledger, eviction and gate are the real ones, over a store in
-memory. Between binding and admission everything of DESIGN section 5 happens: replicas are released
-or turn unhealthy, pods that were bound are deleted before they are admitted, others that bypass us
-are admitted first, the plugin is started with another policy; pods are admitted in any order, the
-report is late, the gate goes by a ledger that it read a moment ago.
+Both the node and the judge are stand-ins: the judge counts what the node's processes hold or may
+still allocate, because they requested it. Ledger, eviction and gate are real, over a store in
+memory. Between binding and admission, everything of DESIGN section 5 happens: replicas are released
+or turn unhealthy, bound pods are deleted before admission, pods of other schedulers are admitted
+first, the plugin restarts with another policy. Pods are admitted in any order, reports are late,
+and the gate may use an outdated copy of the ledger.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,9 @@ from tests.standin.gated import NAME, Gated
 
 @pytest.fixture
 def world() -> Gated:
-    """Device 0 has three GiB left and device 1 twelve, where the next pod will be."""
+    """A node whose device 0 has 3 GiB free and device 1 has 12 GiB, where the next pod is
+    predicted.
+    """
     world = Gated()
     world.start(gpus=2, policy="distributed")
     world.sit(9, "GPU-0")
@@ -59,7 +61,7 @@ SURPRISES: Sequence[tuple[Deed, tuple[str, ...]]] = (
 @pytest.mark.parametrize(
     ("surprise", "sit"), [pytest.param(*each, id=each[0].__name__) for each in SURPRISES]
 )
-def test_a_pod_that_gets_a_full_device_by_surprise_is_evicted_before_it_starts(
+def test_a_pod_admitted_to_a_full_device_is_evicted_before_it_starts(
     world: Gated, surprise: Deed, sit: Sequence[str]
 ) -> None:
     for device in sit:
@@ -86,7 +88,7 @@ def test_a_pod_that_gets_a_full_device_by_surprise_is_evicted_before_it_starts(
 
 
 def test_a_pod_that_is_deleted_before_admission_causes_no_miss(world: Gated) -> None:
-    """Every subset of the unconfirmed pods was considered."""
+    """The prediction considers every subset of the unconfirmed pods."""
     world.we_bind_a_pod(size=1)
     (first,) = world.coming
     world.we_bind_a_pod(size=2)

@@ -1,4 +1,4 @@
-"""The stand-in by itself: in memory, as files, and every way it may go."""
+"""Tests the stand-in alone: in memory, as files, and with every possible choice."""
 
 import json
 import random
@@ -28,7 +28,7 @@ GPUS = [Gpu(f"GPU-{number}") for number in range(4)]
 
 
 def manager(gpus: int, settings: Settings, *held: Pod) -> tuple[DeviceManager, list[str]]:
-    """One that holds these pods, and their uids."""
+    """Return a device manager that holds these pods, and their uids."""
     node = DeviceManager()
     node.listed(Plugin(GPUS[:gpus], settings))
     active: list[str] = []
@@ -38,10 +38,10 @@ def manager(gpus: int, settings: Settings, *held: Pod) -> tuple[DeviceManager, l
     return node, active
 
 
-# Where a pod may end.
+# Possible devices of a pod.
 
 
-def test_it_may_end_on_any_device_of_a_tie() -> None:
+def test_a_pod_may_get_any_device_of_a_tie() -> None:
     node, active = manager(3, Settings(2), pod("a", 1))
     (taken,) = possible_held(node, "a")
     assert possible_devices(node, pod("p", 1), active) == {"GPU-0", "GPU-1", "GPU-2"} - {taken}
@@ -53,7 +53,7 @@ def possible_held(node: DeviceManager, uid: str) -> set[str]:
     return {device for device, _ in by_device(entry.replicas)}
 
 
-def test_a_pod_that_may_be_first_leaves_the_other_device() -> None:
+def test_an_unconfirmed_pod_that_may_be_admitted_first_makes_the_other_device_possible() -> None:
     node, active = manager(2, Settings(2), pod("a", 1))
     (taken,) = possible_held(node, "a")
     free = {"GPU-0", "GPU-1"} - {taken}
@@ -62,12 +62,12 @@ def test_a_pod_that_may_be_first_leaves_the_other_device() -> None:
     assert both == {"GPU-0", "GPU-1"}
 
 
-def test_a_pod_that_may_be_gone_leaves_a_tie() -> None:
+def test_an_ending_pod_that_may_be_gone_makes_a_tie() -> None:
     node, active = manager(2, Settings(2), pod("a", 1))
     assert possible_devices(node, pod("p", 1), active, ending=["a"]) == {"GPU-0", "GPU-1"}
 
 
-def test_a_container_takes_over_from_an_init_container() -> None:
+def test_a_container_reuses_the_replica_of_its_init_container() -> None:
     node, active = manager(2, Settings(2))
     placements = possible_placements(node, pod("p", 1, init=[1]), active)
     one, other = (("GPU-0", 1),), (("GPU-1", 1),)
@@ -75,8 +75,8 @@ def test_a_container_takes_over_from_an_init_container() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_node_goes_no_other_way(seed: int) -> None:
-    """Draws of a node are among the possible ones, and so many draws are all of them."""
+def test_random_draws_give_exactly_the_possible_placements(seed: int) -> None:
+    """Every draw is a possible placement, and enough draws give all of them."""
     lots = random.Random(seed)
     gpus = [Gpu(each.uuid, numa=lots.choice([0, 1])) for each in GPUS[:3]]
     policy: TopologyPolicy = lots.choice(["none", "best-effort", "restricted", "single-numa-node"])
@@ -97,11 +97,11 @@ def test_a_node_goes_no_other_way(seed: int) -> None:
     assert seen == possible
 
 
-# In memory.
+# Behaviour in memory.
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of events; what a kubelet never does is never seen."""
+    """Events in any order that a kubelet allows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_replica_is_held_twice(self) -> None:
-        """But by the containers of one pod in turn."""
+        """No replica is held twice, except by the containers of one pod in turn."""
         held: Counter[str] = Counter()
         for _, listed in self.node.pod_resources():
             replicas = [each.id for container in listed.values() for each in container]
@@ -169,7 +169,7 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-# As files and a socket.
+# Behaviour through files and a socket.
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadlin
         ),
     ],
 )
-def test_the_checksum_is_what_go_computes(data: str, expected: int) -> None:
-    """Computed once by go-spew and hash/fnv from the kubelet's types."""
+def test_the_checksum_equals_the_checksum_that_go_computes(data: str, expected: int) -> None:
+    """The expected value was computed with go-spew and hash/fnv from the kubelet's types."""
     assert checksum(json.loads(data)) == expected
 
 
-def test_an_agent_sees_a_kubelets_files_and_socket(tmp_path: Path) -> None:
+def test_an_agent_reads_the_checkpoint_and_the_socket_of_a_stand_in(tmp_path: Path) -> None:
     gpus = [Gpu("GPU-0", numa=0), Gpu("GPU-1", numa=1)]
     node = StandIn(gpus, Settings(2), save=lambda content: write_checkpoint(tmp_path, content))
     served = Served(node, tmp_path)

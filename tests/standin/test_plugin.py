@@ -1,4 +1,6 @@
-"""The model of the plugin against the real one, called directly, and behaviour from its sources."""
+"""Compares the model of the plugin with the real plugin, which is called directly, and with its
+sources.
+"""
 
 import random
 from collections import Counter
@@ -51,11 +53,11 @@ GPUS = [Gpu(f"GPU-{number}") for number in range(4)]
 
 
 def ids(*free: int) -> list[str]:
-    """So many replicas of each device, the last of it."""
+    """Return this number of replica IDs of each device, the last ones first."""
     return [f"GPU-{gpu}::{3 - n}" for gpu, count in enumerate(free) for n in range(count)]
 
 
-#: Available, must include, size, and how many choices there are.
+#: Available replicas, required replicas, size, and the number of possible choices.
 State = tuple[list[str], list[str], int, int]
 STATES: dict[str, State] = {
     "all free: any device": (ids(4, 4, 4, 4), [], 1, 4),
@@ -72,7 +74,7 @@ STATES: dict[str, State] = {
 
 
 def outcome(ask: Callable[..., T], *arguments: object) -> T | str:
-    """Its answer, or the text of its error."""
+    """Return the answer of the model, or the text of its error."""
     try:
         return ask(*arguments)
     except PluginRefused as why:
@@ -86,14 +88,14 @@ def real(start_node: StartNode) -> Iterator[Asked]:
     asked.close()
 
 
-def test_the_real_one_makes_every_choice_of_the_model_and_no_other(real: Asked) -> None:
+def test_the_real_plugin_makes_exactly_the_choices_of_the_model(real: Asked) -> None:
     model = Plugin(GPUS, Settings(4))
     for available, must, size, count in STATES.values():
         options = model.options(available, must, size)
         assert len(options) == count
         seen: set[Counts] = set()
         replicas: Counter[str] = Counter()
-        for _ in range(300):  # the rarest of six choices missed in one run of ten to the 20th
+        for _ in range(300):  # The chance that 300 calls miss the rarest of six choices is 10^-20.
             answer = real.prefer(available, must, size)
             assert model.allows(answer, available, must, size)
             seen.add(by_device(answer - set(must)))
@@ -103,7 +105,7 @@ def test_the_real_one_makes_every_choice_of_the_model_and_no_other(real: Asked) 
         assert {r for r in available if device_of(r) in chosen} <= replicas.keys()
 
 
-def test_the_real_one_answers_as_the_model_may(real: Asked) -> None:
+def test_the_real_plugin_answers_and_fails_as_the_model_allows(real: Asked) -> None:
     lots = random.Random(7)
     model = Plugin(GPUS, Settings(4))
     every = ids(4, 4, 4, 4)
@@ -123,7 +125,7 @@ def test_the_real_one_answers_as_the_model_may(real: Asked) -> None:
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_a_draw_makes_every_choice_and_no_other(state: State) -> None:
+def test_draws_give_exactly_the_possible_choices(state: State) -> None:
     available, must, size, count = state
     model = Plugin(GPUS, Settings(4))
     lots = random.Random(1)
@@ -133,8 +135,8 @@ def test_a_draw_makes_every_choice_and_no_other(state: State) -> None:
     assert len(model.options(available, must, size)) == count
 
 
-# v0.20.0 is read from its sources, and not held against the real one: no proxy has its module.
-# The assertions about `packed` were once compared with the real binary.
+# The model of v0.20.0 follows its sources. It is not compared with the real plugin, because no
+# proxy has the module. The assertions about `packed` were once compared with the real binary.
 
 PACKED = Settings(4, policy="packed", release=20)
 
@@ -147,7 +149,7 @@ PACKED = Settings(4, policy="packed", release=20)
         pytest.param(ids(4, 4, 4, 4), 2, 4, id="two: both on one device"),
     ],
 )
-def test_packed_fills_a_device_before_the_next(
+def test_packed_fills_a_device_before_it_uses_the_next(
     available: list[str], size: int, choices: int
 ) -> None:
     model = Plugin(GPUS, PACKED)
@@ -161,6 +163,6 @@ def test_packed_fills_a_device_before_the_next(
 
 def test_from_v0_20_a_tie_goes_to_the_device_with_fewer_picks_of_the_request() -> None:
     old, new = (Plugin(GPUS, Settings(4, release=release)) for release in (19, 20))
-    available = ids(4, 3, 0, 0)  # after the first pick both have one allocated
+    available = ids(4, 3, 0, 0)  # After the first pick, both devices have one allocated replica.
     assert old.options(available, [], 2) == {(("GPU-0", 2),)}
     assert new.options(available, [], 2) == {(("GPU-0", 1), ("GPU-1", 1))}

@@ -1,9 +1,9 @@
-"""The kubelet's topology manager, scope ``container``: the NUMA nodes that a container's devices
-should have, and whether it is admitted.
+"""A model of the kubelet's topology manager with scope ``container``: it selects the NUMA nodes of
+a container's devices and admits or rejects the container.
 
-After pkg/kubelet/cm/topologymanager and devicemanager/topology_hints.go of v1.36. The device
-manager is the only one with an opinion: CPU and memory manager have their policy ``none``. A mask
-is a set of NUMA nodes, bit by bit.
+It follows pkg/kubelet/cm/topologymanager and devicemanager/topology_hints.go of v1.36. Only the
+device manager gives hints, because CPU and memory manager have the policy ``none``. A mask is a set
+of NUMA nodes, one bit per node.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ TopologyPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    #: None: any will do.
+    #: None if any NUMA node will do.
     mask: int | None
     preferred: bool
 
@@ -34,7 +34,7 @@ def hints(
     request: int,
     numa_nodes: Sequence[int],
 ) -> list[Hint] | None:
-    """The proposal of the device manager; None if no device has a NUMA node."""
+    """Return the hints of the device manager, or None if no device has a NUMA node."""
     if all(replica.numa is None for replica in listed.values()):
         return None
     if len({*available, *reusable}) < request:
@@ -49,7 +49,9 @@ def allocation_hints(
     request: int,
     numa_nodes: Sequence[int],
 ) -> list[Hint]:
-    """The sets of nodes that hold enough; preferred are those as small as an empty node's best."""
+    """Return the sets of nodes with enough devices. Preferred sets are as small as the best set of
+    an empty node.
+    """
     bearing = {replica.numa for replica in listed.values() if replica.numa is not None}
     nodes = sorted(bearing & set(numa_nodes)) or sorted(numa_nodes)
     smallest = len(nodes)
@@ -73,7 +75,7 @@ def within(replica: Replica, mask: int) -> bool:
 def merge(
     policy: TopologyPolicy, proposed: list[Hint] | None, numa_nodes: Sequence[int]
 ) -> tuple[Hint, bool]:
-    """The hint that counts, and whether the container is admitted."""
+    """Return the merged hint, and whether the container is admitted."""
     everywhere = mask_of(numa_nodes)
     if proposed is None:
         proposed = [Hint(None, True)]

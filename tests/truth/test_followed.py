@@ -1,4 +1,6 @@
-"""From the reservation to the report that shows the pod: reports late, old, lost or repeated."""
+"""Follows reservations until a report shows their pods, with late, old, lost and repeated
+reports.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +30,7 @@ from tests.builders import (
 from tests.recording import RecordingState
 from tests.truth.world import NEVER_STALE_S
 
-#: D0 is the emptier one.
+#: D0 has more free memory.
 IDLE = (shared("D0", free=4), shared("D1", free=3, allocated=1))
 THERE = (shared("D0", free=3, allocated=1), shared("D1", free=3, allocated=1))
 ASTRAY = (shared("D0", free=4), shared("D1", free=2, allocated=2))
@@ -42,7 +44,9 @@ def reserved(attempt: str = "me-1", **candidates: int) -> dict[str, Reservation]
 
 
 def node(version: int, *devices: object, shown: str | None = None, **other: object) -> GPUNode:
-    """The object in this version; ``shown``: the device on which the report shows the pod."""
+    """Return this version of the GPUNode. ``shown`` is the device on which its report shows the
+    pod.
+    """
     rows = [SITTING, *([use("p", shown, replica=f"{shown}::3")] if shown else [])]
     given = {"reservations": reserved(), "plugin": DISTRIBUTED, **other}
     return gpunode(*devices, version=str(version), pods=rows, **given)  # type: ignore[arg-type]
@@ -66,7 +70,7 @@ def results(state: RecordingState) -> list[tuple[str, Result]]:
 BOUND, HIT = node(1, *IDLE), node(2, *THERE, shown="D0")
 
 
-def test_a_pod_is_compared_when_a_report_shows_it() -> None:
+def test_a_prediction_is_compared_when_a_report_shows_the_pod() -> None:
     state = started(seen(BOUND, 10.0))
     assert results(state) == []
     assert state.observations.is_pending("n", "p")
@@ -76,10 +80,10 @@ def test_a_pod_is_compared_when_a_report_shows_it() -> None:
     assert state.observations.of_pod("n", "p") == outcome
 
 
-def test_it_is_compared_once_whatever_is_delivered_again() -> None:
+def test_a_prediction_is_compared_once_despite_repeated_reports() -> None:
     state = started(seen(BOUND), seen(HIT))
     assert results(state) == [("p", Result.HIT)]
-    older = node(3, *IDLE)  # a sample from before, written by an agent that was restarted
+    older = node(3, *IDLE)  # A restarted agent may write an earlier sample.
     elsewhere = node(5, *ASTRAY, shown="D1")
     for event in (
         seen(HIT),
@@ -94,7 +98,7 @@ def test_it_is_compared_once_whatever_is_delivered_again() -> None:
     assert state.observations.totals == {Result.HIT: 1}
 
 
-def test_a_late_version_changes_nothing() -> None:
+def test_a_stale_version_of_the_gpunode_is_ignored() -> None:
     state = started(seen(BOUND), seen(node(5, *IDLE)))
     state.apply([seen(HIT)])  # version 2
     assert results(state) == []
@@ -102,22 +106,22 @@ def test_a_late_version_changes_nothing() -> None:
     assert results(state) == [("p", Result.HIT)]
 
 
-def test_what_was_shown_before_we_watched_is_not_compared() -> None:
-    """After a restart: what was known at the binding is not known here."""
+def test_a_pod_already_shown_in_the_first_list_is_not_compared() -> None:
+    """After a restart, the extender does not have the state at the time of the binding."""
     state = started(Relisted(GPUNode, (node(7, *ASTRAY, shown="D1"),), 0.0))
     state.apply([seen(node(8, *ASTRAY, shown="D1"))])
     assert results(state) == []
     assert not state.observations.is_pending("n", "p")
 
 
-def test_a_pod_unconfirmed_at_a_restart_is_compared_with_the_state_at_that_time() -> None:
+def test_a_pod_unconfirmed_at_a_restart_is_compared_with_the_state_at_the_restart() -> None:
     state = started(Relisted(GPUNode, (BOUND,), 0.0))
     state.apply([seen(node(2, *ASTRAY, shown="D1"))])
     (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.UNKNOWN)
 
 
-def test_the_last_attempt_is_what_is_compared() -> None:
+def test_the_last_attempt_of_a_bind_is_compared() -> None:
     again = node(2, *IDLE, reservations=reserved("me-2", D0=8 * GIB, D1=8 * GIB))
     state = started(seen(BOUND), seen(again))
     state.apply([seen(node(3, *THERE, shown="D0", reservations=again.spec.reservations))])
@@ -125,8 +129,8 @@ def test_the_last_attempt_is_what_is_compared() -> None:
     assert (outcome.reservation.attempt, outcome.predicted) == ("me-2", ("D0", "D1"))
 
 
-def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
-    """q was let in when D1 was so full that p could not come; then two pods there ended."""
+def test_a_prediction_includes_the_effects_of_pods_bound_later() -> None:
+    """Pod q was bound while D1 was so full that p could not get it. Then two pods on D1 ended."""
     guests = {uid: reservation({"D0": GIB, "D1": GIB}, name=uid) for uid in ("c1", "c2")}
     there = [use(uid, "D1", replica=f"D1::{n}") for n, uid in enumerate(guests, start=1)]
     full = [shared("D0", free=4), shared("D1", free=1, allocated=3)]
@@ -146,8 +150,8 @@ def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
         assert (outcome.result, outcome.surprise) == expected
 
 
-def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
-    """With g unconfirmed as well, two pods could come to D0; g had ended when q was admitted."""
+def test_a_pod_that_ended_before_the_admission_is_ignored_for_the_next_prediction() -> None:
+    """With g unconfirmed, two pods could get D0, but g had ended when q was admitted."""
     idle = [shared("D0", free=4), shared("D1", free=4)]
     own = {uid: reservation({"D0": GIB, "D1": GIB}, name=uid) for uid in ("p", "g", "q")}
     first = gpunode(
@@ -166,14 +170,14 @@ def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
     assert (outcomes["p"].result, outcomes["q"].result) == (Result.HIT, Result.MISS)
 
 
-def test_a_pod_that_ends_before_it_is_seen_is_counted_as_that() -> None:
+def test_a_pod_that_ends_before_a_report_shows_it_is_counted_as_ended() -> None:
     state = started(seen(BOUND))
     rest = {"old": reserved()["old"]}
     state.apply([seen(node(2, *IDLE, reservations=rest))])
     assert results(state) == [("p", Result.UNSEEN)]
 
 
-def test_a_reservation_without_a_binding_is_not_counted() -> None:
+def test_a_reservation_without_a_binding_is_not_compared() -> None:
     state = started(PodSeen(pod(uid="p", name="p")), seen(BOUND))
     state.apply([seen(node(2, *IDLE, reservations={"old": reserved()["old"]}))])
     assert results(state) == []
@@ -189,7 +193,7 @@ def recreated_seen_as_another() -> list[Event]:
 
 
 @pytest.mark.parametrize("reported", [recreated_seen_as_gone, recreated_seen_as_another])
-def test_an_object_that_is_created_again_has_no_predictions(
+def test_a_recreated_gpunode_has_no_predictions(
     reported: Callable[[], list[Event]],
 ) -> None:
     state = started(seen(BOUND))
@@ -201,7 +205,7 @@ def test_an_object_that_is_created_again_has_no_predictions(
     state.apply([seen(node(1, *IDLE, uid="another", reservations=adopted))])
     assert results(state) == [("p", Result.UNSEEN)]
     state.apply([seen(node(2, *ASTRAY, shown="D1", uid="another", reservations=adopted))])
-    assert results(state) == []  # there was no prediction
+    assert results(state) == []  # The new object had no prediction.
 
 
 def test_without_reports_the_pod_stays_unconfirmed() -> None:
@@ -213,7 +217,7 @@ def test_without_reports_the_pod_stays_unconfirmed() -> None:
     assert state.observations.is_pending("n", "p")
 
 
-def test_a_device_with_another_resource_name_was_reconfigured() -> None:
+def test_a_device_with_another_resource_name_counts_as_reconfigured() -> None:
     other = [shared(f"E{n}", free=4 - n, allocated=n) for n in (1, 0)]
     state = started(seen(BOUND))
     state.apply([seen(node(2, *other, shown="E0"))])
@@ -222,7 +226,9 @@ def test_a_device_with_another_resource_name_was_reconfigured() -> None:
 
 
 def test_the_end_of_steering_counts_as_reconfiguration() -> None:
-    """The agent that had the chosen device taken went, and the plugin took another one."""
+    """The agent that steered the plugin to the chosen device stopped, and the plugin chose another
+    device.
+    """
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     chosen = reserved()
     (charge,) = chosen["p"].charges
@@ -235,7 +241,7 @@ def test_the_end_of_steering_counts_as_reconfiguration() -> None:
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
 
 
-def test_a_resource_with_another_name_is_compared_all_the_same() -> None:
+def test_a_hit_on_a_renamed_resource_is_a_hit() -> None:
     renamed = [
         msgspec.structs.replace(device, resource="nvidia.com/gpu.shared") for device in THERE
     ]
@@ -244,7 +250,7 @@ def test_a_resource_with_another_name_is_compared_all_the_same() -> None:
     assert results(state) == [("p", Result.HIT)]
 
 
-def test_it_waits_for_all_that_the_pod_asked_for() -> None:
+def test_a_pod_is_compared_only_when_all_its_devices_are_reported() -> None:
     two = {"p": reservation({"D0": GIB, "D1": GIB}, count=2, name="p")}
     devices = [shared("D0", free=4), shared("D1", free=4)]
     state = started(seen(gpunode(*devices, version="1", reservations=two, plugin=DISTRIBUTED)))
@@ -262,7 +268,7 @@ def test_it_waits_for_all_that_the_pod_asked_for() -> None:
     assert (outcome.result, outcome.observed) == (Result.HIT, ("D0", "D1"))
 
 
-def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
+def test_a_failure_that_recovered_between_two_reports_is_remembered() -> None:
     sick = [shared("D0", free=4), shared("D1", free=3, allocated=1)]
     sick[0] = msgspec.structs.replace(
         sick[0], replicas=msgspec.structs.replace(sick[0].replicas, free=2, unhealthy=2)
@@ -273,10 +279,7 @@ def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
 
 
-# Reports of one replica.
-
-
-def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
+def test_of_two_replicas_only_the_replica_that_bound_the_pod_counts_the_outcome() -> None:
     async def play() -> tuple[list[float | None], list[dict[str, object]]]:
         replicas = [Extender(Settings(), unready=lambda: "") for _ in range(2)]
         own = reserved(f"{replicas[0].name}-1")
@@ -304,7 +307,7 @@ def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
     assert (line["surprise"], line["node"], line["devices"]) == ("unknown", "n", ("D1",))
 
 
-def test_nodes_are_distinguished() -> None:
+def test_a_report_of_another_node_does_not_confirm_a_pod() -> None:
     state = started(seen(BOUND))
     other = GPUNode(
         metadata=msgspec.structs.replace(HIT.metadata, name="m", uid="gm"),

@@ -1,10 +1,10 @@
-"""Whatever happens to a node in whatever order: a device is overcommitted only after a surprise,
-and then the extender reports that.
+"""Checks that a device is overcommitted only after a surprise, and that the extender reports it,
+for any order of events.
 
-Pods are bound, admitted in any order, reported late, by an agent that may stop or write an earlier
-sample; they end, are deleted, are reported late. The plugin is restarted, with another policy or
-without; replicas fail; pods bypass us; the GPUNode is created again. The stand-in shows the memory
-of a device, the machine shows the cause, and the extender is compared with both.
+Pods are bound, admitted in any order, reported late, end, and are deleted. The agent may stop or
+write an earlier sample. The plugin restarts with another policy or none, replicas fail, pods of
+other schedulers bypass the extender, and the GPUNode is recreated. The stand-in shows the memory of
+each device, the state machine records the cause, and the extender's report is compared with both.
 """
 
 from hypothesis import settings
@@ -25,7 +25,7 @@ SIZES = st.integers(1, 8)
 
 
 class Machine(RuleBasedStateMachine):
-    """Nothing that DESIGN section 5 lists as a surprise."""
+    """Events that DESIGN section 5 does not list as a surprise."""
 
     @initialize(
         count=st.integers(2, 3),
@@ -40,7 +40,7 @@ class Machine(RuleBasedStateMachine):
         self.number = 0
         #: Events that can change the prediction of an unconfirmed pod.
         self.provoked: set[Surprise] = set()
-        #: Pods that bypassed us.
+        #: Pods of other schedulers.
         self.strangers: set[str] = set()
         #: Samples that an agent may write late.
         self.samples: list[GPUNodeStatus] = [report(self.node)]
@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def waiting(self) -> list[str]:
-        """Bound by us, and not admitted."""
+        """Return the pods that are bound and not admitted."""
         pods = self.world.state.pods()
         return sorted(p.metadata.uid for p in pods if p.metadata.uid not in self.node.pods)
 
@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def unseen(self) -> list[str]:
-        """Unconfirmed pods, as far as the extender has seen."""
+        """Return the pods that are unconfirmed for the extender."""
         watched = self.world.state.observations
         return [uid for uid in self.world.sizes if watched.is_pending("n", uid)]
 
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def fullest(self) -> str:
-        """The device with the least memory left."""
+        """Return the device with the least free memory."""
         used = self.node.used_bytes()
         return max((gpu.uuid for gpu in self.node.gpus), key=lambda uuid: (used[uuid], uuid))
 
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def make_the_object_anew(self) -> None:
-        """A user deletes the GPUNode by hand; extenders and agent begin again."""
+        """A user deletes the GPUNode, and extenders and agent create it again."""
         self.world.make_anew("n")
 
     def _restart(self, packed: bool) -> None:
@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class Quiet(Machine):
-    """Then nothing is ever overcommitted, and nothing missed."""
+    """Without surprises, no device is ever overcommitted and no prediction is missed."""
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:
@@ -145,7 +145,7 @@ class Quiet(Machine):
 
 
 class Surprised(Machine):
-    """Everything may happen at any time, and each thing done notes what it can turn."""
+    """All events may happen at any time. Each event records which predictions it can change."""
 
     @precondition(lambda self: self.sitting)
     @rule(data=st.data())
@@ -157,7 +157,7 @@ class Surprised(Machine):
 
     @rule(packed=st.booleans())
     def restart_the_plugin(self, packed: bool) -> None:
-        # It forgets what was unhealthy, too.
+        # The plugin also forgets which replicas were unhealthy.
         self.provoked |= {Surprise.CONFIGURATION, Surprise.HEALTH}
         if _plugin(self.reported) != _plugin(report(self.node)):
             self.provoked.add(Surprise.UNKNOWN)
@@ -165,7 +165,9 @@ class Surprised(Machine):
 
     @property
     def reported(self) -> GPUNodeStatus:
-        """The last report. A change that is undone before the next one stays unknown."""
+        """Return the last report. It does not show a change that is undone before the next
+        report.
+        """
         held = self.world.state.gpunode("n")
         assert held is not None
         assert held.status is not None
@@ -190,7 +192,7 @@ class Surprised(Machine):
     @precondition(lambda self: self.sitting)
     @rule(data=st.data(), gib=SIZES, what=st.sampled_from(["end", "fail", "bypass", "restart"]))
     def a_surprise_in_between(self, data: DataObject, gib: int, what: str) -> None:
-        """So that it is not too rare: all that is needed, one after the other."""
+        """Do all steps that a surprise needs, in order, because they rarely occur together."""
         self.observe()
         uid = self.name()
         if self.world.bind(uid, gib, node="n") is None:
@@ -206,9 +208,9 @@ class Surprised(Machine):
     @precondition(lambda self: len(self.samples) > 1)
     @rule(data=st.data())
     def write_a_sample_of_before(self, data: DataObject) -> None:
-        """By an agent that was restarted, or whose write took its time: it was so once.
+        """Write an earlier sample, as a restarted or slow agent does.
 
-        What is placed on it is placed on what is no more; what it shows looks like any surprise.
+        The extender then places pods by an outdated report, and the result looks like a surprise.
         """
         self.provoked |= set(Surprise) - {Surprise.UNKNOWN}
         sample = data.draw(st.sampled_from(self.samples[-3:]), label="old sample")
@@ -217,7 +219,7 @@ class Surprised(Machine):
 
     @invariant()
     def what_is_overcommitted_is_recognised(self) -> None:
-        """Once a report shows who is there."""
+        """Check that overcommitment is recognised once a report shows the pods."""
         if not hasattr(self, "world"):
             return
         over = self.world.excess_bytes("n")
@@ -238,14 +240,14 @@ class Surprised(Machine):
         if not hasattr(self, "world"):
             return
         self.world.report("n")
-        # No miss without a surprise, and none of a kind that was not provoked.
+        # Every miss has a surprise of a kind that was provoked.
         named = {outcome.surprise for outcome in self.world.misses}
         several = {Surprise.SEVERAL} if len(self.provoked) > 1 else set()
         assert named <= self.provoked | several, (named, self.provoked)
 
 
 def _plugin(status: GPUNodeStatus) -> tuple[object, ...]:
-    """Return what a restart of the plugin can change in a report."""
+    """Return the surprises that a restart of the plugin can cause in a report."""
     return status.plugin.allocation_policy, [each.replicas.unhealthy for each in status.devices]
 
 

@@ -1,8 +1,9 @@
-"""Events that can change a prediction between binding and admission, each provoked.
+"""Provokes each event that can change a prediction between binding and admission.
 
-A node of two GPUs with 24 GiB and four replicas each. GPU-1 holds a large pod, and GPU-0 nothing,
-so that the next pod is predicted on GPU-0; then something happens before it is admitted. The
-stand-in node shows whether a device is overcommitted; the extender's result is compared with it.
+The node has two GPUs with 24 GiB and four replicas each. GPU-1 holds a large pod and GPU-0 is
+empty, so the next pod is predicted on GPU-0. Then something happens before it is admitted. The
+stand-in node shows whether a device is overcommitted, and the extender's result is compared with
+it.
 """
 
 from collections.abc import Callable
@@ -17,14 +18,15 @@ from tests.truth.world import World, gpus
 
 
 def node_with_a_large_pod(choice: str = "predicted", small_on_1: int = 0) -> World:
-    """GPU-1 holds 20 GiB; ``small_on_1`` pods of 1 GiB more, and as many are on GPU-0."""
+    """A node with a pod of 20 GiB on GPU-1, and ``small_on_1`` pods of 1 GiB on each GPU."""
     world = World({"n": StandIn(gpus(2), Settings(4))}, choice)
     for uid, gib, gpu in [
         ("large", 20, 1),
         *((f"small-{n}-{gpu}", 1, gpu) for n in range(small_on_1) for gpu in (0, 1)),
     ]:
         world.bind(uid, gib, node="n")
-        # The first may choose; after that every second one finds its GPU the emptier one.
+        # The first pod may get either GPU. After that, pods alternate, because the other GPU is
+        # emptier.
         world.admit(uid, towards=f"GPU-{gpu}")
         world.report("n")
     return world
@@ -43,20 +45,22 @@ def unhealthy(world: World) -> None:
 
 
 def bypassed(world: World) -> None:
-    """Two pods that another scheduler bound are admitted first."""
+    """Two pods bound by another scheduler are admitted first."""
     for uid in ("other-1", "other-2"):
         world.bypass(uid, 1, "n", towards="GPU-0")
 
 
 def bypassed_and_heard_of(world: World) -> None:
-    """The same, and the watch has delivered them when the report comes."""
+    """Two pods of another scheduler are admitted first, and the watch delivers them before the
+    report.
+    """
     bypassed(world)
     for uid in ("other-1", "other-2"):
         world.hear_of(uid, "n")
 
 
 def configured_anew(world: World) -> None:
-    """The plugin is restarted, and packs."""
+    """The plugin restarts with the policy ``packed``."""
     world.nodes["n"].start_plugin(Settings(4, policy="packed", release=20))
 
 
@@ -74,7 +78,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
-def test_a_surprise_is_recognised_and_the_charge_moved(
+def test_a_surprise_is_recognised_and_the_reservation_moves_to_the_observed_device(
     happen: Callable[[World], None], small_on_1: int, surprise: Surprise
 ) -> None:
     world = node_with_a_large_pod(small_on_1=small_on_1)
@@ -85,9 +89,10 @@ def test_a_surprise_is_recognised_and_the_charge_moved(
     outcome = world.report("n")["p"]
     assert (outcome.result, outcome.surprise) == (Result.MISS, surprise)
     assert (outcome.predicted, outcome.observed) == (("GPU-0",), ("GPU-1",))
-    # The stand-in agrees, less what the pods that ended without our knowing are still charged.
+    # The extender still counts pods that ended unseen, so it reports at least the stand-in's
+    # excess.
     assert outcome.overcommitted_bytes >= world.excess_bytes("n")["GPU-1"]
-    # The charge follows the pod: no pod is placed on GPU-1 any more, and GPU-0 is free of it.
+    # No pod is placed on GPU-1 any more, and GPU-0 no longer has the reservation.
     one, other = world.state.snapshot().nodes[0].devices
     assert "p" not in {holder.uid for holder in one.holders}
     assert "p" in {holder.uid for holder in other.holders if holder.observed}
@@ -95,7 +100,7 @@ def test_a_surprise_is_recognised_and_the_charge_moved(
 
 
 @pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
-def test_without_it_there_is_none(
+def test_a_miss_without_a_cause_has_no_surprise(
     happen: Callable[[World], None], small_on_1: int, surprise: Surprise
 ) -> None:
     world = node_with_a_large_pod(small_on_1=small_on_1)
@@ -119,26 +124,26 @@ def test_replicas_that_are_healthy_again_are_a_surprise() -> None:
         node.fail(replica)
     world.report("n")
     assert world.bind("p", 8, node="n") == "n"
-    node.register_plugin()  # restarted, it has forgotten
+    node.register_plugin()  # The restarted plugin has forgotten the failures.
     world.admit("p", towards="GPU-1")
     outcome = world.report("n")["p"]
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
     assert world.excess_bytes("n") == {"GPU-1": 4 * GIB}
 
 
-def test_a_change_that_is_undone_before_the_next_report_remains_unknown() -> None:
+def test_a_change_that_is_undone_before_the_next_report_stays_unknown() -> None:
     world = node_with_a_large_pod()
     assert world.bind("p", 8, node="n") == "n"
     unhealthy(world)
     world.admit("p", towards="GPU-1")
-    world.nodes["n"].register_plugin()  # restarted, it has forgotten
+    world.nodes["n"].register_plugin()  # The restarted plugin has forgotten the failure.
     outcome = world.report("n")["p"]
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.UNKNOWN)
     assert world.excess_bytes("n") == {"GPU-1": 4 * GIB}
 
 
-def test_a_pod_deleted_before_admission_turns_nothing() -> None:
-    """Any of the remaining pods may never be admitted."""
+def test_a_pod_deleted_before_admission_is_not_a_surprise() -> None:
+    """The prediction allows for each unconfirmed pod never being admitted."""
     for choice in ("GPU-0", "GPU-1"):
         world = World({"n": StandIn(gpus(2), Settings(4))})
         for uid in ("a", "b", "c"):
@@ -151,8 +156,8 @@ def test_a_pod_deleted_before_admission_turns_nothing() -> None:
         assert world.excess_bytes("n") == {}
 
 
-def test_two_pods_on_a_device_for_one_are_a_miss_of_the_second() -> None:
-    """Each is on a candidate of its own; both together were not predicted."""
+def test_two_pods_on_a_device_with_memory_for_one_make_the_second_a_miss() -> None:
+    """Each pod is on one of its candidate devices, but the prediction excludes both together."""
     world = World({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1)):
         world.bind(uid, 1, node="n")
@@ -170,7 +175,7 @@ def test_two_pods_on_a_device_for_one_are_a_miss_of_the_second() -> None:
     assert set(outcomes["b"].observed) < set(outcomes["b"].predicted)
 
 
-def test_a_pod_that_a_later_one_pushes_on_is_no_surprise() -> None:
+def test_a_pod_overtaken_by_a_later_pod_is_not_a_surprise() -> None:
     world = World({"n": StandIn(gpus(2), Settings(4))})
     world.bind("x", 1, node="n")
     world.admit("x", towards="GPU-1")
@@ -186,8 +191,8 @@ def test_a_pod_that_a_later_one_pushes_on_is_no_surprise() -> None:
     assert world.excess_bytes("n") == {}
 
 
-def test_what_was_known_to_end_is_no_surprise() -> None:
-    """For a pod whose end was delivered before the binding, both cases counted: there, and gone."""
+def test_a_pod_end_delivered_before_the_binding_is_not_a_surprise() -> None:
+    """The prediction includes both cases, with the ending pod and without it."""
     world = World({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1), ("z", 1)):
         world.bind(uid, 1, node="n")
@@ -210,10 +215,10 @@ def test_what_was_known_to_end_is_no_surprise() -> None:
         pytest.param(configured_anew, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
     ],
 )
-def test_of_several_surprises_the_one_that_explains_it_is_named(
+def test_of_several_surprises_the_one_that_explains_the_miss_is_reported(
     happen: Callable[[World], None], surprise: Surprise
 ) -> None:
-    """A pod of GPU-0 ends as well, which makes GPU-1 less likely."""
+    """A pod of GPU-0 also ends, which makes GPU-1 less likely."""
     world = node_with_a_large_pod()
     world.bind("small", 1, node="n")
     world.admit("small", towards="GPU-0")

@@ -1,8 +1,8 @@
-"""Extender and stand-in nodes in one process, without a clock: every step is a call.
+"""Extender and stand-in nodes in one process without a clock, where every step is a call.
 
-The extender's parts are combined as in a replica: writes are seen at once, reports are written when
-a test decides. The stand-in node shows whether a device is overcommitted: its processes use what is
-reserved for their pods, and it is independent of the extender.
+The extender's parts are combined as in a replica. Writes are visible at once, and reports are
+written when a test decides. The stand-in node shows whether a device is overcommitted. It is
+independent of the extender: its processes use the memory that is reserved for their pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from tests.standin.lots import first
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin, device_of
 
-#: No agent reports unless a test lets it.
+#: Agents report only on request of a test.
 NEVER_STALE_S = 1e12
 
 
@@ -52,7 +52,7 @@ def gpus(count: int, memory_gib: int = 24) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Towards:
-    """Lots that fall on this device whenever they may."""
+    """Random choices that give this device whenever the model allows it."""
 
     device: str
 
@@ -67,8 +67,9 @@ class Towards:
 
 
 class World:
-    """``choice`` is the nodes' annotation. One replica of the extender; ``twin`` another one that
-    binds nothing."""
+    """One replica of the extender. ``choice`` is the annotation of the nodes. ``twin`` is another
+    replica that binds nothing.
+    """
 
     def __init__(self, nodes: Mapping[str, StandIn], choice: str = "predicted") -> None:
         self.nodes = nodes
@@ -76,11 +77,11 @@ class World:
         self.state = RecordingState(Rules(), NEVER_STALE_S, epoch_s=0.0)
         self.store = EmbeddedStore(self.state.apply, lambda: self.now_s)
         self.ledger = ledger_over(self.state, self.store, lambda: self.now_s)
-        #: Bytes that each pod takes of each of its devices.
+        #: Bytes that each pod allocates on each of its devices.
         self.sizes: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.misses: list[Outcome] = []
-        #: Pods that were unconfirmed when their predictions were lost with the node's object.
+        #: Pods that were unconfirmed when the deletion of the GPUNode lost their predictions.
         self.lost: set[str] = set()
         for name, node in nodes.items():
             annotations = {DEVICE_CHOICE: choice}
@@ -89,10 +90,10 @@ class World:
             self.report(name)
         self.ledger.initialise(self.state.nodes())
 
-    # What the cluster does.
-
     def bind(self, uid: str, gib: int, containers: int = 1, node: str | None = None) -> str | None:
-        """A pod comes and is placed where it fits best, or on the node; None: nowhere."""
+        """Place a pod on the best node or on ``node``. Return the node, or None if the pod fits
+        nowhere.
+        """
         pod = self.store.admit(kube_pod(uid, gib, containers))
         self.sizes[uid] = gib * GIB
         node = node or self.best(pod)
@@ -113,18 +114,18 @@ class World:
         return None if winner is None else snap.nodes[winner].name
 
     def bypass(self, uid: str, gib: int, node: str, towards: str | None = None) -> None:
-        """Another scheduler binds a pod, and the kubelet admits it before the watch delivers it."""
+        """Bind a pod by another scheduler. The kubelet admits it before the watch delivers it."""
         self.sizes[uid] = gib * GIB
         self._admit(node, uid, 1, towards)
 
     def hear_of(self, uid: str, node: str) -> None:
-        """The watch delivers a pod that another scheduler bound."""
+        """Deliver a pod that another scheduler bound through the watch."""
         pod = kube_pod(uid, self.sizes[uid] // GIB, 1, node)
         self.store.admit(pod)
         self.state.apply([PodSeen(pod)])
 
     def admit(self, uid: str, towards: str | None = None) -> bool:
-        """The kubelet sees the pod at last; lots fall on the device if they may."""
+        """Let the kubelet admit the pod, on the device ``towards`` if the model allows it."""
         pod = self.state.pod(uid)
         assert pod is not None
         assert pod.node
@@ -138,11 +139,11 @@ class World:
         return self.nodes[node].admit(pod, lots).admitted
 
     def finish(self, uid: str, node: str) -> None:
-        """Its containers end by themselves; so far only the kubelet has seen it."""
+        """End the pod's containers by themselves, seen only by the kubelet so far."""
         self.nodes[node].end(uid)
 
     def hear_of_end(self, uid: str) -> None:
-        """The watch shows that the pod has ended, or was deleted before it was admitted."""
+        """Deliver through the watch that the pod has ended, or was deleted before admission."""
         self.store.delete_pod("default", uid)
         self.tidy()
 
@@ -152,12 +153,12 @@ class World:
                 self.ledger.remove(found.node, found.uid, found.left)
 
     def report(self, name: str) -> dict[str, Outcome]:
-        """The node's agent reports; how the pods that it shows were predicted."""
+        """Write the report of the node's agent. Return the outcomes of the pods that it shows."""
         self.store.report([(name, report(self.nodes[name]))])
         return self.look()
 
     def make_anew(self, name: str) -> None:
-        """The node's object is deleted by hand, made again, and what sits there is charged."""
+        """Delete the GPUNode and create it again, so that running pods are adopted."""
         held = self.state.gpunode(name)
         assert held is not None
         self.lost |= held.spec.reservations.keys() - {
@@ -174,17 +175,15 @@ class World:
         self.misses += [each for each in fresh.values() if each.result is Result.MISS]
         return fresh
 
-    # What the devices hold.
-
     def excess_bytes(self, name: str) -> dict[str, int]:
-        """Overcommitted device -> excess bytes."""
+        """Return the excess bytes of each overcommitted device."""
         node = self.nodes[name]
         has = {gpu.uuid: gpu.memory_bytes - gpu.reserved_bytes for gpu in node.gpus}
         return excess(node.used_bytes().items(), has)
 
 
 def report(node: StandIn, observed_at: str = "1970-01-01T00:00:00Z") -> GPUNodeStatus:
-    """Return an agent's view of the node now: also processes of pods that the kubelet forgot."""
+    """Return an agent's current view of the node, including processes of deleted pods."""
     listed = node.pod_resources()
     held = [replica for _, given in listed for each in given.values() for replica in each]
     rows = [
