@@ -1,11 +1,11 @@
 """The agent's process: builds all components and runs the sampling loop.
 
-One thread samples and publishes. Driver calls run in other threads and have a deadline
-(agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats.
-If the driver is replaced, the process restarts with execve, because NVML's library is loaded only
-once. Pid and container stay the same. If the container has its own copy of the old library, that
-does not help. So after ``MOST_TRIES`` restarts in a row the process exits with ``GIVEN_UP_STATUS``,
-and the kubelet creates a new container.
+One thread samples and publishes. Driver calls run in other threads with a deadline
+(agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats. If
+the driver is replaced, the process restarts itself with execve, which keeps its pid and its
+container, because NVML's library is loaded only once per process. A restart does not help if the
+container has its own copy of the old library. So after ``MOST_TRIES`` restarts in a row the process
+exits with ``GIVEN_UP_STATUS``, and the kubelet creates a new container.
 """
 
 import gc
@@ -54,17 +54,18 @@ UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
 GIVEN_UP_STATUS = 3
 
-#: Environment variable that passes the count of restarts in a row to the next process:
-#: "<number> <monotonic time of the last restart in seconds>".
+#: Environment variable that passes the number of restarts in a row to the next process, in the
+#: format "<number> <monotonic time of the last restart in seconds>".
 VARIABLE = "HEADROOM_AGENT_RESTARTS"
 MOST_TRIES = 5
 #: Seconds between the first and the second restart. The wait doubles after each further restart.
 _FIRST_WAIT_S = 1.0
 
-#: malloc returns freed blocks of at least this size to the system.
+#: Blocks of at least this size are returned to the system when they are freed.
 _LARGE_BYTES = 64 << 10
-#: New objects between two garbage collections. With Python's default of 700, collections take a
-#: tenth of a sample on a node with thousands of processes, and samples contain almost no cycles.
+#: Number of new objects between two garbage collections. With Python's default of 700, collections
+#: take a tenth of the time of a sample on a node with thousands of processes, although samples
+#: contain almost no cycles.
 _COLLECTED_AFTER = 20_000
 
 
@@ -96,9 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def after_signals(end: Callable[[], None]) -> None:
-    """Call ``end`` in a thread after SIGTERM or SIGINT. The main thread may hold the lock of an
-    event that ``end`` sets, for example because of an earlier signal. If it called ``end`` itself,
-    it would wait for itself.
+    """Call ``end`` in a thread after SIGTERM or SIGINT.
+
+    The handler does not call ``end`` itself. It runs in the main thread, which may already hold the
+    lock of an event that ``end`` sets, for example because of an earlier signal, and would then
+    wait for itself.
     """
 
     def handle(*_: object) -> None:
@@ -109,10 +112,11 @@ def after_signals(end: Callable[[], None]) -> None:
 
 
 def _print_once(settings: Settings, sampler: Sampler, stop: threading.Event) -> int:
-    """Print a table or JSON; return the exit status, 0 if driver and devices are healthy."""
+    """Print a table or JSON. Return the exit status, which is 0 if the driver and all devices are
+    healthy."""
     status, readings = sampler.take()
     if settings.pause_s:
-        # SM activity compares two samples.
+        # SM activity is computed from two samples.
         stop.wait(settings.pause_s)
         status, readings = sampler.take()
     if settings.as_json:
@@ -128,7 +132,7 @@ def _print_json(status: GPUNodeStatus) -> None:
 
 
 class _CannotStart(Exception):
-    """The cluster cannot be used. The text has the reason and what to do."""
+    """The cluster cannot be used. The text states the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +174,8 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
     gpunode_watch = GPUNodeWatch(server, settings.node, requeue.set)
 
     def mode() -> DeviceChoice | None:
-        # The GPUNode is watched, but the Node is read only once a minute. Until the watch has
-        # returned a GPUNode, the Node's annotation counts.
+        # The watch of the GPUNode shows changes at once, while the Node is read only once a minute.
+        # The Node's annotation counts only until the watch has returned a GPUNode.
         choice = gpunode_watch.device_choice
         choice = node_api.device_choice if choice is None else choice
         if choice is None:
@@ -211,9 +215,10 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
 
 
 def _metrics_port(settings: Settings, access: "MetricsAccess | None") -> "MetricsPort | None":
-    """Return where metrics are served over TLS; None if there is no certificate.
+    """Return the port that serves metrics over TLS; None if there is no certificate.
 
-    Without a cluster (``access`` is None), only open metrics can be served there.
+    Without a cluster (``access`` is None), the port can serve only open metrics, because no API
+    server can review tokens.
     """
     from agent.http_endpoints import MetricsPort
     from agent.serving_tls import ServingTls
@@ -230,10 +235,10 @@ def _metrics_port(settings: Settings, access: "MetricsAccess | None") -> "Metric
 def _run(
     settings: Settings, sampler: Sampler, stop: threading.Event, requeue: threading.Event
 ) -> int:
-    """Start server and threads, sample until ``stop`` is set, and return the exit status."""
+    """Start all threads, sample until ``stop`` is set, and return the exit status."""
     from agent.http_endpoints import LatestSample, Server
 
-    # A sample may wait for two hanging calls: one about the driver, then one about a device.
+    # A sample may wait for two hanging calls: first about the driver, then about a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = LatestSample(settings.node, time.monotonic, stale_after_s)
     cluster: _Cluster | None = None
@@ -315,7 +320,7 @@ def _loop(
         if cluster is not None:
             needed_in_s = cluster.status_writer.deliver(status, began_s)
         _restart_if_due(restarts, readings, sampler.devices.hanging)
-        del status, readings  # do not keep them in memory while the next sample is taken
+        del status, readings  # free their memory before the next sample is taken
         cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
         due_s = next_due_s(due_s, now_s, settings.interval_s, needed_in_s)
@@ -341,7 +346,7 @@ def _leave(
 
 
 class GivenUp(Exception):
-    """Several restarts in a row did not help."""
+    """Restarting the process several times in a row has not made the driver usable."""
 
 
 class Restarts:
@@ -364,14 +369,14 @@ class Restarts:
         self._environment.pop(VARIABLE, None)
 
     def due(self) -> bool:
-        """Return whether to restart now. The wait doubles with each try. Raises ``GivenUp``."""
+        """Return whether to restart now. The wait doubles with each restart. Raises ``GivenUp``."""
         if self._tries >= MOST_TRIES:
             raise GivenUp(f"{self._tries} restarts in a row did not help")
         wait_s = _FIRST_WAIT_S * 2.0 ** (self._tries - 1) if self._tries else 0.0
         return self._monotonic() - self._last_s >= wait_s
 
     def restart(self, executable: str, argv: Sequence[str]) -> NoReturn:
-        """Replace this process by a new one with the same pid; ``argv`` is sys.orig_argv."""
+        """Replace this process by a new one with the same pid. ``argv`` is sys.orig_argv."""
         self._environment[VARIABLE] = f"{self._tries + 1} {self._monotonic()}"
         sys.stdout.flush()
         sys.stderr.flush()
@@ -379,7 +384,7 @@ class Restarts:
 
 
 def _restart_if_due(restarts: Restarts, readings: Iterable[Reading], hanging: bool) -> None:
-    """Restart the process if only a new one can use the driver. Raises ``GivenUp``."""
+    """Restart the process if only a new process can use the driver. Raises ``GivenUp``."""
     (driver,) = (reading for reading in readings if isinstance(reading, DriverReading))
     if not driver.why_not:
         restarts.well()

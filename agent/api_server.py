@@ -1,7 +1,8 @@
 """Connects to the API server, sends requests, and streams watches.
 
-In a pod, the kubelet provides address, certificates and token. The package ``kubernetes`` is
-imported only for kubeconfigs, because its import would take 17 MiB on every GPU node.
+In a pod, the kubelet provides the API server's address, certificate and token. The package
+``kubernetes`` is imported only for kubeconfigs, because its import would take 17 MiB on every GPU
+node.
 """
 
 import os
@@ -22,7 +23,7 @@ from headroom.client.kubeconfig import ACCOUNT
 #: steering share the others.
 _CONNECTIONS = 8
 _MERGE_PATCH = "application/merge-patch+json"
-#: A GPUNode is smaller than etcd's limit of 1.5 MiB.
+#: Maximum length of a line of a watch. etcd limits a GPUNode to 1.5 MiB, so its events are shorter.
 _MAX_LINE_BYTES = 4 << 20
 _MAX_ERROR_BYTES = 4 << 10
 
@@ -42,7 +43,7 @@ class ApiServer:
     #: Base URL, such as https://10.96.0.1:443.
     address: str
     pool: urllib3.PoolManager
-    #: Headers that authenticate a request, such as a token. Raises ``OSError``.
+    #: Returns the headers that authenticate a request, such as a token. Raises ``OSError``.
     authentication: Callable[[], dict[str, str]]
 
 
@@ -75,7 +76,7 @@ def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiSe
     pool = urllib3.PoolManager(
         maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")
     )
-    by_token()  # fails now if there is no token
+    by_token()  # Fail now if there is no token.
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return ApiServer(address, pool, by_token)
 
@@ -149,7 +150,7 @@ def _send(
         server.address + path,
         headers=headers | server.authentication(),
         timeout=timeout_s,
-        retries=False,  # the caller tries again with its newest data
+        retries=False,  # The caller retries with its newest data.
         **more,
     )
     return response

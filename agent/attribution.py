@@ -1,21 +1,22 @@
 """Attributes the memory of each device to pods. Pure.
 
-A *memory* belongs to a device, or to a MIG GPU instance, whose compute instances share it:
+A *memory* belongs to a device, or to a MIG GPU instance whose compute instances share it. For each
+memory:
 
     used = use by processes of pods + unattributed use
 
-Unattributed use is the use by processes outside of pods, and memory that no listed process uses.
-The values are read at slightly different times. If they do not add up, unattributed use is at least
-the use by processes outside of pods. If all processes together list more than the used memory plus
-64 MiB, the source is degraded.
+Unattributed use is the use by processes outside of pods plus the memory that no listed process
+uses. The values are read at slightly different times, so they may not add up. Then unattributed use
+is at least the use by processes outside of pods. If all processes together list more than the used
+memory plus 64 MiB, the source is degraded.
 
-Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
-lists none, or if it does not report the bytes of a pod's process.
+If processes cannot be read, if the driver lists no processes, or if it does not report the bytes of
+a pod's process, nothing is attributed and unattributed use is absent.
 
-With MPS some drivers count the clients' memory for the server too, so the processes list more than
-is used. The excess, up to what the clients list, is subtracted from the server. If the clients list
-no memory at all on a device that the plugin shares by MPS, the server's value belongs to the
-clients in unknown parts, so all values are absent.
+With MPS, some drivers count the clients' memory for the server too, so the processes list more
+memory than is used. The excess is subtracted from the server, but at most as much as the clients
+list. If the clients list no memory at all on a device that the plugin shares by MPS, the server's
+value belongs to the clients in unknown proportions, so all values are absent.
 """
 
 from collections import Counter
@@ -43,11 +44,11 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 
-#: Differences up to this number of bytes are not reported, because values are read at different
+#: Differences of at most this many bytes are not reported, because the values are read at different
 #: times.
 TOLERANCE_BYTES = 64 << 20
 
-#: Command of the MPS server and control daemon; the kernel keeps only 15 characters.
+#: Command of the MPS server and of its control daemon. The kernel keeps only 15 characters of it.
 _MPS_COMMAND = "nvidia-cuda-mps"
 
 
@@ -56,7 +57,7 @@ class Attributed:
     """The use of all devices of the node."""
 
     rows: list[Row]
-    #: Device -> bytes; None if they cannot be computed.
+    #: Unattributed bytes of each device by UUID; None if they cannot be computed.
     unattributed: Mapping[str, int | None]
     #: Processes that belong to no pod.
     outside_pods: list[UnattributedProcess]
@@ -79,9 +80,9 @@ def attribute(
 ) -> Attributed:
     """Attribute the memory of each device.
 
-    ``used`` is device UUID -> used bytes, without devices whose use is unknown. ``processes`` is
-    pid -> reading, and None if processes could not be read. ``by_mps`` are the devices that the
-    plugin shares by MPS.
+    ``used`` maps the UUID of each device whose use is known to its used bytes. ``processes`` maps
+    each pid to its reading, and is None if processes could not be read. ``by_mps`` contains the
+    devices that the plugin shares by MPS.
     """
     mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
     held = list(_held(devices, holdings, mirror_uids))
@@ -125,7 +126,7 @@ def attribute(
 
 
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
-    """Return the devices grouped by memory: MIG devices of one GPU instance are one group.
+    """Return the devices grouped by memory. The MIG devices of one GPU instance form one group.
 
     Groups and devices keep their order. If several devices have the same UUID, the last one counts.
     """
@@ -142,7 +143,8 @@ def _held(
     holdings: Iterable[HoldingReading],
     mirror_uids: Mapping[str, str],
 ) -> Iterable[tuple[str, HoldingReading]]:
-    """Yield (device, holding with the uid of the API server) for holdings of the node's devices."""
+    """Yield (device, holding with the uid of the API server) for each holding of a device of the
+    node."""
     holdings = list(holdings)
     device_of = resolve({holding.replica for holding in holdings}, devices)
     for holding in holdings:
@@ -160,7 +162,7 @@ def _use(
 ) -> MemoryUse | None:
     """Return the use of one memory by each pod, and by each process outside of pods.
 
-    None if the driver lists no processes, or if the pod of a listed process is unknown.
+    Return None if the driver lists no processes, or if the pod of a listed process is unknown.
     """
     listed = _listed(memory)
     if processes is None or listed is None:
@@ -192,7 +194,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
-    """Return pid -> bytes on a memory; None if no device of the memory lists processes.
+    """Return the bytes of each pid on a memory; None if no device of the memory lists processes.
 
     If several devices list a pid, the largest value counts. Impossible values become None.
     """
@@ -208,9 +210,9 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
 
 
 def owner(process: ProcessReading, mirror_uids: Mapping[str, str]) -> str | None:
-    """Return the API uid of a process's pod; None if it has none.
+    """Return the API uid of a process's pod; None if the process is in no pod.
 
-    None also for a static pod whose API uid is not known.
+    Also return None for a static pod whose API uid is not known.
     """
     uid = mirror_uids.get(process.pod, process.pod)
     return None if not uid or is_static(uid) else uid
@@ -218,7 +220,7 @@ def owner(process: ProcessReading, mirror_uids: Mapping[str, str]) -> str | None
 
 def _display_name(process: ProcessReading) -> str:
     """Return the command of a process without an owner."""
-    if process.pod:  # a static pod whose API uid is not known
+    if process.pod:  # This is a static pod whose API uid is not known.
         return f"{process.command} (static pod)"
     return process.command
 
@@ -229,11 +231,12 @@ def _without_mps_duplicates(
     used_bytes: int | None,
     is_by_mps: bool,
 ) -> dict[int, int | None]:
-    """Return pid -> bytes without memory that is listed for both the MPS server and a client.
+    """Return the bytes of each pid, counting memory once that is listed for both MPS server and
+    client.
 
     The surplus is subtracted from the server. If the clients list no memory, all values are None,
-    but only on devices that the plugin shares by MPS. On other devices any process could take the
-    name of a server and so hide the use of all pods.
+    but only on devices that the plugin shares by MPS. On other devices any process could call
+    itself an MPS server and so hide the use of all pods.
     """
     is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
     servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
@@ -257,7 +260,8 @@ def _without_mps_duplicates(
 def _unattributed(use: MemoryUse, used_bytes: int | None) -> tuple[int | None, bool]:
     """Return the unattributed bytes of one memory, and whether its processes list too much.
 
-    ``used_bytes`` is the use that the device reports. The bytes are None if they are unknown.
+    ``used_bytes`` is the use that the device reports. The returned bytes are None if they are
+    unknown.
     """
     of_pods = list(use.pods.values())
     if None in of_pods:
@@ -277,7 +281,7 @@ def _possible(figure: int) -> int | None:
 
 
 def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
-    """Return (pod uid, device) -> share of the device's SM time, 0..1.
+    """Return the share of the device's SM time, 0..1, for each (pod uid, device).
 
     Only active processes are sampled, so a pod without a value was idle. The shares are exported as
     metrics only, because no placement depends on them.

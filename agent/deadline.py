@@ -2,8 +2,8 @@
 
 A driver call that hangs cannot be cancelled, and blocks its thread. So calls that can hang
 independently of each other run in separate threads (``Worker``). If a call misses its deadline, the
-caller goes on without the result. Until the call returns, its worker accepts no other call and
-starts no second thread.
+caller continues without the result. The worker accepts no other call until the hanging call
+returns, and starts no second thread, so a driver that hangs cannot pile up threads.
 """
 
 import queue
@@ -15,24 +15,25 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Maximum number of seconds that the process waits after ``hurry``, for all pending calls together.
+#: Maximum number of seconds that the process waits for all pending calls together after ``hurry``.
 #: Each call still gets at least ``LEAST_S``.
 ENDING_S = 1.0
 LEAST_S = 0.2
-#: Maximum of seconds until a wait notices that ``hurry`` was called.
+#: Maximum number of seconds until a wait notices that ``hurry`` was called.
 _CHECK_S = 0.25
 
 _ends_at_s = float("inf")
 
 
 def hurry() -> None:
-    """Wait for calls only briefly from now on, because the process ends. For signal handlers."""
+    """Make all waits for calls short from now on, because the process ends. Used by signal
+    handlers."""
     global _ends_at_s
     _ends_at_s = min(_ends_at_s, time.monotonic() + ENDING_S)
 
 
 class Hanging(Exception):
-    """The job has not returned in time, or was not started because the last one still runs."""
+    """The job has not returned in time, or could not start because the previous job still runs."""
 
 
 class Worker(Generic[T]):
@@ -58,19 +59,20 @@ class Worker(Generic[T]):
     def give(self, work: Callable[[], T]) -> bool:
         """Start ``work`` and return True.
 
-        Return False, without starting it, if the last job has not returned or no thread can be
-        started.
+        If the last job has not returned, or no thread can be started, return False without starting
+        it.
         """
         if self.busy:
             return False
         if self._thread is None:
-            # The thread is a daemon, because a call that never returns must not keep the process
-            # from ending.
+            # The thread is a daemon, so a call that never returns does not keep the process from
+            # exiting.
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:
-                return False  # no thread can be started now; the next call tries again
+                # The system allows no new thread at the moment, so the next call tries again.
+                return False
             self._thread = thread
         self._last = Future()
         self._jobs.put((self._last, work))
@@ -79,8 +81,8 @@ class Worker(Generic[T]):
     def result(self, until_s: float) -> T:
         """Wait for the last job; return its result or raise its exception.
 
-        Raises ``Hanging`` if the job has not ended at ``until_s`` (monotonic clock, in seconds), or
-        earlier if the process ends.
+        Raises ``Hanging`` if the job has not ended at ``until_s`` (seconds of the monotonic clock).
+        If the process is about to end, it is raised earlier.
         """
         if self._last is None:
             raise Hanging
@@ -103,7 +105,7 @@ class Worker(Generic[T]):
         return self.result(time.monotonic() + within_s)
 
     def close(self) -> None:
-        """Let the thread end, at once or when its call returns."""
+        """End the thread immediately, or as soon as its current call returns."""
         if self._thread is not None:
             self._jobs.put(None)
 

@@ -1,8 +1,8 @@
 """Renders metrics in Prometheus's text format, version 0.0.4.
 
-The text equals the output of ``generate_latest`` of prometheus_client. That function also checks
-the name of every label of every series, which takes more than half of its CPU time, and any pod can
-request metrics (docs/design/agent.md).
+The output is the same as that of ``generate_latest`` of prometheus_client. That function also
+checks the name of every label of every series, which takes more than half of its CPU time. This
+matters because any pod can request metrics (docs/design/agent.md).
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-#: Type of a metric -> its type in this format, and the suffix of its name.
+#: The type in this format, and the suffix of the name, for each type of metric.
 _TYPES = {"counter": ("counter", "_total"), "gauge": ("gauge", ""), "info": ("gauge", "_info")}
 
 

@@ -1,11 +1,13 @@
 """The gate client of a pod: waits until the agent of its node allows the pod to start.
 
-It runs as the pod's first init container (docs/design/device-truth.md). The exit status is 0 only
+It runs as the pod's first init container (docs/design/device-truth.md). Its exit status is 0 only
 after the answer "yes", 2 if its environment is incomplete, and 143 if it was terminated. In all
-other cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or memory
-is missing. It does not give up, because the kubelet would restart it with a back-off of minutes.
+other cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or there
+is not enough memory. It never gives up, because the kubelet would restart it with a backoff of
+minutes.
 
-It imports only the standard library and starts quickly, because every gated pod waits for it.
+It imports only the standard library so that it starts quickly, because every gated pod waits for
+it.
 """
 
 import http.client
@@ -22,11 +24,11 @@ from urllib.parse import quote
 PORT = "9410"
 #: Timeout of one request in seconds.
 TIMEOUT_S = 10.0
-#: Minimum and maximum seconds until the next request. The wait begins with the minimum.
+#: Minimum and maximum number of seconds between two requests. The wait starts at the minimum.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
-#: Seconds after which the same text is printed again.
+#: An unchanged text is printed again after this many seconds.
 REPEAT_S = 60.0
-#: Maximum size of an answer. Answers of agents are smaller.
+#: Maximum size of an answer in bytes. Answers of agents are smaller.
 _MOST_BYTES = 1 << 16
 _MOST_REASON_CHARS = 500
 
@@ -46,7 +48,7 @@ class BadEnvironment(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The pod that waits, and the address of its node's agent."""
+    """The waiting pod, and the address of the agent on its node."""
 
     uid: str
     host: str
@@ -82,7 +84,7 @@ def read_question(env: Mapping[str, str]) -> Question:
 
 
 def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Send one request and return the answer. If it fails, the answer is not yes."""
+    """Send one request and return the answer. A failed request gives an answer that is not yes."""
     connection = http.client.HTTPConnection(question.host, question.port, timeout=timeout_s)
     try:
         connection.request("GET", f"/v1/gate?pod_uid={quote(question.uid, safe='')}")
@@ -97,8 +99,8 @@ def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
 
 
 def _read(status: int, body: bytes, question: Question) -> Answer:
-    """Parse a response. Only status 200 together with the answer "yes" lets the pod start, because
-    another server may listen at the agent's address."""
+    """Parse a response. The pod may start only if the status is 200 and the answer is "yes",
+    because another server may listen at the agent's address."""
     try:
         verdict = json.loads(body)
         answer = verdict.get("answer")
@@ -117,7 +119,7 @@ def _read(status: int, body: bytes, question: Question) -> Answer:
 
 
 def _line(reason: object) -> str:
-    """Return a reason as one printable line; empty if there is none."""
+    """Return the reason as one printable line, or an empty string if there is no reason."""
     text = reason if isinstance(reason, str) else ""
     line = " ".join(text.split())[:_MOST_REASON_CHARS]
     return "".join(each if each.isprintable() else "?" for each in line)
@@ -130,9 +132,10 @@ def wait(
     monotonic: Callable[[], float] = time.monotonic,
     jitter: Callable[[], float] = random.random,
 ) -> None:
-    """Ask until the answer is yes. ``jitter`` returns 0..1.
+    """Ask until the answer is yes.
 
-    An answer is reported if its text is new, and again every ``REPEAT_S`` seconds.
+    An answer is reported if its text is new, and again every ``REPEAT_S`` seconds. ``jitter``
+    returns a random number in 0..1.
     """
     began_s = monotonic()
     wait_s = FIRST_WAIT_S
@@ -145,8 +148,8 @@ def wait(
             return
         if answer.text != printed or now_s - printed_at_s >= REPEAT_S:
             report(answer.text)
-            # Ask more often after a change, because most pods only wait for the next report of the
-            # agent.
+            # Ask more often after a change, because most pods wait only for the agent's next
+            # report.
             wait_s = FIRST_WAIT_S if answer.text != printed else wait_s
             printed, printed_at_s = answer.text, now_s
         sleep(wait_s * (0.5 + jitter()))
@@ -159,7 +162,7 @@ def main() -> int:
         sys.stdout.flush()
 
     def end(*_: object) -> None:
-        # The first process of a container ignores SIGTERM unless it has a handler.
+        # A container's first process ignores SIGTERM unless it installs a handler.
         sys.exit(ENDED_STATUS)
 
     signal.signal(signal.SIGTERM, end)

@@ -1,5 +1,4 @@
-"""Decides whether a gated pod may start. It may start only if the ledger counts it on its actual
-devices. Pure.
+"""Decides whether a gated pod may start: only if the ledger counts it on its actual devices. Pure.
 
 A reservation names candidate devices, and the kubelet decides which of them the pod gets. Once the
 GPUNode's status shows the pod's devices, its reservation counts on these devices only: the
@@ -22,7 +21,7 @@ from the agent's newest sample, is:
         + unattributed use above the tolerance  <=  allocatable
 
 If two pods together need too much, both get "no". When one of the two pods is gone, the other gets
-"yes". The agent stores which pods that start alone got "yes", and no other answers.
+"yes". Of its answers, the agent stores only which pods that start alone got "yes".
 """
 
 from collections import defaultdict
@@ -51,7 +50,7 @@ from headroom.contract.gpunode import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bytes of each device that the accounting leaves out, as in the extender."""
+    """Bytes of each device that the accounting leaves out, with the values that extenders use."""
 
     #: Memory that the node's annotation keeps free.
     reserve_bytes: int
@@ -59,15 +58,15 @@ class Limits:
     tolerance_bytes: int
 
 
-#: Reason for "not yet" while ``limits`` returns None.
+#: Reason for "not yet" if ``limits`` returns None.
 LIMITS_UNKNOWN = "the annotations of the node are not known"
 
 
 def limits(reserve_bytes: int | None) -> Limits | None:
-    """Return the limits of this node, which gate and steering share.
+    """Return the limits of this node, which the gate and steering share.
 
-    ``reserve_bytes`` is the node's annotation. If it is None (unknown), the limits are None too,
-    because with a guess of 0 a pod could get memory that the node keeps free.
+    ``reserve_bytes`` is the value of the node's annotation. If it is None (unknown), the limits are
+    None too, because with a guess of 0 a pod could get memory that the node keeps free.
     """
     return None if reserve_bytes is None else Limits(reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
 
@@ -75,15 +74,16 @@ def limits(reserve_bytes: int | None) -> Limits | None:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     answer: Literal["yes", "no", "not yet"]
-    #: Contains nothing about other pods, because any pod can ask.
+    #: Contains nothing about other pods, because any pod can send a request.
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """Pods at and behind their gates, as the agent remembers them (``agent.gate_starts``); uids."""
+    """Uids of the pods at and behind their gates, as the agent remembers them
+    (``agent.gate_starts``)."""
 
-    #: Pods that start alone, and start behind their gate.
+    #: Pods that start alone, whose gate has opened and whose start has not ended.
     starting: Collection[str] = ()
     #: Pods that wait at their gate.
     waiting: Collection[str] = ()
@@ -94,7 +94,8 @@ def judge(
 ) -> Verdict:
     """Return whether the pod ``uid`` may start. The answer must be yes on all of its devices.
 
-    ``node`` must have been read consistently. ``sample`` is the agent's newest and must be fresh.
+    ``node`` must come from a consistent read. ``sample`` is the agent's newest sample, and must be
+    fresh.
     """
     reservation = node.spec.reservations.get(uid)
     if reservation is None or not node.spec.initialised:
@@ -135,7 +136,8 @@ def _verdict(
     limits: Limits,
     gates: Gates,
 ) -> Verdict:
-    """Return whether the pods on one memory fit, and the unconfirmed pods that may get it too."""
+    """Return whether one memory is large enough for its pods and for the unconfirmed pods that may
+    get it."""
     first = memory[0]
     if not all(device.healthy for device in memory):
         return Verdict("no", "the device of this pod is unhealthy")
@@ -178,11 +180,11 @@ def _waits_for_start(
 ) -> bool:
     """Return whether the pod starts alone, and must wait for another such pod on this memory.
 
-    It waits for each pod that has begun to start there, for the first time or again. On its first
-    start it also waits for each pod that is earlier in the order of starts. Pods that start again
-    have no order, so they do not wait for pods that may themselves wait at a gate. So pods never
-    wait for each other, even if they hold several devices. They also do not wait until an extender
-    records a timeout, because all extenders may have to start again too.
+    It waits for each such pod that has begun to start there, for the first time or again. On its
+    first start it also waits for each pod that is earlier in the order of starts. Pods that start
+    again have no order, so they do not wait for pods that may still wait at their gates. So pods
+    never wait for each other, even if they hold several devices. Pods that start again also do not
+    wait until an extender records a timeout, because all extenders may have to start again too.
     """
     own = spec.reservations[uid]
     if not own.starts_alone:
@@ -215,7 +217,8 @@ def _waits_for_start(
 
 
 def _is_overdue(reservation: Reservation, now: str) -> bool:
-    """Return whether the start has timed out at ``now`` (RFC 3339); False if that is not known."""
+    """Return whether the start has timed out at ``now`` (RFC 3339); False if either time is
+    unknown."""
     try:
         age = datetime.fromisoformat(now) - datetime.fromisoformat(reservation.since)
     except (TypeError, ValueError):
@@ -226,8 +229,8 @@ def _is_overdue(reservation: Reservation, now: str) -> bool:
 def _turn(reservation: Reservation, uid: str) -> tuple[bool, str, str]:
     """Return the sort key of a pod in the order of starts, which is the order of the reservations.
 
-    Adopted pods come first: most were bound by another scheduler and have no gate, so they start at
-    any time.
+    Adopted pods come first. Most of them were bound by another scheduler and have no gate, so they
+    start at any time.
     """
     return ADOPTED not in reservation.flags, reservation.since, uid
 
@@ -245,11 +248,11 @@ def taken_bytes(
     tolerance_bytes: int,
     unreserved_pod_bytes: int = 0,
 ) -> int:
-    """Return the bytes of one memory that are committed to pods or used without a pod.
+    """Return the bytes of one memory that are committed to pods or used outside of pods.
 
-    Each pod counts with the larger of reservation and use. A pod without a reservation counts with
-    its use, and at least with ``unreserved_pod_bytes``. Unattributed use above the tolerance is
-    added.
+    Each pod counts with its reservation or its use, whichever is larger. A pod without a
+    reservation counts with its use, but at least with ``unreserved_pod_bytes``. Unattributed use
+    above the tolerance is added.
     """
     of_pods_bytes = 0
     rows = rows_in(memory, sample)
@@ -275,12 +278,12 @@ def taken_bytes(
 
 
 def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
-    """Return (device, replica) of all replicas that the pod holds."""
+    """Return the (device, replica) pairs of all replicas that the pod holds."""
     return {(row.device, row.replica) for row in status.pods if row.uid == uid and row.replica}
 
 
 def held_by_pods(status: GPUNodeStatus) -> dict[str, set[tuple[str, str]]]:
-    """Return uid -> (device, replica) of all replicas that the pod holds."""
+    """Return the (device, replica) pairs of all held replicas, by the uid of their pod."""
     held: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for row in status.pods:
         if row.replica:
@@ -294,9 +297,10 @@ def missing(
     charge: Charge,
     held_by: Mapping[str, set[tuple[str, str]]] | None = None,
 ) -> int:
-    """Return the number of a charge's replicas that the pod does not hold.
+    """Return how many of a charge's replicas the pod does not hold.
 
-    ``held_by`` is the result of ``held_by_pods``, for callers that ask about many pods.
+    ``held_by`` is the result of ``held_by_pods``, which avoids repeated work for callers that ask
+    about many pods.
 
     A replica held by two containers counts once. Replicas of a candidate device count whatever
     their resource, because a changed plugin configuration can rename the resource.
@@ -335,8 +339,8 @@ def _may_get(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[D
 def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
     """Return the uid that a row's pod has in the ledger, or "namespace/name" if it has none.
 
-    Rows may have a name only (PodResources). A static pod has different uids at the kubelet and at
-    the API server.
+    Rows from PodResources may have only a name. A static pod has different uids at the kubelet and
+    at the API server.
     """
     if row.uid and not is_static(row.uid):
         return row.uid
@@ -353,11 +357,11 @@ def asked(
 ) -> int:
     """Return the bytes that a reservation has on a memory, summed over its charges.
 
-    For each charge the largest value of the memory's devices counts. For a device that is no
-    candidate, the maximum of all candidates counts, as in the extender. If some charges are for the
-    resource or a device of this memory, only these count. A charge by the pod's own variable counts
-    only on its candidates, unless the pod ``uses`` this memory. ``rows`` are all rows of the pod:
-    on a memory of one device, only the pod's containers on this device count.
+    If some charges are for the resource or a device of this memory, only they count. For each
+    charge, the largest value among the memory's devices counts, or the maximum of all candidates if
+    no device of the memory is a candidate, as in the extender. A charge from the pod's own variable
+    counts only on its candidates, unless the pod ``uses`` this memory. ``rows`` contains all rows
+    of the pod. On a memory of one device, only the pod's containers on this device count.
     """
     memory = list(memory)
     shown = rows if len(memory) == 1 else ()
@@ -379,7 +383,7 @@ def asked(
 def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], of_pods_bytes: int) -> int:
     """Return the unattributed bytes of one memory.
 
-    If these bytes, or the use of a pod, are not reported, return the used bytes above
+    If they are not reported, or the use of a pod is not reported, return the used bytes above
     ``of_pods_bytes``.
     """
     figures = [device.unattributed_bytes for device in memory]

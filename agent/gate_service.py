@@ -1,8 +1,8 @@
 """Answers gated pods, based on the ledger at the API server, the newest sample and the open gates.
 
-The GPUNode is read at most once a second, no matter how many pods ask. The copy may lack newer
-reservations. These cannot make a "yes" wrong, because the copy already shows the pod on its
-devices, and newer reservations were decided with this version or a later one.
+The GPUNode is read at most once a second, no matter how many pods ask, so the copy may lack newer
+reservations. They cannot make a "yes" wrong, because the copy already shows the pod on its devices,
+and newer reservations were decided with this version or a later one.
 """
 
 import threading
@@ -25,8 +25,8 @@ READ_EVERY_S = 1.0
 class GateService:
     """Decides for each gated pod whether it may start.
 
-    ``sample`` returns the newest sample, None if it is stale. ``reserve_bytes`` returns the memory
-    that the node's annotation keeps free on every device, None if unknown.
+    ``sample`` returns the newest sample, or None if it is stale. ``reserve_bytes`` returns the
+    memory that the node's annotation keeps free on every device, or None if it is unknown.
     """
 
     def __init__(
@@ -49,13 +49,14 @@ class GateService:
 
     def ask(self, uid: str) -> Verdict:
         """Return whether the pod with this uid may start. Raises nothing."""
-        # One decision at a time: the next one depends on it.
+        # Decide about one pod at a time, because each decision depends on the previous ones.
         with self._lock:
             now_s = self._monotonic()
             if self._read_at_s is None or now_s - self._read_at_s >= READ_EVERY_S:
                 self._read_ledger()
                 self._read_at_s = self._monotonic()
-            # Requested after the read, so it is at least as new as the status in the GPUNode.
+            # Take the sample after the read, so that it is at least as new as the status in the
+            # GPUNode.
             sample, known = self._sample(), limits(self._reserve_bytes())
             if self._read is None:
                 return Verdict("not yet", self._why_not)

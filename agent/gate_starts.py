@@ -1,21 +1,22 @@
 """Keeps the pods that start alone, from the opening of their gate until the end of their start.
 
-The phase in the ledger covers the first start of a pod. The kubelet runs the gate again when it
-starts all containers of the pod again: after a reboot of the node, after the loss of the sandbox,
-and for ``RestartAllContainers``. Then the phase is *running*, and only the agent sees which pods
-of its node start again. If only one container restarts, its gate does not run, and no pod waits.
+The phase in the ledger covers only the first start of a pod. The kubelet runs the gate again when
+it restarts all containers of the pod: after a reboot of the node, after the loss of the sandbox,
+and for ``RestartAllContainers``. By then the phase is *running*, so only the agent sees which pods
+of its node start again. If a single container restarts, the gate does not run and no pod waits.
 
 Such a pod is *starting* until one of these conditions holds:
 
-* Its use has settled: each of its containers that holds a device has begun to use it since the
-  gate opened, none of them is still loading, and at least one has settled (``agent.peaks``).
+* Its use has settled: each of its containers that holds a device has begun to use it since the gate
+  opened, none of them is still loading, and at least one has settled (``agent.peaks``).
 * Its timeout (``Reservation.start_timeout_s``) has passed since its gate opened. It is kept until
   it settles, so that a pod that never settles delays other pods only once.
 * Its first start has ended in the ledger.
-* It has no reservation any more.
+* It no longer has a reservation.
 
-A pod waits only for pods whose gate has opened, never for one at its gate, so pods cannot wait for
-each other. A repeated request changes nothing, because any pod of the cluster can ask for any uid.
+A pod waits only for pods whose gate has opened, never for pods that still wait at their gate, so
+pods cannot wait for each other. A repeated request has no effect, because any pod of the cluster
+can send a request with any uid.
 """
 
 import time
@@ -31,8 +32,8 @@ from headroom.contract.gpunode import PodUse, Reservation
 
 _log = structlog.get_logger()
 
-#: Seconds after its last request in which a pod counts as waiting at its gate. The gate client asks
-#: at least that often, also if a request times out.
+#: A pod counts as waiting at its gate for this many seconds after its last request. The gate client
+#: asks at least that often, even if a request times out.
 AT_GATE_S = 20.0
 
 
@@ -43,23 +44,23 @@ class Opened(msgspec.Struct, frozen=True):
     at_s: float
     #: Whether the ledger showed the pod as starting, so that this is its first start.
     is_first: bool
-    #: (device, container, start) of the lives in the report at that time.
+    #: (device, container, start) of each life that the report showed at that time.
     before: list[tuple[str, str, str]]
 
 
 class OpenGates(msgspec.Struct):
     """The open gates that an agent stores for the next agent on the node."""
 
-    #: By uid.
+    #: The opened gates by pod uid.
     opened: dict[str, Opened] = {}
 
 
 class GateStarts:
     """The open gates of a node. Not thread-safe.
 
-    A file beside the agent's ``state`` file keeps them across restarts of the agent. If it is None,
-    they are not kept. ``boot_s`` returns the seconds since boot. Gates of an earlier boot are
-    ignored.
+    They are stored in a file beside ``state``, the agent's state file, and so survive restarts of
+    the agent. If ``state`` is None, they are not stored. ``boot_s`` returns the seconds since boot.
+    Gates from before the last boot are ignored.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class GateStarts:
         now_s = boot_s()
         before = self._file.read().opened
         self._opened = {uid: opened for uid, opened in before.items() if opened.at_s <= now_s}
-        #: Uid -> seconds since boot of the last request of a pod at its gate.
+        #: Time of the last request of each pod at its gate, in seconds since boot, by uid.
         self._asked_s: dict[str, float] = {}
         self._logged = ""
         self._log_trouble()
@@ -81,10 +82,10 @@ class GateStarts:
     def ask(
         self, uid: str, reservations: Mapping[str, Reservation], rows: Iterable[PodUse]
     ) -> Gates:
-        """Record that a pod asks, drop starts that have ended, and return the gates of the other
-        pods.
+        """Record the request of a pod, drop starts that have ended, and return the gates of the
+        other pods.
 
-        ``rows`` are the rows of the newest sample.
+        ``rows`` contains the rows of the newest sample.
         """
         now_s = self._boot_s()
         of_pod: dict[str, list[PodUse]] = {}
@@ -126,12 +127,12 @@ class GateStarts:
 
 
 def _has_settled(opened: Opened, rows: Iterable[PodUse]) -> bool:
-    """Return whether the start behind this gate has ended, according to the pod's rows."""
+    """Return whether the pod's rows show that its start behind this gate has ended."""
     rows = list(rows)
     began = [row for row in rows if row.started_at and _life(row) not in opened.before]
     for container in {row.container for row in rows if row.replica}:
-        # A row without a container name can belong to any container, because the pod chose the
-        # device itself.
+        # A row without a container name counts for every container. It has no name because the pod
+        # chose the device itself.
         lives = [row for row in began if row.container in (container, "")]
         if not lives or not all(row.settled_at or not row.used_bytes for row in lives):
             return False

@@ -1,8 +1,8 @@
 """A connection of the agent's HTTP server, with or without TLS, and its unread and unsent bytes.
 
-Sockets do not block. A method that would block raises ``BlockingIOError``, ``ssl.SSLWantReadError``
-or ``ssl.SSLWantWriteError``, and is called again later. All raise ``OSError`` if the connection
-must be closed.
+Sockets are non-blocking. A method that would block raises ``BlockingIOError``,
+``ssl.SSLWantReadError`` or ``ssl.SSLWantWriteError``, and is called again later. All methods raise
+``OSError`` if the connection must be closed.
 """
 
 import socket
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-#: Maximum size of request line and headers. Requests have no body.
+#: Maximum size of the request line and headers in bytes. Requests have no body.
 MAX_REQUEST_BYTES = 16 << 10
 TEXT = "text/plain; charset=utf-8"
 _END = b"\r\n\r\n"
@@ -30,7 +30,8 @@ class Answer:
     status: int
     body: bytes
     content_type: str = TEXT
-    #: Follows ``body``. Many answers have the same object, so slow clients take no memory for it.
+    #: Sent after ``body``. Many answers refer to the same object, so slow clients do not keep
+    #: copies of it in memory.
     shared: bytes = b""
     #: Whether the client may send another request on the same connection.
     keeps_open: bool = False
@@ -52,21 +53,21 @@ class Connection:
     address: str
     #: Time on the monotonic clock at which the connection is closed.
     deadline_s: float
-    #: Whether the request has not arrived completely.
+    #: Whether parts of the request are still missing.
     reading: bool = True
-    #: Bytes that have arrived and were not answered.
+    #: Bytes that have arrived but are not answered yet.
     received: bytes = b""
-    #: The answer, if a thread determines it.
+    #: The future answer, if a thread computes it.
     future: Future[Answer] | None = None
     #: Whether the client may send another request after the answer.
     keeps_open: bool = False
     #: The parts of the answer that have not been sent.
     unsent: list[memoryview] = field(default_factory=list)
-    #: Events that the selector waits for, such as ``EVENT_READ``; 0 for none.
+    #: Events that the selector waits for, such as ``EVENT_READ``; 0 if it waits for none.
     events: int = 0
 
     def read(self) -> bytes:
-        """Return request line and headers."""
+        """Return the request line and the headers."""
         while _END not in self.received:
             if len(self.received) >= MAX_REQUEST_BYTES:
                 raise ConnectionError("the request is too long")
@@ -79,14 +80,14 @@ class Connection:
         return request
 
     def begin(self, answer: Answer) -> None:
-        """Answer the request."""
+        """Begin to send the answer."""
         self.reading = False
         self.keeps_open = answer.keeps_open
         parts = memoryview(answer.head() + answer.body), memoryview(answer.shared)
         self.unsent = [part for part in parts if part]
 
     def write(self) -> None:
-        """Send what is unsent."""
+        """Send the bytes that are not sent yet."""
         while self.unsent:
             if isinstance(self.sock, ssl.SSLSocket):
                 sent_bytes = self.sock.send(self.unsent[0])

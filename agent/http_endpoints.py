@@ -1,13 +1,15 @@
 """HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
 
-No endpoint takes measurements, so a scrape causes no driver call. All of them work without extender
-and cluster, except /v1/gate and /metrics on its own port, which read the API server.
+No endpoint takes measurements, so a scrape causes no driver call. All endpoints work without an
+extender and a cluster, except /v1/gate and /metrics on its own port, which send requests to the API
+server.
 
-There are three ports. Every pod can reach the public port, which serves gates. Metrics name pods of
-every tenant, so their port uses TLS and requires a token (``agent.metrics_access``). The local port
-listens on the loopback of the agent's network namespace, so no pod can delay the health probe. The
-probe in the container can reach it, and so can ``kubectl port-forward`` and ``kubectl exec``, which
-the API server authorises. The report names processes too, so only the local port serves it.
+There are three ports. Every pod can reach the public port, which serves gates. Metrics name the
+pods of every tenant, so their port uses TLS and requires a token (``agent.metrics_access``). The
+local port listens on the loopback of the agent's network namespace, so no pod can delay the health
+probe. It can be reached by the probe in the container, and by ``kubectl port-forward`` and
+``kubectl exec``, which the API server authorises. The report names processes too, so only the local
+port serves it.
 """
 
 import re
@@ -36,20 +38,20 @@ _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 LOCAL_HOST = "127.0.0.1"
-#: Chosen for `curl --fail --retry`: it succeeds on 200, repeats on 503 and fails on 409.
+#: HTTP status of each answer, chosen for `curl --fail --retry`, which succeeds on 200, retries on
+#: 503 and fails on 409.
 GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 _GATE_THREADS = 4
-#: With more than one thread, clients get metrics while another client waits for the review of its
-#: token.
+#: A second thread lets clients get metrics while the token of another client is reviewed.
 _METRICS_THREADS = 2
 
 
 class LatestSample:
-    """The newest sample. One thread writes it, others read it.
+    """The newest sample, written by one thread and read by others.
 
-    ``stale_after_s`` is the age in seconds at which a sample is stale.
+    ``stale_after_s`` is the age in seconds at which a sample becomes stale.
     """
 
     def __init__(self, node: str, monotonic: Callable[[], float], stale_after_s: float) -> None:
@@ -57,7 +59,7 @@ class LatestSample:
         self.monotonic = monotonic
         self._stale_after_s = stale_after_s
         self._began_s = monotonic()
-        #: Replaced as a whole, so a reader needs no lock.
+        #: The tuple is replaced as a whole, so readers need no lock.
         self._newest: tuple[GPUNodeStatus, Mapping[tuple[str, str], float], float] | None = None
 
     def set(
@@ -81,21 +83,21 @@ class LatestSample:
 
     @property
     def alive(self) -> bool:
-        """Whether the newest sample is fresh. Before the first sample, whether it is not overdue
+        """Whether the newest sample is fresh or, before the first sample, whether it is not overdue
         yet.
 
-        If this is false, a restart helps. A driver call that hangs does not make it false: it does
-        not stop samples, and would hang again in a new process.
+        If this is false, a restart helps. A driver call that hangs does not make it false, because
+        samples continue, and the call would hang in a new process too.
         """
         since_s = self._began_s if self._newest is None else self._newest[2]
         return self.monotonic() - since_s <= self._stale_after_s
 
 
 class _Metrics:
-    """Renders the metrics. The metrics of a sample are rendered only once, however many scrapes
-    there are.
+    """Renders the metrics.
 
-    Rendering the metrics of a sample takes most of the time of an answer.
+    The metrics of a sample are rendered only once, however many scrapes there are, because this
+    takes most of the time of an answer.
     """
 
     def __init__(self, board: LatestSample, live: Collector) -> None:
@@ -107,17 +109,18 @@ class _Metrics:
         self._rendered: tuple[GPUNodeStatus | None, bytes] = (None, b"")
 
     def at_once(self, _: Request) -> Answer | None:
-        """Return the metrics if those of the newest sample were rendered, otherwise None."""
+        """Return the metrics if the newest sample is already rendered, otherwise None."""
         status, of_sample = self._rendered
         if status is not self._newest:
             return None
         return Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
 
     def answer(self, request: Request) -> Answer:
-        """Return the metrics, after those of the newest sample were rendered."""
-        with self._lock:  # each port has threads of its own
+        """Render the newest sample if necessary, and return the metrics."""
+        with self._lock:  # Each port has its own threads.
             if (answer := self.at_once(request)) is None:
-                newest = self._newest  # a sample that comes now is rendered with the next call
+                # A sample that arrives from here on is rendered by the next call.
+                newest = self._newest
                 of_sample = rendered(self._of_sample.collect())
                 self._rendered = newest, of_sample
                 answer = Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
@@ -130,13 +133,13 @@ class _Metrics:
 
 
 class _Authorized:
-    """Answers clients that may read the metrics."""
+    """Answers only clients that may read the metrics."""
 
     def __init__(self, metrics: _Metrics, access: "MetricsAccess") -> None:
         self._metrics, self._access = metrics, access
 
     def at_once(self, request: Request) -> Answer | None:
-        """Return the answer if it needs no review and no rendering, otherwise None."""
+        """Return the answer if it requires neither a review nor rendering, otherwise None."""
         rejection, known = self._access.at_once(request.token)
         if not known:
             return None
@@ -150,19 +153,19 @@ class _Authorized:
 
 
 class MetricsPort(NamedTuple):
-    """Address, certificate and readers of the metrics over TLS."""
+    """Address and certificate of the port that serves metrics over TLS, and who may read them."""
 
     host: str
     port: int
     tls: "ServingTls"
-    #: None: every client may read them.
+    #: Checks each client; None if every client may read the metrics.
     access: "MetricsAccess | None"
 
 
 class Server:
-    """Serves ``board`` on ``host:port``, and on ``local_port`` of the loopback (0: any free port).
+    """Serves ``board`` on ``host:port``, and on ``local_port`` of the loopback interface.
 
-    Raises ``OSError``.
+    Port 0 means any free port. Raises ``OSError`` if a port cannot be opened.
     """
 
     def __init__(
@@ -180,10 +183,10 @@ class Server:
     ) -> None:
         """Create the sockets; ``start`` begins to serve.
 
-        ``ask`` decides whether the pod with a uid may start; None if there is no cluster. For
-        ``writes`` and ``answers`` see ``AgentCollector``. ``stuck`` returns whether the agent has
-        stopped answering the kubelet's calls. With ``open_metrics``, the public port serves metrics
-        to every client.
+        ``ask`` decides whether the pod with a uid may start, and is None if there is no cluster.
+        ``writes`` and ``answers`` are described at ``AgentCollector``. ``stuck`` returns whether
+        the agent has stopped answering the kubelet's calls. With ``open_metrics``, the public port
+        serves metrics to every client.
         """
         self._board = board
         self._ask = ask
@@ -291,12 +294,13 @@ def _authorized(metrics: _Metrics, access: "MetricsAccess") -> Route:
 
 
 def _kept_open(answer: Answer) -> Answer:
-    """Let a client that may read the metrics scrape again without another handshake."""
+    """Keep the connection of an authorized client open, which saves a handshake at the next
+    scrape."""
     return replace(answer, keeps_open=True)
 
 
 _NO_METRICS = (
-    b"metrics are served over TLS on another port (--metrics-listen), to clients with a token; "
+    b"metrics are served over TLS on another port (--metrics-listen) to clients with a token; "
     b"to serve them here to every client: --metrics-access open\n"
 )
 _NO_SAMPLE = Answer(503, b"no sample was taken yet\n")

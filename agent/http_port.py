@@ -1,15 +1,15 @@
 """An HTTP server for GET requests on which no client can block others.
 
-One thread serves all connections, so a slow client costs only its connection. A route that may
-block has its own threads, so it does not delay other routes. Bytes and seconds of each connection
-are limited. If there are more than ``MAX_CONNECTIONS``, one connection of the address with the most
-connections is closed.
+One thread serves all connections, so a slow client occupies only its connection. A route that may
+block has its own threads, so it does not delay other routes. Each connection has limits in bytes
+and seconds. If there are more than ``MAX_CONNECTIONS``, the server closes a connection of the
+address with the most connections.
 
 With TLS, an answer can keep the connection open, and each address may open only a few connections
 per second, because a handshake takes more CPU than an answer.
 
-Any pod can send requests, so they have to be cheap. The event loop of asyncio takes several times
-as much CPU for a request as its system calls. So this server uses ``selectors``.
+Requests have to be cheap, because any pod can send them. This server uses ``selectors``, because
+the event loop of asyncio takes several times as much CPU for a request as its system calls.
 """
 
 import contextlib
@@ -35,24 +35,24 @@ from headroom.host.listening import listening_socket
 _log = structlog.get_logger()
 
 MAX_CONNECTIONS = 256
-#: Seconds within which the request must arrive, and with TLS the handshake.
+#: Seconds within which the request must arrive; this includes the TLS handshake.
 REQUEST_S = 5.0
-#: Seconds within which the next request must arrive, if the connection stays open. Prometheus
+#: Seconds within which the next request must arrive on a connection that stays open. Prometheus
 #: scrapes at least once a minute.
 IDLE_S = 90.0
-#: Seconds after which a connection is closed if the answer was not read.
+#: Seconds after which a connection is closed if the client has not read the answer.
 CONNECTION_S = 30.0
 #: Maximum number of TLS connections that one address may open per second, and at once. A handshake
 #: takes 0.9 ms of CPU. Prometheus keeps its connection open.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 1.0, 10
-#: Bytes of an answer that the kernel buffers while the client does not read.
+#: Size of the kernel's buffer for the part of an answer that the client has not read.
 _SEND_BUFFER_BYTES = 64 << 10
-#: Connections that may wait to be accepted.
+#: Maximum number of connections that wait to be accepted.
 _BACKLOG = 1024
 #: Maximum number of connections that are accepted in one step.
 _ACCEPT_AT_ONCE = 64
-#: Seconds for which no connection is accepted after the kernel could not accept one, for example
-#: because it had no free descriptors.
+#: After the kernel could not accept a connection, for example because it had no free descriptors,
+#: none is accepted for this number of seconds.
 _PAUSE_S = 1.0
 
 T = TypeVar("T")
@@ -61,18 +61,18 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Route:
     answer: Callable[[Request], Answer]
-    #: Number of its threads if it may block; 0 if it never blocks.
+    #: Number of threads if the route may block; 0 if it never blocks.
     threads: int = 0
-    #: Returns the answer if that does not block. If it returns None, a thread computes the answer.
-    #: A thread costs more CPU than a small answer.
+    #: Returns the answer if this does not block. If it returns None, a thread computes the answer,
+    #: which costs more CPU than a small answer itself.
     at_once: Callable[[Request], Answer | None] = lambda request: None
 
 
 class _Threads:
     """The threads of a route that may block.
 
-    They are daemons, unlike those of an executor, so a blocked thread does not keep the process
-    from ending.
+    Unlike the threads of an executor they are daemons, so a blocked thread does not keep the
+    process from exiting.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -93,15 +93,16 @@ class _Threads:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             future, work = job
-            if future.set_running_or_notify_cancel():  # otherwise the connection was closed
+            if future.set_running_or_notify_cancel():  # false if the connection was closed
                 future.set_result(work())
 
 
 class HttpPort:
-    """Serves ``routes`` (path -> route) on ``host:port`` (0: any free port; ``::``: IPv4 too).
+    """Serves ``routes`` on ``host:port``.
 
-    ``tls`` returns the TLS context of a new connection. If it returns None, the connection is
-    closed. Without ``tls`` the port serves plain HTTP, and reads no tokens.
+    ``routes`` maps paths to routes. Port 0 means any free port, and host ``::`` accepts IPv4 too.
+    ``tls`` returns the TLS context of a new connection, or None to close the connection. Without
+    ``tls`` the port serves plain HTTP, and reads no tokens.
 
     The constructor raises ``OSError`` if the port cannot be opened.
     """
@@ -118,7 +119,7 @@ class HttpPort:
         self._handshakes = RateLimit(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE, time.monotonic)
         self._socket = listening_socket(host, port, _BACKLOG)
         self._socket.setblocking(False)
-        # Accepted connections inherit it.
+        # Accepted connections inherit this option.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.port: int = self._socket.getsockname()[1]
         self._routes = routes
@@ -129,9 +130,9 @@ class HttpPort:
         }
         #: The open connections, oldest first.
         self._connections: dict[Connection, None] = {}
-        #: Connections whose answer a thread has determined.
+        #: Connections whose answer a thread has computed.
         self._answered = SimpleQueue[Connection]()
-        #: Time on the monotonic clock until which no connection is accepted; 0: accepting.
+        #: Time on the monotonic clock until which no connection is accepted; 0 while accepting.
         self._paused_until_s = 0.0
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
@@ -159,7 +160,10 @@ class HttpPort:
             threads.close()
 
     def respond(self, request: bytes) -> Answer | Future[Answer]:
-        """Return the answer to a request, given as request line and headers, or its future."""
+        """Return the answer to a request, or the future answer if a thread computes it.
+
+        ``request`` contains the request line and the headers.
+        """
         line, _, headers = request.partition(b"\r\n")
         try:
             method, target, _ = line.decode("ascii").split(" ")
@@ -189,7 +193,7 @@ class HttpPort:
                 self._selector.register(self._socket, EVENT_READ, self._accept)
 
     def _next_deadline_in_s(self) -> float | None:
-        """Return the seconds until a deadline; None if there is none."""
+        """Return the number of seconds until the next deadline; None if there is no deadline."""
         deadlines_s = [connection.deadline_s for connection in self._connections]
         if self._paused_until_s:
             deadlines_s.append(self._paused_until_s)
@@ -223,10 +227,11 @@ class HttpPort:
         if not self._handshakes.allows(address) or (context := self._tls()) is None:
             return None
         try:
-            # The parts of an answer are sent one by one, and the next must not wait for an ACK.
+            # The parts of an answer are sent separately, and the next part must not wait for an
+            # ACK.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        except (OSError, ValueError):  # the client has closed it
+        except (OSError, ValueError):  # the client has closed the connection
             return None
 
     def _one_too_many(self) -> Connection:
@@ -241,7 +246,8 @@ class HttpPort:
         return next((each for each in of_crowded if each.reading), of_crowded[0])
 
     def _proceed(self, connection: Connection) -> None:
-        """Read or write as far as possible without waiting; close the connection at its end."""
+        """Read or write as far as possible without blocking, and close the connection when it
+        ends."""
         try:
             while self._answers_one(connection):
                 pass
@@ -251,11 +257,11 @@ class HttpPort:
             self._wait(connection, EVENT_READ)
         except ssl.SSLWantWriteError:
             self._wait(connection, EVENT_WRITE)
-        except OSError:  # the client closed the connection, or sent too much; ssl.SSLError is one
+        except OSError:  # the client closed the connection or sent too much; includes ssl.SSLError
             self._close(connection)
 
     def _answers_one(self, connection: Connection) -> bool:
-        """Answer one request; return whether to go on with the next one.
+        """Answer one request, and return whether to continue with the next one.
 
         Raises ``OSError`` like ``Connection``.
         """
@@ -278,7 +284,8 @@ class HttpPort:
         return True
 
     def _wait(self, connection: Connection, events: int) -> None:
-        """Continue with a connection once one of ``events`` occurs. With 0, never continue."""
+        """Continue with the connection when one of ``events`` occurs. With 0, the selector ignores
+        it."""
         if events == connection.events:
             return
         if connection.events:
@@ -297,12 +304,13 @@ class HttpPort:
         connection.sock.close()
 
     def _take_answer(self, connection: Connection) -> None:
-        """Let the server's thread send an answer; called by the thread of a route."""
+        """Pass an answer to the server's thread, which sends it. Called by the threads of
+        routes."""
         self._answered.put(connection)
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is awake already, or has ended
+        with contextlib.suppress(OSError):  # the server is awake already, or has stopped
             self._waker.send(b"\0")
 
     def _send_answered(self) -> None:
@@ -326,7 +334,7 @@ def _token(headers: bytes) -> str:
 
 
 def _safely(path: str, answer: Callable[[Request], T], request: Request) -> T | Answer:
-    """Return the answer; if that fails, log it and return a 500."""
+    """Return the answer. If computing it fails, log the error and return a 500."""
     try:
         return answer(request)
     except Exception:  # noqa: BLE001 - a failed request must not affect others

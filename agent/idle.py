@@ -1,10 +1,10 @@
 """Measures for how long pods have used no SM of the devices that they hold. Pure.
 
-A pod is idle on a device while the device's SM activity is zero, or, if processes are measured,
-while none of the pod's processes has SM time. Zero is anything below ``IDLE_BELOW_RATIO``, because
-counters are not exact. The sources measure the whole time between two samples, so no activity falls
-between them. If other pods keep the device busy and processes are not measured, the pod does not
-count as idle.
+A pod is idle on a device while the device's SM activity is zero, or, if the source measures
+processes, while none of the pod's processes has SM time. Values below ``IDLE_BELOW_RATIO`` count as
+zero, because counters are not exact. The sources measure the whole time between two samples, so
+they miss no activity. If other pods keep the device busy and the source does not measure processes,
+the pod does not count as idle.
 
 Times are seconds since boot, as in ``agent.peaks``.
 """
@@ -20,41 +20,41 @@ from headroom.contract.gpunode import PodUse
 
 #: Below this ratio, activity is shown as 0 %.
 IDLE_BELOW_RATIO = 0.005
-#: Shorter idle times are not reported, so that a pod that is idle occasionally does not change the
-#: report.
+#: Shorter idle times are not reported, so the report does not change whenever a pod is idle
+#: briefly.
 REPORTED_AFTER_S = 300.0
-#: Seconds without a known SM activity after which the time begins again.
+#: If the SM activity is unknown for longer than this number of seconds, the idle time starts again.
 MOST_GAP_S = 60.0
 MAX_IDLE = 4096
 
 
 class Idle(msgspec.Struct):
-    """The time since when a pod is idle on a device."""
+    """A pod that is idle on a device."""
 
     uid: str
     device: str
     since_s: float
     #: RFC 3339.
     since_at: str
-    #: When it was known to be idle for the last time.
+    #: When the pod was last known to be idle.
     known_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class OfPods:
-    """Measurements of pods in one sample, except for their memory."""
+    """Measurements of pods in one sample, apart from their memory."""
 
-    #: (container id, device) -> high-water mark of its memory in bytes.
+    #: High-water mark of a container's memory in bytes, by (container id, device).
     marks: Mapping[tuple[str, str], int]
-    #: Device -> its SM activity.
+    #: SM activity by device.
     activity: Mapping[str, ActivityReading]
-    #: (pod uid, device) -> share of SM time, without pods whose processes used none.
+    #: Share of SM time by (pod uid, device). Pods whose processes used no SM time are absent.
     shares: Mapping[tuple[str, str], float]
 
 
 class IdleTimes:
-    """Measures the idle times on one node. ``before`` are the idle times that an earlier agent on
-    the node stored."""
+    """Measures the idle times on one node. ``before`` contains the idle times that an earlier agent
+    on the node stored."""
 
     def __init__(self, before: Sequence[Idle], now_s: float) -> None:
         self._idle = {(e.uid, e.device): e for e in before[:MAX_IDLE] if e.known_s <= now_s}
@@ -72,13 +72,13 @@ class IdleTimes:
         now_s: float,
         now: datetime,
     ) -> list[PodUse]:
-        """Add a sample; return its rows with the times since when their pods are idle.
+        """Add a sample; return its rows with the time since when each pod has been idle.
 
-        ``activity`` is device -> its SM activity. ``shares`` is (pod uid, device) -> share of SM
-        time, without pods whose processes used none. ``now_s`` is the time of the sample in seconds
-        since boot, and ``now`` its time on the clock.
+        ``activity`` maps each device to its SM activity. ``shares`` maps (pod uid, device) to the
+        share of SM time, without pods whose processes used none. ``now_s`` is the time of the
+        sample in seconds since boot, and ``now`` its time on the wall clock.
         """
-        # A pod that is not in the report for a moment stays idle.
+        # A pod that is missing from the report for a moment stays idle.
         self._idle = {
             key: idle for key, idle in self._idle.items() if now_s - idle.known_s <= MOST_GAP_S
         }

@@ -1,4 +1,4 @@
-"""Writes reports and heartbeats to the API server: status patches and a Lease."""
+"""Writes reports as status patches and heartbeats as a Lease to the API server."""
 
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class _Reported(KubeStruct, frozen=True):
 
 
 class _Partial(KubeStruct, frozen=True):
-    """The parts of an answer that are decoded; PartialObjectMetadata has no status."""
+    """The part of a response that is decoded. A PartialObjectMetadata has no status."""
 
     metadata: ObjectMeta = ObjectMeta()
     status: _Reported | None = None
@@ -45,7 +45,7 @@ _partial = msgspec.json.Decoder(_Partial)
 
 
 class NotDelivered(Exception):
-    """A request failed. ``retry_after_s`` is the wait that the API server asked for, or 0."""
+    """A request failed. ``retry_after_s`` is the delay that the API server asked for, or 0."""
 
     def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -53,12 +53,14 @@ class NotDelivered(Exception):
 
 
 class NotThereYet(NotDelivered):
-    """No extender has created this node's GPUNode yet. Agents wait, as they may not create it."""
+    """No extender has created this node's GPUNode yet. The agent waits, because it may not create
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Uid and resourceVersion of a GPUNode at the API server; empty if there is none."""
+    """Uid and resourceVersion of a GPUNode at the API server; both are empty if there is no
+    GPUNode."""
 
     uid: str = ""
     version: str = ""
@@ -87,31 +89,31 @@ class KubernetesPublisher:
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     def report(self, status: GPUNodeStatus) -> Held:
-        """Write ``status``; return uid and version of the GPUNode that has it.
+        """Write ``status``; return the uid and version of the GPUNode with this status.
 
         Raises ``NotThereYet`` if there is no GPUNode.
         """
         answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
         if answer.status == 404:
-            raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
+            raise NotThereYet(f"GPUNode {self._node} does not exist yet; an extender creates it")
         return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
 
     def held(self) -> Held:
-        """Return uid and version of the current GPUNode. Reads only its metadata."""
+        """Return the uid and version of the current GPUNode. Reads only its metadata."""
         return self._read(_METADATA_ONLY)[0]
 
     def reported(self) -> tuple[Held, str]:
-        """Return uid and version of the current GPUNode, and ``observedAt`` of its status.
+        """Return the uid and version of the current GPUNode, and ``observedAt`` of its status.
 
         Reads the whole object.
         """
         return self._read("application/json")
 
     def gpunode(self, within_s: float = math.inf) -> GPUNode | None:
-        """Return the GPUNode, read consistently; None if it does not exist.
+        """Return the GPUNode from a consistent read; None if it does not exist.
 
-        If the API server does not answer, the call ends after ``within_s`` seconds, or after the
-        usual timeout if that is shorter. Raises ``BadReport`` if the GPUNode cannot be decoded.
+        If the API server does not answer, the call fails after ``within_s`` seconds or the usual
+        timeout, whichever is shorter. Raises ``BadReport`` if the GPUNode cannot be decoded.
         """
         timeout_s = min(within_s, self._timeout_s)
         answer = self._send("GET", self._gpunode, accept="application/json", timeout_s=timeout_s)
@@ -127,9 +129,9 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
     def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
-        """Renew the Lease, or create it if there is none; return its resourceVersion.
+        """Renew the Lease, or create it if it does not exist; return its resourceVersion.
 
-        The GPUNode owns the Lease, so that Kubernetes deletes both with the Node.
+        The GPUNode owns the Lease, so Kubernetes deletes both together with the Node.
         """
         owner = {
             "apiVersion": API_VERSION,
@@ -191,9 +193,9 @@ class KubernetesPublisher:
 def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
     """Return ``status`` as a merge patch that replaces the whole previous status.
 
-    A merge patch keeps fields that it does not name, and the encoding omits default values. So an
-    empty list of pods would be omitted and the old pods would stay. Therefore the patch names every
-    field; null removes a field.
+    A merge patch keeps fields that it does not name, and the encoding omits default values. For
+    example, an empty list of pods would be omitted, so the old pods would stay. Therefore the patch
+    names every field, and null removes a field.
     """
     built = msgspec.to_builtins(status)
     return {
@@ -216,7 +218,8 @@ def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
 
 
 def _held(body: bytes) -> tuple[Held, str]:
-    """Decode uid and version of an object, and ``observedAt`` of its status (empty if absent)."""
+    """Decode the uid and version of an object, and ``observedAt`` of its status (empty if
+    absent)."""
     try:
         partial = _partial.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too

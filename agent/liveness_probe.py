@@ -1,7 +1,7 @@
-"""The exec probe of the agent's container: exit status 0 if the local port answers 200.
+"""The exec probe of the agent's container: exits with status 0 if the local port answers 200.
 
-``python -m agent.liveness_probe [PATH [PORT]]``; PATH is /healthz or /readyz. It runs in the
-container, because a port that the kubelet can reach could be reached by every pod too. It imports
+Usage: ``python -m agent.liveness_probe [PATH [PORT]]`` with PATH /healthz or /readyz. The probe
+runs in the container, because every pod could reach a port that the kubelet can reach. It imports
 little, because it runs several times a minute.
 """
 

@@ -1,4 +1,4 @@
-"""The agent's log, in a module that imports no other part of it."""
+"""Configures the agent's log. Imports no other part of the agent."""
 
 import sys
 
@@ -6,7 +6,7 @@ import structlog
 
 
 def log_to_stderr() -> None:
-    """Configure logging: one JSON object per line on stderr."""
+    """Write the log to stderr, as one JSON object per line."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -1,10 +1,11 @@
 """Metrics of the newest sample and of the agent itself, for /metrics.
 
-Label names equal the names of dcgm-exporter. The exception is ``model_name``, because dcgm-exporter
-calls it ``modelName``, against Prometheus' conventions. Values are bytes and ratios 0..1. Devices
-have ``headroom_device_*`` and pods ``headroom_pod_*``, so no sum counts both. With MIG, as in
-dcgm-exporter, ``UUID`` and ``model_name`` are the physical GPU's, and ``GPU_I_ID`` and
-``GPU_I_PROFILE`` identify the GPU instance. Compute instances that share its memory are one series.
+Labels have the same names as in dcgm-exporter, except ``model_name``, which dcgm-exporter calls
+``modelName`` against Prometheus' conventions. Values are bytes and ratios 0..1. Metrics of devices
+are called ``headroom_device_*`` and metrics of pods ``headroom_pod_*``, so no sum counts both. With
+MIG, as in dcgm-exporter, ``UUID`` and ``model_name`` belong to the physical GPU, and ``GPU_I_ID``
+and ``GPU_I_PROFILE`` identify the GPU instance. Compute instances that share the memory of a GPU
+instance are one series.
 """
 
 import re
@@ -30,14 +31,16 @@ from headroom.contract.gpunode import (
 
 DEVICE_LABELS = ("gpu", "UUID", "Hostname", "model_name", "GPU_I_ID", "GPU_I_PROFILE")
 POD_LABELS = ("namespace", "pod", "container", "pod_uid")
-#: Value of a label of ``POD_LABELS`` that is not known. Prometheus would replace an empty value by
+#: Value of a label of ``POD_LABELS`` that is unknown. Prometheus would replace an empty value by
 #: the label of the agent's own pod.
 _UNKNOWN = "(unknown)"
 
-#: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "... MIG 1c.2g.20gb": the last is one compute slice of two.
+#: Matches names such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb" and "... MIG 1c.2g.20gb". The second
+#: name means one of two compute slices.
 _MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
 
-#: Label values and figure of each series of a metric. A figure that is None or negative is unknown.
+#: The label values and the figure of each series of a metric. A figure that is None or negative is
+#: unknown.
 _Series = Iterable[tuple[Sequence[str], float | None]]
 
 
@@ -48,14 +51,14 @@ class Sample:
     node: str
     status: GPUNodeStatus
     age_s: float
-    #: (pod uid, device) -> share of SM time, if the driver measures processes.
+    #: Share of SM time by (pod uid, device), if the driver measures processes.
     pod_sm: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 class SampleCollector(Collector):
     """Collects the metrics that stay the same until the next sample.
 
-    ``shown`` returns the newest sample, None before the first one.
+    ``shown`` returns the newest sample, or None before the first sample.
     """
 
     def __init__(self, shown: Callable[[], Sample | None]) -> None:
@@ -72,9 +75,10 @@ class SampleCollector(Collector):
 class AgentCollector(Collector):
     """Collects the metrics that can change at any time.
 
-    ``shown`` returns the newest sample, None before the first one. ``writes`` is (kind, outcome) ->
-    number of writes to the API server. ``answers`` is (resource, result) -> number of containers
-    for which the kubelet asked for a preferred allocation, None if the agent cannot steer.
+    ``shown`` returns the newest sample, or None before the first sample. ``writes`` counts the
+    writes to the API server by (kind, outcome). ``answers`` counts the containers for which the
+    kubelet asked for a preferred allocation, by (resource, result), and is None if the agent cannot
+    steer.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ def _gauge(name: str, text: str, labels: Sequence[str], series: _Series) -> Metr
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, series: _Series) -> Metric:
-    """Add the series to a metric, except unknown figures."""
+    """Add the series to a metric, except series with unknown figures."""
     for values, figure in series:
         if figure is not None and figure >= 0:
             family.add_metric(values, figure)
@@ -150,7 +154,8 @@ def _agent(shown: Sample) -> Iterator[Metric]:
     )
 
 
-#: Field of ``Device`` -> description of its metric, whose name ends with the field's name.
+#: Descriptions of the metrics whose names end with the name of a field of ``Device``, by that
+#: field.
 _DEVICE_FIGURES = {
     "memory_bytes": "Physical memory of the device, including the driver's reserve",
     "reserved_bytes": "Memory of the device that the driver reserves",
@@ -232,13 +237,14 @@ def _total(figures: Iterable[int | None]) -> int | None:
 
 
 def _replicas(devices: Sequence[Device]) -> Mapping[tuple[str, ...], float]:
-    """Return (resource, sharing, state) -> number of replicas of the devices of one memory.
+    """Return the number of replicas by (resource, sharing, state) on the devices of one memory.
 
-    The plugin advertises compute instances of one GPU instance separately. They are added up here.
+    The plugin advertises the compute instances of one GPU instance separately. Their replicas are
+    added up here.
     """
     counts = Counter[tuple[str, ...]]()
     for device in devices:
-        if device.resource:  # otherwise its resource is not known
+        if device.resource:  # false if the resource of the device is unknown
             for state, count in msgspec.structs.asdict(device.replicas).items():
                 counts[device.resource, device.sharing, state] += count
     return counts
@@ -249,9 +255,9 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     labels = (*DEVICE_LABELS, *POD_LABELS)
     used: dict[tuple[str, ...], list[int | None]] = {}
     held = Counter[tuple[str, ...]]()
-    #: (pod uid, device) -> the labels of the pod's first row there.
+    #: Labels of the pod's first row on a device, by (pod uid, device).
     first: dict[tuple[str, str], tuple[str, ...]] = {}
-    #: Labels of a container -> its first row, which has its peaks.
+    #: The first row of each container, which has its peaks, by the container's labels.
     first_row: dict[tuple[str, ...], PodUse] = {}
     for row in shown.status.pods:
         if row.device not in devices:
@@ -272,8 +278,8 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     yield from _peaks(first_row, labels)
     yield _gauge(
         "headroom_pod_idle_seconds",
-        "Time for which a pod has used no SM of a device; absent below five minutes, and if it is"
-        " not known",
+        "Time for which a pod has used no SM of a device; absent if it is below five minutes or"
+        " unknown",
         labels,
         [
             (key, _idle_s(first_row[key], shown.status.observed_at))
@@ -295,7 +301,8 @@ def _pods(shown: Sample) -> Iterator[Metric]:
 
 
 def _peaks(rows: Mapping[tuple[str, ...], PodUse], labels: Sequence[str]) -> Iterator[Metric]:
-    """Return the metrics of peaks. ``rows`` is label values -> the container's first row."""
+    """Return the metrics of peaks. ``rows`` contains each container's first row by its label
+    values."""
     lives = {key: row for key, row in rows.items() if row.started_at}
     yield _gauge(
         "headroom_pod_peak_bytes",
@@ -366,7 +373,8 @@ def _pod_labels(row: PodUse | ContainerLimit) -> tuple[str, ...]:
 
 
 def _labels(node: str, device: Device) -> tuple[str, ...]:
-    """Return the values of ``DEVICE_LABELS``, which are equal for devices that share a memory."""
+    """Return the values of ``DEVICE_LABELS``, which are equal for all devices that share a
+    memory."""
     match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
     instance = "" if device.gpu_instance is None else str(device.gpu_instance)
     uuid = device.parent or device.uuid

@@ -2,14 +2,14 @@
 tenants.
 
 A client sends a bearer token. A TokenReview returns the user of the token, and a
-SubjectAccessReview returns whether this user may ``get`` the path /metrics, as for the API server's
-own metrics. Answers are kept, so a Prometheus causes only two requests in two minutes. The token
-itself is never stored.
+SubjectAccessReview returns whether this user may ``get`` the path /metrics. The API server protects
+its own metrics in the same way. Answers are cached, so one Prometheus causes only two requests in
+two minutes. The token itself is never stored.
 
-Any pod can send tokens. So reviews of tokens that were never accepted are limited. After each of
-them the client's connection is closed, and ``agent.http_port`` limits new connections for each
-address. A token that was accepted before is always reviewed again, so that a flood of requests
-cannot block Prometheus.
+Any pod can send tokens, so reviews of tokens that were never accepted are rate limited. After each
+such review the client's connection is closed, and ``agent.http_port`` limits new connections per
+address. A token that was accepted before is always reviewed again, so a flood of requests cannot
+block Prometheus.
 """
 
 import hashlib
@@ -25,12 +25,13 @@ from agent.http_connection import Answer
 from agent.rate_limit import RateLimit
 from headroom.client.api_server import status_message
 
-#: Seconds for which an answer of the API server is used.
+#: Seconds for which an answer of the API server is cached.
 ALLOWED_S = 120.0
 REJECTED_S = 10.0
-#: Maximum number of reviews of unknown tokens per second, and at once.
+#: Maximum number of reviews of unknown tokens per second, and maximum burst.
 REVIEWS_PER_S, REVIEWS_AT_ONCE = 1.0, 20
-#: Maximum number of accepted tokens, and of rejected tokens, whose answers are kept.
+#: Maximum number of accepted tokens, and maximum number of rejected tokens, whose answers are
+#: cached.
 _MAX_KEPT = 64
 _TIMEOUT_S = 3.0
 _PATH = "/metrics"
@@ -38,12 +39,13 @@ _EXAMPLE = 'Example: -H "Authorization: Bearer $(kubectl create token NAME)"'
 
 _T = TypeVar("_T")
 
-#: Returns None if a token may read the metrics, otherwise the rejection. Raises ``NotReached``.
+#: Returns None if the bearer of a token may read the metrics, otherwise the rejection. Raises
+#: ``NotReached``.
 Review = Callable[[str], Answer | None]
 
 
 class _Tokens:
-    """Answers by the hash of their token; the oldest are dropped first."""
+    """Cached answers by the hash of their token. The oldest answers are dropped first."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Answer | None, float]] = {}
@@ -62,7 +64,7 @@ class _Tokens:
 
 
 class MetricsAccess:
-    """Answers for each token whether its bearer may read the metrics. Threads may share it.
+    """Decides for each token whether its bearer may read the metrics. Threads may share it.
 
     ``monotonic`` returns seconds.
     """
@@ -71,13 +73,13 @@ class MetricsAccess:
         self._review = review
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: Tokens that were accepted the last time, also if the answer must be renewed.
+        #: Tokens whose last review accepted them, even if the answer has expired.
         self._accepted = _Tokens()
         self._rejected = _Tokens()
         self._strangers = RateLimit(REVIEWS_PER_S, REVIEWS_AT_ONCE, monotonic)
 
     def at_once(self, token: str) -> tuple[Answer | None, bool]:
-        """Return (rejection or None, True) if that is known, (None, False) if not."""
+        """Return (rejection or None, True) if the answer is cached, otherwise (None, False)."""
         if not token:
             return NO_TOKEN, True
         key = _key(token)

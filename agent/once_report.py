@@ -13,7 +13,8 @@ _UNKNOWN = "?"
 
 
 def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float]) -> str:
-    """Return the text for a terminal. ``pod_sm`` is (pod uid, device) -> share of SM time, 0..1."""
+    """Return the text for a terminal. ``pod_sm`` maps (pod uid, device) to a share of SM time,
+    0..1."""
     rows: list[Sequence[str]] = [_HEAD]
     for device in status.devices:
         rows.append(_row(device))
@@ -106,7 +107,8 @@ def _pods(
         name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
         first = row.uid not in shown or not row.uid
         shown.add(row.uid)
-        # The SM share is per pod, and bytes are too if its containers' names are not known.
+        # The SM share belongs to the pod. So do the bytes if the names of its containers are
+        # unknown.
         sm = pod_sm.get((row.uid, row.device)) if first else None
         yield (
             "",
@@ -120,7 +122,7 @@ def _pods(
 
 
 def _limit(row: ContainerLimit) -> Sequence[str]:
-    """Return a row with a limit in the memory column and the driver's count in the use column."""
+    """Return a row for a limit, with the limit as memory and the driver's count as use."""
     name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
     limited = row.soft_bytes is not None or row.hard_bytes is not None
     what = f"  {'limit' if limited else 'count'} of {name} {row.container or row.container_id[:12]}"
@@ -134,7 +136,8 @@ def _percent(ratio: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Yield each row as a line, with equally wide columns; a row may end early."""
+    """Yield each row as a line whose columns are aligned. A row may have fewer columns than
+    others."""
     # The last column needs no width.
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(_HEAD) - 1)]
     for row in rows:

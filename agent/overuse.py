@@ -1,7 +1,7 @@
 """Finds the pods that use more memory than the ledger of the node has reserved for them. Pure.
 
-Extenders decide about them (``core.placement.overuse_eviction``). The agent only reports their
-devices sooner, see ``agent.status_writer``.
+Extenders decide whether to evict these pods (``core.placement.overuse_eviction``). The agent only
+reports their devices sooner (see ``agent.status_writer``).
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from headroom.contract.gpunode import GPUNodeSpec, GPUNodeStatus, PodUse
 
 
 def overuse(status: GPUNodeStatus, ledger: GPUNodeSpec) -> Overuse:
-    """Return the overuse in a sample. Pods without a reservation have none."""
+    """Return the overuse in a sample. Pods without a reservation cannot overuse."""
     reservations = ledger.reservations
     if not reservations:
         return NO_OVERUSE

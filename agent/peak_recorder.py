@@ -15,8 +15,8 @@ from headroom.contract.gpunode import PodUse
 
 _log = structlog.get_logger()
 
-#: Interval in seconds at which the file is written if no peak has changed. The file has the time of
-#: the last sample, from which the next agent computes how long there were no samples.
+#: Interval in seconds at which the file is written even if no peak has changed. The file contains
+#: the time of the last sample, from which the next agent computes how long no samples were taken.
 SAVE_EVERY_S = 15.0
 
 
@@ -28,7 +28,7 @@ def lives_path(state: Path) -> Path:
 class PeakRecorder:
     """Measures peaks, and saves them when they change. Not thread-safe.
 
-    ``file`` is None if peaks need not survive. ``boot_s`` returns the seconds since boot.
+    ``file`` is None if peaks need not survive a restart. ``boot_s`` returns the seconds since boot.
     """
 
     def __init__(

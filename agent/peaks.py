@@ -1,16 +1,16 @@
 """Measures the peaks of containers on devices, and when their use has settled. Pure.
 
 A *life* is one run of a container on one memory. It begins when the container starts, and a restart
-of the container begins a new life. The end of a process does not end it, so a life includes all
-kernels of a notebook. If the processes of a memory cannot be attributed, its lives keep their
-peaks.
+of the container begins a new life. The exit of a process does not end the life, so the life of a
+notebook includes all of its kernels. If the processes of a memory cannot be attributed, its lives
+keep their peaks.
 
-A peak is the maximum of the samples, or the high-water mark of the container's cgroup if that is
-higher. The cgroup counts every allocation, so only its mark includes a peak between two samples.
-``peak_partial`` marks a life that had no samples for more than ``MOST_GAP_S``.
+A peak is the maximum of the samples, or the high-water mark of the container's cgroup if the mark
+is higher. Only the mark includes peaks between two samples, because the cgroup counts every
+allocation. ``peak_partial`` marks a life that had no samples for more than ``MOST_GAP_S``.
 
-Times are seconds since boot, which no change of the clock affects. The clock is read once for each
-life, to report when it started.
+Times are seconds since boot, because changes of the wall clock do not affect them. The wall clock
+is read only once for each life, to report when the life began.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,15 +25,16 @@ from agent.probes.readings import Container
 from agent.report_rows import Row
 from headroom.contract.gpunode import PodUse
 
-#: Maximum number of lives. Lives that left the report first are dropped first.
+#: Maximum number of lives. If there are more, those that left the report first are dropped.
 MAX_LIVES = 4096
 #: Seconds after which a life that is not in the report is forgotten.
 FORGOTTEN_AFTER_S = 600.0
-#: Seconds without a sample after which a peak may have been missed. A restart of the agent takes
-#: less.
+#: If no sample is taken for longer than this number of seconds, a peak may have been missed. A
+#: restart of the agent takes less time.
 MOST_GAP_S = 60.0
-#: The use of a starting container has settled once it is above these bytes, and for these
-#: seconds its smallest and largest value have differed by less than this share of the largest.
+#: The use of a starting container has settled if it is above ``SETTLED_ABOVE_BYTES``, and if over
+#: ``SETTLED_FOR_S`` seconds its smallest and largest values differ by less than
+#: ``SETTLED_WITHIN_RATIO`` of the largest.
 SETTLED_ABOVE_BYTES = 64 << 20
 SETTLED_WITHIN_RATIO = 0.02
 SETTLED_AFTER_S = 20.0
@@ -52,21 +53,21 @@ class Life(msgspec.Struct):
     #: RFC 3339.
     started_at: str
     started_s: float
-    #: When it was in the report for the last time.
+    #: When the life was last in the report.
     shown_s: float
-    #: When its use was known for the last time; None if it never was.
+    #: When its use was last known; None if it never was.
     sampled_s: float | None = None
     #: The largest sample in bytes.
     sampled_bytes: int | None = None
     #: High-water mark of its cgroup in bytes.
     mark_bytes: int | None = None
-    #: Peak when its use had settled.
+    #: The peak at the time when its use settled.
     startup_bytes: int | None = None
     settled_at: str = ""
-    #: Whether all samples since its start were taken, until its use had settled.
+    #: Whether no sample was missed between its start and the time when its use settled.
     is_start_sampled: bool = True
     is_partial: bool = False
-    #: The time since when its use has hardly changed, and the range of its use since then.
+    #: Since when its use has hardly changed, and the range of its use since then.
     flat_since_s: float | None = None
     flat_low_bytes: int = 0
     flat_high_bytes: int = 0
@@ -77,7 +78,8 @@ class Life(msgspec.Struct):
 
     @property
     def source(self) -> Literal["", "driver", "nvml"]:
-        """The source of the peak. A mark far below a sample does not count all of the memory."""
+        """The source of the peak. A mark far below a sample does not count the whole memory, so it
+        is ignored."""
         if self.mark_bytes and self.mark_bytes + TOLERANCE_BYTES >= (self.sampled_bytes or 0):
             return "driver"
         return "" if self.sampled_bytes is None else "nvml"
@@ -102,7 +104,7 @@ class Life(msgspec.Struct):
             self.is_start_sampled = False
 
     def _settle(self, used_bytes: int, at_s: float) -> None:
-        """Find out whether its use has settled with this sample."""
+        """Determine whether its use has settled with this sample."""
         if used_bytes <= SETTLED_ABOVE_BYTES:
             self.flat_since_s = None
             return
@@ -122,16 +124,16 @@ class Lives(msgspec.Struct):
     """All lives of a node, which an agent stores for the next agent."""
 
     lives: list[Life] = []
-    #: First device of a memory -> when its processes could be attributed for the last time.
+    #: When the processes of a memory could last be attributed, by the memory's first device.
     read_s: dict[str, float] = {}
     idle: list[Idle] = []
 
 
 class Peaks:
-    """Measures the lives on one node. ``before`` are the lives that an earlier agent on the node
-    stored.
+    """Measures the lives on one node.
 
-    ``now_s`` are the seconds since boot. Lives of an earlier boot are ignored.
+    ``before`` contains the lives that an earlier agent on the node stored, and ``now_s`` is the
+    time in seconds since boot. Lives from before the last boot are ignored.
     """
 
     def __init__(self, before: Lives, now_s: float) -> None:
@@ -141,7 +143,7 @@ class Peaks:
 
     @property
     def lives(self) -> Lives:
-        """A copy of what an agent that starts later needs."""
+        """A copy of the data that the next agent needs."""
         return Lives([msgspec.structs.replace(e) for e in self._lives.values()], {**self._read_s})
 
     @property
@@ -166,9 +168,9 @@ class Peaks:
     ) -> list[PodUse]:
         """Add a sample; return its rows with their peaks.
 
-        ``read`` are the first devices of the memories whose processes could be attributed.
-        ``marks`` is (container id, device) -> high-water mark in bytes. ``now_s`` and ``now`` are
-        the time of the sample: in seconds since boot, and on the clock.
+        ``read`` contains the first devices of the memories whose processes could be attributed.
+        ``marks`` maps (container id, device) to the high-water mark in bytes. ``now_s`` is the time
+        of the sample in seconds since boot, and ``now`` its time on the wall clock.
         """
         found = [self._measured(row, marks, now_s, now) for row in rows]
         self._read_s = {
@@ -217,9 +219,9 @@ class Peaks:
         )
 
     def _begun(self, key: _Key, run: Container, now_s: float, now: datetime) -> Life:
-        """Return the life of a container that was not seen on the memory before."""
+        """Return a new life for a container that was not seen on the memory before."""
         age_s = max(0.0, now_s - run.started_s)
-        # A container that started long ago may have used the memory before the agent looked at it.
+        # A container that started long ago may have used the memory before the agent observed it.
         is_whole = min(age_s, now_s - self._read_s.get(key[1], float("-inf"))) <= MOST_GAP_S
         return Life(
             *key,

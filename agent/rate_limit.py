@@ -1,13 +1,14 @@
-"""Limits how often something happens, for each key, by a token bucket."""
+"""Limits the rate of events for each key with a token bucket."""
 
 from collections.abc import Callable
 
-#: Maximum number of keys that are remembered. The one that was used longest ago is forgotten first.
+#: Maximum number of keys in memory. If there are more, the least recently used key is dropped.
 MAX_KEYS = 1024
 
 
 class RateLimit:
-    """Allows ``burst`` events of a key at once, and ``rate_per_s`` of them per second afterwards.
+    """Allows ``burst`` events of a key at once, and then ``rate_per_s`` events of the key per
+    second.
 
     ``monotonic`` returns seconds.
     """
@@ -16,11 +17,11 @@ class RateLimit:
         self._rate_per_s = rate_per_s
         self._burst = burst
         self._monotonic = monotonic
-        #: Key -> events that are still allowed, and when they were counted; least recent first.
+        #: Remaining tokens of each key and when they were counted, least recently used first.
         self._left: dict[str, tuple[float, float]] = {}
 
     def allows(self, key: str) -> bool:
-        """Return whether one more event of the key is allowed now, and count it."""
+        """Count one more event of the key if it is allowed now; return whether it is."""
         now_s = self._monotonic()
         left, at_s = self._left.pop(key, (float(self._burst), now_s))
         left = min(float(self._burst), left + (now_s - at_s) * self._rate_per_s)

@@ -1,11 +1,12 @@
 """Builds the rows of the report from the use of each memory by processes. Pure.
 
-A pod's bytes on a memory are in the first row there of each container that uses it, in the order of
-device, container and replica. If a process is in a container without a row there, or the name of
-its container is not known, all bytes of the pod are in the pod's first row. Its other rows there
-have 0, so the sum over a pod's rows is its use. A pod may use a memory of which it holds no
-replica: it chose its device itself, or the kubelet has removed it while its processes still run.
-Its row has no replica.
+A container has a row for each replica that it holds. Its bytes on a memory are in its first row
+there, in the order of device, container and replica. If a process is in a container without a row
+on the memory, or if the name of its container is unknown, all bytes of the pod are in the pod's
+first row. The other rows have 0, so the sum over a pod's rows is its use.
+
+A pod may use a memory of which it holds no replica, because it chose its device itself, or because
+the kubelet has removed it while its processes still run. Then it has one row, without a replica.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from agent.probes.readings import Container, DeviceReading, HoldingReading, ProcessReading
 from headroom.contract.gpunode import PodUse
 
-#: A run of a container, and the bytes of its processes; None if they are not known.
+#: A run of a container, and the bytes of its processes, which are None if they are unknown.
 Run = tuple[Container, int | None]
 
 
@@ -22,9 +23,9 @@ Run = tuple[Container, int | None]
 class MemoryUse:
     """The use of one memory by processes."""
 
-    #: Pod uid -> bytes; None if the bytes of one of its processes are unknown.
+    #: Bytes by pod uid; None if the bytes of a process of the pod are unknown.
     pods: dict[str, int | None] = field(default_factory=dict)
-    #: Pod uid -> container id -> the run of that container.
+    #: The run of each container, by pod uid and container id.
     runs: dict[str, dict[str, Run]] = field(default_factory=dict)
     outside_pods: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
 
@@ -38,10 +39,10 @@ class Row:
     memory: str
     #: Whether this is the container's first row on the memory.
     is_first: bool
-    #: The newest run of the container among the pod's processes there. None if it has no process
-    #: there, or if it is not known which of the pod's processes are the container's.
+    #: The newest run of the container among the pod's processes there. None if the container has no
+    #: process there, or if it is unknown which of the pod's processes belong to the container.
     container: Container | None = None
-    #: Bytes used by that run, 0 if the pod has no process there; None if they are not known.
+    #: Bytes used by this run; 0 if the pod has no process there, and None if they are unknown.
     container_bytes: int | None = None
 
 
@@ -51,11 +52,12 @@ def rows_of(
     use: MemoryUse | None,
     names: Mapping[str, tuple[str, str]],
 ) -> Iterable[Row]:
-    """Yield the rows of one memory: a row for each replica, then a row for each other pod there."""
+    """Yield the rows of one memory: first one for each replica, then one for each other pod
+    there."""
     holders: dict[str, list[str]] = {}
     for _, holding in rows:
         holders.setdefault(holding.uid, []).append(holding.container)
-    #: (pod uid, container) -> its run and its bytes in the report; removed with its first row.
+    #: The run and the bytes of each (pod uid, container), removed when its first row is built.
     parts = {
         (uid, name): part
         for uid, containers in holders.items()
@@ -100,7 +102,7 @@ def rows_of(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a pod's use of one memory that one container's first row has."""
+    """The part of a pod's use of one memory that is reported in the first row of one container."""
 
     used_bytes: int | None
     #: As in ``Row``.
@@ -109,23 +111,24 @@ class _Part:
 
 
 def _parts(containers: Sequence[str], uid: str, use: MemoryUse | None) -> dict[str, _Part]:
-    """Return container -> its part, for the containers of one pod that have rows on a memory.
+    """Return the part of each container of one pod that has rows on a memory.
 
-    ``containers`` has one name for each row, and a single empty one if the pod holds no replica.
+    ``containers`` has one name for each row, or a single empty name if the pod holds no replica.
     """
     names = dict.fromkeys(containers)
     if use is None or not uid:
         return dict.fromkeys(names, _Part(None))
     runs = [*use.runs.get(uid, {}).values()]
     if not runs:
-        return dict.fromkeys(names, _Part(0, None, 0))  # a pod without processes uses 0
+        return dict.fromkeys(names, _Part(0, None, 0))  # A pod without processes uses 0 bytes.
     total_bytes = use.pods[uid]
     if total_bytes is not None and all(c.name and c.name in names for c, _ in runs):
         by_name: dict[str, list[Run]] = {name: [] for name in names}
         for run in runs:
             by_name[run[0].name].append(run)
         return {name: _named_part(of_name) for name, of_name in by_name.items()}
-    # Only the pod's first row has bytes. With one container and one run they are the container's.
+    # Only the pod's first row has bytes. If the pod has one container and one run, they are the
+    # bytes of that container.
     parts = {name: _Part(0) for name in names} | {containers[0]: _Part(total_bytes)}
     if len(names) == len(runs) == 1:
         (container, run_bytes), name = runs[0], containers[0]
@@ -135,7 +138,7 @@ def _parts(containers: Sequence[str], uid: str, use: MemoryUse | None) -> dict[s
 
 
 def _named_part(runs: Sequence[Run]) -> _Part:
-    """Return the part of a container that has these runs, all with known bytes."""
+    """Return the part of a container that has these runs. All their bytes are known."""
     if not runs:
         return _Part(0, None, 0)
     container, run_bytes = max(runs, key=lambda run: run[0].started_s)

@@ -1,4 +1,4 @@
-"""Takes samples: reads every probe, and builds the status of the GPUNode from their readings."""
+"""Takes samples: reads every probe, and builds the status of the GPUNode from the readings."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -28,15 +28,15 @@ from headroom.contract.gpunode import GPUNodeStatus
 if TYPE_CHECKING:
     from agent.probes.node_probe import NodeApi
 
-#: Minimum of seconds from the start of a sample to the next one, however often the checkpoint
-#: changes. See ``apart_s``.
+#: Minimum number of seconds between the starts of two samples, however often the checkpoint
+#: changes. ``apart_s`` can return more.
 SAMPLES_APART_S = 0.5
 #: Share of one core that samples may take while pods arrive continuously.
 CORE_SHARE = 0.02
 
 
 class Sampler:
-    """Reads every probe, then every follower, which gets the readings so far and adds its own.
+    """Reads every probe, then passes the readings to every follower, which adds its own readings.
 
     ``take`` is called by one thread.
     """
@@ -55,14 +55,14 @@ class Sampler:
         ]
         self._node_api: NodeApi | None = None
         self._pause: Callable[[], None] = lambda: None
-        #: The sharing that flags set, which has priority over the detected sharing.
+        #: The sharing that flags set, which takes priority over the detected sharing.
         self._stated: list[Reading] = []
         if settings.sharing_stated:
             self._stated.append(
                 SharingReading("flags", settings.resource, settings.replicas, settings.sharing)
             )
         self._last: GPUNodeStatus | None = None
-        # A single sample must not overwrite the file of the agent that runs.
+        # With --once, the file of the running agent must not be overwritten.
         state = None if settings.once else settings.state
         self._peaks = PeakRecorder(
             None if state is None else StateFile(lives_path(state), Lives(), "peaks")
@@ -70,14 +70,14 @@ class Sampler:
         try:
             self._agent_version = version("headroom-gpu")
         except PackageNotFoundError:
-            self._agent_version = "unknown"  # run from a checkout
+            self._agent_version = "unknown"  # The agent runs from a checkout.
 
     def add_cluster(
         self, node_api: "NodeApi", *last: Follower, pause: Callable[[], None] = lambda: None
     ) -> None:
-        """Add the probes that need a cluster; ``last`` follow all others.
+        """Add the probes that need a cluster. The followers in ``last`` run after all others.
 
-        ``pause`` is called between two probes; it waits while other work is more urgent.
+        ``pause`` is called between two probes, and waits while other work is more urgent.
         """
         self._pause = pause
         self._node_api = node_api
@@ -88,7 +88,8 @@ class Sampler:
         """Take one sample; return the status built from it, and its readings."""
         if self._node_api is not None:
             self.devices.maintenance = self._node_api.maintenance
-        # The time before the first probe: a pod that ends during the sample may be in the status.
+        # Record the time before the first probe, because a pod that ends during the sample may
+        # still be in the status.
         observed_at = datetime.now(UTC)
         readings = [*self._stated]
         for probe in self.probes:
@@ -110,7 +111,7 @@ class Sampler:
 def device_probe_of(
     settings: Settings, exporter_timeout_s: float = TIMEOUT_S, sysfs: Path = Path("/sys")
 ) -> DeviceProbe:
-    """Build the probe of the devices from the settings."""
+    """Build the device probe from the settings."""
     gate = Gate()
     return DeviceProbe(
         NvmlProbe(gate, settings.driver_timeout_s, sysfs, own_cgroup()),
@@ -126,18 +127,18 @@ def device_probe_of(
 
 
 def apart_s(cpu_s: float, interval_s: float) -> float:
-    """Return the minimum of seconds from the start of a sample to the next one.
+    """Return the minimum number of seconds between the starts of two samples.
 
-    It limits the CPU time of samples to ``CORE_SHARE`` of a core, but is at most ``interval_s``.
-    ``cpu_s`` is the CPU time that the sample took.
+    The result limits the CPU time of samples to ``CORE_SHARE`` of a core, but is at most
+    ``interval_s``. ``cpu_s`` is the CPU time of the last sample.
     """
     return max(SAMPLES_APART_S, min(cpu_s / CORE_SHARE, interval_s))
 
 
 def next_due_s(due_s: float, now_s: float, interval_s: float, needed_in_s: float) -> float:
-    """Return the time of the next sample, on the clock of ``due_s`` and ``now_s``.
+    """Return when to take the next sample, on the clock of ``due_s`` and ``now_s``.
 
-    ``due_s`` is the time at which the last sample was due. The next one is due ``interval_s``
-    later, or in ``needed_in_s`` seconds from now, if that is earlier. Missed samples are skipped.
+    ``due_s`` is the time at which the last sample was due. The next sample is due ``interval_s``
+    later, or ``needed_in_s`` seconds from now if that is earlier. Missed samples are skipped.
     """
     return min(max(due_s + interval_s, now_s), now_s + min(interval_s, needed_in_s))

@@ -7,15 +7,15 @@ import structlog
 
 _log = structlog.get_logger()
 
-#: Modification time, size and inode of each file; None for a missing file.
+#: Modification time, size and inode of each file, or None for a missing file.
 _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 class ServingTls:
-    """Returns the TLS context of the files with certificate chain and key, in PEM.
+    """Builds the TLS context from PEM files with a certificate chain and its key.
 
-    The kubelet replaces the files when the certificate is renewed. If new files cannot be used, the
-    last good ones stay in use.
+    The kubelet replaces the files when the certificate is renewed. If the new files cannot be used,
+    the last valid certificate stays in use.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -44,9 +44,9 @@ class ServingTls:
 def _context(cert: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Sessions are not resumed: a ticket for each connection would cost more than it saves.
+    # Sessions are not resumed, because a ticket for each connection would cost more than it saves.
     context.num_tickets = 0
-    # Without a password, OpenSSL would ask for one at the terminal.
+    # Pass an empty password, because otherwise OpenSSL would ask for one at the terminal.
     context.load_cert_chain(cert, key, password=lambda: b"")
     return context
 

@@ -19,26 +19,27 @@ _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The values of ``FLAGS``, each under the name of its flag."""
+    """The values of ``FLAGS``. Each field has the name of its flag."""
 
     node: str
     namespace: str
     interval_s: float
     heartbeat_s: float
     stale_after_s: float
-    #: Host and port of ``listen``; port 0 is any free port.
+    #: Host and port of ``listen``. Port 0 means any free port.
     host: str
     port: int
     local_port: int
     #: Host and port of ``metrics_listen``.
     metrics_host: str
     metrics_port: int
-    #: Files of the metrics' port in PEM; None: it is closed.
+    #: PEM files for the port that serves metrics. If they are None, the port is closed.
     tls_cert: Path | None
     tls_key: Path | None
     #: Whether every client may read the metrics, also on the port of ``listen``.
     open_metrics: bool
-    #: Whether a flag sets the sharing. If not, it is detected, and the next three have no effect.
+    #: Whether a flag sets the sharing. If not, the sharing is detected, and the next three fields
+    #: have no effect.
     sharing_stated: bool
     resource: str
     replicas: int
@@ -47,19 +48,20 @@ class Settings:
     pod_resources: Path
     proc: Path
     cgroups: Path
-    #: Empty: DCGM is not used.
+    #: URL of dcgm-exporter. If it is empty, DCGM is not used.
     dcgm_url: str
     dcgm_interval_s: float
     driver_timeout_s: float
-    #: Memory of the host that a GPU without its own may use; 0: computed; None: not set.
+    #: Memory of the host that a GPU without its own memory may use. 0 means that it is computed,
+    #: and None that it is not set.
     unified_memory_bytes: int | None
-    #: None: no file.
+    #: The file that keeps devices unhealthy across restarts; None for no file.
     state: Path | None
     device_choice: DeviceChoice
     pause_s: float
     once: bool
     as_json: bool
-    #: Whether to report to a cluster; metrics are always served.
+    #: Whether to report to a cluster. Metrics are served in any case.
     publish: bool
 
 
@@ -67,16 +69,16 @@ class Settings:
 class Flag:
     """One setting of the agent."""
 
-    #: Name of the flag without dashes. The variable's name is derived from it.
+    #: Name of the flag without dashes. The name of its variable is derived from it.
     flag: str
     default: str
-    #: Unit of the value in the reference page; empty for a switch or a choice.
+    #: Unit of the value on the reference page; empty for switches and choices.
     unit: str
     #: Description for --help and the reference page.
     consequence: str
     kind: Callable[[str], object] = str
     choices: tuple[str, ...] | None = None
-    #: Name of the variable, if it is not derived from the flag.
+    #: Name of the environment variable, if it is not derived from the flag.
     variable: str = ""
 
     @property
@@ -104,7 +106,7 @@ FLAGS = (
         "interval",
         "5",
         "s",
-        "seconds between two samples, so the maximum age of usage figures; at least 1",
+        "seconds between two samples, which is the maximum age of usage figures; at least 1",
         float,
     ),
     Flag(
@@ -118,9 +120,9 @@ FLAGS = (
         "stale-after",
         "90",
         "s",
-        "at least the setting stale_after_s of the extenders. An agent that steers, and cannot read"
-        " the ledger when it ends, rejects GPU pods for this time and 15 s: then no extender uses"
-        " the node, and the device plugin can choose again",
+        "at least the setting stale_after_s of the extenders. An agent that steers but cannot read"
+        " the ledger when it ends rejects GPU pods for this time plus 15 s. After that, no extender"
+        " uses the node, so the device plugin can choose devices again",
         float,
     ),
     Flag(
@@ -133,7 +135,7 @@ FLAGS = (
         "metrics-listen",
         ":9412",
         "HOST:PORT",
-        "address of the metrics, over TLS; closed without --tls-cert and --tls-key",
+        "address of the metrics over TLS; closed unless --tls-cert and --tls-key are set",
     ),
     Flag(
         "tls-cert",
@@ -146,12 +148,12 @@ FLAGS = (
         "metrics-access",
         "authorized",
         "",
-        "who may read the metrics, which name the pods of all tenants. authorized: clients with a"
-        " token whose user may get the path /metrics. open: every client, also without TLS on the"
-        " port of --listen",
+        "who may read the metrics, which name the pods of all tenants. With authorized, a client"
+        " needs a token whose user may get the path /metrics. With open, every client may read"
+        " them, also without TLS on the port of --listen",
         choices=("authorized", "open"),
     ),
-    Flag("local-port", "9411", "port", "port of health and the report, on the loopback", int),
+    Flag("local-port", "9411", "port", "loopback port for health and the report", int),
     Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_OVERRIDES}"),
     Flag("replicas", "1", "count", f"replicas of each GPU; {_OVERRIDES}", int),
     Flag("sharing", "none", "", f"how GPUs are shared; {_OVERRIDES}", choices=get_args(Sharing)),
@@ -166,7 +168,7 @@ FLAGS = (
         "pod-resources",
         _POD_RESOURCES,
         "path",
-        "socket of the kubelet's PodResources service, which shows the names of these pods",
+        "socket of the kubelet's PodResources service, which shows the names of pods with devices",
         Path,
     ),
     Flag("proc", "/proc", "path", "the host's /proc, to find the pod of each process", Path),
@@ -174,8 +176,8 @@ FLAGS = (
         "cgroups",
         "/sys/fs/cgroup",
         "path",
-        "the host's cgroups, for memory limits and to detect the end of pods that request GPUs in"
-        " init containers only",
+        "the host's cgroups, to read memory limits and to detect the end of pods that request GPUs"
+        " only in init containers",
         Path,
     ),
     Flag(
@@ -190,8 +192,8 @@ FLAGS = (
         "driver-timeout",
         "10",
         "s",
-        "timeout of a driver call; one that hangs longer makes its device unhealthy, and heartbeats"
-        " go on",
+        "timeout of a driver call; a call that hangs longer makes its device unhealthy, but"
+        " heartbeats continue",
         float,
     ),
     Flag(
@@ -199,16 +201,16 @@ FLAGS = (
         "",
         "auto or quantity",
         "memory of the host that a GPU without memory of its own (GB10, Jetson) may use, on nodes"
-        f" without the annotation {UNIFIED_MEMORY}; auto: all but a tenth and at least 2 GiB."
-        " Without both, such a GPU takes pods only if it is unshared",
+        f" without the annotation {UNIFIED_MEMORY}. auto keeps a tenth free, and at least 2 GiB."
+        " Without flag and annotation, such a GPU takes pods only if it is unshared",
     ),
     Flag(
         "state",
         "",
         "path",
         "file that keeps devices unhealthy across restarts of the agent; without it a failed device"
-        " is healthy again after a restart. Peaks of containers, and starts of pods that start"
-        " alone, are kept in files beside it",
+        " is healthy again after a restart. Files beside it keep the peaks of containers and the"
+        " starts of pods that start alone",
     ),
     Flag(
         "device-choice",
@@ -220,11 +222,11 @@ FLAGS = (
     ),
     Flag("pause", "1", "s", "seconds between the two samples of --once", float),
     Flag("once", "", "", "print the use of the GPUs as a table and exit"),
-    Flag("json", "", "", "print each status as JSON; no cluster, no HTTP server"),
+    Flag("json", "", "", "print each status as JSON, without a cluster and an HTTP server"),
     Flag("no-publish", "", "", "serve metrics only, without a cluster"),
 )
-#: Other variables with this prefix: of the gate client, of ``agent.__main__`` (restarts), and of
-#: the command line tool ``headroom``. They may be set in the agent's environment.
+#: Other variables with this prefix, which may be set in the agent's environment. They belong to the
+#: gate client, to ``agent.__main__`` (restarts) and to the command line tool ``headroom``.
 OTHERS = (
     "HEADROOM_AGENT_PORT_NUMBER",
     "HEADROOM_AGENT_RESTARTS",
@@ -247,7 +249,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         if not flag.unit and flag.choices is None:
             parser.add_argument(f"--{flag.flag}", action="store_true", help=help_text)
             continue
-        # Without a default, to find out below whether any of them is set.
+        # These flags have no default, so the code below can find out whether one of them is set.
         sets_sharing = flag.flag in ("resource", "replicas", "sharing")
         parser.add_argument(
             f"--{flag.flag}",

@@ -22,14 +22,14 @@ def errors(args: argparse.Namespace) -> Iterator[str]:
         yield f"--metrics-listen {where!r} is not HOST:PORT. Example: --metrics-listen :9412"
     if bool(args.tls_cert) != bool(args.tls_key):
         example = "--tls-cert tls.crt --tls-key tls.key"
-        yield f"--tls-cert and --tls-key belong together. Example: {example}"
+        yield f"--tls-cert and --tls-key must be set together. Example: {example}"
     if args.metrics_access not in ("authorized", "open"):
         access = f"--metrics-access {args.metrics_access!r}"
         yield f"{access} is not one of authorized, open. Example: --metrics-access authorized"
     if not 0 <= args.local_port < 1 << 16:
         yield f"--local-port {args.local_port} is not 0..65535. Example: --local-port 9411"
     example = "Example: --replicas 4 --sharing time-slicing"
-    # argparse does not check values of the environment.
+    # argparse does not check values from the environment.
     if args.sharing not in get_args(Sharing):
         kinds = ", ".join(get_args(Sharing))
         yield f"--sharing {args.sharing!r} is not one of {kinds}. {example}"
@@ -45,8 +45,8 @@ def errors(args: argparse.Namespace) -> Iterator[str]:
         )
     if not args.heartbeat <= args.stale_after < math.inf:
         yield (
-            f"--stale-after {args.stale_after} is less than the heartbeat ({args.heartbeat}), or "
-            "has no end. Example: --stale-after 90"
+            f"--stale-after {args.stale_after} is less than the heartbeat ({args.heartbeat}) or "
+            "infinite. Example: --stale-after 90"
         )
     if args.dcgm_url and (wrong := _why_not_scraped(args.dcgm_url)):
         yield (
@@ -55,7 +55,7 @@ def errors(args: argparse.Namespace) -> Iterator[str]:
         )
     if not args.dcgm_interval > 0:
         interval = args.dcgm_interval
-        yield f"--dcgm-interval {interval} is not more than 0. Example: --dcgm-interval 10"
+        yield f"--dcgm-interval {interval} is not greater than 0. Example: --dcgm-interval 10"
     try:
         pool_bytes(args.unified_memory)
     except BadAnnotation as err:
@@ -86,9 +86,9 @@ def _has_port(address: str) -> bool:
 
 
 def pool_bytes(text: str) -> int | None:
-    """Return the amount of ``--unified-memory`` in bytes; 0 for auto, None if it is empty.
+    """Return the amount of ``--unified-memory`` in bytes; 0 for auto, None if the text is empty.
 
-    Raises ``BadAnnotation``: the annotation has the same values.
+    Raises ``BadAnnotation``, because the annotation accepts the same values.
     """
     return parse_unified_memory(text) if text else None
 
@@ -106,5 +106,5 @@ def _why_not_scraped(text: str) -> str:
     if not is_valid:
         return f"{text!r} is not a URL with http:// and a host"
     if url.scheme == "https":
-        return f"{text!r} is TLS, which the agent does not support. Serve the metrics over http"
+        return f"{text!r} uses TLS, which the agent does not support. Serve the metrics over http"
     return ""

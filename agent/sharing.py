@@ -1,12 +1,13 @@
 """Decides how each device is shared, from the replicas that the plugin registered. Pure.
 
 The kubelet reports the healthy replicas of each resource, and the replicas that containers hold.
-Every device of a resource has the same number of replicas. The replicas that a device lacks to that
-number are unhealthy. Containers may hold replicas that are not advertised any more, because the
-resource was renamed or has fewer replicas now. These do not count as allocated.
+Every device of a resource has the same number of replicas, so if a device has fewer than others,
+the missing replicas are unhealthy. Containers may hold replicas that are no longer advertised,
+because the resource was renamed or has fewer replicas now. They do not count as allocated.
 
-The sources in the order of priority: the agent's flags, the plugin's configuration, the plugin's
-answers to the kubelet, and the node's labels, which describe only one of several GPU models.
+The sources, in the order of priority, are the agent's flags, the plugin's configuration, the
+plugin's answers to the kubelet, and the node's labels. Labels come last because they describe only
+one of several GPU models.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,11 +31,11 @@ from headroom.contract.gpunode import MAX_REPLICAS, MAX_WORD, Device, Plugin, Re
 _T = TypeVar("_T")
 Policy = Literal["distributed", "packed"]
 
-#: Beginnings of the names of resources whose replicas are of GPUs.
+#: Prefixes of the names of resources whose replicas belong to GPUs.
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
-#: Sources of the plugin's configuration by priority.
+#: Sources of the plugin's configuration by priority, highest first.
 _BY_TRUST = ("plugin", "labels")
-#: Sources of the topology policy by priority: flags override files, and files the default.
+#: Sources of the topology policy by priority, because flags override files and files the default.
 _TOPOLOGY_BY_TRUST = ("configz", "k3s", "kubelet", "k3s-default")
 
 
@@ -64,21 +65,21 @@ class _Counts:
     """The replicas of one resource."""
 
     shared: bool = False
-    #: Number of replicas that a device of the resource has, healthy or not; 0 if unknown.
+    #: Number of replicas, healthy or not, of each device of the resource; 0 if unknown.
     per_device: int = 0
-    #: Device -> ids of its healthy replicas.
+    #: Ids of the healthy replicas, by device.
     healthy: dict[str, set[str]] = field(default_factory=dict)
-    #: Device -> ids of its replicas that containers hold.
+    #: Ids of the replicas that containers hold, by device.
     held: dict[str, set[str]] = field(default_factory=dict)
 
 
 def shares(
     devices: Sequence[DeviceReading], readings: SharingReadings, before: Mapping[str, Device]
 ) -> tuple[dict[str, Share], list[Degraded]]:
-    """Return device -> how it is shared, and the contradictions between sources.
+    """Return how each device is shared, and the contradictions between sources.
 
-    ``before`` is UUID -> device as last reported. It is needed while no source lists the replicas
-    of a device, because they are unhealthy or the plugin is down.
+    ``before`` contains the devices of the last report by UUID. It is needed while no source lists
+    the replicas of a device, because they are unhealthy or the plugin is down.
     """
     counts = _counts(devices, readings)
     found: dict[str, Share] = {}
@@ -93,13 +94,14 @@ def shares(
             found[device.uuid], more = _share(device, resource, counts[resource], readings, last)
             complaints += more
         elif readings.flags is not None:
-            why = "resource of MIG devices is not known"
+            why = "resource of MIG devices is unknown"
             complaints.append(Degraded(readings.flags.source, why))
     return found, complaints + _contradictions(devices, readings, counts, found)
 
 
 def plugin(readings: SharingReadings) -> Plugin:
-    """Return the plugin's configuration, each part from the source with the highest priority."""
+    """Return the plugin's configuration. Each part comes from the source with the highest
+    priority."""
     plugins = sorted(readings.plugins, key=lambda r: _BY_TRUST.index(r.source))
     used: list[str] = [] if readings.flags is None else [readings.flags.source]
 
@@ -117,7 +119,7 @@ def plugin(readings: SharingReadings) -> Plugin:
     answered = {
         answer.strategies: answer.source for answer in readings.answers if answer.strategies
     }
-    if len(answered) == 1:  # different answers: some are older than a configuration change
+    if len(answered) == 1:  # If the answers differ, some are older than a configuration change.
         listed += [(source, tuple(sorted(shown))) for shown, source in answered.items()]
     strategies = first(listed)
     rejects = first((r.source, r.fail_requests_greater_than_one) for r in plugins)
@@ -141,8 +143,9 @@ def ignores_visible_devices(strategies: Collection[str], toolkit_ignores_environ
 
     The container toolkit uses CDI annotations first, then volume mounts, then the variable. The
     pod's value of the variable overrides the plugin's. If the runtime injects CDI devices, the
-    variable is ``void``. ``strategies`` are the plugin's device list strategies, empty if they are
-    not known. Of several, the runtime's mode decides which one takes effect.
+    variable is ``void``. ``strategies`` contains the plugin's device list strategies, and is empty
+    if they are unknown. If there are several, the runtime's mode decides which strategy takes
+    effect.
     """
     if "envvar" not in strategies:
         return bool(strategies)
@@ -150,7 +153,7 @@ def ignores_visible_devices(strategies: Collection[str], toolkit_ignores_environ
 
 
 def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict[str, _Counts]:
-    """Return resource -> its replicas of the node's devices, for each registered resource."""
+    """Return the replicas of the node's devices for each registered resource."""
     ids = {replica for reading in readings.registered for replica in reading.healthy}
     ids |= {holding.replica for holding in readings.holdings}
     device_of = resolve(ids, devices)
@@ -164,8 +167,8 @@ def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict
             held = counts[holding.resource].held
             held.setdefault(device_of[holding.replica], set()).add(holding.replica)
     for resource, count in counts.items():
-        # Replicas that containers hold may be from an earlier configuration. They count only while
-        # nothing is registered, because the plugin is restarting.
+        # Replicas that containers hold may belong to an earlier configuration. They count only
+        # while nothing is registered because the plugin is restarting.
         seen = count.healthy or count.held
         numbers = [parse(replica).number for ids in seen.values() for replica in ids]
         count.shared = any(number is not None for number in numbers)
@@ -177,10 +180,12 @@ def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict
 
 
 def _resource(device: DeviceReading, counts: Mapping[str, _Counts], last: Device | None) -> str:
-    """Return the resource under which the plugin advertises the device; empty if none."""
+    """Return the resource under which the plugin advertises the device; empty if it advertises
+    none."""
 
     def weight(resource: str) -> tuple[int, int, bool, str]:
-        """Return its healthy and its held replicas of the device, and whether it was the last."""
+        """Return the numbers of healthy and held replicas, and whether it was the device's last
+        resource."""
         count = counts[resource]
         return (
             len(count.healthy.get(device.uuid, ())),
@@ -200,13 +205,13 @@ def _share(
     readings: SharingReadings,
     last: Device | None,
 ) -> tuple[Share, list[Degraded]]:
-    """Return how a device is shared as ``resource``, and what had to be assumed for that."""
+    """Return how a device is shared as ``resource``, and the assumptions made for that."""
     healthy = count.healthy.get(device.uuid, set())
     total = count.per_device
     if not count.healthy and last is not None and last.resource == resource:
-        total = max(total, last.replicas.total)  # the plugin is down: keep the last number
+        total = max(total, last.replicas.total)  # Keep the last number while the plugin is down.
     allocated = len(healthy & count.held.get(device.uuid, set()))
-    # More replicas than a report can have are left out: a node has far fewer pods.
+    # Limit the replicas to the number that a report can have. A node has far fewer pods.
     replicas = Replicas(
         free=min(len(healthy), MAX_REPLICAS) - min(allocated, MAX_REPLICAS),
         allocated=min(allocated, MAX_REPLICAS),
@@ -219,7 +224,7 @@ def _share(
         sharing = last.sharing
     if sharing is not None:
         return Share(sharing, resource, replicas), []
-    why = "it is not known whether replicas use MPS or time-slicing: time-slicing is assumed"
+    why = "it is unknown whether replicas use MPS or time-slicing; time-slicing is assumed"
     return Share("time-slicing", resource, replicas), [Degraded("plugin", why)]
 
 
@@ -250,8 +255,8 @@ def _contradictions(
     counts: Mapping[str, _Counts],
     found: Mapping[str, Share],
 ) -> list[Degraded]:
-    """Return the advertised and held replicas that no device or no resource has, and differing
-    labels."""
+    """Return the replicas that are advertised or held but belong to no device or resource, and
+    contradicting labels."""
     complaints: list[Degraded] = []
     plugin_up = any(count.healthy for count in counts.values())
     for reading in readings.registered:
@@ -272,7 +277,7 @@ def _contradictions(
         elif plugin_up and not _advertised(
             holding, found.get(device_of[holding.replica], Share()), counts
         ):
-            why = f"a pod holds {holding.resource} that the plugin does not advertise any more"
+            why = f"a pod holds {holding.resource} that the plugin no longer advertises"
             complaints.append(Degraded(source, why))
     by_source = {r.source: r.sharing for r in readings.plugins}
     if len(by_source) == 2 and len(set(by_source.values())) == 2:

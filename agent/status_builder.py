@@ -3,8 +3,8 @@
     used = memory - free - reserved         (bytes, at least 0)
 
 If the driver does not report the memory of a device, its figures are absent and the device is
-unhealthy, with the reason. A missing reserve counts as 0, and the source is degraded. If figures
-contradict each other, they are reported unchanged, no use is computed, and the device is unhealthy.
+unhealthy. If only the reserve is missing, it counts as 0 and the source is degraded. If figures
+contradict each other, they are reported unchanged, the use is absent, and the device is unhealthy.
 """
 
 import math
@@ -61,11 +61,11 @@ from headroom.contract.gpunode_summary import summary_of
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _R = TypeVar("_R")
-#: Type of reading -> readings of that type.
+#: The readings of each type.
 _ByKind = dict[type, list[Any]]
 
 #: Returns the rows of a sample with the peaks of their containers and the idle times of their pods,
-#: from the attributed memory, what else was measured of pods, and the time of the sample.
+#: from the attributed memory, the other measurements of pods, and the time of the sample.
 Measure = Callable[[Attributed, OfPods, datetime], list[PodUse]]
 
 #: Types of the readings that ``pod_sm`` needs.
@@ -75,7 +75,7 @@ _ABSENT = -1
 
 # Limits of the CRD.
 MAX_PODS = 4096
-#: Rows with peaks and idle times. With more, the object could exceed the size that etcd accepts.
+#: Maximum number of rows with peaks and idle times, so that the object fits into etcd.
 MAX_ROWS_WITH_PEAKS = 2048
 MAX_SOURCES = 32
 MAX_MESSAGE = 1024
@@ -93,10 +93,10 @@ def summarise(
 ) -> GPUNodeStatus:
     """Build the status of the GPUNode from one sample.
 
-    ``observed_at`` (with a time zone) is when the sample began; pods that ended later may still be
-    in it. ``before`` is the status of the previous sample. It is needed for times that do not
-    change (of conditions and health issues), for smoothed SM activity, and for devices whose
-    replicas no source lists. ``measure`` adds peaks and idle times, by default none.
+    ``observed_at`` (with a time zone) is the time when the sample began. Pods that ended later may
+    still be in it. ``before`` is the status of the previous sample. It provides unchanged times,
+    the average of SM activity, and replicas that no source lists now. ``measure`` adds peaks and
+    idle times.
     """
     of = _by_kind(readings)
     now = rfc3339(observed_at)
@@ -192,7 +192,7 @@ def summarise(
         driver_version=driver.version[:MAX_WORD],
         cuda_version=driver.cuda_version[:MAX_WORD],
     )
-    # The API server rejects other characters, which a process can have in its name.
+    # The API server rejects other characters, which the name of a process can contain.
     return plain_object(status)
 
 
@@ -203,7 +203,7 @@ def rfc3339(moment: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Amounts:
-    """Memory of one device in bytes, each -1 if absent; ``fault`` names a contradiction."""
+    """Memory of one device in bytes. Absent figures are -1. ``fault`` describes a contradiction."""
 
     memory_bytes: int = _ABSENT
     reserved_bytes: int = _ABSENT
@@ -212,30 +212,31 @@ class _Amounts:
 
 
 def _amounts(memory: Memory | None) -> _Amounts:
-    """Compute used memory from the driver's figures, or find what is wrong with them."""
+    """Compute the used memory from the driver's figures, or determine why the figures are wrong."""
     if memory is None:
         return _Amounts(fault=Cause("driver does not report the memory of this device", "memory"))
     total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
     reserved_bytes = memory.reserved_bytes or 0
     wrong = ""
-    # The texts contain no figures: every sample would change them and cause a write.
+    # The texts contain no figures, because each sample would change them and so cause a write.
     if not 0 < total_bytes <= MAX_DEVICE_BYTES:
         wrong = "driver reports an impossible amount of memory"
     elif not 0 <= free_bytes <= total_bytes:
-        wrong = "driver reports more memory free than there is"
+        wrong = "driver reports more free memory than total memory"
     elif not 0 <= reserved_bytes <= total_bytes:
-        wrong = "driver reports more memory reserved than there is"
+        wrong = "driver reports more reserved memory than total memory"
     if wrong:
         fault = Cause(wrong, "memory")
         return _Amounts(_wire_bytes(total_bytes), _wire_bytes(reserved_bytes), fault=fault)
-    # Free and reserved memory may be read by two calls, so the difference can be negative.
+    # Free and reserved memory may come from two separate calls, so the difference can be negative.
     used_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
     return _Amounts(total_bytes, reserved_bytes, used_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Health:
-    """Why a device is unhealthy, with codes, and since when; all are empty if it is healthy."""
+    """Why and since when a device is unhealthy, with codes; all fields are empty if it is
+    healthy."""
 
     reason: str = ""
     codes: tuple[str, ...] = ()
@@ -249,7 +250,7 @@ def _health(
     last: Mapping[str, Device],
     now: str,
 ) -> _Health:
-    """Return the health of a device from its issue, and from a fault of its own."""
+    """Return the health of a device, from its issue and from a fault of its figures."""
     reasons = [*issue.reason.split("; ")] if issue is not None else []
     codes = [*issue.codes] if issue is not None else []
     if fault := read.fault or amounts.fault:
@@ -327,7 +328,7 @@ def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
 
 
 def _wire_bytes(figure: int) -> int:
-    """Return ``figure``; absent if the API server would reject the whole report because of it."""
+    """Return ``figure``, or -1 if the API server would reject the whole report because of it."""
     return figure if 0 <= figure <= MAX_DEVICE_BYTES else _ABSENT
 
 
@@ -336,7 +337,7 @@ def _sources(
 ) -> list[Source]:
     """Return one row for each source, with all messages about it.
 
-    A complaint makes an ``ok`` source ``degraded``.
+    A complaint about an ``ok`` source makes it ``degraded``.
     """
     rows: dict[str, SourceReading] = {}
     if driver.source:

@@ -1,18 +1,20 @@
 """Decides when to write a status or a heartbeat, and repeats failed writes.
 
-There is no queue. Each time the writer compares the last *accepted* status with the newest one. So
-a failed write cannot lose the newest status or send an old one after it.
+There is no queue. Each time, the writer compares the last *accepted* status with the newest status,
+so a failed write can neither lose the newest status nor send an older status after it.
 
 A heartbeat confirms the written status. It names the last accepted status and the time of the
-newest sample. It is sent only if that sample differs from the status in nothing that must be
-written, except SM activity and peaks. So if status writes fail while the Lease can be renewed, the
-node becomes stale and does not seem alive with old figures.
+newest sample. It is sent only if this sample contains nothing that must be written, apart from SM
+activity and peaks. So if status writes fail while the Lease can still be renewed, the node becomes
+stale instead of seeming alive with old figures.
 
-A status is written at most once a second, and for SM activity or peaks alone at most once a minute.
-The end of a container's start counts as more than a peak: another pod may wait for it.
+A status is written at most once a second, or once a minute if only SM activity or peaks have
+changed. The end of a container's start is written like other changes, because another pod may wait
+for it.
 
-If a pod uses more than it reserved, extenders may have to evict it within seconds. So any growth is
-written on its devices, and every sample is confirmed while the ledger has a decision to evict it.
+If a pod uses more memory than it reserved, extenders may have to evict it within seconds. So on its
+devices any growth is written, and every sample is confirmed while the ledger contains a decision to
+evict the pod.
 """
 
 import math
@@ -36,15 +38,16 @@ _log = structlog.get_logger()
 FIRST_BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 30.0
 
-#: Growth of used memory is written if it is at least this much, or 1 % of the device, and at most
-#: this often.
+#: Growth of used memory is written if it is at least this large or at least 1 % of the device, but
+#: not more often than every ``GROWN_EVERY_S`` seconds.
 GROWN_BYTES = 64 << 20
 GROWN_EVERY_S = 5.0
-#: Any amount of freed memory is written, at most this often, because pods may wait for it.
+#: Freed memory is written whatever its amount, because pods may wait for it, but not more often
+#: than at this interval in seconds.
 FREED_EVERY_S = 1.0
-#: A change of SM activity alone is written if it is at least this much.
+#: A change of SM activity alone is written if it is at least this large.
 SM_MOVED_RATIO = 0.1
-#: SM activity and peaks alone are written at most this often.
+#: Minimum number of seconds between two writes if only SM activity or peaks have changed.
 ALONE_EVERY_S = 60.0
 
 _ABSENT = -1
@@ -52,11 +55,11 @@ _ABSENT = -1
 
 @dataclass(frozen=True, slots=True)
 class Overuse:
-    """The pods of the node that use more than they reserved, according to a sample."""
+    """The pods of the node that use more memory than they reserved, according to a sample."""
 
-    #: Uuids of their devices.
+    #: UUIDs of the devices of these pods.
     devices: frozenset[str] = frozenset()
-    #: Whether the ledger has a decision to evict one of them.
+    #: Whether the ledger contains a decision to evict one of the pods.
     decided: bool = False
 
 
@@ -81,8 +84,8 @@ class StatusWriter:
         self._now = now
         self._chance = chance
         self._overuse = overuse
-        #: The last accepted status, the version of the GPUNode that has it, and when it was
-        #: written. The status is None if it is not known what the API server has.
+        #: The last accepted status, the version of the GPUNode with this status, and the time of
+        #: the write. The status is None if it is unknown which status the API server has.
         self._written: GPUNodeStatus | None = None
         self._held = Held()
         self._written_at_s = 0.0
@@ -92,15 +95,16 @@ class StatusWriter:
         self._lease_at_s = 0.0
         self._failures = 0
         self._not_before_s = 0.0
-        #: (report or heartbeat, accepted or failed) -> number of writes.
+        #: Number of writes by (report or heartbeat, accepted or failed).
         self.writes = Counter[tuple[str, str]]()
 
     def deliver(self, status: GPUNodeStatus, sampled_at_s: float) -> float:
-        """Write status and heartbeat if they are due. A failed request is logged, not raised.
+        """Write the status and the heartbeat if they are due. Failed requests are logged, not
+        raised.
 
-        ``sampled_at_s`` is the start of the sample on the monotonic clock. Return the seconds until
-        a new sample is needed because a write was postponed or has failed; infinity if none is
-        needed before the next interval.
+        ``sampled_at_s`` is the start of the sample on the monotonic clock. Return the number of
+        seconds until a new sample is needed because a write was postponed or has failed. Return
+        infinity if no sample is needed before the next interval.
         """
         at_s = self._monotonic()
         if self._failures and at_s < self._not_before_s:
@@ -141,23 +145,24 @@ class StatusWriter:
     def _still_holds(self, written: GPUNodeStatus) -> bool:
         """Return whether the API server still has the last written status.
 
-        It does not if the GPUNode was recreated, if another client wrote its status, or if an older
-        write of this agent arrived late.
+        It does not if the GPUNode was recreated, if another client has written its status, or if an
+        older write of this agent arrived late.
         """
         held = self._publisher.held()
         if held == self._held:
             return True
         if held.uid != self._held.uid:
             return False
-        held, observed_at = self._publisher.reported()  # usually only the reservations changed
+        # Usually only the reservations have changed.
+        held, observed_at = self._publisher.reported()
         if held.uid != self._held.uid or observed_at != written.observed_at:
             return False
         self._held = held
         return True
 
     def _report(self, status: GPUNodeStatus, at_s: float) -> None:
-        # A write without an answer may have been accepted, so until there is an answer no heartbeat
-        # may confirm the previous status.
+        # A write without a response may have been accepted. So until the API server responds, no
+        # heartbeat may confirm the previous status.
         self._written = None
         with self._counted("report"):
             self._held = self._publisher.report(status)
@@ -170,7 +175,7 @@ class StatusWriter:
             sampled_at=status.observed_at,
             gpunode=self._held.uid,
             observed_at=self._written.observed_at,
-            # Only a version of the Lease that was received before the sample began.
+            # The heartbeat names only a version of the Lease that arrived before the sample began.
             after=self._lease if self._lease_at_s <= sampled_at_s else "",
         )
         with self._counted("heartbeat"):
@@ -190,20 +195,19 @@ class StatusWriter:
     def _postponed_s(
         self, status: GPUNodeStatus, since_s: float, overused: Collection[str]
     ) -> float:
-        """Return the seconds until ``status`` may be written; infinity if it need not be.
-
-        It need not be if only SM activity and peaks differ. ``since_s`` are the seconds since the
-        last write.
-        """
+        """Return the number of seconds until ``status`` may be written, or infinity if it need not
+        be written because only SM activity and peaks differ. ``since_s`` is the time since the last
+        write."""
         for gap_s in (FREED_EVERY_S, GROWN_EVERY_S):
             if worth_writing(self._written, status, gap_s, overused):
                 return max(0.0, gap_s - since_s)
         return math.inf
 
     def _back_off_s(self) -> float:
-        """Return the seconds until the next attempt, which double up to ``LONGEST_BACK_OFF_S``.
+        """Return the number of seconds until the next attempt. It doubles up to
+        ``LONGEST_BACK_OFF_S``.
 
-        Half of the delay is random, so that 5,000 agents do not retry together.
+        Half of the delay is random, so that 5,000 agents do not retry at the same time.
         """
         longest_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10))
         return longest_s * self._chance.uniform(0.5, 1.0)
@@ -217,13 +221,13 @@ def worth_writing(
 ) -> bool:
     """Return whether ``after`` differs enough from ``before`` to be written now.
 
-    ``before`` is the last written status, not the last sample, so slow growth adds up. None: it is
-    not known what the API server has. ``overused`` are the uuids of devices on which a pod uses
-    more than it reserved.
+    ``before`` is the last written status and not the last sample, so slow growth adds up. It is
+    None if it is unknown which status the API server has. ``overused`` contains the UUIDs of
+    devices on which a pod uses more than it reserved.
     """
     if before is None or _structure(before) != _structure(after):
         return True
-    # Other pods may wait for that. It happens at most once in the life of a container.
+    # Other pods may wait for the end of this start, which happens once per run of a container.
     if any(map(_has_settled, before.pods, after.pods)):
         return True
     figures = list(zip(_figures(before), _figures(after), strict=True))
@@ -246,9 +250,10 @@ def worth_writing(
 
 
 def _structure(status: GPUNodeStatus) -> object:
-    """Return the status without measured figures and times. A change of the rest is always written.
+    """Return the status without measured figures and times. Any change of this remainder is
+    written.
 
-    Whether a figure of used memory is known belongs to the rest.
+    The remainder includes whether a figure of used memory is known.
     """
     devices = [
         msgspec.structs.replace(
@@ -282,9 +287,9 @@ def _presence(figure: int | None) -> int:
 
 
 def _figures(status: GPUNodeStatus) -> list[tuple[int, str]]:
-    """Return (used bytes, uuid of the device) of all devices and pods.
+    """Return (used bytes, UUID of the device) of all devices and pods.
 
-    The order depends only on ``_structure``, so figures of two statuses can be compared.
+    The order depends only on ``_structure``, so the figures of two statuses can be compared.
     """
     return [
         *((device.used_bytes, device.uuid) for device in status.devices),
@@ -294,12 +299,12 @@ def _figures(status: GPUNodeStatus) -> list[tuple[int, str]]:
 
 
 def _has_settled(old: PodUse, new: PodUse) -> bool:
-    """Return whether a start has ended since the last written status."""
+    """Return whether the container's start has ended since the last written status."""
     return bool(new.settled_at) and new.settled_at != old.settled_at
 
 
 def _least_growths(status: GPUNodeStatus, overused: Collection[str]) -> Mapping[str, int]:
-    """Return uuid -> the growth in bytes from which on it is written; 1 for unknown devices."""
+    """Return the minimum growth in bytes that is written, by device UUID; 1 for unknown devices."""
     found = defaultdict(lambda: 1)
     for device in status.devices:
         if device.uuid not in overused:
@@ -308,7 +313,8 @@ def _least_growths(status: GPUNodeStatus, overused: Collection[str]) -> Mapping[
 
 
 def _peak_moved(old: PodUse, new: PodUse, least_bytes: int) -> bool:
-    """Return whether a peak has grown by ``least_bytes``, or a field beside it differs."""
+    """Return whether a peak has grown by ``least_bytes``, or whether one of its other fields
+    differs."""
     if _beside_peak(old) != _beside_peak(new):
         return True
     was, now = old.peak_bytes, new.peak_bytes
@@ -322,5 +328,6 @@ def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:
     """Return whether SM activity has changed by ``SM_MOVED_RATIO``, or has another source."""
     if old is None or new is None or old.source != new.source:
         return old != new
-    # Tenths are not exact in binary: 0.3 - 0.2 is a little less than 0.1.
+    # Round the difference, because tenths are not exact in binary: 0.3 - 0.2 is a little less than
+    # 0.1.
     return round(abs(new.ratio - old.ratio), 6) >= SM_MOVED_RATIO

@@ -58,7 +58,7 @@ def test_what_left_the_status_leaves_the_object_too() -> None:
 def test_gpunode_that_is_not_there_is_waited_for_and_never_created(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
-    with pytest.raises(NotThereYet, match="n1 is not there yet"):
+    with pytest.raises(NotThereYet, match="n1 does not exist yet"):
         publisher.report(status())
     assert {method for method, _ in api.sent()} == {"PATCH"}
 

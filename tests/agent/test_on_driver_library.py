@@ -120,7 +120,7 @@ def test_contradictory_figures_are_passed_on_and_nothing_is_computed(report: Rep
     (device,) = report("device GPU-a 1000 10 2000 X\n")["devices"]
     assert (device["memory"], device["reserved"]) == (1000, 10)
     assert "used" not in device
-    assert device["healthReason"] == "driver reports more memory free than there is"
+    assert device["healthReason"] == "driver reports more free memory than total memory"
 
 
 def test_a_node_without_a_driver_library_reports_that(

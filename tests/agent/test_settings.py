@@ -67,7 +67,7 @@ def test_invalid_flags_are_rejected_with_an_example(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("https://dcgm:9400/metrics", "is TLS, which the agent does not support"),
+        ("https://dcgm:9400/metrics", "uses TLS, which the agent does not support"),
         ("http://admin:secret@dcgm:9400/metrics", "has a user name or a password for dcgm"),
         ("http://admin:secret@dcgm:port/metrics", "has a user name or a password for dcgm"),
         ("http://:secret@/", "has a user name or a password"),

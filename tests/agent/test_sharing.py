@@ -93,7 +93,7 @@ def test_after_a_reduction_only_advertised_replicas_count_and_the_rest_is_report
         plugins=[configured(replicas={GPU: 2})],
     )
     assert counts(shown) == {"A": (1, 1, 0), "B": (2, 0, 0)}
-    assert why(shown) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+    assert why(shown) == [f"a pod holds {GPU} that the plugin no longer advertises"]
 
 
 def test_after_a_renaming_the_new_name_counts() -> None:
@@ -104,7 +104,7 @@ def test_after_a_renaming_the_new_name_counts() -> None:
     )
     found, _ = shares(DEVICES, shown, {})
     assert found["A"] == Share("time-slicing", SHARED, Replicas(free=2))
-    assert why(shown) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+    assert why(shown) == [f"a pod holds {GPU} that the plugin no longer advertises"]
 
 
 def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
@@ -114,7 +114,7 @@ def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
         plugins=[configured()],
     )
     assert counts(shown)["A"] == (2, 0, 0)
-    assert why(shown) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+    assert why(shown) == [f"a pod holds {GPU} that the plugin no longer advertises"]
 
 
 def test_while_the_plugin_is_away_nothing_is_free() -> None:

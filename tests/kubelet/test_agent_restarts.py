@@ -141,7 +141,7 @@ def test_a_plugin_with_fewer_replicas_is_reported_with_the_replicas_that_it_drop
     assert status.devices[0].replicas.allocated == 2
     assert rows(status) == rows(before)
     (complaint,) = [s.message for s in status.sources if s.name == "checkpoint"]
-    assert complaint == f"a pod holds {RESOURCE} that the plugin does not advertise any more"
+    assert complaint == f"a pod holds {RESOURCE} that the plugin no longer advertises"
 
 
 def test_a_renamed_resource_is_reported_and_the_pods_under_the_old_name_stay(
