@@ -120,7 +120,7 @@ def test_a_figure_that_the_driver_does_not_report_makes_the_rest_unknown() -> No
     assert (uses(outside_pods)[0][3], outside_pods.unattributed) == (10, {"A": 2})
 
 
-def test_a_static_pod_is_reported_by_the_uid_of_its_mirror() -> None:
+def test_a_static_pod_is_reported_by_the_uid_of_its_mirror_pod() -> None:
     found = shown(
         gpu(processes={1: 9}),
         used={"A": 9},

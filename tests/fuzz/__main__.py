@@ -1,8 +1,8 @@
-"""Feed hostile inputs to everything that reads what others write, and report the effects.
+"""Feeds hostile inputs to every reader of data from others, and reports the effects.
 
     python -m tests.fuzz [--inputs 1000000] [--seed 1] [TARGET ...]
 
-The targets share the inputs. Each failure is printed with the options that repeat it.
+The targets share the inputs. Each failure is printed with the options that reproduce it.
 """
 
 import argparse

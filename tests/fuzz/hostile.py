@@ -1,4 +1,4 @@
-"""Makes hostile inputs of sound ones: one place of a JSON tree at a time, or byte by byte.
+"""Makes hostile inputs from valid inputs, by changing places of a JSON tree or bytes.
 
 A tree is a value of ``json.loads``. Content that JSON cannot express, or can express in several
 ways, is inserted as raw text. The same seed produces the same inputs on every machine.
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-#: Written as they stand. Some are no JSON at all, some are JSON that decoders disagree about.
+#: Raw texts. Some are not JSON, and decoders disagree about others.
 RAW = [
     b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400", b"1e-400", b"-0", b"0.1", b"1E2",
     b"9" * 30, b"-" + b"9" * 30, b"9" * 5000, b"00", b"0x10", b"+1", b".5", b"1.", b"tru", b"nul",
@@ -21,7 +21,7 @@ RAW = [
     b'{"a":' * 1500 + b"1" + b"}" * 1500, b"[" * 3000,
 ]  # fmt: skip
 
-#: Any of them may stand in any place.
+#: Values that may replace any other value.
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 255, 65535, 65536, 1 << 31, (1 << 31) - 1, 1 << 32, 1 << 44,
     (1 << 44) + 1, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, -(1 << 63), (1 << 64) - 1, 1 << 64,
@@ -31,7 +31,7 @@ VALUES: list[Any] = [
     [], {}, [[]], [None], [{}], {"": ""}, {"a": None}, [1, "a", None, {}],
 ]  # fmt: skip
 
-#: Texts where the contract reads a text: quantities, annotations, stamps, names.
+#: Texts for places where the contract reads text: quantities, annotations, timestamps and names.
 TEXTS = [
     "8Gi", "1Mi", "80Gi", "0", "0Gi", "-8Gi", "8", "8G", "8.5Gi", "0.0001", "1e3", "1E", "16Ei",
     "9" * 20, "9" * 64, "9" * 65, "9" * 5000, "1e-999999999", "1e999999999", "Gi", "-", ".", "8 Gi",
@@ -49,7 +49,7 @@ TEXTS = [
 
 
 def mutated(tree: Any, random: Random, others: Sequence[Any]) -> Any:
-    """Return a copy of ``tree`` with some of its places changed; one of seven stays sound."""
+    """Return a copy of ``tree`` with some places changed. One of seven copies stays valid."""
     for _ in range(random.choice((0, 1, 1, 1, 2, 3, 6))):
         tree = _changed(tree, random, others)
     return tree
@@ -96,7 +96,7 @@ def _variation(old: Any, random: Random) -> Any:
         more = {f"extra-{index}": value for index in range(random.choice((2, 10, 300)))}
         whole, second = msgspec.json.encode(old), msgspec.json.encode({key: value})
         twice = [whole[:-1] + b"," + second[1:], second[:-1] + b"," + whole[1:]]
-        # Go reads keys in any case.
+        # Go's JSON decoder ignores the case of keys.
         cased = {random.choice((each, each.upper(), each.lower())): old[each] for each in keys}
         repeated = msgspec.Raw(random.choice(twice))
         return random.choice((rest, {**old, **more}, repeated, cased))
@@ -113,7 +113,7 @@ def _variation(old: Any, random: Random) -> Any:
 
 
 def garbled(data: bytes, random: Random) -> bytes:
-    """Cut ``data``, repeat or remove parts of it, or fill it with what does not belong there."""
+    """Truncate ``data``, repeat or remove parts of it, or insert foreign bytes."""
     for _ in range(random.choice((1, 1, 2, 8))):
         at = random.randrange(len(data) + 1)
         end = at + random.choice((0, 1, 1, 2, 8, 64))
@@ -125,7 +125,7 @@ def garbled(data: bytes, random: Random) -> bytes:
 
 
 def attack(seeds: Sequence[Any], random: Random) -> bytes:
-    """Return a hostile input: of a tree, mostly one with wrong places; of bytes, other bytes."""
+    """Return a hostile input. A tree usually has some wrong places, and bytes are garbled."""
     seed = random.choice(seeds)
     if isinstance(seed, bytes):
         times = random.choice((0, 2, 10, 1000)) if random.random() < 0.1 else 1

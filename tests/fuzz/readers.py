@@ -1,7 +1,8 @@
-"""Readers of the agent and the gate, for input of the kubelet, the plugin, the API server and pods.
+"""Readers of the agent and the gate, which get input from the kubelet, the plugin, the API server
+and pods.
 
-Each reader rejects an input only by the exceptions that it declares. What a hostile kubelet makes
-of a report is a report that the CRD accepts.
+A reader rejects an input only with the exceptions that it declares. A report about a hostile
+kubelet is accepted by the CRD.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ def _entry(uid: str, *replicas: str) -> Entry:
 _ENTRIES = _entry("u1", "GPU-a::0"), _entry("u2", "GPU-a::1", "GPU-b"), _entry("u3")
 _REPLICAS = frozenset({"GPU-a::0", "GPU-a::1", "GPU-b"})
 _CHECKPOINT = json.loads(render(Checkpoint(_ENTRIES, _REPLICAS)))
-# As before Kubernetes 1.20.
+# As in kubelets before Kubernetes 1.20.
 _CHECKPOINT["Data"]["PodDeviceEntries"][2]["DeviceIDs"] = ["GPU-a"]
 _RECORD = msgspec.json.encode(_CHECKPOINT)
 _DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-a::0") + field(2, "GPU-b")
@@ -84,7 +85,7 @@ _ALLOCATABLE = field(1, field(1, "nvidia.com/gpu") + field(2, "GPU-a::0") + fiel
 
 
 def _report(*read: readings.Reading) -> None:
-    """Build a report, which the CRD accepts."""
+    """Build a report and check that the CRD accepts it."""
     memory = Memory(24 * GIB, 20 * GIB, 0)
     devices = [
         readings.DeviceReading("nvml", uuid, index, memory=memory, processes={7: GIB})
@@ -162,7 +163,7 @@ def _ports() -> tuple[Any, ...]:
     server = Server(board, "127.0.0.1", 0, 0, None, {})
     ports = server._public, server._local
     for port in ports:
-        port._socket.close()  # it is called without a network
+        port._socket.close()  # It is called without a network.
     return ports
 
 
@@ -186,13 +187,13 @@ _ANSWERS = {"answer": "yes", "reason": "r"}, {"error": "e"}
 def _gate_answer(data: bytes) -> bool:
     question = gate_client.Question("u1", "127.0.0.1", 9410)
     answer = gate_client._read(200 if len(data) % 3 else 503, data[: 1 << 16], question)
-    answer.text.encode()  # it is printed
+    answer.text.encode()  # It is printed.
     if answer.yes and b'"yes"' not in data:
         raise Harm(f"took {data!r} for a yes")
     return answer.yes
 
 
-#: Name -> share of the inputs, sound inputs, reader, and the exceptions that reject an input.
+#: Share of the inputs, valid inputs, reader and rejecting exceptions of each target, by name.
 READERS: dict[str, tuple[Any, ...]] = {
     "checkpoint": (120, [_CHECKPOINT], _kubelet, (BadCheckpoint,)),
     "podresources": (

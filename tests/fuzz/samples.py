@@ -1,4 +1,4 @@
-"""Sound objects from which hostile inputs are made: recorded ones, and parts that those lack."""
+"""Valid objects from which hostile inputs are made: recorded objects, and parts that these lack."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ from tests.state.labels import aks, eks, gfd, gke, karpenter
 RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
 #: Name of the hostile node.
 BAD = "hostile"
-#: Text that names the sound part of the world, and what hostile objects have instead.
+#: Texts that name valid objects of the world, with their replacements in hostile objects.
 _RENAMED = {
     "gpu-a100-": "other-",
     '"default"': '"bad"',
@@ -30,7 +30,7 @@ _FOREIGN = "hami.io/vgpu-node", "runai-gpu", "ALIYUN_COM_GPU_MEM_IDX"
 
 
 def recorded(verb: str) -> list[Any]:
-    """Return the bodies of real calls, of five nodes each."""
+    """Return the bodies of real calls with five nodes each."""
     return [
         json.loads(gzip.decompress(path.read_bytes()))["body"]
         for path in sorted(RECORDED.glob(f"{verb}-5nodes-*.json.gz"))
@@ -74,13 +74,13 @@ def _pods() -> list[Any]:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "a-5d4f", "controller": True}
     labels = {"app": "a", "pod-template-hash": "5d4f"}
     bound["metadata"] |= {"labels": labels, "ownerReferences": [owner]}
-    for key in _FOREIGN:  # nodes with pods of others take none
+    for key in _FOREIGN:  # Nodes with pods of other allocators take no pods.
         del bound["metadata"]["annotations"][key]
     return [bound, *waiting, sent_pod("bad", "8Gi"), rich]
 
 
 def _nodes() -> list[Any]:
-    """Return recorded nodes, and one with the labels of all clouds."""
+    """Return recorded nodes, and a node with the labels of all clouds."""
     whole = next(body["Nodes"]["items"] for body in recorded("filter") if body["Nodes"])
     labels = {
         **gfd(replicas="4", sharing_strategy="time-slicing"),
@@ -101,7 +101,7 @@ def _nodes() -> list[Any]:
 
 
 def _renamed(tree: Any) -> Any:
-    """Return the object with a name of its own, and without names of sound objects."""
+    """Return the object with its own name, and without names of valid objects."""
     metadata = {**tree["metadata"], "name": BAD, "uid": "bad", "namespace": "bad"}
     text = json.dumps({**tree, "metadata": metadata})
     for sound, other in _RENAMED.items():
@@ -167,5 +167,5 @@ _SOUND: dict[str, list[Any]] = {
     "resourceclaims": [{"metadata": {}, "status": _CLAIM}],
     "vramprofiles": [{"metadata": {}, "status": _PROFILE}],
 }
-#: Kind -> sound objects of the hostile node and its neighbours.
+#: Valid objects of the hostile node and its neighbours, by kind.
 OBJECTS = {kind: [_renamed(tree) for tree in trees] for kind, trees in _SOUND.items()}

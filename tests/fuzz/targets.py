@@ -1,7 +1,7 @@
-"""Every target by name, with its share of the inputs: more where more can go wrong.
+"""Lists every target by name with its share of the inputs, which is larger for riskier targets.
 
 Files that the operator writes (settings, manifests for ``convert``) are not hostile. Reviews, the
-exporter and the plugin's configuration have property tests beside their modules.
+exporter and the plugin's configuration have property tests next to their modules.
 """
 
 from collections.abc import Callable

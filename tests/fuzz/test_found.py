@@ -1,4 +1,4 @@
-"""Bugs that hostile inputs have found, with minimal inputs."""
+"""Tests bugs that hostile inputs have found, with minimal inputs."""
 
 import json
 from pathlib import Path
@@ -35,11 +35,11 @@ LONG = "9" * 5000
         pytest.param(sent_pod("half", "1Mi", version="2"), id="another version"),
     ],
 )
-def test_the_reservation_follows_the_request_in_the_cluster(shown: object) -> None:
+def test_the_reservation_uses_the_request_of_the_pod_in_the_cluster(shown: object) -> None:
     assert ForgedTarget().take(json.dumps({**offer(None, *NODES[:4]), "Pod": shown}).encode())
 
 
-def test_a_pod_is_bound_by_its_own_names_only() -> None:
+def test_a_bind_requires_the_exact_names_of_the_pod() -> None:
     world = World()
     asked = binding(sent_pod("half"), NODES[1]) | {"PodName": "small"}
     reply = world.call("bind", json.dumps(asked).encode())
@@ -55,7 +55,7 @@ def test_a_pod_is_bound_by_its_own_names_only() -> None:
         f'{{UUID="x",GPU_I_ID="{LONG}"}} 1',
     ],
 )
-def test_a_figure_of_the_exporter_that_has_no_end_hides_no_other(line: str) -> None:
+def test_an_infinite_value_of_the_exporter_hides_no_other_value(line: str) -> None:
     name = "DCGM_FI_DEV_FB_USED"
     exposition = Exposition()
     exposition.feed(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n'.encode())
@@ -64,7 +64,7 @@ def test_a_figure_of_the_exporter_that_has_no_end_hides_no_other(line: str) -> N
 
 
 @pytest.mark.parametrize("count", [LONG, "٣"])
-def test_a_label_is_no_number_of_any_length(count: str) -> None:
+def test_a_label_with_a_very_long_number_is_not_a_number(count: str) -> None:
     labels = {"nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/gpu.replicas": count}
     reading = of_labels(labels)
     assert reading is not None
@@ -77,7 +77,7 @@ def test_a_label_is_no_number_of_any_length(count: str) -> None:
     assert believed(node, Rules()) is None
 
 
-def test_a_state_that_nests_without_end_is_forgotten(tmp_path: Path) -> None:
+def test_a_too_deeply_nested_state_is_discarded(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(b'{"x":' + DEEP)
     state = StateFile(path, HealthState(), "XIDs")
@@ -85,27 +85,27 @@ def test_a_state_that_nests_without_end_is_forgotten(tmp_path: Path) -> None:
     assert "cannot be read" in state.trouble
 
 
-def test_settings_that_nest_too_deeply_are_rejected(tmp_path: Path) -> None:
+def test_too_deeply_nested_settings_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"resources: " + b"[" * 900 + b"]" * 900)
     with pytest.raises(BadSettings, match=r"settings.yaml: is not YAML"):
         load_settings(path)
 
 
-def test_settings_of_megabytes_are_rejected(tmp_path: Path) -> None:
-    """A single text of 4 MB took seconds."""
+def test_settings_of_several_megabytes_are_rejected(tmp_path: Path) -> None:
+    """A single text of 4 MB took seconds to parse."""
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"policy: " + b"pack\n " * (1 << 18))
     with pytest.raises(BadSettings, match=r"settings.yaml: is larger than 64 KiB"):
         load_settings(path)
 
 
-def test_a_manifest_that_nests_too_deeply_is_rejected() -> None:
+def test_a_too_deeply_nested_manifest_is_rejected() -> None:
     with pytest.raises(BadManifest, match="nested more than 200"):
         convert('{"a":' * 3000, Options(1 << 30, None))
 
 
-def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
+def test_a_reason_of_the_gate_is_a_single_printable_line() -> None:
     question = gate_client.Question("u", "127.0.0.1", 9410)
     answer = gate_client._read(503, b'{"answer":"not yet","reason":"\\ud800 a\\r\\nb"}', question)
     assert answer.text == "waiting: ? a b"
@@ -113,7 +113,7 @@ def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
 
 
 @pytest.mark.parametrize("amount", [1 << 64, -(1 << 70)])
-def test_a_number_beyond_64_bits_is_rejected_with_its_place(amount: int) -> None:
+def test_a_number_beyond_64_bits_is_rejected_with_its_position(amount: int) -> None:
     world = World()
     pods = [sent_pod("large", "8Gi") for _ in range(3)]
     pods[0]["spec"]["priority"] = amount
@@ -127,7 +127,7 @@ def test_a_number_beyond_64_bits_is_rejected_with_its_place(amount: int) -> None
 
 
 def _many(vram: str) -> dict[str, Any]:
-    """A pod of 10,000 containers."""
+    """Return a pod with 10,000 containers."""
     pod = sent_pod("many", vram)
     limits = {"limits": {"nvidia.com/gpu": "1"}}
     pod["spec"]["containers"] = [{"name": f"c{i}", "resources": limits} for i in range(10_000)]

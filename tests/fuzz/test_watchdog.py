@@ -1,4 +1,4 @@
-"""The judge of hostile inputs detects each kind of harm."""
+"""Checks that the judge of hostile inputs detects each kind of harm."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Planted(Target):
-    """A target with one scripted reaction."""
+    """A target with one planted reaction."""
 
     name = "planted"
     seeds = (b"x",)
@@ -50,7 +50,7 @@ def caught_by_a_reader() -> None:
 _kept: list[bytes] = []
 
 
-def test_a_loop_inside_an_except_is_reported() -> None:
+def test_an_infinite_loop_inside_an_except_is_reported() -> None:
     (failure,) = fed(swallow_all, cpu_s=0.3).failures
     assert failure.startswith("planted --seed 1 --only 0: Hang")
 
@@ -69,7 +69,7 @@ def test_a_loop_inside_an_except_is_reported() -> None:
         ),
     ],
 )
-def test_each_harm_is_reported(does: Callable[[], object], message: str) -> None:
+def test_each_kind_of_harm_is_reported(does: Callable[[], object], message: str) -> None:
     (failure,) = fed(does).failures
     assert re.match(f"planted --seed 1 --only 0: {message}", failure)
 

@@ -1,4 +1,4 @@
-"""The scheduler's verbs under hostile bodies, in both forms, and in pieces."""
+"""Feeds hostile bodies to the scheduler's verbs, in both forms of the protocol and in pieces."""
 
 import json
 from collections import Counter
@@ -13,17 +13,17 @@ from tests.fuzz.world import NODES, RESERVED_BYTES, World, waiting
 from tests.serving import Reply, binding, offer
 from tests.serving import pod as sent_pod
 
-#: Longer answers to a rejected body could fill logs and events.
+#: Longer responses to a rejected body could fill logs and events.
 _MOST_ERROR_BYTES = 1200
 
 
 class VerbTarget(Target):
-    """One verb. Each answer is judged by itself, and by what the call has changed in the world."""
+    """One verb. Each response is judged by its content and by the call's changes in the world."""
 
     def __init__(self, verb: str) -> None:
         self.name = self._verb = verb
         recorded_seeds = recorded(verb)
-        # Whole nodes are large: those calls come seldom.
+        # Whole nodes are large, so these calls are rare.
         small = [body for body in recorded_seeds if not body.get("Nodes")]
         self.seeds = [*recorded_seeds, *(small + _own(verb)) * 9]
         self.world = World()
@@ -46,7 +46,7 @@ class VerbTarget(Target):
         return taken
 
     def _judge(self, reply: Reply, data: bytes) -> bool:
-        """Return whether the call was accepted; raise ``Harm`` if it is not answered properly."""
+        """Return whether the call was accepted. Raise ``Harm`` if the response is wrong."""
         if reply.status in (400, 413) and self._verb in ("prioritize", "preempt"):
             if not 0 < len(reply.body) <= _MOST_ERROR_BYTES:
                 raise Harm(f"{reply.status}: {reply.body!r:.200}")
@@ -65,7 +65,9 @@ class VerbTarget(Target):
         return True
 
     def _check_bound(self, pod: Pod, data: bytes) -> None:
-        """A pod is bound by its exact names only, to a node on which it fits, for what it asks."""
+        """Check that a pod is bound only by its exact names, to a node on which it fits, with its
+        own request.
+        """
         asked = _read(data)
         bound = binding(msgspec.to_builtins(pod), pod.node)
         if asked is not None and not bound.items() <= asked.items():
@@ -81,9 +83,9 @@ class VerbTarget(Target):
 
 
 def _read(data: bytes) -> Any:
-    """Return the result of another decoder; None if it rejects the body.
+    """Return the result of an independent decoder, or None if it rejects the body.
 
-    Whole nodes go back as they came, with bytes that are no UTF-8 and numbers of any length.
+    Whole nodes are returned unchanged, including invalid UTF-8 and numbers of any length.
     """
     try:
         return json.loads(data.decode(errors="replace"), parse_int=str)
@@ -92,10 +94,10 @@ def _read(data: bytes) -> Any:
 
 
 def _check_partition(asked: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Every offered node passes or is rejected, and no other is named. Their order is free.
+    """Check that every offered node passes or is rejected, and that no other node is returned.
 
-    Of nodes that Headroom does not know, only the first 100 are judged by their labels. So a node
-    that is offered more often can pass and be rejected.
+    The order is free. Unknown nodes are judged by their labels, but only the first 100. So a node
+    that is offered repeatedly can both pass and be rejected.
     """
     if asked.get("NodeNames") is None:
         offered = [node["metadata"]["name"] for node in asked["Nodes"]["items"]]
@@ -125,7 +127,7 @@ def _own(verb: str) -> list[Any]:
 
 
 class ForgedTarget(VerbTarget):
-    """A filter call that shows pods as they are not, and then a sound bind of one of them."""
+    """A filter call with forged pods, followed by a valid bind of one of them."""
 
     _BIND = json.dumps(binding(sent_pod("half"), NODES[1])).encode()
 

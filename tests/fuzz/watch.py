@@ -1,9 +1,9 @@
-"""Events of the API server, under hostile objects, lines and lists, into the cluster state.
+"""Feeds hostile objects, lines and lists as API server events into the cluster state.
 
-Hostile are one node, its GPUNode and Lease, and objects of all other kinds that name none of the
-sound ones. Whatever they contain, the sound nodes stay as they were, term by term, sound calls are
-answered as before, whether the hostile node is offered beside them or not, and the console shows
-each of its views.
+One node with its GPUNode and Lease is hostile, and so are objects of all other kinds that name no
+valid object. Whatever they contain, the valid nodes stay unchanged term by term. Valid calls get
+the same responses as before, with or without the hostile node among the offered nodes. The console
+shows each of its views.
 """
 
 import json
@@ -42,9 +42,9 @@ _WHATIFS: tuple[object, ...] = (
     {"modes": {BAD: "steered"}, "add": [{"like": BAD}], "pods": [{"vram": "1Gi", "count": 20}]},
 )
 _VIEWS = *((path, None) for path in _PATHS), *(("whatif", asked) for asked in _WHATIFS)
-#: A world lasts so long by its own clock (2000 inputs), so that no input meets too many others.
+#: Lifetime of a world by its own clock (2000 inputs), which limits the interaction of inputs.
 _LIFE_S = 300.0
-#: A document that names one of these may change the sound part.
+#: A document that contains one of these names may change the valid part.
 _SOUND = [word.encode() for word in (*NODES, "uid-", '"sits"', '"default"', '"team"')]
 _CALL = json.dumps(offer(sent_pod("small", "2Gi"), *NODES[:3], BAD)).encode()
 
@@ -55,7 +55,7 @@ _PREEMPT = json.dumps({"Pod": _URGENT, "NodeNameToMetaVictims": _VICTIMS}).encod
 
 
 class WatchTarget(Target):
-    """One kind. ``listed``: whether it is delivered as a list or as a watch."""
+    """Events of one kind. ``listed`` delivers them as a list instead of a watch."""
 
     def __init__(self, kind: str, *, listed: bool) -> None:
         self.name = f"{'list' if listed else 'watch'}-{kind}"
@@ -78,11 +78,11 @@ class WatchTarget(Target):
         return between.join(lines) + random.choice(ends)
 
     def _renew(self) -> None:
-        """Begin a world in which the objects of the hostile node are sound."""
+        """Start a world in which the objects of the hostile node are valid."""
         self.world = World()
         for name, kind in _KINDS.items():
             if name == "resourceslices" and self._kind.name != "resourceclaims":
-                continue  # DRA would manage the node, which takes no pods then
+                continue  # DRA would manage the node, which would then take no pods.
             read = kind.decode(msgspec.Raw(msgspec.json.encode(OBJECTS[name][0])))
             self._take(name, [kind.seen(read, self.world.now_s)])
         self._terms = self._sound_terms()
@@ -99,7 +99,7 @@ class WatchTarget(Target):
     def take(self, data: bytes) -> bool:
         delivered = self._deliver(data)
         if (self._listed and delivered) or any(word in data for word in _SOUND):
-            # It may have concerned the sound nodes: then only survival counts.
+            # It may have concerned valid nodes, so only survival counts.
             self.world.call("filter", _CALL)
             self.show(data)
             self._renew()
@@ -148,7 +148,7 @@ class WatchTarget(Target):
         json.loads(reply.content, parse_constant=_fail)
 
     def offer_beside(self) -> None:
-        """Offer the hostile node beside the sound ones."""
+        """Offer the hostile node next to the valid nodes."""
         world = self.world
         world.now_s += 0.5
         passed = json.loads(world.call("filter", _CALL).body)["NodeNames"]
@@ -167,7 +167,7 @@ def _fail(constant: str) -> None:
 
 
 def _has_room(held: GPUNode) -> bool:
-    """Whether some device of it has 2 GiB free, by its own figures."""
+    """Return whether a device has 2 GiB free by its own figures."""
     devices = held.status.devices if held.status else []
     return any(
         device.memory_bytes - device.reserved_bytes - device.used_bytes + 64 * MIB >= 2 * GIB

@@ -1,8 +1,8 @@
 """Feeds hostile inputs to a target, one after the other, and judges their effects.
 
 An input is accepted or rejected. It must not cause an undeclared exception, use more CPU time or
-memory than its size justifies, leave memory behind, or change the answer to another input. Target,
-seed and number make an input again.
+memory than its size justifies, leak memory, or change the response to another input. Target, seed
+and number reproduce an input.
 """
 
 import abc
@@ -22,31 +22,31 @@ from structlog.testing import capture_logs
 
 from tests.fuzz.hostile import attack
 
-#: CPU seconds for one input; the largest have a few MiB.
+#: CPU seconds for one input. The largest inputs have a few MiB.
 CPU_S = 4.0
-#: The largest body that a port accepts; rare mutations of mutations are larger.
+#: The largest body that a port accepts. Repeated mutations rarely produce a larger one.
 MOST_BYTES = 16 << 20
-#: Memory that one input may need, in addition to a multiple of its size.
+#: Memory that one input may need in addition to a multiple of its size.
 PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
-#: Memory that all inputs together may leave: caches that fill, fragments of the heap.
+#: Memory that all inputs together may keep, for caches and heap fragmentation.
 KEPT_BYTES = 64 << 20
-#: Failures at one place that are reported.
+#: Maximum number of reported failures at one place.
 _REPORTED = 3
-#: Inputs between two calls of ``Target.check``.
+#: Number of inputs between two calls of ``Target.check``.
 _CHECKED_EVERY = 100
 
 
 class Harm(Exception):
-    """An input had an effect that no input may have."""
+    """An input had a forbidden effect."""
 
 
 class Hang(BaseException):
-    """Not an Exception, so that no handler of the product catches it."""
+    """An endless call. It is not an Exception, so that no handler of the product catches it."""
 
 
 class Target(abc.ABC):
     name: str
-    #: Sound inputs: trees of JSON, or bytes.
+    #: Valid inputs, as trees of JSON or bytes.
     seeds: Sequence[Any]
 
     def make(self, random: Random) -> bytes:
@@ -55,10 +55,10 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def take(self, data: bytes) -> bool:
-        """Return whether the input was accepted; raises what must not happen."""
+        """Return whether the input was accepted. Raise any other effect as an exception."""
 
     def check(self) -> None:
-        """Raise ``Harm`` if an earlier input has changed what it must not."""
+        """Raise ``Harm`` if an earlier input has changed unrelated state."""
         return
 
 
@@ -68,14 +68,14 @@ class Tally:
     taken: int = 0
     cpu_s: float = 0.0
     slowest_s: float = 0.0
-    #: The most memory that one input needed.
+    #: Maximum memory that one input needed.
     peak_bytes: int = 0
     kept_bytes: int = 0
     failures: list[str] = field(default_factory=list)
 
 
 def attacked(make: Callable[[], Target], numbers: range, seed: int, cpu_s: float = CPU_S) -> Tally:
-    """Feed a new target the inputs of these numbers. A failure replaces the target.
+    """Feed the inputs with these numbers to a new target. A failure replaces the target.
 
     ``cpu_s`` is the limit of CPU seconds for each input.
     """
@@ -83,7 +83,7 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int, cpu_s: float
     with capture_logs([format_exc_info]) as logs:
         target = make()
         for number in numbers:
-            if tally.inputs == 200:  # caches are warm
+            if tally.inputs == 200:  # Caches are warm.
                 resident = _resident()
             data = target.make(Random(f"{target.name} {seed} {number}"))[:MOST_BYTES]
             tally.inputs += 1
@@ -111,8 +111,8 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int, cpu_s: float
 
 
 def _feed(target: Target, data: bytes, tally: Tally, cpu_s: float) -> None:
-    """Raise what the input must not cause."""
-    Path("/proc/self/clear_refs").write_text("5")  # forget the previous peak
+    """Feed one input. Raise a forbidden effect as an exception."""
+    Path("/proc/self/clear_refs").write_text("5")  # Reset the previous peak.
     peak, began_s = _memory("VmHWM"), time.process_time()
     signal.signal(signal.SIGPROF, _hang)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
@@ -126,7 +126,7 @@ def _feed(target: Target, data: bytes, tally: Tally, cpu_s: float) -> None:
         tally.peak_bytes = max(tally.peak_bytes, rise)
     if rise > PEAK_BYTES + PEAK_TIMES * len(data):
         raise Harm(f"{rise >> 20} MiB for {len(data)} bytes")
-    if took_s > cpu_s:  # the product caught the first one
+    if took_s > cpu_s:  # The product caught the first exception.
         raise Hang(f"{took_s:.1f} s of CPU time for {len(data)} bytes")
 
 

@@ -1,8 +1,8 @@
-"""A small cluster that hostile inputs are sent to, and the answers that it must go on giving.
+"""A small cluster that receives hostile inputs, and the responses that must stay the same.
 
-One replica in this process: the cluster state, a ledger over the store in memory, and the
-applications of verbs and console, called without a network. It is not judged by its own code:
-``answers`` are the bytes that a few sound calls got before the first hostile input.
+One replica runs in this process: the cluster state, a ledger over the store in memory, and the
+applications of verbs and console, called without a network. Its own code is not the judge:
+``answers`` are the bytes that a few valid calls got before the first hostile input.
 """
 
 import functools
@@ -40,13 +40,13 @@ from tests.serving import Reply, offer
 from tests.serving import pod as sent_pod
 from tests.state.states import EPOCH_S
 
-#: As in the recorded calls.
+#: The same as in the recorded calls.
 NODES = [f"gpu-a100-{index:04d}" for index in range(1, 6)]
-#: Pods that wait, by name: what they ask for.
+#: Requests of the pending pods, by name.
 WAITING = {"small": "2Gi", "half": "12Gi", "large": "30Gi", "none": None}
-#: Bytes that are reserved for those that fit. A pod that asks for none gets the share of a replica.
+#: Reserved bytes of the pods that fit. A pod without a request gets the share of a replica.
 RESERVED_BYTES = {"small": 2 * GIB, "half": 12 * GIB, "none": 6 * GIB}
-#: For all worlds: its series take longer to make than the rest of a world.
+#: Shared by all worlds, because creating its series takes longer than the rest of a world.
 _TELEMETRY = Telemetry(CollectorRegistry())
 
 
@@ -55,7 +55,9 @@ def waiting() -> list[dict[str, Any]]:
 
 
 def sound_nodes() -> list[GPUNode]:
-    """Two nodes of shared GPUs, one of them with a pod; a GPU with other processes; one cut up."""
+    """Return two nodes with shared GPUs (one with a pod), a GPU with other processes, and a GPU
+    with MIG devices.
+    """
     node = functools.partial(make.gpunode, plugin=make.DISTRIBUTED)
     a = make.shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB)
     sits = make.reservation({"GPU-a": 8 * GIB, "GPU-b": GIB}, name="sits", choice="GPU-a")
@@ -73,7 +75,7 @@ def sound_nodes() -> list[GPUNode]:
 
 @functools.cache
 def _sound_calls() -> list[tuple[str, str, bytes]]:
-    """Return pod, verb and body."""
+    """Return the pod, verb and body of each valid call."""
     calls = []
     for each in waiting():
         # By default, the score depends on the demand of all earlier calls.
@@ -157,11 +159,11 @@ class World:
         return Reply(sent["status"], sent["body"])
 
     def bound(self) -> list[Pod]:
-        """Return the pods that were bound by a call."""
+        """Return the pods that a call bound."""
         return [pod for pod in self.store.list_pods() if pod.node and pod.metadata.name in WAITING]
 
     def restore(self) -> None:
-        """Remove bound pods, as if they had never been bound."""
+        """Remove bound pods as if they had never been bound."""
         for each in self.bound():
             name = each.metadata.name
             self.store.delete_pod(each.metadata.namespace, name)
@@ -170,7 +172,9 @@ class World:
         self.unharmed()
 
     def unharmed(self) -> None:
-        """Raise ``Harm`` if reservations, bound pods or the answers to sound calls have changed."""
+        """Raise ``Harm`` if reservations, bound pods or the responses to valid calls have
+        changed.
+        """
         for what, after in self._state().items():
             if after != (before := self._before[what]):
                 raise Harm(f"{what} changed: {before!r:.300}, {after!r:.300}")
@@ -181,7 +185,7 @@ class World:
             "reservations": [each and each.spec.reservations for each in held],
             "bound pods": sorted((each.metadata.uid, each.node) for each in self.store.list_pods()),
         }
-        # Pods of groups, and pods that preempt, are expected to be bound for 5 s.
+        # Pods of groups and preempting pods are expected to be bound for 5 s.
         self.now_s += 6.0
         for name, verb, body in _sound_calls():
             reply = self.call(verb, body)

@@ -1,12 +1,12 @@
-"""Pods on a steered node whose CPUs are all busy: how many are admitted, and how soon?
+"""Measures how many pods a steered node with busy CPUs admits, and how fast.
 
     python -m tests.kubelet.busy [--pods 100] [--cpu 100] [--seed 1]
 
-The kubelet, the device plugin and the API server are real, the driver and the containers are not.
-Two processes for each CPU use all CPU time that they get. The agent gets the CPU time that its
-request guarantees (``--cpu``, in thousandths of a CPU), and never more: a quota, in periods of
-10 ms. On a real node it gets at least that. Needs root and cgroup v1. The exit status is 1 if a pod
-is rejected or gets another device than reserved.
+The kubelet, the device plugin and the API server are real. The driver and the containers are
+simulated. Two processes for each CPU use all CPU time that they get. A quota in periods of 10 ms
+limits the agent to the CPU time that its request guarantees (``--cpu``, in millicores). On a real
+node it gets at least that. Needs root and cgroup v1. The exit status is 1 if a pod is rejected or
+gets another device than reserved.
 """
 
 import argparse
@@ -30,17 +30,17 @@ from tests.kubelet.steered_node import SteeredNode
 CPU = Path("/sys/fs/cgroup/cpu")
 GPUS, REPLICAS = 2, 12
 PERIOD_US = 10_000
-#: The agent's interval between samples as shipped, in seconds.
+#: The agent's default interval between samples, in seconds.
 INTERVAL_S = 5
 
 
 @contextlib.contextmanager
 def limited(pid: int, milli: int) -> Iterator[None]:
-    """Limit the CPU time of a process to so many thousandths of a CPU."""
+    """Limit the CPU time of a process to this number of millicores."""
     group = CPU / f"headroom-busy-{os.getpid()}"
     group.mkdir()
     try:
-        # The kernel's minimum of a quota is 1 ms.
+        # The kernel's minimum quota is 1 ms.
         period_us = max(PERIOD_US, 1_000_000 // milli)
         (group / "cpu.shares").write_text("20480")
         (group / "cpu.cfs_period_us").write_text(str(period_us))
@@ -55,7 +55,7 @@ def limited(pid: int, milli: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Keep all CPUs busy."""
+    """Keep all CPUs busy during the context."""
     command = [sys.executable, "-c", "while True: pass"]
     running = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
     try:
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def _answers(log: str) -> list[float]:
-    """Return the milliseconds that each answer to GetPreferredAllocation took."""
+    """Return the duration of each answer to GetPreferredAllocation in milliseconds."""
     lines = (line for line in log.splitlines() if "preference_answered" in line)
     return [json.loads(line)["took_ms"] for line in lines]
 

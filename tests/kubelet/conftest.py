@@ -14,15 +14,15 @@ from tests.kubernetes_version import is_at_least
 
 StartNode = Callable[..., Node]
 
-#: The kubelet on which agents steer: the newest that they can, or an older one under test.
+#: The kubelet of steered nodes: the newest that supports steering, or an older version under test.
 STEERED_KUBELET = "kubelet-1.36" if is_at_least("1.36") else "kubelet"
 
 
 @pytest.fixture
 def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[StartNode]:
-    """Start a node of so many GPUs, or of these, each with so many replicas; its name is its own.
+    """Start a node with this number of GPUs, or these GPUs, each with this number of replicas.
 
-    ``numa`` is the NUMA node of each device.
+    Each node has its own name. ``numa`` is the NUMA node of each device.
     """
     if os.geteuid() != 0:
         pytest.skip("a kubelet needs root, in a mount namespace of its own")
@@ -35,7 +35,8 @@ def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[
             numa: Sequence[int | None] = (),
             **settings: Any,
         ) -> Node:
-            with capture.global_and_fixture_disabled():  # the first build prints its progress
+            # The first build takes minutes, so show its progress.
+            with capture.global_and_fixture_disabled():
                 built(settings.get("kubelet", "kubelet"), "nvidia-device-plugin")
             name = f"kubelet-{os.urandom(4).hex()}"
             devices = gpus

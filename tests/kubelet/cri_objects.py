@@ -22,7 +22,7 @@ class Sandbox:
     ready: bool = True
 
     def listed(self) -> dict[str, Any]:
-        """Fields common to list and status."""
+        """Return the fields common to list and status."""
         return {
             "id": self.id,
             "metadata": self.config.metadata,
@@ -42,10 +42,10 @@ class Container:
     started_ns: int = 0
     finished_ns: int = 0
     exit_code: int = 0
-    #: Pid of the simulated process; 0 unless it runs.
+    #: Pid of the simulated process, or 0 if it does not run.
     pid: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
-    #: Uuids that the CDI devices stand for.
+    #: UUIDs of the CDI devices.
     cdi_uuids: Sequence[str] = ()
     #: Process of a command that really runs.
     process: subprocess.Popen[str] | Forked | None = None
@@ -63,7 +63,9 @@ class Container:
 
     @property
     def environment(self) -> dict[str, str]:
-        """As a runtime reads it: of a name that is there twice, the last value counts."""
+        """Return the environment as a runtime reads it: the last value of a repeated name
+        counts.
+        """
         return {pair.key: pair.value.decode() for pair in self.config.envs}
 
     @property
@@ -79,7 +81,7 @@ class Container:
         return state
 
     def listed(self) -> dict[str, Any]:
-        """Fields common to list and status."""
+        """Return the fields common to list and status."""
         return {
             "id": self.id,
             "metadata": self.config.metadata,

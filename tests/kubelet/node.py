@@ -1,11 +1,10 @@
-"""A node: NVIDIA's device plugin and a kubelet, both real, on a driver and a runtime that are not.
+"""A node with NVIDIA's real device plugin and a real kubelet, on a simulated driver and runtime.
 
-The kubelet's paths are fixed, so both processes see a folder of ours as ``/var/lib/kubelet``: each
-runs in a mount namespace of its own and leaves the machine's mounts alone. There the kubelet also
-finds the kernel settings that it insists on, and does not change the machine's, and as many NUMA
-nodes as the devices have. It manages no cgroups and listens on Unix sockets only. What it does
-with devices and pods is all its own: device manager, topology manager, checkpoint, PodResources,
-admission, status.
+The kubelet's paths are fixed, so kubelet and plugin see a test folder as ``/var/lib/kubelet``. Each
+runs in its own mount namespace, which leaves the machine's mounts unchanged. In the namespace the
+kubelet also finds the kernel settings that it requires, and the NUMA nodes of the devices. It
+manages no cgroups and listens on Unix sockets only. Its handling of devices and pods is unchanged:
+device manager, topology manager, checkpoint, PodResources, admission and status.
 """
 
 import contextlib
@@ -46,19 +45,20 @@ PODS = "/api/v1/namespaces/default/pods"
 PLUGIN_HEARD = '"Processed device updates for resource"'
 TIMEOUT_S = PATIENCE_S
 
-#: Capabilities of root that a kubelet needs, under another uid: Linux lets one user watch files
-#: from 128 places, and a kubelet does so from five. The change undoes that it is killed with us.
+#: Capabilities of root that a kubelet needs, under another uid, because Linux limits one user to
+#: 128 inotify instances and a kubelet uses five. The change of the uid resets the parent-death
+#: signal.
 POWERS = "+chown,+dac_override,+fowner,+kill,+sys_admin,+syslog"
 AS_ANOTHER = ("setpriv", f"--inh-caps={POWERS}", f"--ambient-caps={POWERS}", "--pdeathsig", "KILL")
 
 
 class Node(Processes):
-    """``start`` returns when the kubelet has reported every replica to the API server.
+    """A node. ``start`` returns when the kubelet has reported every replica to the API server.
 
-    ``device_lists`` is the plugin's device-list-strategy, ``plugin`` the rest of its configuration
-    where it does more than to share ``RESOURCE``, and ``resource`` what it then offers, of
-    ``devices`` if that is not of all. ``kubelet`` is the name of its binary, such as kubelet-1.36.
-    ``settings`` replace those of the kubelet's configuration.
+    ``device_lists`` is the plugin's device-list-strategy. ``plugin`` is the rest of its
+    configuration if it does more than share ``RESOURCE``. ``resource`` is then the offered
+    resource, with ``devices`` if not all devices offer it. ``kubelet`` is the name of its binary,
+    such as kubelet-1.36. ``settings`` override the kubelet's configuration.
     """
 
     def __init__(
@@ -116,14 +116,15 @@ class Node(Processes):
         start([self])
 
     def begin(self) -> None:
-        """The runtime and a kubelet that need not be ready yet."""
+        """Start the runtime and a kubelet, without waiting until it is ready."""
         self.runtime.start()
         self.spawn_kubelet()
 
     def admit_pods(self) -> None:
-        """Let schedulers use it, once the API server has every replica."""
+        """Make the node schedulable when the API server has every replica."""
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
-        # Admission taints every new node; what would untaint it is a controller.
+        # Admission taints every new node, and the controller that removes the taint does not run
+        # here.
         patch = {"spec": {"taints": None}}
         path = f"/api/v1/nodes/{self.name}"
         self.plane.call("PATCH", path, patch, "application/merge-patch+json")
@@ -136,7 +137,9 @@ class Node(Processes):
             tunnel.close()
 
     def start_kubelet(self) -> None:
-        """Again after ``kill("kubelet")``: it finds its checkpoint and its containers."""
+        """Start the kubelet, also after ``kill("kubelet")``. It then finds its checkpoint and its
+        containers.
+        """
         self.spawn_kubelet()
         self.until_ready()
 
@@ -163,8 +166,11 @@ class Node(Processes):
 
     @contextlib.contextmanager
     def kubelet_restarts(self) -> Iterator[None]:
-        """It is down for as long as this lasts; then it is there, and so is the plugin, before it
-        sees the pods that were bound meanwhile: it admits them in the order of creation."""
+        """Stop the kubelet for the duration of the context, then start it after the plugin.
+
+        So the plugin is there before the kubelet sees the pods bound meanwhile. The kubelet admits
+        these in order of creation.
+        """
         self.kill("kubelet")
         yield
         tunnel = Tunnel(self.plane.port)
@@ -183,7 +189,7 @@ class Node(Processes):
         self.wait(self._is_ready, "a node that is ready")
 
     def configure_plugin(self, configuration: Mapping[str, Any]) -> None:
-        """For when it starts the next time."""
+        """Write the plugin's configuration for its next start."""
         file = self.folder / "plugin.yaml"
         file.write_text(yaml.safe_dump({"version": "v1", **configuration}))
 
@@ -198,14 +204,14 @@ class Node(Processes):
         )
 
     def replace_plugin(self, replicas: int) -> None:
-        """Have it end, and another one start that shares each device by so many."""
+        """Replace the plugin by one that shares each device by this number of replicas."""
         self.configure_plugin(plugin_configuration(replicas))
         self.kill("nvidia-device-plugin")
         self.start_plugin()
         self._show("nvidia-device-plugin")
 
     def _driver_files(self) -> Iterator[str]:
-        """The paths that the plugin names in a CDI spec: one library, and device nodes."""
+        """Return the paths that the plugin names in a CDI spec: one library, and device nodes."""
         root = self.folder / "driver"
         if not root.exists():
             libraries = root / "usr/lib/x86_64-linux-gnu"
@@ -218,16 +224,16 @@ class Node(Processes):
         yield f"--container-driver-root={root}"
 
     def start_agent(self, kubeconfig: Path, *flags: str) -> None:
-        """Our agent, which sees the node as one that the DaemonSet runs does; it is in a hurry.
+        """Start our agent with short intervals. It sees the node as an agent of the DaemonSet does.
 
-        Of the machine's processes it is shown those of this node.
+        It sees only those of the machine's processes that belong to this node.
         """
         proc = self.runtime.proc
         (proc / "2").mkdir(parents=True, exist_ok=True)
         (proc / "2/comm").write_text("kthreadd\n")
         self._show("kubelet")
         self._show("nvidia-device-plugin")
-        if not self.runtime.reach:  # gates that wait ask the next agent at the same port
+        if not self.runtime.reach:  # Waiting gates ask the next agent at the same port.
             (port,) = free_ports(1)
             self.runtime.reach = {"HOST_IP": "127.0.0.1", "HEADROOM_AGENT_PORT_NUMBER": str(port)}
         self.fork(
@@ -247,7 +253,9 @@ class Node(Processes):
             shown.symlink_to(f"/proc/{pid}")
 
     def bind(self, pod: Mapping[str, Any]) -> None:
-        """Create a pod and bind it here, as a scheduler does; the kubelet takes it from there."""
+        """Create a pod and bind it to this node, as a scheduler does. Do not wait for the
+        kubelet.
+        """
         self.plane.call("POST", PODS, pod)
         binding = {
             "apiVersion": "v1",
@@ -258,14 +266,16 @@ class Node(Processes):
         self.plane.call("POST", f"{PODS}/{pod['metadata']['name']}/binding", binding)
 
     def run(self, pod: Mapping[str, Any]) -> dict[str, Any]:
-        """Bind it and wait until the kubelet has decided; the pod's status."""
+        """Bind the pod and wait until the kubelet has decided. Return the pod's status."""
         self.bind(pod)
         name = pod["metadata"]["name"]
         self.wait(lambda: self.status(name)["phase"] != "Pending", f"a pod {name} that started")
         return self.status(name)
 
     def admit(self, pod: Mapping[str, Any]) -> list[Held]:
-        """Bind it and wait until it holds all that it asks for; quicker: no status yet."""
+        """Bind the pod and wait until it holds all its devices, which is faster than waiting for
+        its status.
+        """
         self.bind(pod)
         name, containers = pod["metadata"]["name"], pod["spec"]["containers"]
         count = sum(each["resources"]["limits"][self.resource] for each in containers)
@@ -281,12 +291,14 @@ class Node(Processes):
         return uid
 
     def events(self, pod: str) -> set[str]:
-        """The reasons of its events; they show a rejection at once, its status takes 10 s."""
+        """Return the reasons of its events, which show a rejection at once, 10 s before its
+        status.
+        """
         path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={pod}"
         return {event["reason"] for event in self.plane.call("GET", path)["items"]}
 
     def delete(self, pod: str, *, by_force: bool = False) -> None:
-        """By force it is gone at once; else when the kubelet has ended it."""
+        """Delete the pod, at once by force, otherwise when the kubelet has ended it."""
         self.plane.call("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0} if by_force else None)
 
     def is_gone(self, pod: str) -> bool:
@@ -303,13 +315,13 @@ class Node(Processes):
         return int(self.object()["status"]["allocatable"].get(self.resource, "0"))
 
     def checkpoint(self) -> dict[str, Any]:
-        """The device manager's own record, as it is on the disk."""
+        """Return the device manager's checkpoint on disk."""
         text = (self.root / "device-plugins/kubelet_internal_checkpoint").read_text()
         decoded: dict[str, Any] = json.loads(text)
         return decoded["Data"]
 
     def held(self, pod: str | None = None) -> list[Held]:
-        """Replica -> container, by PodResources; of all pods or of one."""
+        """Return the container of each replica from PodResources, for all pods or one."""
         return sorted(
             (
                 Held(each.name, container.name, replica)
@@ -338,12 +350,14 @@ class Node(Processes):
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def listed(self) -> dict[str, Any]:
-        """The answer of PodResources' List, by pod."""
+        """Return the response of PodResources' List, by pod."""
         answer = self._answer("List", podresources.ListPodResourcesRequest())
         return {each.name: each for each in answer.pod_resources}
 
     def got(self, pod: str) -> Any:
-        """The answer of PodResources' Get for one pod. Raises ``grpc.RpcError``."""
+        """Return the response of PodResources' Get for one pod. Raise ``grpc.RpcError`` on
+        failure.
+        """
         request = podresources.GetPodResourcesRequest(pod_name=pod, pod_namespace="default")
         return self._answer("Get", request).pod_resources
 
@@ -374,7 +388,7 @@ class Node(Processes):
 def node(
     plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
 ) -> Iterator[Node]:
-    """A running node; ``settings`` are the kubelet's. Its objects and its pods go with it."""
+    """A running node, which ends with its objects and pods. ``settings`` are the kubelet's."""
     running = Node(plane, name, gpus, replicas, **settings)
     try:
         running.start()
@@ -388,7 +402,7 @@ def node(
 
 
 def start(nodes: Sequence[Node]) -> None:
-    """Start them side by side; returns when all of them take pods."""
+    """Start the nodes in parallel. Return when all of them accept pods."""
     for each in nodes:
         each.begin()
     for each in nodes:

@@ -14,7 +14,7 @@ from tests.driver import Gpu
 
 RESOURCE = "nvidia.com/gpu"
 
-#: Values that the kubelet would write to /proc/sys.
+#: Values that the kubelet would otherwise write to /proc/sys.
 KERNEL = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -24,7 +24,8 @@ KERNEL = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 
-#: Name of the file systems in memory: ``mount`` skips what it finds mounted by the same name.
+#: Name of the tmpfs mounts, because ``mount`` skips a target that is already mounted by the same
+#: name.
 SOURCE = "headroom"
 
 NUMA = "/sys/devices/system/node"
@@ -43,11 +44,12 @@ _PRIVATE_AND_BELOW = 0x44000
 
 
 def write_mounts(folder: Path, covered: Iterable[str]) -> None:
-    """Write the mounts of ``INSIDE``. The paths in ``covered`` show those in the folder ``over``.
+    """Write the mounts of ``INSIDE``. The paths in ``covered`` show the paths in the folder
+    ``over``.
 
-    All are made by one command, because each process takes CPU. A kubelet that finds its folder not
-    shared mounts it over itself, in a race with its own rename of a socket in there, and may end by
-    that.
+    One command makes all mounts, because each process takes CPU. A kubelet that finds its folder
+    not shared mounts it over itself. This mount races with its rename of a socket in the folder,
+    and can make it exit.
     """
     mounts = [(SOURCE, path, "tmpfs", "defaults") for path in ("/var/log", "/var/lib", "/run")]
     mounts += [
@@ -67,7 +69,9 @@ def see_only(folder: Path) -> None:
 
 
 def gpu_pod(name: str, resource: str = RESOURCE, **spec: Any) -> dict[str, Any]:
-    """A pod of one container, ``main``; ``spec`` adds to the pod's or replaces."""
+    """Return a pod with one container, ``main``. ``spec`` adds to the pod's spec or overrides
+    it.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -94,7 +98,7 @@ def gpu_container(
 
 
 def numa_files(gpus: list[Gpu]) -> dict[str, str]:
-    """The files of a machine with devices on several NUMA nodes, for kubelet and plugin."""
+    """Return the files from which kubelet and plugin read the NUMA nodes of devices."""
     count = 1 + max(gpu.numa or 0 for gpu in gpus)
     files = {}
     for cpu in range(os.cpu_count() or 1):
@@ -106,14 +110,14 @@ def numa_files(gpus: list[Gpu]) -> dict[str, str]:
         files[f"{NUMA}/node{numa}/distance"] = f"{distances}\n"
         files[f"{NUMA}/node{numa}/meminfo"] = f"Node {numa} MemTotal: {8 << 20} kB\n"
         files[f"{NUMA}/node{numa}/hugepages/hugepages-2048kB/nr_hugepages"] = "0\n"
-    for index, gpu in enumerate(gpus):  # as the fake driver library numbers them
+    for index, gpu in enumerate(gpus):  # The bus numbers of the fake driver library.
         numa_node = -1 if gpu.numa is None else gpu.numa
         files[f"{PCI}/0000:{index + 1:02x}:00.0/numa_node"] = f"{numa_node}\n"
     return files
 
 
 def plugin_configuration(replicas: int) -> dict[str, Any]:
-    """The configuration of NVIDIA's device plugin; a single replica is no sharing."""
+    """Return the configuration of NVIDIA's device plugin. A single replica means no sharing."""
     if replicas == 1:
         return {}
     shared = {"name": RESOURCE, "replicas": replicas}
@@ -121,7 +125,7 @@ def plugin_configuration(replicas: int) -> dict[str, Any]:
 
 
 def kubelet_configuration(runtime: Path, certificate: Certificate) -> dict[str, Any]:
-    """A kubelet without cgroups and server, for this socket of a container runtime."""
+    """Return the configuration of a kubelet without cgroups and server, for this runtime socket."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -145,7 +149,7 @@ def kubelet_configuration(runtime: Path, certificate: Certificate) -> dict[str, 
         "healthzPort": 0,
         "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
         "nodeStatusUpdateFrequency": "1s",
-        # Else it is the frequency above: a write for each node and second.
+        # The default is the frequency above, which means one write per node and second.
         "nodeStatusReportFrequency": "10s",
         "syncFrequency": "5s",
     }

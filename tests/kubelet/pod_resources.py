@@ -1,4 +1,4 @@
-"""The kubelet's PodResources API: which container holds which replica."""
+"""Reads the kubelet's PodResources API, which shows the replicas of each container."""
 
 import time
 from dataclasses import dataclass
@@ -26,7 +26,9 @@ class Held:
 
 
 def answer(socket: Path, call: str, request: Any) -> Any:
-    """The kubelet's answer, however often it was asked (ten at once, 100 a second)."""
+    """Return the kubelet's response. Retry when the rate limit (10 at once, 100 per second) is
+    exceeded.
+    """
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         lister = podresources_services.PodResourcesListerStub(channel)
         while True:

@@ -1,4 +1,4 @@
-"""The agent's probes of pods and devices, on a real node, and what its status shows."""
+"""The agent's probes of pods and devices on a real node, and its status."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,11 +28,12 @@ GIB = 1 << 30
 
 @dataclass
 class Agent:
-    """The probes of pods and devices, on one node; the driver's part is a table."""
+    """The probes of pods and devices on one node, with a table in place of the driver."""
 
     node: Node
     proc: Path
-    #: Less than an agent's, where a test waits it out and the kubelet is not restarted.
+    #: Shorter than in an agent, for tests that wait until it expires and do not restart the
+    #: kubelet.
     settled_after_s: float = SETTLED_AFTER_S
     before: GPUNodeStatus | None = None
     api: NodeApi | None = None
@@ -67,7 +68,7 @@ class Agent:
         return self.before
 
     def _devices(self) -> Iterator[DeviceReading]:
-        """As the agent's own probe reads them from the driver's library."""
+        """Return the devices as the agent's own probe reads them from the driver library."""
         index = -1
         found: dict[str, Any] = {}
         for line in [*self.node.driver.table.read_text().splitlines(), "device"]:
@@ -84,7 +85,9 @@ class Agent:
                     found["processes"][int(pid)] = int(used)
 
     def _show_processes(self) -> None:
-        """A /proc with the runtime's processes in it, and of the machine's only this node's."""
+        """Make a /proc with the runtime's processes and the machine's processes of this node
+        only.
+        """
         self.proc.mkdir(exist_ok=True)
         for old in self.proc.iterdir():
             if old.is_symlink():
@@ -96,7 +99,7 @@ class Agent:
         for process in self.node._processes.values():
             (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         for folder in self.node.runtime.proc.glob("*"):
-            if not folder.is_symlink():  # one of the processes above
+            if not folder.is_symlink():  # One of the processes above.
                 (self.proc / folder.name).symlink_to(folder)
 
 
@@ -113,8 +116,9 @@ def rows(status: GPUNodeStatus) -> list[tuple[str, str, str, str, str]]:
 
 
 def given(node: Node, *pods: str) -> list[tuple[str, str, str, str, str]]:
-    """The devices that the runtime gave to containers, with the replica that the node's own
-    account names."""
+    """Return the devices that the runtime gave to containers, with the replica in the node's own
+    record.
+    """
     found = []
     for pod in pods:
         replicas = {held.container: held.replica for held in node.held(pod)}

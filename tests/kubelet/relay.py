@@ -1,6 +1,6 @@
-"""A process between kubelet and device plugin: it passes all on, and answers one call itself.
+"""A process between kubelet and device plugin that forwards all calls but one, which it answers.
 
-What the agent does for `steered` nodes, as small as it can be, to learn what a kubelet makes of it.
+It is a minimal version of the agent on `steered` nodes, to find out how a kubelet reacts.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ Choose = Callable[[list[str]], str]
 
 
 class Relay:
-    """``choose`` picks one of the replicas that the kubelet offers as free.
+    """A relay whose ``choose`` picks one of the replicas that the kubelet offers as free.
 
-    It listens at once; the kubelet asks it after ``register``.
+    It listens at once. The kubelet calls it after ``register``.
     """
 
     def __init__(self, folder: Path, plugin: str, resource: str, choose: Choose) -> None:
@@ -80,7 +80,7 @@ class Relay:
 
 
 def register(folder: Path, endpoint: str, resource: str) -> None:
-    """Register an endpoint with the kubelet; any process may, for any resource."""
+    """Register an endpoint with the kubelet, which any process may do for any resource."""
     with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
         api_services.RegistrationStub(channel).Register(
             api.RegisterRequest(

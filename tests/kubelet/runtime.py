@@ -1,17 +1,18 @@
-"""A container runtime that runs nothing: the kubelet's CRI over a Unix socket, states in memory.
+"""A container runtime that runs nothing: it serves the kubelet's CRI on a Unix socket, with states
+in memory.
 
-Sandboxes and containers go through the states that the kubelet expects and keep what it gave them.
-A container runs until the kubelet stops it or a test ends it (``exit``), but for two commands:
-``["exit", "3"]`` has ended with that code when it starts, ``["stubborn"]`` takes its whole grace
-period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM``
-gives on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with, or of the CDI devices
-that it is given, which are looked up in ``cdi`` as runtimes do; ``use`` changes that later. Its
-process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``. Each pod
-has a directory in ``cgroups`` from its sandbox's start to its stop. A kubelet that manages cgroups
-creates it a moment earlier and removes it a moment later.
+Sandboxes and containers pass through the states that the kubelet expects, and keep what it gave
+them. A container runs until the kubelet stops it or a test ends it (``exit``), with two exceptions:
+``["exit", "3"]`` has ended with that code when it starts, and ``["stubborn"]`` takes its whole
+grace period to stop. A running container holds GPU memory. Its variable ``TAKES_VRAM`` gives the
+bytes on each of its devices, which are in ``NVIDIA_VISIBLE_DEVICES`` or among its CDI devices. CDI
+devices are resolved with the specs in ``cdi``, as runtimes do. ``use`` changes the memory later.
+The container's process is an id in the driver's table, and a cgroup in a folder like ``/proc``.
+Each pod has a directory in ``cgroups`` from the start to the stop of its sandbox. A kubelet that
+manages cgroups creates it a moment earlier and removes it a moment later.
 
-Our own commands, which begin with ``headroom`` or ``python -I -m``, are really run. They find the
-node on loopback: ``reach`` has the addresses.
+Our own commands, which begin with ``headroom`` or ``python -I -m``, really run. They find the node
+on loopback, because ``reach`` has the addresses.
 """
 
 import contextlib
@@ -46,11 +47,11 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self.cgroups = proc.with_name("cgroup")
         self.driver = driver
         self.cdi = cdi
-        #: Variables of the containers whose commands are really run.
+        #: Variables of the containers whose commands really run.
         self.reach: Mapping[str, str] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, Container] = {}
-        #: Pods of which a container ran that was no command of ours.
+        #: Pods in which a container ran that was not a command of ours.
         self.ever_ran: set[str] = set()
         self._commands: list[tuple[subprocess.Popen[str] | Forked, threading.Thread]] = []
         self.lock = threading.RLock()
@@ -67,15 +68,15 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self._server.stop(grace=None).wait()
 
     def end_commands(self) -> None:
-        """Kill what is really run."""
+        """Kill all commands that really run."""
         for process, thread in self._commands:
             process.kill()
             thread.join()
 
-    # What tests do.
+    # Actions of tests.
 
     def running(self, pod: str) -> dict[str, Container]:
-        """The containers of a pod that run now, by name."""
+        """Return the running containers of a pod by name."""
         with self.lock:
             return {
                 each.name: each
@@ -84,18 +85,19 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             }
 
     def use(self, container: Container, used_bytes: int) -> None:
-        """From now on the container holds that much on each of its devices."""
+        """Set the memory that the container holds on each of its devices from now on."""
         with self.lock:
             if container.pid:
                 self.driver.use(container.pid, dict.fromkeys(container.devices, used_bytes))
 
     def exit(self, container: Container, code: int) -> None:
-        """The container's process ends by itself."""
+        """End the container's process by itself."""
         self._end(container, code)
 
     def reboot(self) -> None:
-        """All processes end, and the machine's network is gone: a kubelet that starts makes new
-        sandboxes."""
+        """Reboot the machine: all processes end, and its network is gone, so a starting kubelet
+        makes new sandboxes.
+        """
         with self.lock:
             for container in list(self.containers.values()):
                 self._end(container, 255)
@@ -120,7 +122,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self._commands.append((container.process, thread))
 
     def _follow(self, container: Container, process: subprocess.Popen[str] | Forked) -> None:
-        if isinstance(process, subprocess.Popen):  # the other writes to a file
+        if isinstance(process, subprocess.Popen):  # The other stream is written to a file.
             assert process.stdout is not None
             for line in process.stdout:
                 container.output += line
@@ -128,7 +130,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self._end(container, process.wait())
 
     def _resolved(self, config: Any) -> list[str]:
-        """The devices that a container's CDI names stand for, as the specs in ``cdi`` have it."""
+        """Return the devices of a container's CDI names according to the specs in ``cdi``."""
         named = {each.name for each in config.CDI_devices}
         for key, value in config.annotations.items():
             if key.startswith("cdi.k8s.io/"):
@@ -153,7 +155,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
                 container.finished_ns = time.time_ns()
                 container.ended.set()
 
-    # The runtime's service.
+    # RuntimeService of CRI.
 
     def Version(self, request: Any, context: Any) -> Any:
         return cri.VersionResponse(
@@ -186,7 +188,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
                 for container in self._inside(sandbox):
                     self._end(container, 137)
                 sandbox.ready = False
-                with contextlib.suppress(FileNotFoundError):  # stopped before
+                with contextlib.suppress(FileNotFoundError):  # Already stopped.
                     self._cgroup(sandbox).rmdir()
         return cri.StopPodSandboxResponse()
 
@@ -248,7 +250,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             case ["headroom", *arguments]:
                 self._run(container, "headroom", arguments)
                 return
-            # The module is found in the repository, which -I would not allow.
+            # The module is in the repository, which -I does not search.
             case ["python", "-I", "-m", module, *arguments]:
                 self._run(container, module, arguments)
                 return
@@ -312,7 +314,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
     def _inside(self, sandbox: Sandbox) -> list[Container]:
         return [each for each in self.containers.values() if each.sandbox is sandbox]
 
-    # The images' service: whatever is asked for is there.
+    # ImageService of CRI, which has every image.
 
     def ListImages(self, request: Any, context: Any) -> Any:
         return cri.ListImagesResponse()
@@ -341,7 +343,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
 
 @contextlib.contextmanager
 def known(context: Any) -> Iterator[None]:
-    """Answer NOT_FOUND, as runtimes do, for an id that is not there."""
+    """Return the object, or answer NOT_FOUND for an unknown ID, as runtimes do."""
     try:
         yield
     except KeyError as missing:
@@ -349,7 +351,7 @@ def known(context: Any) -> Iterator[None]:
 
 
 def passes(item: Any, wanted: Any) -> bool:
-    """Whether a sandbox or container is one that the filter asks for."""
+    """Return whether a sandbox or container matches the filter."""
     labels: Mapping[str, str] = item.labels
     return (
         wanted.id in ("", item.id)

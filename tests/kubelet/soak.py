@@ -2,9 +2,9 @@
 
     python -m tests.kubelet.soak [--pods 2000] [--restarts 50] [--seed 1] [--kubelet kubelet-1.36]
 
-The kubelet, the device plugin and the API server are real, the driver and the containers are not.
-The restarts (so many of each process) come in random order, the agent is killed or ended. Prints a
-report; the exit status is 1 if one of these fails:
+The kubelet, the device plugin and the API server are real. The driver and the containers are
+simulated. Each process is restarted this number of times, in random order. The agent is killed or
+stopped. Prints a report. The exit status is 1 if one of these conditions fails:
 
 * a pod without a GPU that is bound right after one with a GPU waits no longer than the agent's
   deadlines, beyond the slowest of those that are bound alone,
@@ -32,11 +32,11 @@ from tests.kubelet.node_objects import gpu_container, gpu_pod
 from tests.kubelet.steered_node import SteeredNode
 
 GPUS, REPLICAS = 4, 12
-#: Pods that run at a time.
+#: Number of pods that run at the same time.
 TOGETHER = 12
-#: The agent's deadlines: of its own answer, and of the plugin's.
+#: The agent's deadlines for its own answer and for the plugin's.
 DEADLINES_S = 6.0
-#: A pod that takes longer is explained.
+#: Logs are printed for a pod that takes longer.
 SLOW_S = 5.0
 #: Number of pods in one life of the agent.
 MAX_GROWN_THREADS, MAX_GROWN_DESCRIPTORS = 3, 8
@@ -49,24 +49,25 @@ class Soak:
         self.lots = lots
         self.shapes: Counter[str] = Counter()
         self.failures: list[str] = []
-        #: Pods without a GPU: bound when nothing else is going on, and right after one with a GPU.
+        #: Waiting times of pods without a GPU, bound when nothing else happens, and right after a
+        #: pod with a GPU.
         self.alone_s: list[float] = []
         self.beside_s: list[float] = []
         self.gpu_s: list[float] = []
         self.bypassed = 0
-        #: The names of the pods with a reservation, and how many of them a restart has ended.
+        #: Names of the pods with a reservation, and the number of them that a restart has ended.
         self.reserved: set[str] = set()
         self.lost = 0
-        #: Threads and descriptors of one life of the agent, when it began and at its end.
+        #: Threads and descriptors of one life of the agent, at its start and end.
         self.grown: list[tuple[int, int]] = []
         self.running: list[str] = []
-        #: Name and uid of the pods that were deleted and may still be there.
+        #: Name and uid of deleted pods that may still exist.
         self.ending: dict[str, str] = {}
         self.number = 0
-        #: The last restarts, and when they were over.
+        #: The last restarts, with the time of their end.
         self.restarted: list[str] = []
         self.began = self.vitals()
-        #: Restarts of plugin and kubelet in this life of the agent, and in the longest one.
+        #: Restarts of plugin and kubelet in this life of the agent, and the maximum over all lives.
         self.restarts = self.most_restarts = 0
 
     def vitals(self) -> tuple[int, int]:
@@ -136,7 +137,7 @@ class Soak:
         self.node.delete(name)
 
     def explain(self, name: str, took_s: float) -> None:
-        """Print the log lines of kubelet and agent about a pod that took long."""
+        """Print the log lines of kubelet and agent about a slow pod."""
         if took_s < SLOW_S:
             return
         sys.stderr.write(f"{name} took {took_s:.1f} s, at {time.time():.1f}; {self.restarted}\n")
@@ -145,7 +146,7 @@ class Soak:
         sys.stderr.writelines(f"  {line[:300]}\n" for line in lines[-60:])
 
     def device(self) -> str:
-        """The one with the most free replicas."""
+        """Return the device with the most free replicas."""
         held = Counter(each.device for each in self.node.held())
         return min((f"GPU-{i}" for i in range(GPUS)), key=lambda uuid: (held[uuid], uuid))
 
@@ -179,14 +180,14 @@ class Soak:
                 self.node._show("kubelet")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
-        # A kubelet that starts can reject a pod whose container it had not started.
+        # A starting kubelet can reject a pod whose container it had not started.
         for name in [each for each in self.running if each in self.reserved]:
             if "UnexpectedAdmissionError" in self.node.events(name):
                 self.running.remove(name)
                 self.lost += 1
                 self.end(name)
-        # An agent that does not know which pods have ended counts them as unconfirmed.
-        # An extender reserves one device at a time while there are such pods.
+        # An agent that does not know which pods have ended counts them as unconfirmed. An extender
+        # reserves one device at a time while there are such pods.
         self.node.wait(lambda: all(map(self.node.is_gone, self.ending)), "that ended pods are gone")
         self.forget_gone()
         self.restarted = [*self.restarted[-2:], f"{process} at {time.time():.1f}"]
@@ -246,7 +247,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(control_plane())
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
-        # The kubelet would put off pods that come in quick succession: "pull QPS exceeded".
+        # The kubelet would delay pods that arrive in quick succession: "pull QPS exceeded".
         settings = {"registryPullQPS": 0, "kubelet": args.kubelet}
         soaked = stack.enter_context(node(plane, "soaked", gpus, REPLICAS, **settings))
         steered = SteeredNode(soaked)

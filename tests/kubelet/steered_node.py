@@ -1,4 +1,4 @@
-"""A real node with an agent that steers, and a ledger that the test writes."""
+"""A real node with an agent that steers, and a ledger written by the test."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ MERGE = "application/merge-patch+json"
 
 
 class SteeredNode:
-    """``node`` with an agent that steers, and a ledger that the test writes."""
+    """``node`` with an agent that steers, and a ledger written by the test."""
 
     def __init__(self, node: Node, flags: Sequence[str] = ()) -> None:
         self.node = node
@@ -34,14 +34,16 @@ class SteeredNode:
             "metadata": {"name": node.name},
             "spec": spec,
         }
-        with contextlib.suppress(ApiRefused):  # another test has made it
+        with contextlib.suppress(ApiRefused):  # Another test has created it.
             namespace = {"metadata": {"name": "headroom-system"}}
             self.plane.call("POST", "/api/v1/namespaces", namespace)
         self.plane.call("POST", GPUNODES, body)
         self.start_agent(*flags)
 
     def start_agent(self, *flags: str) -> None:
-        """Without flags it steers, and has reported that itself: a killed one's report remains."""
+        """Start an agent and wait until it has reported its mode, because a killed agent's report
+        remains. Without flags it steers.
+        """
         steer = flags or ("--device-choice=steered",)
         before = self.observed_at()
         self.node.start_agent(self.plane.kubeconfig(), *steer)
@@ -69,7 +71,7 @@ class SteeredNode:
         return self.reported().plugin.choice_obstacle
 
     def choose(self, choice: str) -> None:
-        """Do what an extender does when the Node's annotation changes."""
+        """Write the choice as an extender does when the Node's annotation changes."""
         patch = {"spec": {"deviceChoice": choice}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
@@ -87,7 +89,7 @@ class SteeredNode:
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
     def forget(self, uids: Sequence[str]) -> None:
-        """Remove the reservations of pods, as the extender does when they are gone."""
+        """Remove the reservations of deleted pods, as the extender does."""
         patch = {"spec": {"reservations": dict.fromkeys(uids)}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
@@ -101,7 +103,7 @@ class SteeredNode:
         self.plane.call("POST", f"{PODS}/{name}/binding", binding)
 
     def place(self, name: str, device: str, gib: int = 4) -> str:
-        """Reserve, bind, and wait; return the device that it got."""
+        """Reserve, bind and wait. Return the device that the pod got."""
         self.reservation(gpu_pod(name, self.resource), device, gib)
         self.bind(name)
         self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
@@ -109,7 +111,7 @@ class SteeredNode:
         return held.device
 
     def device(self, pod: str) -> str:
-        """The name of a pod without a reservation."""
+        """Return the device of a pod without a reservation."""
         (held,) = self.node.admit(gpu_pod(pod))
         return held.device
 

@@ -1,4 +1,6 @@
-"""The agent's probes on real nodes: who holds what, as kubelet, plugin and runtime have it."""
+"""Runs the agent's probes on real nodes and compares their report with kubelet, plugin and
+runtime.
+"""
 
 import json
 import os
@@ -41,10 +43,10 @@ from tests.kubelet.probed_node import (
 __all__ = ["start_agent"]
 
 
-def test_the_containers_of_a_pod_have_their_own_use_and_peaks(
+def test_each_container_of_a_pod_has_its_own_use_and_peaks(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
-    """Their names are in the mounts that the kubelet asks the runtime for."""
+    """The mounts that the kubelet requests from the runtime contain their names."""
     node = start_node(gpus=1, replicas=4)
     agent = start_agent(node)
     two = [gpu_container("one", takes_bytes=3 * GIB), gpu_container("two", takes_bytes=5 * GIB)]
@@ -61,7 +63,7 @@ def test_the_containers_of_a_pod_have_their_own_use_and_peaks(
     }
 
 
-def test_a_container_that_restarts_begins_a_life(
+def test_a_restarted_container_is_reported_as_a_new_run(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=4)
@@ -77,7 +79,7 @@ def test_a_container_that_restarts_begins_a_life(
     assert [(p.used_bytes, p.peak_bytes) for p in agent.sample().pods] == [(3 * GIB, 3 * GIB)]
 
 
-def test_the_report_names_what_every_container_was_given_and_uses(
+def test_the_report_shows_the_devices_and_use_of_every_container(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=4)
@@ -106,10 +108,10 @@ def test_the_report_names_what_every_container_was_given_and_uses(
     assert plugin.topology_manager_policy == "none"
 
 
-def test_a_checksum_of_a_real_kubelet_is_the_one_that_we_compute(start_node: StartNode) -> None:
+def test_the_checksum_of_a_real_checkpoint_equals_the_computed_one(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2, numa=(0, 1))
     file = node.root / "device-plugins/kubelet_internal_checkpoint"
-    assert read_checkpoint(file, verify=True).verified  # nothing but registered devices
+    assert read_checkpoint(file, verify=True).verified  # only registered devices
     node.admit(gpu_pod("a"))
     node.admit(gpu_pod("b", containers=[gpu_container("one"), gpu_container("two")]))
     assert read_checkpoint(file, verify=True).verified
@@ -119,7 +121,7 @@ def test_a_checksum_of_a_real_kubelet_is_the_one_that_we_compute(start_node: Sta
     assert not read_checkpoint(file, verify=True).verified
 
 
-def test_an_unshared_device_is_reported_and_so_is_the_topology_policy(
+def test_an_unshared_device_and_the_topology_policy_are_reported(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=1, numa=(0, 1), topologyManagerPolicy="single-numa-node")
@@ -133,7 +135,7 @@ def test_an_unshared_device_is_reported_and_so_is_the_topology_policy(
     assert row.replica == row.device
 
 
-def test_the_checkpoint_alone_and_podresources_alone_give_what_they_have(
+def test_the_checkpoint_alone_and_podresources_alone_are_reported_as_far_as_they_go(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)
@@ -158,7 +160,7 @@ def test_the_checkpoint_alone_and_podresources_alone_give_what_they_have(
     assert probe(nowhere, nowhere)[0] == []
 
 
-def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
+def test_a_static_pod_is_reported_by_the_uid_of_its_mirror_pod(
     start_node: StartNode, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     manifests = tmp_path / "manifests"
@@ -185,7 +187,7 @@ def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
     node.wait(lambda: agent.sample().pods == [], "its end")
 
 
-def test_permitted_labels_are_read_and_others_are_absent(
+def test_permitted_labels_are_reported_and_others_are_not(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)
@@ -204,9 +206,9 @@ def test_permitted_labels_are_read_and_others_are_absent(
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration())), node.name)
     status = agent.sample()
     sources = {source.name: source for source in status.sources}
-    assert sources["labels"].state == "degraded"  # the plugin differs
+    assert sources["labels"].state == "degraded"  # The plugin differs.
     assert status.devices[0].sharing == "time-slicing"
-    assert sources["configz"].state == "absent"  # this kubelet serves nothing
+    assert sources["configz"].state == "absent"  # This kubelet serves no API.
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration("wrong"))), node.name)
     rejected = {source.name: source for source in agent.sample().sources}
     assert rejected["labels"].message == "API server answers 401"
@@ -233,7 +235,7 @@ def _without_starts(status: GPUNodeStatus) -> list[PodUse]:
     return [msgspec.structs.replace(each, started_at="") for each in status.pods]
 
 
-def test_the_agent_s_process_reports_what_its_probes_see(
+def test_the_agent_process_reports_the_same_as_its_probes(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=2)
@@ -250,7 +252,7 @@ def test_the_agent_s_process_reports_what_its_probes_see(
         check=True,
     )
     printed = msgspec.json.decode(done.stdout, type=GPUNodeStatus)
-    # Each process computes the time of a start from its own clock during a sample, and rounds it.
+    # Each process computes a start time from its own clock during a sample, and rounds it.
     sampled = timedelta(seconds=time.monotonic() - began_s)
     apart = [
         abs(datetime.fromisoformat(ours.started_at) - datetime.fromisoformat(theirs.started_at))
@@ -268,7 +270,7 @@ def test_the_agent_s_process_reports_what_its_probes_see(
     ]
 
 
-def test_an_allocation_is_sampled_at_once_and_not_when_the_next_sample_is_due(
+def test_an_allocation_triggers_a_sample_before_the_next_one_is_due(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)

@@ -1,4 +1,4 @@
-"""The agent's probes on real nodes while kubelet, plugin and pods restart, end or change."""
+"""Runs the agent's probes on real nodes while kubelet, plugin and pods restart, end or change."""
 
 import grpc
 import pytest
@@ -12,7 +12,7 @@ from tests.kubernetes_version import is_at_least
 __all__ = ["start_agent"]
 
 
-def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(
+def test_a_restart_of_the_kubelet_keeps_all_pods_in_the_report(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=2)
@@ -36,7 +36,7 @@ def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(
             break
 
     def as_before() -> bool:
-        """The kubelet forgets the plugin at its own time: the loop may have ended before that."""
+        """The kubelet forgets the plugin at its own time, which may be after the loop."""
         now = agent.sample()
         assert rows(now) == rows(before)
         same = [d.replicas for d in now.devices] == [d.replicas for d in before.devices]
@@ -45,7 +45,7 @@ def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(
     node.wait(as_before, "the same sources and replicas as before")
 
 
-def test_a_kubelet_that_has_not_listed_its_pods_yet_has_not_lost_them(
+def test_pods_stay_in_the_report_until_a_restarted_kubelet_lists_its_pods(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     """A kubelet that cannot reach the API server after its restart lists no pod."""
@@ -71,7 +71,7 @@ def test_a_kubelet_that_has_not_listed_its_pods_yet_has_not_lost_them(
     assert rows(agent.sample()) == rows(before)
 
 
-def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
+def test_an_ended_pod_leaves_the_report_although_the_checkpoint_still_contains_it(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)
@@ -86,17 +86,17 @@ def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
     assert len(node.checkpoint()["PodDeviceEntries"]) == 2
     assert status.devices[0].replicas.free == 1
     assert states(status)["podresources"] == "ok"
-    # Why the agent only calls List: Get returns the pods that List returns, and no others.
-    if is_at_least("1.34"):  # an older List also returns pods that have ended, and Get is alpha
+    # The agent only calls List, because Get returns the same pods.
+    if is_at_least("1.34"):  # An older List also returns ended pods, and Get is alpha.
         listed = node.listed()
         assert listed.keys() == {"b"}
         assert node.got("b") == listed["b"]
-    if is_at_least("1.35"):  # an older Get also returns pods that have ended
+    if is_at_least("1.35"):  # An older Get also returns ended pods.
         with pytest.raises(grpc.RpcError, match="pod a in namespace default not found"):
             node.got("a")
 
 
-def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_successor_apart(
+def test_a_force_deleted_pod_is_reported_while_its_process_runs_and_separately_from_its_successor(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)
@@ -120,7 +120,7 @@ def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_succ
     node.wait(lambda: old not in shown(), "the end of the old container")
 
 
-def test_a_plugin_with_fewer_replicas_is_reported_with_the_replicas_that_it_dropped(
+def test_replicas_dropped_by_a_reconfigured_plugin_are_still_reported(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=4)
@@ -144,7 +144,7 @@ def test_a_plugin_with_fewer_replicas_is_reported_with_the_replicas_that_it_drop
     assert complaint == f"a pod holds {RESOURCE} that the plugin no longer advertises"
 
 
-def test_a_renamed_resource_is_reported_and_the_pods_under_the_old_name_stay(
+def test_a_renamed_resource_is_reported_together_with_pods_under_the_old_name(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=2)
@@ -165,7 +165,7 @@ def test_a_renamed_resource_is_reported_and_the_pods_under_the_old_name_stay(
     assert rows(status) == rows(before)
 
 
-def test_unhealthy_replicas_and_those_of_a_missing_plugin_are_not_free(
+def test_unhealthy_replicas_and_replicas_of_a_missing_plugin_are_not_free(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=4)

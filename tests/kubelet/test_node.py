@@ -1,6 +1,7 @@
-"""Behaviour of a real kubelet and NVIDIA's real device plugin, on which the design depends.
+"""Checks the behaviour of a real kubelet and NVIDIA's real device plugin on which the design
+depends.
 
-Each test holds one sentence of DESIGN.md, sections 4, 5 and 8, against the real ones.
+Each test checks one sentence of DESIGN.md, sections 4, 5 and 8.
 """
 
 import collections
@@ -26,7 +27,7 @@ GIB = 1 << 30
 
 
 def devices(node: Node) -> list[str]:
-    """The device of each replica that is held, ordered by pod."""
+    """Return the device of each held replica, ordered by pod."""
     return [held.device for held in node.held()]
 
 
@@ -38,7 +39,7 @@ def registrations(node: Node) -> int:
     return node.log("nvidia-device-plugin").count("Registered device plugin")
 
 
-def test_a_pod_is_admitted_takes_memory_and_gives_all_of_it_back(start_node: StartNode) -> None:
+def test_a_pod_is_admitted_and_its_memory_is_freed_when_it_ends(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=4)
     status = node.run(gpu_pod("p", containers=[gpu_container("main", takes_bytes=8 * GIB)]))
     assert status["phase"] == "Running"
@@ -62,7 +63,7 @@ def test_a_pod_is_admitted_takes_memory_and_gives_all_of_it_back(start_node: Sta
 
 
 def replica_in_status(node: Node, pod: str) -> dict[str, str]:
-    """Any replica of the only container in its status, with its health."""
+    """Return a replica of the only container in the pod's status, with its health."""
     (container,) = node.status(pod)["containerStatuses"]
     (resource,) = container["allocatedResourcesStatus"]
     assert resource["name"] == RESOURCE
@@ -71,7 +72,7 @@ def replica_in_status(node: Node, pod: str) -> dict[str, str]:
 
 
 @pytest.mark.since("1.36")
-def test_the_status_of_a_pod_names_its_replica_and_its_health(start_node: StartNode) -> None:
+def test_the_status_of_a_pod_contains_its_replica_and_its_health(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=2)
     for name in ("a", "b"):
         node.run(gpu_pod(name))
@@ -86,7 +87,9 @@ def test_the_status_of_a_pod_names_its_replica_and_its_health(start_node: StartN
     )
 
 
-def test_distributed_takes_a_device_with_the_fewest_replicas(start_node: StartNode) -> None:
+def test_distributed_chooses_a_device_with_the_fewest_allocated_replicas(
+    start_node: StartNode,
+) -> None:
     node = start_node(gpus=4, replicas=4)
     counts = collections.Counter[str]({f"GPU-{gpu}": 0 for gpu in range(4)})
     for number in range(16):
@@ -96,10 +99,10 @@ def test_distributed_takes_a_device_with_the_fewest_replicas(start_node: StartNo
         counts[held.device] += 1
 
 
-def test_a_tie_is_broken_at_random(start_node: StartNode) -> None:
+def test_a_tie_between_devices_is_broken_at_random(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2)
     seen = set()
-    for number in range(20):  # all the same once in half a million runs
+    for number in range(20):  # All equal with a probability of one in half a million.
         (held,) = node.admit(gpu_pod(f"p{number}"))
         seen.add(held.device)
         node.delete(f"p{number}", by_force=True)
@@ -124,13 +127,13 @@ def test_a_topology_policy_fills_the_lowest_numa_node_first(
     ]
 
 
-def test_no_topology_policy_no_preference(start_node: StartNode) -> None:
+def test_without_a_topology_policy_numa_nodes_are_ignored(start_node: StartNode) -> None:
     node = start_node(gpus=4, replicas=2, numa=(1, 0, 1, 0))
     order = [node.admit(gpu_pod(f"p{number}"))[0].device for number in range(8)]
     assert len(set(order[:4])) == len(set(order[4:])) == 4
 
 
-def test_a_set_across_numa_nodes_is_rejected_after_it_was_bound(start_node: StartNode) -> None:
+def test_a_bound_pod_with_replicas_across_numa_nodes_is_rejected(start_node: StartNode) -> None:
     node = start_node(
         gpus=4, replicas=1, numa=(0, 0, 1, 1), topologyManagerPolicy="single-numa-node"
     )
@@ -138,7 +141,7 @@ def test_a_set_across_numa_nodes_is_rejected_after_it_was_bound(start_node: Star
     node.wait(lambda: "TopologyAffinityError" in node.events("p"), "its refusal")
 
 
-def test_a_pod_too_many_is_rejected_after_it_was_bound(start_node: StartNode) -> None:
+def test_a_bound_pod_without_a_free_replica_is_rejected(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=2)
     for name in ("a", "b"):
         node.admit(gpu_pod(name))
@@ -148,21 +151,23 @@ def test_a_pod_too_many_is_rejected_after_it_was_bound(start_node: StartNode) ->
     assert [held.pod for held in node.held()] == ["a", "b"]
 
 
-def test_unshared_devices_hold_one_pod_each(start_node: StartNode) -> None:
+def test_an_unshared_device_holds_one_pod(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=1)
     for name in ("a", "b"):
         node.admit(gpu_pod(name))
     assert sorted(held.replica for held in node.held()) == ["GPU-0", "GPU-1"]
 
 
-def test_two_replicas_are_two_devices_while_both_have_memory(start_node: StartNode) -> None:
+def test_two_replicas_are_on_two_devices_while_both_have_free_replicas(
+    start_node: StartNode,
+) -> None:
     node = start_node(gpus=2, replicas=2)
     node.run(gpu_pod("p", containers=[gpu_container("main", gpus=2, takes_bytes=GIB)]))
     assert sorted(devices(node)) == ["GPU-0", "GPU-1"]
     assert processes(node) == 2
 
 
-def test_a_container_takes_over_what_a_finished_init_container_had(start_node: StartNode) -> None:
+def test_a_container_reuses_the_replica_of_a_finished_init_container(start_node: StartNode) -> None:
     node = start_node(gpus=4, replicas=4)
     node.run(gpu_pod("p", initContainers=[gpu_container("first", "exit", "0")]))
     assert [held.container for held in node.held()] == ["main"]
@@ -170,22 +175,23 @@ def test_a_container_takes_over_what_a_finished_init_container_had(start_node: S
     assert entries["first"] == entries["main"]
 
 
-def test_an_ended_pod_frees_its_replica_and_the_checkpoint_still_names_it(
+def test_an_ended_pod_frees_its_replica_but_stays_in_the_checkpoint(
     start_node: StartNode,
 ) -> None:
     node = start_node(gpus=1, replicas=2)
     node.run(gpu_pod("a"))
     node.runtime.exit(node.runtime.running("a")["main"], 0)
     node.wait(lambda: node.status("a")["phase"] == "Succeeded", "the end of the pod")
-    if is_at_least("1.32"):  # an older kubelet lists the last admitted pod until the next admission
+    # An older kubelet lists the last admitted pod until the next admission.
+    if is_at_least("1.32"):
         node.wait(lambda: not node.held(), "a free replica")
     (stale,) = node.checkpoint()["PodDeviceEntries"]
-    for name in ("b", "c"):  # the next allocation forgets it
+    for name in ("b", "c"):  # The next allocation removes the pod.
         node.admit(gpu_pod(name))
     assert stale["PodUID"] not in {e["PodUID"] for e in node.checkpoint()["PodDeviceEntries"]}
 
 
-def test_a_restarted_kubelet_keeps_what_was_assigned(start_node: StartNode) -> None:
+def test_a_restarted_kubelet_keeps_the_allocations(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2)
     for name in ("a", "b", "c"):
         node.run(gpu_pod(name))
@@ -202,13 +208,13 @@ def test_a_restarted_kubelet_keeps_what_was_assigned(start_node: StartNode) -> N
     assert all(node.status(name)["phase"] == "Running" for name in ("a", "b", "c"))
 
 
-def test_a_pod_bound_before_the_plugin_is_back_is_rejected(start_node: StartNode) -> None:
+def test_a_pod_bound_before_the_plugin_registers_again_is_rejected(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=2)
     node.run(gpu_pod("a"))
     node.kill("kubelet")
     node.pause("nvidia-device-plugin")
     node.start_kubelet()
-    assert node.allocatable() == 2  # the last value of the API server
+    assert node.allocatable() == 2  # The last value in the API server.
     node.bind(gpu_pod("b"))
     node.wait(lambda: "UnexpectedAdmissionError" in node.events("b"), "its refusal")
     node.wait(lambda: node.allocatable() == 0, "a status without replicas")
@@ -218,7 +224,7 @@ def test_a_pod_bound_before_the_plugin_is_back_is_rejected(start_node: StartNode
     assert node.status("a")["phase"] == "Running"
 
 
-def test_forced_deletion_frees_a_replica_while_its_memory_is_in_use(
+def test_force_deletion_frees_a_replica_while_its_memory_is_in_use(
     start_node: StartNode,
 ) -> None:
     node = start_node(gpus=1, replicas=1)
@@ -233,7 +239,7 @@ def test_forced_deletion_frees_a_replica_while_its_memory_is_in_use(
     node.wait(lambda: processes(node) == 1, "the end of the old container")
 
 
-def test_a_pod_that_is_ending_holds_its_replica(start_node: StartNode) -> None:
+def test_a_terminating_pod_holds_its_replica(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=1)
     stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
     node.run(gpu_pod("old", terminationGracePeriodSeconds=3, containers=[stubborn]))
@@ -244,15 +250,16 @@ def test_a_pod_that_is_ending_holds_its_replica(start_node: StartNode) -> None:
     assert processes(node) == 0
 
 
-def test_an_xid_takes_one_replica_of_the_device_only(start_node: StartNode) -> None:
+def test_an_xid_makes_only_one_replica_of_the_device_unhealthy(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=4)
     node.driver.fail("GPU-0", 79)
     node.wait(lambda: node.allocatable() < 8, "an unhealthy replica")
-    time.sleep(2.5)  # two more status updates
-    assert node.allocatable() == 7  # the plugin's mistake: seven can still be had, three of GPU-0
+    time.sleep(2.5)  # Two more status updates.
+    # The plugin's bug leaves seven replicas, three of them on GPU-0.
+    assert node.allocatable() == 7
 
 
-def test_the_machine_keeps_its_mounts_and_settings(start_node: StartNode) -> None:
+def test_a_node_leaves_the_machines_mounts_and_settings_unchanged(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=1)
     own = Path("/proc/self/mounts").read_text()
     assert "/var/lib/kubelet" not in own
@@ -263,7 +270,7 @@ def test_the_machine_keeps_its_mounts_and_settings(start_node: StartNode) -> Non
         assert inside.count(" /proc/sys/") == 6, name
 
 
-#: Starts a node of the API server whose folder and port it gets, and waits until it is ended.
+#: Starts a node of the API server with the given folder and port, and waits until it is ended.
 SESSION = """
 import signal, sys
 from pathlib import Path
@@ -281,11 +288,11 @@ with node(plane, sys.argv[3], [Gpu("GPU-0")], 2) as n:
 
 
 def test_a_killed_session_leaves_no_process(start_node: StartNode, plane: ControlPlane) -> None:
-    """``tests/test_controlplane.py`` has the same for the processes of a control plane."""
+    """``tests/test_controlplane.py`` checks the same for the processes of a control plane."""
     name = f"killed-{os.urandom(4).hex()}"
     command = [sys.executable, "-c", SESSION, str(plane.folder), str(plane.port), name]
     with (
-        tempfile.TemporaryDirectory() as short,  # a socket's path has 107 characters at most
+        tempfile.TemporaryDirectory() as short,  # The path of a socket has at most 107 characters.
         subprocess.Popen(
             command, cwd=ROOT, env=os.environ | {"TMPDIR": short}, stdout=subprocess.PIPE, text=True
         ) as session,
@@ -299,10 +306,10 @@ def test_a_killed_session_leaves_no_process(start_node: StartNode, plane: Contro
     forget(plane, name)
 
 
-def test_a_reboot_rejects_the_pods_that_the_kubelet_sees_before_its_plugin(
+def test_after_a_reboot_the_kubelet_rejects_pods_that_it_sees_before_its_plugin(
     start_node: StartNode,
 ) -> None:
-    """So their controller creates others, which are placed like all new pods."""
+    """Their controller creates other pods, which are placed like all new pods."""
     node = start_node(gpus=1, replicas=2)
     node.run(gpu_pod("a", restartPolicy="Always"))
     node.kill("kubelet")

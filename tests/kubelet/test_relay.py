@@ -1,4 +1,4 @@
-"""A process between a stock kubelet and a stock plugin: `steered` nodes."""
+"""Tests a relay between a stock kubelet and a stock plugin, on which `steered` nodes are based."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ PLUGIN = "nvidia-gpu.sock"
 
 @contextlib.contextmanager
 def relay(node: Node) -> Iterator[Relay]:
-    """One that the kubelet asks, and that always wants the last device."""
+    """A registered relay that always chooses the last device."""
     running = Relay(node.root / "device-plugins", PLUGIN, RESOURCE, max)
     try:
         running.register()
@@ -26,7 +26,7 @@ def relay(node: Node) -> Iterator[Relay]:
 
 
 def plugins_choice(node: Node, pod: str) -> bool:
-    """Whether the plugin chose for a pod: the relay would have taken the last device."""
+    """Return whether the plugin chose for a pod. The relay would have chosen the last device."""
     return device(node, pod) == "GPU-0"
 
 
@@ -39,10 +39,10 @@ def plugin_starts(node: Node, count: int) -> bool:
     return node.log("nvidia-device-plugin").count("Registered device plugin") == count
 
 
-def test_it_chooses_the_device_and_the_plugin_does_the_rest(start_node: StartNode) -> None:
+def test_the_relay_chooses_the_device_and_the_plugin_allocates_it(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=3, kubelet=STEERED_KUBELET)
     with relay(node) as running:
-        # The plugin would take both in turn, kubelet and container get what it did not choose.
+        # The plugin would alternate. Kubelet and container get the relay's choice.
         assert [device(node, f"p{number}") for number in range(4)] == ["GPU-1"] * 3 + ["GPU-0"]
         assert running.calls[-2:] == ["GetPreferredAllocation", "Allocate"]
         node.wait(lambda: node.runtime.running("p2"), "a container")
@@ -53,7 +53,7 @@ def test_it_chooses_the_device_and_the_plugin_does_the_rest(start_node: StartNod
         node.wait(lambda: node.allocatable() == 5, "the plugin's bad news")
 
 
-def test_when_it_dies_nothing_starts_until_the_plugin_is_brought_back(
+def test_after_the_relay_dies_no_pod_starts_until_the_plugin_is_restored(
     start_node: StartNode,
 ) -> None:
     node = start_node(gpus=2, replicas=2, kubelet=STEERED_KUBELET)
@@ -62,22 +62,22 @@ def test_when_it_dies_nothing_starts_until_the_plugin_is_brought_back(
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     assert node.status("before")["phase"] == "Running"
     assert [held.pod for held in node.held()] == ["before"]
-    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # anyone may do this
+    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # Any process may do this.
     node.wait(lambda: node.allocatable() == 4, "the plugin's replicas")
     assert device(node, "after") == "GPU-0"
 
 
-def test_to_bring_the_plugin_back_before_it_goes_is_too_early(start_node: StartNode) -> None:
+def test_restoring_the_plugin_before_the_relay_ends_is_too_early(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2, kubelet=STEERED_KUBELET)
     with relay(node) as running:
         calls = list(running.calls)
         register(node.root / "device-plugins", PLUGIN, RESOURCE)
         node.admit(gpu_pod("p"))
-        assert running.calls == calls  # the plugin is asked, and yet
+        assert running.calls == calls  # The plugin is called, and yet
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
 
 
-def test_a_restarted_plugin_takes_over_until_it_registers_again(start_node: StartNode) -> None:
+def test_a_restarted_plugin_chooses_until_the_relay_registers_again(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=4, kubelet=STEERED_KUBELET)
     with relay(node) as running:
         assert [device(node, f"p{number}") for number in range(2)] == ["GPU-1"] * 2
@@ -85,13 +85,13 @@ def test_a_restarted_plugin_takes_over_until_it_registers_again(start_node: Star
         node.wait(lambda: node.allocatable() == 0, "a node without replicas")
         node.start_plugin()
         node.wait(lambda: node.allocatable() == 8, "the plugin's replicas")
-        assert device(node, "q") == "GPU-0"  # the plugin's choice
+        assert device(node, "q") == "GPU-0"  # The plugin's choice.
         running.register()
         node.wait(lambda: running.calls.count("ListAndWatch") == 2, "the kubelet's interest")
         assert device(node, "r") == "GPU-1"
 
 
-def test_a_restarted_kubelet_forgets_it_and_removes_its_socket(start_node: StartNode) -> None:
+def test_a_restarted_kubelet_removes_the_relays_socket(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=4, kubelet=STEERED_KUBELET)
     with relay(node):
         assert [device(node, f"p{number}") for number in range(2)] == ["GPU-1"] * 2
@@ -99,14 +99,16 @@ def test_a_restarted_kubelet_forgets_it_and_removes_its_socket(start_node: Start
         node.start_kubelet()
         node.wait(lambda: plugin_starts(node, 2), "the plugin's second registration")
         assert not (node.root / "device-plugins/relay.sock").exists()
-        assert device(node, "q") == "GPU-0"  # the plugin's choice
+        assert device(node, "q") == "GPU-0"  # The plugin's choice.
     with relay(node):
         assert device(node, "r") == "GPU-1"
 
 
 @pytest.mark.since("1.37")
 def test_a_newer_kubelet_uses_the_plugin_as_soon_as_the_relay_dies(start_node: StartNode) -> None:
-    """That is why it is not steered: a pod that is bound already gets the plugin's choice."""
+    """Newer kubelets are not steered for this reason: a pod that is already bound gets the plugin's
+    choice.
+    """
     node = start_node(gpus=2, replicas=2, kubelet="kubelet")
     with relay(node) as running:
         assert device(node, "before") == "GPU-1"

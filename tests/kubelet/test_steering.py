@@ -1,4 +1,4 @@
-"""A steered node: our agent between a real kubelet and a real plugin, and what becomes of pods.
+"""Tests a steered node, where our agent is between a real kubelet and a real plugin.
 
 The tests act as the extender: they write reservations into the GPUNode and bind pods.
 """
@@ -17,7 +17,7 @@ PLUGIN = plugin_socket(RESOURCE)
 
 def test_every_pod_gets_its_reserved_device(start_steered: StartSteered) -> None:
     steered = start_steered()
-    # The plugin would take both in turn.
+    # The plugin would alternate between the devices.
     assert [steered.place(f"p{i}", "GPU-1") for i in range(3)] == ["GPU-1"] * 3
     assert [steered.place(f"q{i}", "GPU-0") for i in range(2)] == ["GPU-0"] * 2
     node = steered.node
@@ -27,10 +27,10 @@ def test_every_pod_gets_its_reserved_device(start_steered: StartSteered) -> None
     assert node.allocatable() == 6
 
 
-def test_an_init_container_that_asks_for_the_gpu_too_is_no_bypass(
+def test_a_pod_whose_init_container_also_requests_the_gpu_is_no_bypass(
     start_steered: StartSteered,
 ) -> None:
-    """It gets a replica, and the container after it gets the same one."""
+    """The init container gets a replica, and the container after it gets the same replica."""
     steered = start_steered(gpus=2, replicas=8)
     node = steered.node
     registered = node.log("agent").count("steering_registered")
@@ -51,28 +51,28 @@ def test_an_init_container_that_asks_for_the_gpu_too_is_no_bypass(
     assert log.count("steering_registered") == registered
 
 
-def test_a_plugin_that_takes_its_place_back_is_noticed_by_the_first_pod(
+def test_the_first_pod_shows_that_the_plugin_has_registered_again(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()
     node = steered.node
     assert steered.place("p", "GPU-1") == "GPU-1"
-    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # both are registered now
-    assert steered.place("q", "GPU-1") == "GPU-0"  # the plugin's choice
+    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # Now both are registered.
+    assert steered.place("q", "GPU-1") == "GPU-0"  # The plugin's choice.
     node.wait(lambda: "steering_bypassed" in node.log("agent"), "that it is noticed")
     node.wait(lambda: node.log("agent").count("steering_registered") == 2, "its place again")
     steered.until_steered()
     assert steered.place("r", "GPU-1") == "GPU-1"
 
 
-def test_xids_reach_the_kubelet_whatever_became_of_agents(start_steered: StartSteered) -> None:
-    """The plugin gives each of them to one stream only, and does not notice the end of a stream."""
+def test_xids_reach_the_kubelet_across_restarts_of_the_agent(start_steered: StartSteered) -> None:
+    """The plugin sends each XID to only one stream, and does not notice the end of a stream."""
     steered = start_steered(gpus=6, replicas=2)
     node = steered.node
 
     def fails(number: int) -> None:
         node.driver.fail(f"GPU-{number}", 79)
-        # The plugin counts one replica of the device as unhealthy.
+        # The plugin marks one replica of the device as unhealthy.
         node.wait(lambda: node.allocatable() == 11 - number, f"the XID of GPU-{number}")
 
     fails(0)
@@ -91,14 +91,14 @@ def test_xids_reach_the_kubelet_whatever_became_of_agents(start_steered: StartSt
     fails(4)
 
 
-def test_unattributed_use_takes_no_reserved_memory_and_no_pod_goes_to_a_full_device(
+def test_unattributed_use_takes_no_reserved_memory_and_full_devices_get_no_pod(
     start_steered: StartSteered,
 ) -> None:
-    steered = start_steered()  # devices of 80 GiB, of which a replica is worth a third
+    steered = start_steered()  # Devices have 80 GiB and three replicas.
     node = steered.node
     assert steered.place("old", "GPU-1", gib=40) == "GPU-1"
     node.wait(lambda: steered.observed("old"), "a report that shows it")
-    assert steered.device("stranger") == "GPU-0"  # where most is left
+    assert steered.device("stranger") == "GPU-0"  # The device with the most free memory.
     assert steered.place("beside", "GPU-0", gib=30) == "GPU-0"
     # Reserved as if there were no unattributed process.
     assert steered.place("elsewhere", "GPU-0", gib=30) == "GPU-1"
@@ -110,7 +110,7 @@ def test_unattributed_use_takes_no_reserved_memory_and_no_pod_goes_to_a_full_dev
     assert "no GPU of this node has enough free memory" in status["message"]
 
 
-def test_a_killed_agent_stops_what_comes_and_not_what_runs_until_it_is_back(
+def test_without_its_agent_a_node_admits_no_pods_and_running_pods_continue(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()
@@ -125,13 +125,13 @@ def test_a_killed_agent_stops_what_comes_and_not_what_runs_until_it_is_back(
     steered.start_agent()
     node.wait(lambda: node.allocatable() == 6, "every replica")
     assert steered.place("after", "GPU-1") == "GPU-1"
-    # Killed again, and not wanted any more: the next agent brings the plugin back.
+    # The agent is killed again and steering is turned off, so the next agent restores the plugin.
     node.kill("agent")
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     steered.start_agent("--namespace=headroom-system")
     node.wait(lambda: node.allocatable() == 6, "every replica")
     node.wait(lambda: not steered.steered(), "a report without steering")
-    assert steered.device("last") == "GPU-0"  # the plugin's choice
+    assert steered.device("last") == "GPU-0"  # The plugin's choice.
     node.wait(lambda: not list((node.root / "device-plugins").glob("headroom-*")), "no trace")
     assert {pod: node.status(pod)["phase"] for pod in ("before", "after")} == {
         "before": "Running",
@@ -139,14 +139,14 @@ def test_a_killed_agent_stops_what_comes_and_not_what_runs_until_it_is_back(
     }
 
 
-def test_an_agent_that_ends_waits_for_unconfirmed_pods_and_restores_the_plugin(
+def test_a_stopping_agent_waits_for_unconfirmed_pods_and_restores_the_plugin(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()
     node = steered.node
     steered.place("before", "GPU-1")
     node._processes["first"] = node._processes.pop("agent")
-    node.runtime.reach = {}  # the first one still listens on its port
+    node.runtime.reach = {}  # The first agent still listens on its port.
     steered.start_agent("--device-choice=steered")
     node.wait(lambda: '"started"' in node.log("agent"), "a second agent, which waits for its turn")
     assert steered.place("still", "GPU-1") == "GPU-1"
@@ -159,16 +159,16 @@ def test_an_agent_that_ends_waits_for_unconfirmed_pods_and_restores_the_plugin(
     node.end("agent")
     assert node.held("on-its-way")[0].device == "GPU-1"
     node.wait(lambda: node.allocatable() == 6, "the plugin's replicas")
-    assert steered.device("after") == "GPU-0"  # the plugin's choice
+    assert steered.device("after") == "GPU-0"  # The plugin's choice.
     assert not list((node.root / "device-plugins").glob("headroom-*"))
     assert node.log("nvidia-device-plugin").count("Registered device plugin") == 1
     assert "plugin_brought_back" in node.log("agent")
 
 
-def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_our_choice(
+def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_the_agents_choice(
     start_steered: StartSteered,
 ) -> None:
-    """The plugin would choose by its count, and the pod is charged on one device."""
+    """The plugin would choose by its count, but the pod's memory is reserved on one device."""
     steered = start_steered()
     node = steered.node
     steered.place("before", "GPU-1")
@@ -177,7 +177,7 @@ def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_our_choi
     node.end("agent")
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     assert not steered.steered()
-    # The next agent is not to steer, and waits as well.
+    # The next agent does not steer, but waits as well.
     steered.start_agent("--namespace=headroom-system")
     node.wait(lambda: '"started"' in node.log("agent"), "an agent")
     node.bind(gpu_pod("between"))
@@ -185,12 +185,12 @@ def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_our_choi
     assert node.allocatable() == 0
     steered.forget([node.uid("late")])
     node.wait(lambda: node.allocatable() == 6, "the plugin's replicas")
-    assert steered.device("after") == "GPU-0"  # the plugin's choice
+    assert steered.device("after") == "GPU-0"  # The plugin's choice.
     assert node.status("before")["phase"] == "Running"
     node.wait(lambda: not list((node.root / "device-plugins").glob("headroom-*")), "no trace")
 
 
-def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_the_same_name(
+def test_the_agent_steers_again_after_plugin_or_kubelet_restart_with_the_same_resource_name(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()
@@ -207,7 +207,7 @@ def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_th
     steered.until_steered()
     assert steered.place("third", "GPU-1") == "GPU-1"
     assert node.allocatable() == 6
-    # Reconfigured, the plugin gives the resource another name, which is steered as well.
+    # The reconfigured plugin gives the resource another name, which is steered as well.
     node.kill("nvidia-device-plugin")
     file = node.folder / "plugin.yaml"
     shared = "timeSlicing:\n    renameByDefault: true"
@@ -218,10 +218,10 @@ def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_th
     assert node.allocatable() == 0
 
 
-def test_gpus_on_several_numa_nodes_are_not_steered_if_the_kubelet_aligns_them(
+def test_gpus_on_several_numa_nodes_are_not_steered_if_the_kubelet_aligns_devices(
     start_steered: StartSteered,
 ) -> None:
-    """It could take another device than the ledger chose."""
+    """The kubelet could take another device than the one chosen in the ledger."""
     steered = start_steered(
         numa=(0, 1),
         topologyManagerPolicy="single-numa-node",
@@ -238,12 +238,12 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     steered = start_steered(flags=("--device-choice=predicted",))
     node = steered.node
     node.wait(lambda: steered.observed_at(), "a report")
-    device = steered.device("stock")  # the plugin's choice; it would take the other one next
+    device = steered.device("stock")  # The plugin's choice. It would use the other device next.
     (other,) = {"GPU-0", "GPU-1"} - {device}
     steered.choose("steered")
     steered.until_steered()
     assert steered.place("steered", device) == device
-    # An unconfirmed pod depends on the choice, so the agent goes on choosing for it.
+    # An unconfirmed pod depends on the agent's choice, so the agent continues to choose for it.
     steered.reservation(gpu_pod("on-the-way"), device, 4)
     steered.choose("predicted")
     node.wait(lambda: not steered.steered(), "a report without steering")
@@ -253,7 +253,7 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     node.wait(lambda: "plugin_brought_back" in node.log("agent"), "the plugin")
     node.wait(lambda: node.allocatable() == 6, "every replica")
     assert not list((node.root / "device-plugins").glob("headroom-*"))
-    assert steered.device("then") == other  # the plugin's choice
+    assert steered.device("then") == other  # The plugin's choice.
     for choice in ("gated", "steered", "", "steered"):
         steered.choose(choice)
         wanted = [RESOURCE] if choice == "steered" else []
@@ -262,8 +262,10 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     assert node.allocatable() == 6
 
 
-def test_mig_devices_that_are_shared_are_steered(start_steered: StartSteered) -> None:
-    """Strategy mixed: one profile of two, and its resource has a name that implies sharing."""
+def test_shared_mig_devices_are_steered(start_steered: StartSteered) -> None:
+    """With strategy mixed, two MIG devices have the same profile, and the resource name implies
+    sharing.
+    """
     profile = "nvidia.com/mig-1g.10gb"
     resource = f"{profile}.shared"
     small = (Instance(f"MIG-{number}", number) for number in (1, 2))
@@ -280,7 +282,7 @@ def test_mig_devices_that_are_shared_are_steered(start_steered: StartSteered) ->
     assert steered.place("q", "MIG-1", 2) == "MIG-1"
 
     for pod, uuid in {"p0": "MIG-2", "q": "MIG-1"}.items():
-        # The plugin also names the device by its uuid.
+        # The plugin also reports the device by its UUID.
         node.wait(lambda pod=pod: node.runtime.running(pod), "a container")
         environment = node.runtime.running(pod)["main"].environment
         assert environment["NVIDIA_VISIBLE_DEVICES"] == uuid

@@ -1,4 +1,6 @@
-"""Steering turned on and off, killed, upgraded and uninstalled, each from each state of a node."""
+"""Turns steering on and off and kills, upgrades and uninstalls the agent, from each state of a
+node.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,12 +16,12 @@ DEVICES, REPLICAS = 2, 12
 
 @dataclass(frozen=True)
 class State:
-    """The documentation of a node's states: docs/design/device-truth.md, "Steered"."""
+    """A state of a node as documented in docs/design/device-truth.md, "Steered"."""
 
     #: Whether the node asks to be steered.
     wanted: bool = False
     agent: str = "running"
-    #: An agent was killed that steered, and none has run since.
+    #: A steering agent was killed, and no agent has run since.
     stranded: bool = False
 
     @property
@@ -51,7 +53,7 @@ CHANGES: dict[str, Callable[[State], State]] = {
 
 
 def walk(state: State) -> Iterator[str]:
-    """Changes that lead from each state that can be reached through each change, one at least."""
+    """Return a sequence of changes that makes each possible change in each reachable state."""
     done: set[tuple[State, str]] = set()
     while True:
         way = _nearest(state, done)
@@ -64,7 +66,7 @@ def walk(state: State) -> Iterator[str]:
 
 
 def _nearest(start: State, done: set[tuple[State, str]]) -> tuple[str, ...] | None:
-    """The shortest way to a pair of state and change that is not done, and through it."""
+    """Return the shortest path that ends with a change not yet made in its state."""
     ways: deque[tuple[State, tuple[str, ...]]] = deque([(start, ())])
     seen = {start}
     while ways:
@@ -95,13 +97,15 @@ def play(steered: SteeredNode, change: str, before: State) -> None:
 
 
 def given_to_agent(steered: SteeredNode) -> bool:
-    """Whether an agent registered last, by what all agents of the node have logged."""
+    """Return whether an agent registered last, according to the logs of all the node's agents."""
     log = steered.node.log("agent")
     return log.rfind("steering_registered") > log.rfind("plugin_brought_back")
 
 
 def check(steered: SteeredNode, state: State, number: int) -> None:
-    """The node ends as documented, and the next pod gets the device that it should get."""
+    """Check that the node ends in the documented state, and that the next pod gets the right
+    device.
+    """
     node = steered.node
     replicas = 0 if state.stranded else DEVICES * REPLICAS
     if state.agent == "running":
@@ -110,14 +114,14 @@ def check(steered: SteeredNode, state: State, number: int) -> None:
     if not state.steers and not state.stranded:
         folder = node.root / "device-plugins"
         node.wait(lambda: not list(folder.glob("headroom-*")), f"no trace in {state}")
-        # Between the two the kubelet has no replicas, which the Node may not show yet.
+        # Between two registrations the kubelet has no replicas, which the Node may not show yet.
         node.wait(lambda: not given_to_agent(steered), f"the plugin in its place in {state}")
     node.wait(lambda: node.allocatable() == replicas, f"{replicas} replicas in {state}")
     if not replicas:
         return
     pods = [f"state-{number}", f"state-{number}-too"]
     if state.steers:
-        # The plugin would take the devices in turn.
+        # The plugin would alternate between the devices.
         assert [steered.place(pod, "GPU-1", gib=1) for pod in pods] == ["GPU-1", "GPU-1"]
     else:
         assert {steered.device(pod) for pod in pods} == {"GPU-0", "GPU-1"}
@@ -128,7 +132,7 @@ def check(steered: SteeredNode, state: State, number: int) -> None:
     steered.forget(uids)
 
 
-def test_every_change_leads_from_every_state_to_the_one_that_is_documented(
+def test_every_change_from_every_state_leads_to_the_documented_state(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered(DEVICES, REPLICAS, flags=("--device-choice=predicted",))

@@ -1,7 +1,7 @@
-"""A steering agent that ends when its permissions are gone: ``helm uninstall`` and ``kubectl delete
--k`` delete them without waiting for the pods of the DaemonSet.
+"""Ends a steering agent after its permissions are deleted, as ``helm uninstall`` and ``kubectl
+delete -k`` do without waiting for the pods of the DaemonSet.
 
-API server, kubelet and device plugin are real, and the agent has its account and its own roles.
+API server, kubelet and device plugin are real. The agent has its own account and roles.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ STALE_AFTER_S = 10
 
 @contextlib.contextmanager
 def permitted(plane: ControlPlane) -> Iterator[str]:
-    """Give the agent's account its roles; return a token of the account."""
+    """Grant the agent's account its roles. Return a token of the account."""
     undo = contextlib.ExitStack()
 
     def create(path: str, body: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def restart_with(steered: SteeredNode, account: str) -> None:
     steered.until_steered()
 
 
-def test_an_agent_whose_permissions_were_deleted_first_gives_the_gpus_back(
+def test_an_agent_that_ends_without_permissions_restores_the_device_plugin(
     start_steered: StartSteered, plane: ControlPlane
 ) -> None:
     steered = start_steered(flags=("--device-choice=predicted",))
@@ -91,10 +91,10 @@ def test_an_agent_whose_permissions_were_deleted_first_gives_the_gpus_back(
             lambda: "UnexpectedAdmissionError" in node.events("without-ledger"), "a rejection"
         )
         assert "plugin_brought_back" not in node.log("agent")
-        assert steered.steered()  # the report that extenders have until it is stale
+        assert steered.steered()  # The report that extenders use until it is stale.
         node.end("agent")
     assert "plugin_brought_back" in node.log("agent")
     node.wait(lambda: node.allocatable() == 6, "every replica")
-    assert steered.device("after") == "GPU-0"  # the plugin's choice
+    assert steered.device("after") == "GPU-0"  # The plugin's choice.
     assert node.status("before")["phase"] == "Running"
     assert not list((node.root / "device-plugins").glob("headroom-*"))

@@ -1,8 +1,8 @@
-"""``helm uninstall`` and ``kubectl delete -k`` without the steps that the documentation puts first,
-while an agent steers.
+"""Runs ``helm uninstall`` and ``kubectl delete -k`` while an agent steers, without the documented
+first steps.
 
-API server, Helm, kubectl, kubelet and device plugin are real. The agent has the account that the
-installation gave it, and ends when the DaemonSet is gone, as its pod would.
+API server, Helm, kubectl, kubelet and device plugin are real. The agent has the account of the
+installation, and ends after the DaemonSet is deleted, as its pod would.
 """
 
 import json
@@ -24,7 +24,7 @@ STALE_AFTER_S = 10
 
 
 class Plane(AuditedPlane):
-    """Its API server accepts privileged containers, as those of all real clusters do."""
+    """A control plane whose API server accepts privileged containers, as in real clusters."""
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, "--allow-privileged=true")
@@ -33,9 +33,9 @@ class Plane(AuditedPlane):
 @pytest.fixture
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[Plane]:
-    """One for each test, which removes the CRD and the namespace."""
+    """A control plane for each test, because the test removes the CRD and the namespace."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes
+    with capture.global_and_fixture_disabled():  # The first build takes minutes.
         built("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
     with control_plane(Plane) as running:
         assert isinstance(running, Plane)
@@ -44,8 +44,8 @@ def plane(request: pytest.FixtureRequest) -> Iterator[Plane]:
 
 
 def by_helm(plane: Plane, run: Run) -> str:
-    """Install by Helm and return the command that uninstalls."""
-    plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")  # the chart brings its own
+    """Install with Helm and return the command that uninstalls."""
+    plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")  # The chart contains the CRD.
     values = plane.folder / "values.json"
     values.write_text(json.dumps({"images": IMAGE_VALUES, **COMPONENTS["steering"]}))
     done(run, f"helm install headroom {CHART} -n {NAMESPACE} --create-namespace -f {values}")
@@ -68,7 +68,8 @@ def by_kustomize(plane: Plane, run: Run) -> str:
     }
     (folder / "kustomization.yaml").write_text(json.dumps(overlay))
     done(run, f"kubectl apply --server-side --force-conflicts -k {folder}")
-    # Only a running extender removes the finalizers of GPUNodes, for which it would wait.
+    # Uninstalling would wait for a running extender, which alone removes the finalizers of
+    # GPUNodes.
     return f"kubectl delete -k {folder} --ignore-not-found --wait=false"
 
 
@@ -78,19 +79,19 @@ def done(run: Run, command: str) -> None:
 
 
 def act_as_extender_and_webhook(plane: Plane) -> None:
-    """Remove what would keep this test from acting in place of processes that do not run here."""
+    """Remove objects that would prevent the test from acting for processes that do not run here."""
     kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
     ours = "--selector=app.kubernetes.io/part-of=headroom"
     plane.kubectl("delete", f"{kinds},validatingadmissionpolicybindings", ours)
 
 
 def restart_as_installed(steered: SteeredNode) -> None:
-    """Replace the agent by one with a token that the kubelet would mount into its pod."""
+    """Replace the agent by one with the token that the kubelet would mount into its pod."""
     node, plane = steered.node, steered.plane
     node.end("agent")
     container = {"name": "agent", "image": "none"}
     spec = {"nodeName": node.name, "serviceAccountName": AGENT, "containers": [container]}
-    # Of another kubelet: this one has no image of the agent.
+    # The token belongs to another kubelet, because this one does not have the agent's image.
     uid = plane.call("POST", PODS, {"metadata": {"name": "agent"}, "spec": spec})["metadata"]["uid"]
     pod = {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
     account = token(plane, AGENT, {"boundObjectRef": pod})
@@ -102,7 +103,7 @@ def restart_as_installed(steered: SteeredNode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("install", [by_helm, by_kustomize])
-def test_the_device_plugin_has_its_resource_back(
+def test_after_uninstalling_the_device_plugin_serves_its_resource_again(
     plane: Plane,
     start_node: StartNode,
     start_steered: StartSteered,
@@ -121,6 +122,6 @@ def test_the_device_plugin_has_its_resource_back(
     node.end("agent")
     assert "plugin_brought_back" in node.log("agent")
     node.wait(lambda: node.allocatable() == 6, "every replica")
-    assert steered.device("after") == "GPU-0"  # the plugin's choice
+    assert steered.device("after") == "GPU-0"  # The plugin's choice.
     assert node.status("before")["phase"] == "Running"
     assert not list((node.root / "device-plugins").glob("headroom-*"))

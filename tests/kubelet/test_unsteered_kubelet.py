@@ -1,4 +1,4 @@
-"""The newest kubelet is not steered: the agent leaves its device plugins alone, and reports why."""
+"""Checks that the agent does not steer a node with the newest kubelet, and reports why."""
 
 import pytest
 
@@ -12,7 +12,7 @@ __all__ = ["start_steered"]
 NEWEST = "kubelet"
 
 
-def test_a_node_with_the_newest_kubelet_goes_on_without_steering_and_reports_why(
+def test_a_node_with_the_newest_kubelet_is_not_steered_and_reports_why(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered(flags=("--device-choice=steered",), kubelet=NEWEST)
@@ -22,24 +22,24 @@ def test_a_node_with_the_newest_kubelet_goes_on_without_steering_and_reports_why
     assert not steered.steered()
     assert {steered.device(f"p{number}") for number in range(2)} == {"GPU-0", "GPU-1"}
     assert node.allocatable() == 6
-    assert node.log("kubelet").count("Got registration request") == 1  # the plugin's own
+    assert node.log("kubelet").count("Got registration request") == 1  # The plugin's own choice.
     assert not list((node.root / "device-plugins").glob("headroom-*"))
-    # Ended or killed, the agent changes nothing for pods that come later.
+    # Whether the agent ends or is killed, later pods are not affected.
     node.end("agent")
     assert steered.device("after-its-end") in ("GPU-0", "GPU-1")
     steered.start_agent("--device-choice=steered")
     node.kill("agent")
     node.kill("nvidia-device-plugin")
-    # The kubelet rejects a pod that comes before it has the plugin's devices again.
+    # The kubelet rejects a pod that arrives before it has the plugin's devices again.
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     node.start_plugin()
     node.wait(lambda: node.allocatable() == 6, "every replica")
-    assert node.log("kubelet").count("Got registration request") == 2  # the plugin's own
+    assert node.log("kubelet").count("Got registration request") == 2  # The plugin's own choice.
     assert steered.device("after-its-kill") in ("GPU-0", "GPU-1")
     assert steered.resource == RESOURCE
 
 
-def test_a_kubelet_that_is_upgraded_ends_steering_and_keeps_every_replica(
+def test_upgrading_the_kubelet_ends_steering_and_keeps_every_replica(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()
@@ -51,7 +51,7 @@ def test_a_kubelet_that_is_upgraded_ends_steering_and_keeps_every_replica(
     node.wait(lambda: not list((node.root / "device-plugins").glob("headroom-*")), "no trace")
     node.wait(lambda: node.allocatable() == 6, "every replica")
     assert steered.device("by-the-plugin") == "GPU-0"
-    # The kubelet notices when the plugin ends, and takes it back.
+    # The kubelet notices that the relay has ended, and uses the plugin again.
     node.kill("nvidia-device-plugin")
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     node.start_plugin()

@@ -1,4 +1,6 @@
-"""The release of the working tree, with what git tracks, and a machine with the client alone."""
+"""Fixtures: the release of the tracked files in the working tree, and an environment with only the
+client.
+"""
 
 import importlib.metadata
 import re
@@ -45,9 +47,9 @@ def packages(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Packag
 
 @pytest.fixture(scope="session")
 def client(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and the packages of requirements/client.txt alone.
+    """A virtual environment with only the wheel and the packages of requirements/client.txt.
 
-    The packages are links to those of the tests, which have the same versions and hashes.
+    The packages are links to the packages of the tests, which have the same versions and hashes.
     """
     venv = tmp_path_factory.mktemp("client") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
@@ -56,7 +58,7 @@ def client(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path
         try:
             installed = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform
+            continue  # The package is for another platform.
         for name in {file.parts[0] for file in installed.files or () if ".." not in file.parts}:
             if name != "__pycache__" and not (site / name).exists():
                 (site / name).symlink_to(str(installed.locate_file(name)))
@@ -66,6 +68,6 @@ def client(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def locked(lock: str) -> set[str]:
-    """Return the names of the packages in a lock."""
+    """Return the names of the packages in a lock file."""
     text = (ROOT / f"requirements/{lock}.txt").read_text()
     return set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))

@@ -1,4 +1,6 @@
-"""The artefacts of a release: their version, their bytes, and that others' tools accept them."""
+"""Checks the artefacts of a release: versions, reproducible bytes, and acceptance by other
+tools.
+"""
 
 import json
 import os
@@ -25,13 +27,13 @@ from tests.controlplane import ROOT, built
 from tests.deploy.rendered import run
 from tests.release.conftest import REPOSITORY, Packages, exported
 
-#: Files that may contain any version: history, other projects' versions, and test data.
+#: Files that may contain any version, such as history, versions of other projects, and test data.
 OTHER_VERSIONS = re.compile(
     r"^(CHANGELOG\.md|tests/.*|requirements/.*|docs/design/(adr/.*|first-hour\.md))$"
 )
 
 
-def test_only_one_file_contains_the_version() -> None:
+def test_the_version_is_in_only_one_file() -> None:
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z"], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -45,7 +47,7 @@ def test_only_one_file_contains_the_version() -> None:
     assert found == ["pyproject.toml"]
 
 
-def test_another_version_than_that_of_the_commit_is_rejected(tmp_path: Path) -> None:
+def test_a_version_other_than_the_version_of_the_commit_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError) as rejected:
         export(ROOT, tmp_path, "99.0.0", REPOSITORY)
     own = version_of(tmp_path)
@@ -74,7 +76,7 @@ def released(folder: Path, changelog: str, tagged: bool) -> Source:
     return Source("0.2.0", 1_700_000_000, folder, tagged, "0" * 40, REPOSITORY)
 
 
-def test_notes_are_the_section_of_the_version(tmp_path: Path) -> None:
+def test_release_notes_are_the_changelog_section_of_the_version(tmp_path: Path) -> None:
     changelog = (
         "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-01-31\n\n- New.\n\n## [0.1.0]\n"
     )
@@ -88,7 +90,7 @@ def test_a_commit_without_a_tag_may_have_unreleased_notes(tmp_path: Path) -> Non
         notes(released(tmp_path, changelog, tagged=True))
 
 
-def test_images_without_a_base_or_a_builder_are_left_out(
+def test_images_without_a_base_or_a_builder_are_skipped(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BASE", raising=False)
@@ -112,7 +114,7 @@ def test_the_chart_describes_its_values_with_their_defaults() -> None:
     ]
 
 
-def test_the_client_removes_what_earlier_releases_unpacked(tmp_path: Path) -> None:
+def test_installing_the_client_removes_files_of_earlier_releases(tmp_path: Path) -> None:
     for name in ("kubectl-headroom_old", "kubectl-headroom_new", "other_old"):
         (tmp_path / name / "site-packages").mkdir(parents=True)
         (tmp_path / f".{name}_lock").touch()
@@ -139,7 +141,7 @@ def test_two_builds_of_a_commit_have_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_the_wheel_of_the_source_distribution_is_the_wheel(
+def test_the_source_distribution_builds_the_same_wheel(
     packages: Packages, source: Source, tmp_path: Path
 ) -> None:
     with tarfile.open(packages.sdist) as archive:
@@ -155,7 +157,7 @@ def test_the_wheel_of_the_source_distribution_is_the_wheel(
 
 
 @pytest.mark.slow
-def test_the_chart_has_the_version_a_readme_and_annotations(source: Source, tmp_path: Path) -> None:
+def test_the_chart_has_a_version_a_readme_and_annotations(source: Source, tmp_path: Path) -> None:
     path = build_chart(source, "registry.example/team", tmp_path)
     assert path.name == f"headroom-{source.version}.tgz"
     with tarfile.open(path) as archive:
@@ -236,7 +238,7 @@ def test_no_job_that_can_sign_runs_a_build() -> None:
         assert (job["permissions"]["contents"] == "write") == (name in signing)
 
 
-def test_the_workflows_run_nothing_but_make() -> None:
+def test_the_workflows_only_run_make() -> None:
     for path in (ROOT / ".github/workflows").glob("*.yaml"):
         for job in yaml.safe_load(path.read_text())["jobs"].values():
             for command in (step["run"] for step in job["steps"] if "run" in step):

@@ -1,4 +1,6 @@
-"""`pip install headroom-gpu` is the client: its commands need nothing of the servers."""
+"""Checks that `pip install headroom-gpu` installs a client whose commands need no server
+packages.
+"""
 
 import os
 import re
@@ -21,9 +23,9 @@ from tests.release.conftest import Packages, locked
 from tests.serving import serving
 
 FLEET = "nodes: [{name: gpu-a, gpus: 2, memory: 24Gi, model: L4}]\n"
-#: Packages of the servers, one of each extra, and of the tests.
+#: Packages of the servers (one of each extra) and of the tests.
 NOT_OF_THE_CLIENT = {"fastapi", "grpcio", "msgspec", "numpy", "prometheus-client", "pytest"}
-#: Modules that take longer to import than the rest of a command takes to start.
+#: Modules whose import takes longer than starting a command.
 SLOW = ("kubernetes", "rich", "yaml")
 
 
@@ -44,12 +46,12 @@ def test_the_locks_of_client_and_agent_are_small() -> None:
     assert locked("client") <= locked("extender")
 
 
-def test_the_commands_that_need_more_packages_are_those_of_the_extender() -> None:
+def test_only_commands_of_the_extender_need_more_packages() -> None:
     group = typer.main.get_command(extender_app)
     assert set(group.commands) == EXTENDER_COMMANDS  # type: ignore[attr-defined]
 
 
-#: Prints the help of each command in a process of its own, which shares the imports of the first.
+#: Prints the help of each command in a separate process, which is forked after the common imports.
 HELP = """
 import os, sys
 from headroom.plugin import main
@@ -78,7 +80,7 @@ def test_every_command_of_the_client_has_help(client: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_answers_from_a_server(client: Path) -> None:
+def test_a_client_command_prints_the_data_of_a_server(client: Path) -> None:
     with serving(FLEET) as server:
         shown = run(client, "kubectl-headroom", "--server", server.debug, "top")
         assert (shown.returncode, shown.stderr) == (0, "")
@@ -88,7 +90,7 @@ def test_a_command_answers_from_a_server(client: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_cluster_the_client_reports_that_it_has_none(client: Path) -> None:
+def test_without_a_cluster_the_client_reports_the_missing_cluster(client: Path) -> None:
     rejected = run(client, "kubectl-headroom", "top")
     assert rejected.returncode == 3
     assert "no cluster is configured" in rejected.stderr
@@ -102,7 +104,7 @@ def test_without_a_cluster_the_client_reports_that_it_has_none(client: Path) -> 
         pytest.param(["kubectl-headroom", "doctor"], "extender", id="doctor of the plugin"),
     ],
 )
-def test_a_command_of_a_server_names_the_extra_that_it_needs(
+def test_a_server_command_reports_the_extra_that_it_needs(
     client: Path, command: list[str], extra: str
 ) -> None:
     rejected = run(client, *command)
@@ -113,7 +115,7 @@ def test_a_command_of_a_server_names_the_extra_that_it_needs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["agent", "--once"], ["gate"]])
-def test_the_published_package_has_no_agent_and_says_where_it_is(
+def test_the_published_package_has_no_agent_and_reports_where_it_is(
     client: Path, command: list[str]
 ) -> None:
     rejected = run(client, "headroom", *command)
@@ -125,7 +127,7 @@ def test_the_published_package_has_no_agent_and_says_where_it_is(
 
 
 @pytest.mark.parametrize("name", ["agent", "extender"])
-def test_a_missing_program_is_named_with_its_image(name: str) -> None:
+def test_a_missing_program_is_reported_with_its_image(name: str) -> None:
     message = missing(ModuleNotFoundError(f"No module named {name!r}", name=name), "extender")
     assert message.startswith(
         f"the {name} is not installed here. It is in the image headroom-{name};"
@@ -133,7 +135,7 @@ def test_a_missing_program_is_named_with_its_image(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_package_headroom_alone(packages: Packages) -> None:
+def test_the_wheel_contains_only_the_package_headroom(packages: Packages) -> None:
     with zipfile.ZipFile(packages.wheel) as wheel:
         folders = {name.partition("/")[0] for name in wheel.namelist()}
     assert {name for name in folders if not name.endswith(".dist-info")} == {"headroom"}
@@ -182,7 +184,7 @@ def test_a_command_starts_without_slow_imports(
     )
 
 
-def test_the_guide_names_extras_that_exist() -> None:
+def test_the_guide_mentions_only_existing_extras() -> None:
     text = (ROOT / "docs/reference/kubectl.md").read_text()
     assert "`pip install headroom-gpu`" in text
     assert "headroom-gpu[extender,cluster]" not in text

@@ -1,4 +1,6 @@
-"""Each program runs with the packages of its lock alone: the environment of the tests has more."""
+"""Checks that each program runs with only the packages of its lock, because the test environment
+has more.
+"""
 
 import json
 import subprocess
@@ -10,7 +12,7 @@ import pytest
 from tests.controlplane import ROOT
 from tests.release.conftest import locked
 
-#: Imports modules, while nothing can import the packages of the first argument.
+#: Imports modules while the packages of the first argument cannot be imported.
 IMPORT = """
 import importlib, json, sys
 class Missing:
@@ -37,7 +39,7 @@ for name in sys.argv[2:]:
         ("extender", ["headroom.recorder.process", "headroom.dra_taints.process"]),
     ],
 )
-def test_a_program_starts_with_the_packages_of_its_lock(lock: str, modules: list[str]) -> None:
+def test_a_program_starts_with_only_the_packages_of_its_lock(lock: str, modules: list[str]) -> None:
     has = {name.lower().replace("_", "-") for name in locked(lock)}
     missing = [
         name

@@ -1,4 +1,6 @@
-"""The commands that publish a release: in which order, and that they sign what was pushed."""
+"""Checks the order of the commands that publish a release, and that they sign the pushed
+artefacts.
+"""
 
 import subprocess
 import sys
@@ -14,7 +16,7 @@ EXTENDER, AGENT, CHART = (f"sha256:{digit * 64}" for digit in "123")
 
 
 class Recorded:
-    """Records commands, and answers as the programs do. ``fails`` is a part of one that fails."""
+    """Records commands and answers like the programs. A command that contains ``fails`` fails."""
 
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
@@ -66,7 +68,7 @@ def test_the_job_that_builds_images_signs_nothing(tmp_path: Path, digests: Path)
         assert (tmp_path / "new" / each.name).read_text() == each.read_text()
 
 
-def test_what_was_pushed_is_signed_by_digest_and_packages_come_last(
+def test_pushed_artefacts_are_signed_by_digest_and_packages_come_last(
     dist: Path, digests: Path
 ) -> None:
     recorded = Recorded()
@@ -92,7 +94,7 @@ def test_what_was_pushed_is_signed_by_digest_and_packages_come_last(
 
 
 @pytest.mark.parametrize("fails", ["cosign sign --yes", "helm push", "sign-blob"])
-def test_after_a_failure_nothing_more_is_published(dist: Path, digests: Path, fails: str) -> None:
+def test_publishing_stops_after_a_failure(dist: Path, digests: Path, fails: str) -> None:
     recorded = Recorded(fails)
     with pytest.raises(subprocess.CalledProcessError):
         publish("0.2.0", REGISTRY, dist, digests, recorded, "helm")

@@ -1,8 +1,8 @@
-"""Each sample, run to the real parser of the framework that it starts.
+"""Runs each sample up to the real argument parser of its framework.
 
 ``make samples`` runs it. ``make test`` does not, because it downloads 5 GB, installs 11 GB below
-.cache/samples, and compiles llama.cpp. No GPU is needed: the samples end where the framework has
-read its share. docs/design/frameworks.md shows the versions in ``PINNED``.
+.cache/samples, and compiles llama.cpp. No GPU is needed, because the samples end when the framework
+has read its share. docs/design/frameworks.md shows the versions in ``PINNED``.
 """
 
 import json
@@ -21,8 +21,8 @@ from tests.controlplane import ROOT, built
 from tests.samples.scripts import Ran, run
 from tests.samples.test_samples import SHARE, SMI
 
-#: Package of PyPI -> version. vLLM brings PyTorch. nvidia-pytriton has the server of Triton 2.51.0,
-#: and llama-cpp-python the source of llama.cpp. tests/gobin/ollama-share pins Ollama.
+#: Versions of PyPI packages. vLLM depends on PyTorch. nvidia-pytriton has the server of Triton
+#: 2.51.0, and llama-cpp-python has the source of llama.cpp. tests/gobin/ollama-share pins Ollama.
 PINNED = {
     "vllm": "0.33.0",
     "jax": "0.10.2",
@@ -37,7 +37,7 @@ CACHE = ROOT / ".cache/samples"
 
 
 def finished(*command: str | Path, timeout_s: float = 3000, **how: Any) -> str:
-    """Return what a command prints; fail with it if the command fails."""
+    """Return the output of a command. Fail with the output if the command fails."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -52,7 +52,7 @@ def finished(*command: str | Path, timeout_s: float = 3000, **how: Any) -> str:
 
 
 def environment(package: str) -> Path:
-    """Return the Python of an environment that has this package, after its first installation."""
+    """Return the Python of an environment with this package, which is installed on first use."""
     folder = CACHE / f"{package}-{PINNED[package]}"
     python = folder / "bin/python"
     if not (folder / "installed").exists():
@@ -68,7 +68,7 @@ def site_packages(python: Path) -> Path:
 
 
 def llama_args() -> Path:
-    """Return the program of ``llama-args``, compiled with the source of llama-cpp-python."""
+    """Return the program ``llama-args``, compiled with the source of llama-cpp-python."""
     version = PINNED["llama-cpp-python"]
     folder = CACHE / f"llama-{version}"
     program = folder / "build/llama-args"
@@ -86,7 +86,7 @@ def llama_args() -> Path:
 
 
 def starter(*command: str | Path) -> str:
-    """Return a program that starts another one with its own arguments."""
+    """Return a program that starts another program with its own arguments."""
     return "#!/bin/sh\nexec " + " ".join(f"'{part}'" for part in command) + ' "$@"\n'
 
 
@@ -123,12 +123,12 @@ def vllm(folder: Path, variables: dict[str, str]) -> Ran:
     return run("vllm", folder, variables, {"vllm": program}, timeout_s=300)
 
 
-def test_vllm(tmp_path: Path) -> None:
+def test_vllm_gets_its_share(tmp_path: Path) -> None:
     ran = vllm(tmp_path, SHARE)
     assert last_json(ran) == ["Qwen/Qwen3-4B", 0.3020, None]
 
 
-def test_vllm_rejects_what_is_no_fraction(tmp_path: Path) -> None:
+def test_vllm_rejects_an_invalid_fraction(tmp_path: Path) -> None:
     (tmp_path / "parse.py").write_text(VLLM)
     for value in ("", "0", "1.5", "abc"):
         command = [tmp_path / "parse.py", "serve", "m", "--gpu-memory-utilization", value]
@@ -136,7 +136,7 @@ def test_vllm_rejects_what_is_no_fraction(tmp_path: Path) -> None:
         assert done.returncode != 0, value
 
 
-#: Reads the option back from the configuration that PyTorch parsed.
+#: Prints the option from the configuration that PyTorch parsed.
 READ_BACK = """
 #include <c10/cuda/CUDAAllocatorConfig.h>
 extern "C" double fraction() {
@@ -165,12 +165,12 @@ def pytorch(folder: Path, variables: dict[str, str]) -> Ran:
 
 
 @pytest.mark.parametrize("image", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}])
-def test_pytorch(image: dict[str, str], tmp_path: Path) -> None:
+def test_pytorch_gets_its_share(image: dict[str, str], tmp_path: Path) -> None:
     ran = pytorch(tmp_path, SHARE | image | {"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
     assert last_json(ran) == [PYTORCH, 0.3020]
 
 
-def test_pytorch_rejects_what_is_no_fraction(tmp_path: Path) -> None:
+def test_pytorch_rejects_an_invalid_fraction(tmp_path: Path) -> None:
     for value in ("per_process_memory_fraction:1.5", "per_process_memory:0.5"):
         ran = pytorch(tmp_path, SHARE | {"PYTORCH_CUDA_ALLOC_CONF": value})
         assert ran.code != 0, value
@@ -188,21 +188,21 @@ def jax(folder: Path, variables: dict[str, str]) -> Ran:
     return run("jax", folder, variables, {"python3": starter(environment("jax"))}, timeout_s=300)
 
 
-def test_jax(tmp_path: Path) -> None:
+def test_jax_gets_its_share(tmp_path: Path) -> None:
     old = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     options = last_json(jax(tmp_path, SHARE | old))
     assert (options["memory_fraction"], options["allocator"]) == (0.3020, "default")
 
 
-def test_jax_takes_its_default_if_the_variable_is_empty(tmp_path: Path) -> None:
-    """The reason why the sample must check: JAX does not."""
+def test_jax_uses_its_default_if_the_variable_is_empty(tmp_path: Path) -> None:
+    """JAX does not check the variable, so the sample must."""
     (tmp_path / "train.py").write_text(JAX_TRAIN)
     empty = os.environ | {"XLA_CLIENT_MEM_FRACTION": ""}
     printed = finished(environment("jax"), tmp_path / "train.py", env=empty)
     assert "memory_fraction" not in json.loads(printed.splitlines()[-1])
 
 
-#: Runs the sample's own code with a GPU in the list that TensorFlow asks for, which has none here.
+#: Runs the sample's own code with a GPU in TensorFlow's list, which is empty here.
 TENSORFLOW = """
 import sys
 from tensorflow.python import pywrap_tfe
@@ -220,7 +220,7 @@ print(json.dumps([list(device.memory_limit_mb) for device in options.experimenta
 """
 
 
-def test_tensorflow(tmp_path: Path) -> None:
+def test_tensorflow_gets_its_limit(tmp_path: Path) -> None:
     (tmp_path / "with_gpu.py").write_text(TENSORFLOW)
     (tmp_path / "train.py").write_text(TENSORFLOW_TRAIN)
     program = starter(environment("tensorflow-cpu"), tmp_path / "with_gpu.py")
@@ -231,27 +231,27 @@ def test_tensorflow(tmp_path: Path) -> None:
 def triton(folder: Path, *more: str) -> Ran:
     site = site_packages(environment("nvidia-pytriton"))
     server = site / "pytriton/tritonserver/bin/tritonserver"
-    # A repository without models, of which one shall be loaded: the server ends after its start.
+    # The repository has no models, so the server ends after its start when it loads one.
     ends = f"--model-repository='{folder}' --model-control-mode=explicit --load-model=none"
     closed = " ".join(f"--allow-{port}=false" for port in ("http", "grpc", "metrics"))
-    # If an option is given twice, the server uses the first one.
+    # If an option is repeated, the server uses the first value.
     program = f"#!/bin/sh\nshift\nexec '{server}' {' '.join(more)} \"$@\" {ends} {closed}\n"
     return run("triton", folder, SHARE, {"tritonserver": program, "nvidia-smi": SMI})
 
 
-def test_triton(tmp_path: Path) -> None:
+def test_triton_gets_its_share(tmp_path: Path) -> None:
     ran = triton(tmp_path)
     assert re.search(rf"\| server_version +\| {re.escape(TRITON)} ", ran.output), ran.output
     assert ran.output.endswith("failed to load all models\n")
 
 
-def test_triton_rejects_what_is_no_fraction(tmp_path: Path) -> None:
+def test_triton_rejects_an_invalid_fraction(tmp_path: Path) -> None:
     ran = triton(tmp_path, "--model-load-gpu-limit=0:1.5")
     assert "expects limit fraction to be in range [0.0, 1.0], got 1.500000" in ran.output
     assert "server_version" not in ran.output
 
 
-def test_llama_cpp(tmp_path: Path) -> None:
+def test_llama_cpp_gets_its_margin(tmp_path: Path) -> None:
     programs = {"llama-server": starter(llama_args()), "nvidia-smi": SMI}
     ran = run("llama-cpp", tmp_path, SHARE, programs)
     assert (ran.code, ran.output.splitlines()[-1]) == (
@@ -260,7 +260,7 @@ def test_llama_cpp(tmp_path: Path) -> None:
     )
 
 
-def test_ollama_hands_the_margin_to_llama_cpp(tmp_path: Path) -> None:
+def test_ollama_passes_the_margin_to_llama_cpp(tmp_path: Path) -> None:
     assert (
         f"github.com/ollama/ollama {OLLAMA}\n"
         in (ROOT / "tests/gobin/ollama-share/go.mod").read_text()

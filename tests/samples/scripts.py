@@ -1,4 +1,4 @@
-"""Runs the start scripts of deploy/samples/frameworks, with other programs in the place of some."""
+"""Runs the start scripts of deploy/samples/frameworks, with some programs replaced."""
 
 import json
 import os
@@ -27,7 +27,7 @@ STARTS = {
     "vllm": "vllm",
 }
 
-#: Records how it was called, as JSON.
+#: Records its arguments and environment as JSON.
 RECORDER = f"""#!{sys.executable}
 import json, os, sys
 from pathlib import Path
@@ -37,7 +37,9 @@ Path("called.json").write_text(json.dumps({{"args": sys.argv[1:], "env": dict(os
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a script ended. ``args`` and ``env`` are what ``RECORDER`` got; None if not called."""
+    """The result of a script. ``args`` and ``env`` come from ``RECORDER``, or are None if it was
+    not called.
+    """
 
     code: int
     output: str
@@ -51,7 +53,9 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 def nvidia_smi(*gpus: Mapping[str, int]) -> str:
-    """Return a program that answers --query-gpu with these values, such as ``memory.free``: MiB."""
+    """Return a program that answers --query-gpu with these values, such as ``memory.free``, in
+    MiB.
+    """
     return f"""#!{sys.executable}
 import sys
 (query,) = [arg for arg in sys.argv if arg.startswith("--query-gpu=")]
@@ -70,7 +74,7 @@ def run(
 ) -> Ran:
     """Run the command of a sample in ``folder``, where ``programs`` precede the system's.
 
-    The environment has nothing but PATH, the sample's own variables, and ``variables``.
+    The environment has only PATH, the sample's own variables, and ``variables``.
     """
     (container,) = manifest(name)["spec"]["containers"]
     binaries = folder / "bin"

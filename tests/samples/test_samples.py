@@ -1,4 +1,4 @@
-"""The samples for frameworks start with their share, and do not start without one.
+"""Checks that the samples for frameworks start with their share, and do not start without one.
 
 ``make samples`` gives the same values to the frameworks' own parsers (check_frameworks.py).
 """
@@ -16,7 +16,7 @@ from tests.samples.scripts import NAMES, RECORDER, SAMPLES, STARTS, Ran, manifes
 #: 8 GiB of a device with 24 GiB, of which other pods use 10.
 SHARE = {"HEADROOM_VRAM_BYTES": str(8 * GIB), "HEADROOM_VRAM_FRACTION": "0.3333"}
 SMI = nvidia_smi({"memory.used": 10240, "memory.free": 14336, "memory.total": 24576})
-#: Records what the sample sets, instead of TensorFlow.
+#: Records the sample's calls in place of TensorFlow.
 TENSORFLOW = """
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_every_framework_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_webhook_gives_the_pod_its_variables(name: str) -> None:
+def test_the_webhook_sets_the_variables_of_the_sample(name: str) -> None:
     stored, answer = mutated({"kind": "Pod", **manifest(name)}, around())
     assert answer.warnings == ()
     annotations = stored["metadata"]["annotations"]
@@ -78,7 +78,7 @@ def test_the_webhook_gives_the_pod_its_variables(name: str) -> None:
         ("tensorflow", []),
     ],
 )
-def test_arguments(name: str, args: list[str], tmp_path: Path) -> None:
+def test_samples_pass_the_share_as_arguments(name: str, args: list[str], tmp_path: Path) -> None:
     ran = start(name, tmp_path, SHARE)
     assert (ran.code, ran.output) == (0, "")
     assert ran.args == args
@@ -87,13 +87,15 @@ def test_arguments(name: str, args: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "variable", "value"),
     [
-        # 0.3333 less the part of a CUDA context of 768 MiB in 8 GiB, rounded down.
+        # 0.3333 minus the share of a CUDA context of 768 MiB in 8 GiB, rounded down.
         ("pytorch", "PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.3020"),
         ("jax", "XLA_CLIENT_MEM_FRACTION", "0.3020"),
         ("ollama", "LLAMA_ARG_FIT_TARGET", "6144"),
     ],
 )
-def test_variables(name: str, variable: str, value: str, tmp_path: Path) -> None:
+def test_samples_pass_the_share_as_variables(
+    name: str, variable: str, value: str, tmp_path: Path
+) -> None:
     assert start(name, tmp_path, SHARE).env[variable] == value
 
 
@@ -110,7 +112,7 @@ def test_an_image_that_configures_pytorchs_allocator_keeps_its_options(tmp_path:
     )
 
 
-def test_variables_of_an_image_that_jax_would_reject_are_removed(tmp_path: Path) -> None:
+def test_image_variables_that_jax_would_reject_are_removed(tmp_path: Path) -> None:
     image = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     ran = start("jax", tmp_path, SHARE | image)
     assert ran.args == ["train.py"]
@@ -119,7 +121,7 @@ def test_variables_of_an_image_that_jax_would_reject_are_removed(tmp_path: Path)
 
 @pytest.mark.parametrize("value", [None, ""], ids=["absent", "empty"])
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_starts_without_a_share(name: str, value: str | None, tmp_path: Path) -> None:
+def test_no_sample_starts_without_a_share(name: str, value: str | None, tmp_path: Path) -> None:
     ran = start(name, tmp_path, {} if value is None else dict.fromkeys(SHARE, value))
     assert ran.code != 0
     assert ran.args is None
@@ -130,14 +132,14 @@ def test_nothing_starts_without_a_share(name: str, value: str | None, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["jax", "pytorch", "vllm"])
-def test_nothing_starts_without_the_fraction(name: str, tmp_path: Path) -> None:
+def test_no_sample_starts_without_the_fraction(name: str, tmp_path: Path) -> None:
     ran = start(name, tmp_path, SHARE | {"HEADROOM_VRAM_FRACTION": ""})
     assert (ran.code != 0, ran.args) == (True, None)
     assert "HEADROOM_VRAM_FRACTION: needs annotation headroom.gpu/share: env" in ran.output
 
 
 @pytest.mark.parametrize("name", ["jax", "pytorch", "tensorflow", "vllm"])
-def test_a_share_must_hold_the_context(name: str, tmp_path: Path) -> None:
+def test_a_share_smaller_than_a_cuda_context_is_rejected(name: str, tmp_path: Path) -> None:
     small = {"HEADROOM_VRAM_BYTES": str(GIB // 2), "HEADROOM_VRAM_FRACTION": "0.0208"}
     ran = start(name, tmp_path, small)
     assert (ran.code != 0, ran.args) == (True, None)
@@ -149,7 +151,7 @@ def test_a_share_must_hold_the_context(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-cpp", "ollama", "triton"])
-def test_samples_that_measure_the_device_need_exactly_one(name: str, tmp_path: Path) -> None:
+def test_samples_that_measure_the_device_need_exactly_one_device(name: str, tmp_path: Path) -> None:
     gpu = {"memory.used": 0, "memory.free": 24576, "memory.total": 24576}
     ran = start(name, tmp_path, SHARE, nvidia_smi(gpu, gpu))
     assert (ran.code != 0, ran.args) == (True, None)
@@ -165,7 +167,7 @@ def test_no_margin_is_needed_on_a_device_with_less_free_memory(name: str, tmp_pa
     assert "0" in margins
 
 
-def test_tritons_limit_is_at_most_the_device(tmp_path: Path) -> None:
+def test_tritons_limit_is_at_most_the_memory_of_the_device(tmp_path: Path) -> None:
     full = nvidia_smi({"memory.used": 20480, "memory.total": 24576})
     ran = start("triton", tmp_path, SHARE, full)
     assert ran.args is not None

@@ -1,14 +1,14 @@
-"""A day of churn, hour by hour, beside all real processes of Headroom; their memory is judged.
+"""Runs a day of churn, hour by hour, with all real processes of Headroom, and judges their memory.
 
     make soak ARGS="--pods 400 --altered console"
 
-The events of an hour come one after the other, and take at least a minute: agents keep the lives of
-containers for ten minutes, which must fit in the half of the day that is a warm-up. Settings are as
-deployed, except that the journal is full after an hour, and garbage in cycles is collected every
-few seconds.
+The events of an hour come one after the other, and take at least a minute. Agents keep the records
+of ended containers for ten minutes, which must fit in the half of the day that is a warm-up.
+Settings are as deployed, except that the journal is full after an hour, and garbage in cycles is
+collected every few seconds.
 
-The exit status is 1 if a process grows with history, or comes to the memory limit of its manifest.
-``--altered`` runs a second process of a part that keeps what it should forget
+The exit status is 1 if a process grows with history or reaches the memory limit of its manifest.
+``--altered`` runs a second process of a component that keeps data which it should discard
 (``tests/soak/started.py``).
 """
 
@@ -23,14 +23,14 @@ from tests.soak.judge import findings, table
 from tests.soak.site import Site, running
 from tests.soak.started import MUTANTS
 
-#: Seconds after an hour until its memory is taken: loops that run each second have ended.
+#: Seconds from the end of an hour to its memory sample, in which loops with a period of 1 s finish.
 REST_S = 1.0
-#: Least seconds of an hour.
+#: Minimum duration of an hour in seconds.
 LEAST_S = 56.0
 
 
 def run_day(site: Site, amounts: Amounts, hours: int, least_s: float = 0.0) -> None:
-    """Run the hours, each for at least ``least_s``, and take the memory after each."""
+    """Run the hours, each for at least ``least_s``, and sample the memory after each."""
     for number in range(hours):
         began_s = time.monotonic()
         Hour(site, number, amounts).run()
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         nodes=asked.joining,
         owners=max(1, asked.pods // 20),
         pods=asked.pods,
-        # All pods of the node. The agent remembers 4,096 pods, and has that many after 8 hours.
+        # All pods of the node. The agent remembers 4,096 pods and reaches this number after 8
+        # hours.
         agent_pods=64,
         agent_steps=8,
         requests=asked.requests,

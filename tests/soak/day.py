@@ -1,4 +1,4 @@
-"""The inputs of a day: in each hour everything comes and goes once, with names never used before.
+"""The inputs of a day: in each hour, all objects come and go once, under new names.
 
 * Autoscaling: nodes join and leave. After each change, filter is called for another pod.
 * Churn: pods of new owners in a new namespace are placed, some by another scheduler, are measured,
@@ -6,7 +6,7 @@
 * Reconnects: all watches and connections are cut.
 * Requests: clients call every port with new tokens, names, users, pods and paths.
 
-When an hour ends, nothing of it is left in the cluster.
+At the end of an hour, nothing of it is left in the cluster.
 """
 
 import contextlib
@@ -36,16 +36,16 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Numbers of objects and requests of an hour."""
+    """Numbers of objects and requests in an hour."""
 
     nodes: int
     owners: int
     pods: int
-    #: Pods that end together on the node of each real agent, and how often; it takes a sample each
-    #: time.
+    #: Number of pods that end together on the node of each real agent, and how often. The agent
+    #: takes a sample each time.
     agent_pods: int
     agent_steps: int
-    #: Requests of clients without rights to each port, and as many filter calls.
+    #: Requests of clients without rights to each port, and the same number of filter calls.
     requests: int
     #: Bytes of each text that an author chooses in a pod of a filter call or a review.
     text_bytes: int
@@ -76,10 +76,8 @@ class Hour:
             self._nodes.close()
             self._http.clear()
 
-    # Autoscaling.
-
     def _join(self) -> None:
-        """Let the nodes join one by one, with a filter call after each."""
+        """Add the nodes one by one, with a filter call after each."""
         for name in self._nodes.names:
             node = {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
             self._plane.call("POST", NODES, node)
@@ -102,15 +100,13 @@ class Hour:
             self._filter()
 
     def _gpunode(self, name: str) -> dict[str, Any]:
-        """Return a GPUNode; empty if there is none."""
+        """Return a GPUNode, or an empty object if there is none."""
         try:
             return self._plane.call("GET", f"{GPUNODES}/{name}")
         except ApiRefused as err:
             if ": 404 " not in str(err):
                 raise
             return {}
-
-    # Churn.
 
     def _place(self) -> None:
         self._plane.call("POST", NAMESPACES, {"metadata": {"name": self._name}})
@@ -168,22 +164,20 @@ class Hour:
             self._plane.call("PATCH", path, status, MERGE)
 
     def _end(self) -> None:
-        """End all pods; their owners and the namespace go with what belongs to them."""
+        """End all pods, and delete their owners and the namespace with its objects."""
         times = {"startedAt": "2026-11-29T00:00:00Z", "finishedAt": "2026-11-29T01:00:00Z"}
         self._set_phase("Succeeded", {"terminated": {"exitCode": 0, **times}})
         self._nodes.observe([])
         namespace = f"{NAMESPACES}/{self._name}"
         for path in (self._sets, self._pods, namespace):
             self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        # No controller of namespaces runs here, so complete the deletion as it would.
+        # No namespace controller runs here, so complete the deletion in its place.
         empty = {"metadata": {"name": self._name}, "spec": {"finalizers": []}}
         self._plane.call("PUT", f"{namespace}/finalize", empty)
         self._until(lambda: not any(map(self._holds, self._nodes.names)), "no reservation is left")
 
     def _holds(self, name: str) -> bool:
         return bool(self._gpunode(name).get("spec", {}).get("reservations"))
-
-    # Requests.
 
     def _request(self) -> None:
         site = self._site
@@ -205,7 +199,7 @@ class Hour:
                 self._ask("GET", f"{url}/{new}", token)
 
     def _query(self, url: str, new: str) -> None:
-        """Ask the console, as a viewer, for what was never asked for before."""
+        """Send the console queries that no viewer has sent before."""
         for path in (
             f"nodes?search={new}&limit=5",
             f"explain/pods/{new}/{new}",
@@ -230,7 +224,7 @@ class Hour:
             self._ask("POST", f"{url}/{path}", JSON, body)
 
     def _filter(self) -> None:
-        """Ask each extender about a new pod, as kube-scheduler does."""
+        """Call filter on each extender with a new pod, as kube-scheduler does."""
         made = self._pod(self._new())
         made["metadata"] |= {"uid": str(uuid4()), "resourceVersion": "1", "labels": self._labels()}
         names = [f"node-of-{agent}" for agent in self._site.agents] + [*self._nodes.names]
@@ -257,7 +251,7 @@ class Hour:
         return {f"label-{at}": text[at : at + 60] for at in range(0, len(text), 60)}
 
     def _text(self, most: int = 1 << 20) -> str:
-        """Return a text that was never used before, of at most ``most`` characters."""
+        """Return a new text of at most ``most`` characters."""
         size = min(most, self._amounts.text_bytes)
         return (uuid4().hex * (size // 32 + 1))[:size]
 
@@ -266,11 +260,12 @@ class Hour:
 
 
 def settled(site: Site) -> None:
-    """Return when nothing of what came in the day is left in the cluster."""
+    """Return when no object of the day is left in the cluster."""
 
     def left(path: str) -> list[str]:
         listed = [each["metadata"] for each in site.plane.call("GET", path)["items"]]
-        # VRAMProfiles are in the namespace of their owner, Leases of agents in that of the agents.
+        # VRAMProfiles are in the namespace of their owner, and Leases of agents in the namespace of
+        # the agents.
         names = [f"{each.get('namespace')} {each['name']}" for each in listed]
         return [name for name in names if "hour-" in name]
 

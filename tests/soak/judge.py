@@ -1,4 +1,4 @@
-"""Judges the memory of processes: what the kernel reports against what the manifests allow.
+"""Judges the memory of processes: the kernel's figures against the limits in the manifests.
 
 Two rules for each process:
 
@@ -25,7 +25,7 @@ _UNITS = {"Mi": MIB, "Gi": 1 << 30}
 
 @dataclass(slots=True)
 class Memory:
-    """Bytes of one process. ``rests``: one value for each hour."""
+    """Bytes of one process. ``rests`` has one value for each hour."""
 
     rests: list[int] = field(default_factory=list)
     peak: int = 0
@@ -35,19 +35,20 @@ class Memory:
         self.peak = _status_bytes(pid, "VmHWM")
 
     def grown_per_day(self) -> int:
-        """Return twice the growth in the second half of the day, which is half a day.
+        """Return the growth per day, as twice the growth in the second half of the day.
 
-        Medians of its first and its last third exclude what single hours leave to the allocator.
+        The medians of its first and last third exclude memory that the allocator keeps after single
+        hours.
         """
         later = self.rests[len(self.rests) // 2 :]
         third = len(later) // 3
-        between = len(later) - third  # from the middle of one third to that of the other
+        between = len(later) - third  # From the middle of one third to the middle of the other.
         grown = statistics.median(later[-third:]) - statistics.median(later[:third])
         return round(grown * len(self.rests) / between)
 
 
 def limits() -> dict[str, int]:
-    """Return container -> memory limit in bytes, of all workloads in ``deploy/base``."""
+    """Return the memory limit in bytes of each container of all workloads in ``deploy/base``."""
     found = {}
     for path in BASE.glob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
@@ -59,7 +60,7 @@ def limits() -> dict[str, int]:
 
 
 def findings(measured: Mapping[str, Memory], allowed: Mapping[str, int]) -> list[str]:
-    """Return what is wrong. ``allowed``: process -> limit of its container."""
+    """Return the violations. ``allowed`` is the memory limit of each process's container."""
     found = []
     for name, memory in measured.items():
         limit = allowed[name]

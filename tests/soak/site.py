@@ -1,7 +1,7 @@
 """A control plane and all processes of Headroom, each behind a connection that can be cut.
 
-The processes are started as in their images: their memory is their own, as forks of the tests'
-processes would share some. Settings are as deployed, except for addresses and certificates.
+The processes are started as in their images, because forks of the test process would share memory
+with it. Settings are as deployed, except for addresses and certificates.
 """
 
 import contextlib
@@ -40,14 +40,13 @@ PATIENCE_S = 300.0
 
 
 class SoakPlane(SparingPlane):
-    """Deletes what is owned by an object that is gone; no other controller runs."""
+    """A control plane without controllers that deletes objects whose owner is gone."""
 
     controllers = ("garbage-collector-controller",)
 
 
 class AgentNode:
-    """A node with a real agent. What the agent reads is in one folder. The API server does not know
-    its pods."""
+    """A node with a real agent, which reads one folder. The API server does not have its pods."""
 
     def __init__(self, plane: ControlPlane, agent: str) -> None:
         self.name = f"node-of-{agent}"
@@ -77,7 +76,7 @@ class AgentNode:
             self.whole.run(str(uuid4()), f"{prefix}-{index}", GIB // 2)
 
     def measured(self) -> bool:
-        """Return whether the agent's newest sample shows all pods that run here."""
+        """Return whether the agent's newest sample shows all running pods."""
         answer = LOOPBACK.get(f"http://127.0.0.1:{self.local_port}/v1/report")
         return self.whole.node.pods.keys() <= {
             each["uid"] for each in answer.json().get("pods", ())
@@ -85,7 +84,7 @@ class AgentNode:
 
 
 class Site:
-    """``altered``: parts of which a second process runs that keeps too much."""
+    """All processes. ``altered`` are components of which a second process keeps too much."""
 
     def __init__(
         self,
@@ -112,23 +111,24 @@ class Site:
         self.journals = Wire()
         self._journal_port = self.proxies.serve(Service({self.url("extender"): self.journals}))
         self.memory = {name: Memory() for name in self.names}
-        #: Port and status -> number of answers to requests of an hour.
+        #: Number of responses in an hour, by port and status.
         self.answers = Counter[tuple[int | None, int]]()
         allowed = limits()
         self.limits = {name: allowed[name.removesuffix(ALTERED)] for name in self.names}
 
     def url(self, name: str) -> str:
-        """Return the address of a process, or of its other port."""
+        """Return the URL of a process, or of its other port."""
         tls = name.startswith("webhook") or name.endswith(" metrics")
         return f"{'https' if tls else 'http'}://127.0.0.1:{self._ports[name]}"
 
     def answered(self, name: str, status: int) -> int:
-        """Return how often a process answered with this status; of an extender also ``NAME verbs``,
-        of an agent ``NAME metrics``."""
+        """Count responses with this status. An extender also has ``NAME verbs``, and an agent
+        ``NAME metrics``.
+        """
         return self.answers[self._ports[name], status]
 
     def start(self, nodes: int) -> None:
-        """Start everything beside ``nodes`` nodes, and return when all processes are ready."""
+        """Start all processes next to ``nodes`` nodes. Return when all are ready."""
         plane = self.plane
         profiles = yaml.safe_load((ROOT / "deploy/base/crd-vramprofile.yaml").read_text())
         plane.call("POST", CRDS, profiles)
@@ -181,7 +181,7 @@ class Site:
 
     def _spawn(self, name: str, part: str, *command: str, env: Mapping[str, str]) -> None:
         mutant = part if name.endswith(ALTERED) else "none"
-        # The image of the agent does not have the extender.
+        # The image of the agent does not contain the extender.
         started = () if name == "agent" else ("tests.soak.started", mutant)
         self.plane.spawn(name, sys.executable, "-m", *started, *command, env=env)
 
@@ -202,12 +202,12 @@ class Site:
         return all(each.status == 200 for each in answers)
 
     def cut(self) -> None:
-        """Cut all watches and all other connections in progress."""
+        """Cut all watches and all other open connections."""
         for wire in (*self.wires.values(), self.journals):
             wire.cut()
 
     def sample(self) -> None:
-        """Take the memory of all processes, when nothing is under way."""
+        """Sample the memory of all processes while they are idle."""
         for name, memory in self.memory.items():
             memory.sample(self.plane.pid(name))
 
@@ -218,7 +218,7 @@ class Site:
 
 
 def with_long_names(objects: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Give nodes names that are almost as long as Kubernetes permits: what keeps names is seen."""
+    """Give nodes the longest permitted names, so that a process that keeps names grows visibly."""
     for key, found in objects:
         name = found["metadata"]["name"] = f"{found['metadata']['name']}-{'x' * 200}"
         yield f"{key.rpartition('/')[0]}/{name}", found

@@ -1,10 +1,10 @@
-"""Runs a part of Headroom in a day of minutes, if asked with a mutant that keeps too much.
+"""Runs a component of Headroom in a shortened day, optionally with a mutant that keeps too much.
 
     python -m tests.soak.started MUTANT MODULE [arguments of the module]
 
-Garbage in cycles is collected every few seconds, because a part does so once an hour. MUTANT is
-``none``, or a key of ``MUTANTS``: a change of one public name, which shows that the judge notices.
-A change raises an exception if the product does not have the name.
+Garbage in cycles is collected every few seconds, because a component collects it once an hour.
+MUTANT is ``none`` or a key of ``MUTANTS``: a change of one public name, which shows that the judge
+works. A change raises an exception if the product does not have the name.
 """
 
 import functools
@@ -21,7 +21,7 @@ _kept: list[object] = []
 
 
 def _keeps(of: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which also keeps its arguments for ever."""
+    """Return the function with a wrapper that keeps its arguments forever."""
 
     def keeping(*args: Any, **named: Any) -> Any:
         _kept.append((args, named))
@@ -30,15 +30,15 @@ def _keeps(of: Callable[..., Any]) -> Callable[..., Any]:
     return keeping
 
 
-#: Part -> module, class (or none), name, and what replaces it.
+#: Module, class (or none), name and replacement for each component.
 MUTANTS: dict[str, tuple[str, str, str, Callable[[Any], Any]]] = {
-    # The entries of the journal.
+    # Keeps the entries of the journal.
     "extender": ("headroom.core.journal.journal", "Journal", "record", _keeps),
-    # The names of all nodes at each decision.
+    # Keeps the names of all nodes at each decision.
     "console": ("headroom.core.journal.journal", "", "MAX_NODE_SETS", lambda _: sys.maxsize),
-    # The pods that users sent.
+    # Keeps the pods that users sent.
     "webhook": ("headroom.webhook.mutation", "", "mutate", _keeps),
-    # The samples, with the rows of pods that have ended.
+    # Keeps the samples, with the rows of ended pods.
     "agent": ("agent.http_endpoints", "LatestSample", "set", _keeps),
 }
 

@@ -1,7 +1,8 @@
-"""A short day of churn, in which no process may grow with history; ``make soak`` runs a long one.
+"""Runs a short day of churn, in which no process may grow with history. ``make soak`` runs a long
+day.
 
-A second process of most parts keeps what it should forget, and gets the same inputs. So the same
-run shows that the judge notices.
+A second process of most components keeps data which it should discard, and gets the same inputs. So
+the same run shows that the judge works.
 """
 
 import pytest
@@ -16,17 +17,17 @@ from tests.soak.started import MUTANTS
 pytestmark = pytest.mark.slow
 
 HOURS = 12
-#: Few objects, with long texts of their authors: what keeps them grows by MiB.
+#: Few objects with long texts, so that a process that keeps them grows by MiB.
 SHORT = Amounts(
     nodes=3, owners=1, pods=2, agent_pods=1, agent_steps=4, requests=5, text_bytes=20_000
 )
 
 
-def test_no_process_grows_with_history_and_those_that_keep_it_are_found(
+def test_only_altered_processes_grow_with_history(
     request: pytest.FixtureRequest,
 ) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes
+    with capture.global_and_fixture_disabled():  # The first build takes minutes.
         built("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
     # The journal is full after an hour.
     with running(nodes=400, altered=[*MUTANTS], settings={"journal_decisions": 20}) as site:
