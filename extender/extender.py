@@ -18,7 +18,8 @@ from extender.metrics import Telemetry
 from extender.overuse import OveruseController
 from extender.partial_groups import GroupReader, PartialGroupsController
 from extender.pending_events import PendingEventsController
-from extender.preemption import PreemptionController, PreemptionWriter
+from extender.preemption.controller import PreemptionController
+from extender.preemption.writer import PreemptionWriter
 from extender.reconcile.controller import ReconcileController
 from extender.reconcile.queue import devices_known
 from extender.requeue.controller import RequeueController
@@ -33,8 +34,8 @@ from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod, Quantity
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.changes import Effects, GPUNodeWritten
+from headroom.core.eviction.misplaced_pods import Misplaced
 from headroom.core.journal.journal import Journal
-from headroom.core.placement.overfull_devices import Misplaced
 from headroom.core.placement.placement_record import Placement
 from headroom.core.whatif.held_memory import rejection_by_nominees
 from headroom.runtime.debug_port import probes_app

@@ -1,9 +1,10 @@
-"""Metrics of the extender."""
+"""Metrics of the extender. The metrics of a controller are in its folder."""
 
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
+from extender.eviction.metrics import evictions
 from headroom.contract.reasons import Reason
 from headroom.core.placement.prediction_outcome import Result, Surprise
 from headroom.runtime.telemetry import SECONDS, ViewTelemetry, counter
@@ -19,7 +20,7 @@ CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
 
 
 class Telemetry(ViewTelemetry):
-    """Metrics of the extender."""
+    """Metrics of the extender. The metrics of a controller are in its folder."""
 
     loops = ("event_queue", "reservations", "nodes", "notices", "requeues")
 
@@ -101,11 +102,7 @@ class Telemetry(ViewTelemetry):
             buckets=_WINDOW_SECONDS,
             registry=registry,
         )
-        self.evictions = new(
-            "headroom_evictions_total",
-            "Evictions by outcome: evicted, rejected (by the API server).",
-            outcome=("evicted", "rejected"),
-        )
+        self.evictions = evictions(registry)
         self.overuse_evictions = new(
             "headroom_overuse_evictions_total",
             "Evictions of pods that use more than they reserved: decided, withdrawn (the pressure "

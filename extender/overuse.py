@@ -36,8 +36,8 @@ from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
 from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S
-from headroom.core.eviction.evictable_pods import leaves_within
-from headroom.core.eviction.overuse_decisions import (
+from headroom.core.eviction.eligibility import leaves_within
+from headroom.core.overuse.decisions import (
     MOST_GRACE_S,
     latest_sample,
     overuse_evictions_on,

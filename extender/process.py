@@ -10,7 +10,7 @@ from extender.extender import Extender
 from extender.ledger.kube_groups import KubeGroups
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.ledger.ledger import Ledger
-from extender.preemption import PreemptionWriter
+from extender.preemption.writer import PreemptionWriter
 from extender.serving import serve
 from headroom.runtime.debug_port import debug_port
 from headroom.runtime.follow.api_server import ApiServer

@@ -32,7 +32,7 @@ from headroom.contract.gpunode import EVICTED, GPUNode
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
-from headroom.core.placement.overfull_devices import Misplaced
+from headroom.core.eviction.misplaced_pods import Misplaced
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
 log = structlog.get_logger()

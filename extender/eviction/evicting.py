@@ -12,7 +12,7 @@ from enum import Enum
 
 from extender.ledger.store import Evictor, Store
 from headroom.contract.kube import Pod
-from headroom.core.eviction.evictable_pods import leaves_within
+from headroom.core.eviction.eligibility import leaves_within
 from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreTimeout
 
 #: Attempts for a pod that changes between its read and its eviction.

@@ -23,11 +23,11 @@ import structlog
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.eviction.evictable_pods import CRITICAL, may_preempt
-from headroom.core.eviction.victim_search import Preemption
 from headroom.core.placement.fit import Codes
 from headroom.core.placement.request import Kind, VramRequest
 from headroom.core.placement.snapshot import REASONS, Mask, Rows, Snapshot
+from headroom.core.preemption.evictable_pods import CRITICAL, may_preempt
+from headroom.core.preemption.victim_search import Preemption
 
 log = structlog.get_logger()
 

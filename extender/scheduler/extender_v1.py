@@ -16,7 +16,7 @@ from headroom.contract.kept_fields import kept_pod
 from headroom.contract.kube import Pod
 from headroom.contract.pod_limits import MAX_POD_BYTES, sized
 from headroom.contract.printable import printable
-from headroom.core.eviction.victim_search import Offer
+from headroom.core.preemption.victim_search import Offer
 
 
 class MalformedBody(ValueError):

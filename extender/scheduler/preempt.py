@@ -6,10 +6,10 @@ from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState
 from headroom.contract.decision import decision_id
 from headroom.contract.kube import Pod
-from headroom.core.eviction.preemption_report import answered, recorded
-from headroom.core.eviction.victim_search import Offer, preemption
 from headroom.core.journal.journal import micros
 from headroom.core.placement.request import VramRequest
+from headroom.core.preemption.report import answered, recorded
+from headroom.core.preemption.victim_search import Offer, preemption
 
 log = structlog.get_logger()
 

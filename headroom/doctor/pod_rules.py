@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from headroom.contract.annotations import VRAM
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
-from headroom.core.eviction.overuse_decisions import overusing_pods
+from headroom.core.overuse.decisions import overusing_pods
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.start_phase import lacks_probe
 from headroom.core.whatif.steering_whatif import steering_gain

@@ -44,7 +44,8 @@ MODULES = (
     "headroom.runtime.loops",
     "extender.extended_resource",
     "headroom.console.metrics",
-    "extender.preemption",
+    "extender.preemption.controller",
+    "extender.preemption.writer",
     "headroom.runtime.settings.reload",
     "extender.extender",
     "extender.scheduler.bind",
@@ -87,7 +88,7 @@ NOT_REACHED = {
         "extender.ledger.bind:Binder._reserve_together: waited await self._fit_without_",
         "extender.ledger.ledger:Ledger.requeue: waited await self._store.read_p",
         "headroom.runtime.loops:Loops._run.moved: called self._monotonic_s",
-        "extender.preemption:PreemptionController._record_nominations: "
+        "extender.preemption.controller:PreemptionController._record_nominations: "
         "waited await self._record(pod, ",
     },
 }

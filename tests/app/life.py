@@ -13,7 +13,7 @@ import msgspec
 from extender.extended_resource import ExtendedResourceController
 from extender.extender import Extender
 from extender.ledger.memory_store import AsyncStore
-from extender.preemption import PreemptionWriter
+from extender.preemption.writer import PreemptionWriter
 from extender.starts import StartsController
 from headroom.contract.annotations import ON_OVERUSE, STARTUP
 from headroom.contract.kube import PodCondition, PodStatus, Present

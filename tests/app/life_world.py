@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from extender import extended_resource, overuse, pending_events, preemption, starts
+from extender import extended_resource, overuse, pending_events, starts
 from extender.extender import Extender
 from extender.ledger.memory_store import EmbeddedStore
+from extender.preemption import controller as preemption
 from extender.reconcile import controller as reconcile
 from extender.requeue import controller as requeue
 from headroom.console.console import Console
@@ -25,8 +26,9 @@ from headroom.contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCo
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import HeartbeatSeen, PodGone
 from headroom.core.cluster.notices import Notice
-from headroom.core.cluster.trackers import eviction_candidates, nominations
+from headroom.core.cluster.trackers import nominations
 from headroom.core.cluster.trackers import overuse as overuse_state
+from headroom.core.eviction import back_offs
 from headroom.errors import StoreConflict, StoreRejected
 from headroom.runtime import loops as periodic
 from headroom.runtime.follow import cluster_view, event_queue
@@ -47,7 +49,7 @@ def quicken() -> None:
     event_queue.RETRY_S = periodic.AGAIN_AFTER_S = 0.01
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
-    eviction_candidates.FIRST_S = 0.1
+    back_offs.FIRST_S = 0.1
     starts.EVERY_S = 0.02
     overuse.EVERY_S, overuse_state.REJECTED_FOR_S = 0.02, 0.05
     reconcile.AT_ONCE = feed.AT_ONCE = 1

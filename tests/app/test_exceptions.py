@@ -19,8 +19,8 @@ from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.node_weigher import NodeWeigher
 from headroom.core.cluster.trackers.deleted_pods import DeletedPods
-from headroom.core.cluster.trackers.eviction_candidates import BackOffs
 from headroom.core.cluster.trackers.sm_activity import Activities
+from headroom.core.eviction.back_offs import BackOffs
 from headroom.runtime.follow import event_queue
 from headroom.runtime.loops import Loops, progressed
 from headroom.runtime.settings.settings import Settings

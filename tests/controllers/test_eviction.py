@@ -28,7 +28,7 @@ from headroom.contract.kube import (
 )
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice
-from headroom.core.placement.overfull_devices import Misplaced
+from headroom.core.eviction.misplaced_pods import Misplaced
 from headroom.errors import OutcomeUnknown, StoreConflict, StoreError
 from tests.blocking import now
 from tests.ledger.stage import DEVICES, Stage, once, raises

@@ -14,16 +14,17 @@ from extender.extender import Extender
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.metrics import Telemetry
-from extender.preemption import PreemptionController, PreemptionWriter
+from extender.preemption.controller import PreemptionController
+from extender.preemption.writer import PreemptionWriter
 from headroom.contract.kube import Pod, PodCondition, PodStatus
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import BudgetSeen, GPUNodeSeen, PodSeen
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.notices import Notice
-from headroom.core.eviction.preemption_report import recorded
-from headroom.core.eviction.victim_search import preemption
 from headroom.core.journal.journal import Decision, Journal
 from headroom.core.placement.policy import Rules
+from headroom.core.preemption.report import recorded
+from headroom.core.preemption.victim_search import preemption
 from headroom.runtime.settings.settings import Settings
 from tests.state.evictions import On, full_node, newcomer, running
 from tests.state.test_victim_search import budget

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.preemption import PreemptionResult, PreemptionWriter
+from extender.preemption.writer import PreemptionResult, PreemptionWriter
 from headroom.contract.annotations import PREEMPTING
 from headroom.contract.kube import Pod
 from headroom.contract.preemption import attempt_of

@@ -25,7 +25,7 @@ from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import Lease, ObjectMeta
 from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
 from headroom.core.cluster.starts import ended_starts
-from headroom.core.eviction.overuse_decisions import (
+from headroom.core.overuse.decisions import (
     latest_sample,
     overuse_evictions_on,
     overusing_pods,

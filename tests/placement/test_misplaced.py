@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from headroom.core.placement.overfull_devices import Idle, Misplaced, misplaced, overfull
+from headroom.core.eviction.misplaced_pods import Idle, Misplaced, misplaced, overfull
 from tests.builders import GIB, device, mig, reservation, shared, terms, use
 from tests.standin.plugin import Device
 

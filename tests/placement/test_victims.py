@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headroom.core.placement.victims import (
+from headroom.core.cluster.trackers.pod_selectors import Budget
+from headroom.core.preemption.victims import (
     NO_VICTIMS,
-    Budget,
     Evictable,
     Rank,
     Tries,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headroom.contract.kube import OwnerReference
-from headroom.core.eviction.evictable_pods import is_evictable
+from headroom.core.preemption.evictable_pods import is_evictable
 from tests.builders import pod
 
 PREEMPTOR = pod(uid="boss", priority=1_000_000)

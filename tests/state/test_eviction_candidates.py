@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from headroom.contract.gpunode import ADOPTED
-from headroom.core.cluster.trackers.eviction_candidates import BackOffs, idle_on
+from headroom.core.eviction.back_offs import BackOffs
+from headroom.core.eviction.misplaced_pods import idle_on
 from headroom.core.placement.policy import Rules
 from tests.builders import GIB, STAMP, gpunode, pod, reservation, shared, use
 

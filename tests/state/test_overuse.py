@@ -20,7 +20,7 @@ from headroom.contract.kube import (
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.core.cluster.changes import Event, TimePassed
-from headroom.core.placement.overfull_devices import Misplaced
+from headroom.core.eviction.misplaced_pods import Misplaced
 from headroom.core.placement.policy import Rules
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
 from headroom.contract.kube import OwnerReference, Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from headroom.core.eviction.overuse_decisions import (
+from headroom.core.overuse.decisions import (
     OverusingPod,
     overuse_evictions_on,
     overusing_pods,

@@ -20,8 +20,8 @@ from headroom.contract.kube import (
 from headroom.contract.watched import BudgetGone, BudgetSeen, PodSeen, Relisted
 from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.eviction.preemption_report import answered
-from headroom.core.eviction.victim_search import Offer, Preemption, preemption
+from headroom.core.preemption.report import answered
+from headroom.core.preemption.victim_search import Offer, Preemption, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import state_of

@@ -17,13 +17,13 @@ from typing import Literal
 from headroom.console.facts.movable_pods import Move, Movers, Stays, charged_bytes, only
 from headroom.contract.kube import Pod
 from headroom.core.cluster.trackers.overuse import first_of_each_memory
-from headroom.core.eviction.evictable_pods import Needs, as_evictable, leaving, left_bytes
-from headroom.core.eviction.victim_search import SOON_S
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import REASONS, Snapshot
 from headroom.core.placement.visible_devices import Visible
+from headroom.core.preemption.evictable_pods import Needs, as_evictable, leaving, left_bytes
+from headroom.core.preemption.victim_search import SOON_S
 from headroom.core.rules.pod_requests import demands
 from headroom.core.whatif.node_whatif import rejection_beside
 from headroom.core.whatif.simulation import NotPlaced, Simulation

@@ -16,12 +16,12 @@ from headroom.contract.annotations import ON_OVERUSE, OnOveruse
 from headroom.contract.gpunode import Charge
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.eviction.evictable_pods import CRITICAL
 from headroom.core.journal.journal import scheduler_of
 from headroom.core.placement.dra_nodes import by_headroom
 from headroom.core.placement.fit import fit
 from headroom.core.placement.request import Kind, VramRequest
 from headroom.core.placement.snapshot import Rows, Snapshot
+from headroom.core.preemption.evictable_pods import CRITICAL
 from headroom.core.rules.eligible_nodes import (
     Eligible,
     eligibility_key,

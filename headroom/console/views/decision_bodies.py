@@ -8,7 +8,6 @@ from pydantic import ConfigDict, Field
 
 from headroom.console.responses import AskView, Body, ReasonView, reason_view, stamp
 from headroom.console.view import View
-from headroom.core.eviction.preemption_report import sentences
 from headroom.core.journal.decision_records import (
     BindTried,
     Candidates,
@@ -18,6 +17,7 @@ from headroom.core.journal.decision_records import (
     Record,
 )
 from headroom.core.placement.snapshot import REASONS
+from headroom.core.preemption.report import sentences
 from headroom.runtime.server.auth import Sees, everything
 
 

@@ -13,7 +13,7 @@ from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, NewestWithHolds
 from headroom.console.views.risks import RiskView, risk_of
 from headroom.contract.timestamps import age
-from headroom.core.eviction.overuse_decisions import overusing_pods
+from headroom.core.overuse.decisions import overusing_pods
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.explain import because
 from headroom.core.placement.snapshot import NodeTerms

@@ -26,7 +26,6 @@ from headroom.core.cluster.holds import Holds
 from headroom.core.cluster.node_weigher import NodeWeigher
 from headroom.core.cluster.object_cache import NOTHING, Namespaces, ObjectCache
 from headroom.core.cluster.trackers.deleted_pods import DeletedPods
-from headroom.core.cluster.trackers.eviction_candidates import BackOffs, idle_on
 from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators, of_pod
 from headroom.core.cluster.trackers.gpu_users import GpuUsers
 from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
@@ -39,9 +38,10 @@ from headroom.core.cluster.trackers.sm_activity import Activities
 from headroom.core.cluster.trackers.starting_nodes import StartingNodes
 from headroom.core.cluster.unfinished_binds import UnfinishedBinds
 from headroom.core.cluster.weighing_queue import WeighingQueue
+from headroom.core.eviction.back_offs import BackOffs
+from headroom.core.eviction.misplaced_pods import Misplaced, idle_on, misplaced
 from headroom.core.placement.demand_pricing import DemandTracker
 from headroom.core.placement.fit import fit
-from headroom.core.placement.overfull_devices import Misplaced, misplaced
 from headroom.core.placement.placement_record import Placement, charges, place
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, VramRequest, asks_for_gpu

@@ -27,11 +27,11 @@ from headroom.core.cluster.node_settings import (
     offers_gpus,
 )
 from headroom.core.cluster.object_cache import NOTHING, Namespaces, ObjectCache
-from headroom.core.cluster.trackers.eviction_candidates import BackOffs
 from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators
 from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
 from headroom.core.cluster.trackers.request_drift import as_bound
 from headroom.core.cluster.trackers.sm_activity import Activities
+from headroom.core.eviction.back_offs import BackOffs
 from headroom.core.placement.device_accounting import DeviceTerms, weigh
 from headroom.core.placement.dra_nodes import suits_dra
 from headroom.core.placement.policy import Rules

@@ -1,1 +1,1 @@
-"""Decides which pods may be evicted, and which are evicted because of preemption or overuse."""
+"""Decides which pods are evicted because they lack memory on the device that they got."""

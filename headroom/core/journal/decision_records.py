@@ -109,7 +109,7 @@ class Loser(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     node: str
     victims: int
-    #: Why the chosen node is better, from ``preemption_report.LOST_BY``.
+    #: Why the chosen node is better, from ``preemption.report.LOST_BY``.
     lost_by: str
 
 

@@ -9,13 +9,21 @@ expensive to check counts as a preference.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from headroom.contract.kube import LabelSelector, Node, Pod, PodAffinityTerm, PodDisruptionBudget
-from headroom.core.placement.victims import Budget
 from headroom.core.rules.eligible_nodes import holds, tolerated
 from headroom.core.tracker import LastSeen, Tracker
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A disruption budget, which allows ``allowed`` more disruptions of its pods."""
+
+    allowed: int
+    uids: frozenset[str]
 
 
 class Budgets:

@@ -8,9 +8,9 @@ plugin chooses a device that was not predicted, or if unattributed use appears:
 
 The agent lets no gated pod start on a device that is overfull, unhealthy or closed by its compute
 mode, nor on a cordoned device on which Headroom did not place it. Only pods that have not started
-are evicted, and only as many as necessary. Pods that were bound without Headroom come first, then
-the newest pods. Terminating pods count as gone. A pod marked for eviction stays marked until it is
-gone.
+are evicted, because their eviction costs nothing but time, and only as many as necessary. Pods that
+were bound without Headroom come first, then the newest pods. Terminating pods count as gone. A pod
+marked for eviction stays marked until it is gone.
 
 A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
 only while it keeps no pod of another namespace from starting or from its memory. Otherwise authors
@@ -23,12 +23,21 @@ enough.
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from headroom.contract.cordon import may_start_on
+from headroom.contract.gate import has_gate, waits
+from headroom.contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
+from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
+from headroom.contract.timestamps import age
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
+from headroom.core.placement.policy import Rules
 
 #: Issues of a device on which the agent lets no gated pod start.
 _CLOSED = (Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
+#: A pod without a gate that uses no memory counts as new for this long after its reservation. An
+#: older pod may already have done work.
+NEW_FOR_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,50 @@ class Misplaced:
     leave: frozenset[str] = frozenset()
     #: Uids of gated pods that cannot start, and that no controller would replace after eviction.
     stuck: frozenset[str] = frozenset()
+
+
+def idle_on(
+    gpunode: GPUNode, sitting: Iterable[Pod], wall_s: float, rules: Rules
+) -> dict[str, Idle]:
+    """Return the pods that wait at their gate, by uid, and with ``evict_misses`` also new pods."""
+    found: dict[str, Idle] = {}
+    for pod in sitting:
+        uid, metadata = pod.metadata.uid, pod.metadata
+        reservation = gpunode.spec.reservations.get(uid)
+        if reservation is None or metadata.deletion_timestamp:
+            continue
+        gated = waits(pod)
+        if gated or (rules.evict_misses and _is_new(pod, reservation, gpunode.status, wall_s)):
+            owners = metadata.owner_references or ()
+            found[uid] = Idle(
+                since=reservation.since,
+                gated=gated,
+                replaced=any(owner.controller for owner in owners),
+                marked=EVICTED in reservation.flags,
+                granted=ADOPTED not in reservation.flags,
+                placed_on=frozenset(
+                    uuid
+                    for charge in reservation.charges
+                    for uuid in charge.candidates
+                    if may_start_on(reservation, uuid)
+                ),
+            )
+    return found
+
+
+def _is_new(
+    pod: Pod, reservation: Reservation, status: GPUNodeStatus | None, wall_s: float
+) -> bool:
+    """Return whether the pod was bound recently and is known to use no memory."""
+    stamps = [reservation.since]
+    if ADOPTED in reservation.flags:  # it may be much older than its reservation
+        stamps.append(pod.metadata.creation_timestamp or "")
+    ages_s = [age(stamp, wall_s) for stamp in stamps]
+    # The time can be in the future if the replica that wrote it had a clock that was ahead.
+    if has_gate(pod) or any(each is None or abs(each) > NEW_FOR_S for each in ages_s):
+        return False
+    used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
+    return bool(used) and all(figure == 0 for figure in used)
 
 
 def overfull(devices: Iterable[DeviceTerms]) -> bool:

@@ -27,6 +27,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from headroom.core.cluster.trackers.pod_selectors import Budget
+
 #: Maximum number of pods of which every set is tried, which makes 1,024 sets.
 FEW = 10
 #: kube-scheduler adds this to each priority, so that each further victim increases the sum.
@@ -49,14 +51,6 @@ class Evictable:
     priority: int
     #: Unix time, whole seconds.
     started_s: int = NOT_STARTED_S
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """A disruption budget, which allows ``allowed`` more disruptions of its pods."""
-
-    allowed: int
-    uids: frozenset[str]
 
 
 @dataclass(slots=True)

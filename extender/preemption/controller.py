@@ -2,45 +2,29 @@
 
 kube-scheduler calls preempt only if it finds a resource missing itself. It looks for victims before
 it writes that a pod is unschedulable. So a pod that has that condition because of Headroom, was
-rejected here recently and has no nomination yet got no victims from kube-scheduler. The steps:
-
-    read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
-                 -> evict the victims, the least important first
-
-The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
-continues, and from then on all replicas hold the memory for the pod. Before each eviction the pod
-is read again: it must still wait, with this attempt. If the API server, which
-evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. After a later error
-the next attempt continues: victims that have left count as gone.
-
-Nothing is written into the pod's status. kube-scheduler clears a nomination that it did not make
-when its next attempt fails, and newer versions retry a pod after each such write.
+rejected here recently and has no nomination yet got no victims from kube-scheduler. For such pods
+``writer`` evicts.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from extender.event_recorder import EventRecorder
-from extender.eviction.evicting import Result, Victim, evict
-from extender.ledger.store import Evictor, Store
 from extender.metrics import Telemetry
+from extender.preemption.writer import PreemptionWriter
 from extender.requeue.hints import rejected_by_us
 from headroom.bounded import Bounded
-from headroom.contract.annotations import PREEMPTING
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
-from headroom.contract.preemption import Attempt, attempt_of, encode_attempt
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice, pod_subject
-from headroom.core.eviction.evictable_pods import may_preempt
-from headroom.core.eviction.preemption_report import recorded, summary
-from headroom.core.eviction.victim_search import preemption
 from headroom.core.journal.decision_records import Preempted
 from headroom.core.journal.journal import Journal, micros
-from headroom.errors import StoreConflict, StoreError, StoreNotFound
+from headroom.core.preemption.evictable_pods import may_preempt
+from headroom.core.preemption.report import recorded, summary
+from headroom.core.preemption.victim_search import preemption
 from headroom.runtime.loops import Loops
 
 log = structlog.get_logger()
@@ -54,98 +38,6 @@ AGAIN_AFTER_S = 15.0
 AT_ONCE = 4
 #: Pods whose last Event and last attempt are remembered.
 REMEMBERED = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptionResult:
-    """The result of an attempt; ``evicted`` are the victims whose eviction was accepted."""
-
-    begun: bool = False
-    evicted: tuple[Pod, ...] = ()
-    #: Why it failed, or failed in part; empty if all went well or another replica was faster.
-    rejected: str = ""
-
-
-class PreemptionWriter:
-    """Evicts victims for a pod; ``wall_s`` returns the time in Unix seconds."""
-
-    def __init__(
-        self,
-        store: Store,
-        evictor: Evictor,
-        wall_s: Callable[[], float],
-        new_id: Callable[[], str],
-    ) -> None:
-        self._store = store
-        self._evictor = evictor
-        self._wall_s = wall_s
-        self._new_id = new_id
-
-    async def preempt(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
-        """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
-
-        The victims must still be there, and the pod may differ only in what kube-scheduler writes
-        on it.
-        """
-        metadata = seen.metadata
-        try:
-            pod = await self._store.read_pod(metadata.namespace, metadata.name)
-            if pod is None or not _still_waits(pod, seen):
-                return PreemptionResult()
-            there = [await self._read(victim, node) for victim in victims]
-            if any(each is None for each in there):
-                return PreemptionResult(rejected="a victim has changed or gone")
-            leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
-            for victim in leaving:
-                await self._evictor.may_evict(victim)
-            attempt = Attempt(
-                self._new_id(),
-                node,
-                int(self._wall_s()),
-                tuple(victim.metadata.uid for victim in victims),
-            )
-            await self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
-        except (StoreConflict, StoreNotFound):
-            return PreemptionResult()  # changed or deleted, or another replica was faster
-        except StoreError as err:
-            return PreemptionResult(rejected=str(err))
-        evicted: list[Pod] = []
-        for victim in reversed(leaving):
-            about = victim.metadata
-            try:
-                made = await evict(
-                    self._store,
-                    self._evictor,
-                    Victim(about.namespace, about.name, about.uid, node),
-                    lambda: self._is_required(pod, attempt),
-                )
-            except StoreError as err:
-                return PreemptionResult(True, tuple(evicted), str(err))
-            if made.result is Result.WITHDRAWN:
-                why = f"{_name(pod)} does not wait for its victims any more"
-                return PreemptionResult(True, tuple(evicted), why)
-            if made.result is Result.CHANGED:
-                return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
-            if made.result is Result.REJECTED:
-                return PreemptionResult(True, tuple(evicted), made.message)
-            if made.result is Result.EVICTED:
-                evicted.append(victim)
-        return PreemptionResult(True, tuple(evicted))
-
-    async def _is_required(self, waiting: Pod, attempt: Attempt) -> bool:
-        """Return whether the pod still waits for the victims of this attempt, which is on it."""
-        pod = await self._store.read_pod(waiting.metadata.namespace, waiting.metadata.name)
-        return (
-            pod is not None
-            and _waits(pod, waiting.metadata.uid)
-            and _nominated(pod) in ("", attempt.node)
-            and attempt_of(pod) == attempt
-        )
-
-    async def _read(self, victim: Pod, node: str) -> Pod | None:
-        pod = await self._store.read_pod(victim.metadata.namespace, victim.metadata.name)
-        same = pod is not None and pod.metadata.uid == victim.metadata.uid and pod.node == node
-        return pod if same else None
 
 
 class PreemptionController:
@@ -286,29 +178,3 @@ class PreemptionController:
         for notice in notices:
             await self._event_recorder.write(notice)
         self._recorded[uid] = decision_id
-
-
-def _still_waits(pod: Pod, seen: Pod) -> bool:
-    return (
-        _waits(pod, seen.metadata.uid)
-        and not _nominated(pod)
-        and attempt_of(seen) == attempt_of(pod)
-    )
-
-
-def _waits(pod: Pod, uid: str) -> bool:
-    return (
-        pod.metadata.uid == uid
-        and not pod.node
-        and not pod.ended
-        and not pod.metadata.deletion_timestamp
-    )
-
-
-def _nominated(pod: Pod) -> str:
-    """Return the node that kube-scheduler has nominated for the pod; empty for none."""
-    return (pod.status.nominated_node_name if pod.status else "") or ""
-
-
-def _name(pod: Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"

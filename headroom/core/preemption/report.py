@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from headroom.contract.kube import Pod
-from headroom.core.eviction.victim_search import Preemption, Victims
 from headroom.core.journal.decision_records import Loser, Preempted, Victim
+from headroom.core.preemption.victim_search import Preemption, Victims
 
 #: The criteria that decide between two nodes, in this order.
 LOST_BY = (

@@ -17,7 +17,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S, first_of_each_memory
-from headroom.core.eviction.evictable_pods import is_static, leaves_within
+from headroom.core.eviction.eligibility import is_static, leaves_within
 from headroom.core.placement.overuse_eviction import (
     NONE,
     TOLERANCE_BYTES,

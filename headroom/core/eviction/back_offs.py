@@ -1,23 +1,14 @@
-"""Decides which pods may be evicted, and lets nodes back off after an eviction.
+"""Lets nodes back off after an eviction.
 
 A node that backs off takes no pods, and no pod is evicted from it. The reason is that, if the
 device plugin chooses devices that Headroom did not predict, the next pod would most likely be
 evicted too. Every replica follows the eviction marks in the ledger, whichever replica set them.
 After a restart, a replica begins with the shortest back-off.
-
-Only pods that have not started their work are evicted, because their eviction costs nothing but
-time.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
-from headroom.contract.cordon import may_start_on
-from headroom.contract.gate import has_gate, waits
-from headroom.contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
-from headroom.contract.kube import Pod
-from headroom.contract.timestamps import age
-from headroom.core.placement.overfull_devices import Idle
-from headroom.core.placement.policy import Rules
+from headroom.contract.gpunode import EVICTED, GPUNode
 from headroom.core.tracker import Tracker
 
 #: Back-off after the first eviction from a node, in seconds, and its maximum. Each further eviction
@@ -87,52 +78,3 @@ class BackOffs(Tracker):
 def marked(gpunode: GPUNode) -> set[str]:
     """Return the uids of the pods that the ledger marks for eviction."""
     return {uid for uid, held in gpunode.spec.reservations.items() if EVICTED in held.flags}
-
-
-#: A pod without a gate that uses no memory counts as new for this long after its reservation. An
-#: older pod may already have done work.
-NEW_FOR_S = 120.0
-
-
-def idle_on(
-    gpunode: GPUNode, sitting: Iterable[Pod], wall_s: float, rules: Rules
-) -> dict[str, Idle]:
-    """Return the pods that wait at their gate, by uid, and with ``evict_misses`` also new pods."""
-    found: dict[str, Idle] = {}
-    for pod in sitting:
-        uid, metadata = pod.metadata.uid, pod.metadata
-        reservation = gpunode.spec.reservations.get(uid)
-        if reservation is None or metadata.deletion_timestamp:
-            continue
-        gated = waits(pod)
-        if gated or (rules.evict_misses and _is_new(pod, reservation, gpunode.status, wall_s)):
-            owners = metadata.owner_references or ()
-            found[uid] = Idle(
-                since=reservation.since,
-                gated=gated,
-                replaced=any(owner.controller for owner in owners),
-                marked=EVICTED in reservation.flags,
-                granted=ADOPTED not in reservation.flags,
-                placed_on=frozenset(
-                    uuid
-                    for charge in reservation.charges
-                    for uuid in charge.candidates
-                    if may_start_on(reservation, uuid)
-                ),
-            )
-    return found
-
-
-def _is_new(
-    pod: Pod, reservation: Reservation, status: GPUNodeStatus | None, wall_s: float
-) -> bool:
-    """Return whether the pod was bound recently and is known to use no memory."""
-    stamps = [reservation.since]
-    if ADOPTED in reservation.flags:  # it may be much older than its reservation
-        stamps.append(pod.metadata.creation_timestamp or "")
-    ages_s = [age(stamp, wall_s) for stamp in stamps]
-    # The time can be in the future if the replica that wrote it had a clock that was ahead.
-    if has_gate(pod) or any(each is None or abs(each) > NEW_FOR_S for each in ages_s):
-        return False
-    used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
-    return bool(used) and all(figure == 0 for figure in used)

@@ -32,7 +32,12 @@ import numpy as np
 
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.eviction.evictable_pods import (
+from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.visible_devices import Visible
+from headroom.core.preemption.evictable_pods import (
     CRITICAL,
     Needs,
     as_evictable,
@@ -43,11 +48,7 @@ from headroom.core.eviction.evictable_pods import (
     may_preempt,
     only_resources_missing,
 )
-from headroom.core.placement.device_accounting import DeviceTerms
-from headroom.core.placement.fit import fit
-from headroom.core.placement.request import VramRequest
-from headroom.core.placement.snapshot import NodeTerms
-from headroom.core.placement.victims import (
+from headroom.core.preemption.victims import (
     NO_VICTIMS,
     OFFSET,
     Evictable,
@@ -58,7 +59,6 @@ from headroom.core.placement.victims import (
     smallest,
     violators,
 )
-from headroom.core.placement.visible_devices import Visible
 from headroom.core.rules.pod_requests import demands
 from headroom.core.whatif.node_whatif import rejection_beside
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
 
 from headroom.contract.annotations import MIRROR
-from headroom.contract.foreign_keys import MIRRORED
 from headroom.contract.kube import Pod
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.eviction.eligibility import is_static
 from headroom.core.placement.device_accounting import DeviceTerms
-from headroom.core.placement.victims import NOT_STARTED_S, Evictable
+from headroom.core.preemption.victims import NOT_STARTED_S, Evictable
 from headroom.core.rules.eligible_nodes import not_modeled
 from headroom.core.rules.pod_requests import NOTHING, Demands, amount, demands, total
 
@@ -62,13 +62,6 @@ def _overdue_s(state: Cluster, pod: Pod, now_s: float) -> float | None:
     return age(deleted, state.epoch_s + now_s) if deleted else None
 
 
-def leaves_within(pod: Pod, most_grace_s: int | None) -> bool:
-    """Return whether the pod is being deleted, with at most this grace period; None for any."""
-    metadata = pod.metadata
-    grace_s = metadata.deletion_grace_period_seconds or 0
-    return bool(metadata.deletion_timestamp) and (most_grace_s is None or grace_s <= most_grace_s)
-
-
 def may_preempt(pod: Pod) -> bool:
     return pod.spec.preemption_policy != "Never"
 
@@ -81,10 +74,6 @@ def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     own static pods.
     """
     return pod.priority < min(preemptor.priority, CRITICAL) and not is_static(pod)
-
-
-def is_static(pod: Pod) -> bool:
-    return pod.annotation(MIRRORED) is not None
 
 
 def as_evictable(pod: Pod) -> Evictable:

@@ -1,0 +1,14 @@
+"""The metric of evictions, from whichever controller."""
+
+from prometheus_client import CollectorRegistry, Counter
+
+from headroom.runtime.telemetry import counter
+
+
+def evictions(registry: CollectorRegistry) -> Counter:
+    return counter(
+        registry,
+        "headroom_evictions_total",
+        "Evictions by outcome: evicted, rejected (by the API server).",
+        outcome=("evicted", "rejected"),
+    )

@@ -1,0 +1,1 @@
+"""Evicts pods for pods that lack only GPU memory."""

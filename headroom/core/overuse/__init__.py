@@ -1,0 +1,1 @@
+"""Decides which pods are evicted because they use more memory than they reserved."""
