@@ -25,7 +25,7 @@ from headroom.runtime.follow.journal_stream import HoldsLine, StateLine, holds_l
 from headroom.runtime.server.auth import Guard
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
-#: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.
+#: 2026-11-21T00:00:00Z, the time of the reports from ``tests.builders``.
 WALL_S = 1_795_219_200.0
 STALE_AFTER_S = 90.0
 RULES = Rules(gate_image=GATE_IMAGE)
@@ -34,18 +34,18 @@ _NUMBERS = itertools.count()
 
 @dataclass(slots=True)
 class Asked:
-    """``now_s`` is the time on every clock, since the reports were made."""
+    """A debug API with a test clock. ``now_s`` is the time on every clock since the reports."""
 
     now_s: float = 0.0
     cluster: ClusterWriter = field(
         default_factory=lambda: ClusterWriter(RULES, STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
-    #: The other extenders, as far as their journals were read.
+    #: The state of the other extenders in their journals.
     followed: list[Followed] = field(default_factory=list)
     feed: Feed = field(default_factory=Feed.over)
     guard: Guard | None = None
-    #: Each request is computed, because tests change the state and read it at the same time.
+    #: Answers are not shared, because tests change the state and read it at the same time.
     answers: SharedAnswers = field(default_factory=lambda: SharedAnswers(0.0))
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     context: Context = field(init=False)
@@ -82,7 +82,7 @@ class Asked:
         return holds_line(self.cluster, self.now_s)
 
     def add_node(self, name: str) -> None:
-        """With two shared GPUs, reported now."""
+        """Add a node with two shared GPUs, reported now."""
         devices = shared(f"GPU-{name}-0"), shared(f"GPU-{name}-1", 1)
         self.cluster.apply(
             [
@@ -103,7 +103,7 @@ class Asked:
 def answer(
     app: FastAPI, method: str, path: str, headers: Mapping[str, str] = {}, body: object = None
 ) -> httpx.Response:
-    """Return the application's answer. Raises its exceptions."""
+    """Return the application's response. Raise its exceptions."""
 
     async def asking() -> httpx.Response:
         transport = httpx.ASGITransport(app)

@@ -1,4 +1,4 @@
-"""Explanations of a pod that waits in a small fleet."""
+"""Explains a pending pod in a small fleet."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ WAITS = pod("16Gi", uid="uw", name="waits")
 
 
 def node(name: str, free: int = 2, **sizes: int) -> list[Event]:
-    """One GPU of 24 GiB with pods of these sizes on it."""
+    """Return a node with one GPU of 24 GiB that has pods of these sizes."""
     uuid = f"GPU-{name}"
     reservations: dict[str, Reservation] = {
         f"u-{who}": since(reservation({uuid: gib * GIB}, name=who)) for who, gib in sizes.items()

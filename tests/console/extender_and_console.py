@@ -1,4 +1,4 @@
-"""An extender and a console that follows it: events reach them at different times."""
+"""An extender and a console that follows it, which receive events at different times."""
 
 import asyncio
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def state() -> ClusterWriter:
 
 
 class Pair:
-    """An extender, and a console that reads its stream and the same API server, each late."""
+    """An extender, and a console that reads its stream and the API server, each with a delay."""
 
     def __init__(self) -> None:
         self.extender, self.console = state(), state()
@@ -66,7 +66,7 @@ class Pair:
         self.assuming = HoldsUpdater(lambda: [self.followed()], self.console.apply)
 
     def both(self, events: Sequence[Event]) -> None:
-        """The extender sees them at once."""
+        """Deliver events to both. The extender sees them at once."""
         self.extender.apply(events)
         self.unread += events
 
@@ -75,8 +75,6 @@ class Pair:
 
     def line(self) -> HoldsLine:
         return holds_line(self.extender, self.now_s)
-
-    # Steps of the extender.
 
     def expect(self, name: str, node: str) -> None:
         request = self.extender.understand(self.pods[name])
@@ -94,7 +92,7 @@ class Pair:
             self.extender.apply([BindBegun(self.pods[name], node)])
 
     def write(self, name: str) -> None:
-        """The reservation, and the pod on its node."""
+        """Write the reservation, and the pod on its node."""
         if (node := self.begun.get(name)) is None or not self.waits(name):
             return
         assumed = self.extender.holds.binding_to(node).get(name)
@@ -108,13 +106,13 @@ class Pair:
             self.extender.apply([BindEnded(name, node)])
 
     def nominate(self, name: str, node: str) -> None:
-        """An empty node takes the nomination back."""
+        """Nominate the pod to the node. An empty node removes the nomination."""
         if self.waits(name):
             status = PodStatus(phase="Pending", nominated_node_name=node or None)
             self._pod(name, replace(self.pods[name], status=status))
 
     def foretell(self, name: str, node: str) -> None:
-        """kube-scheduler is going to nominate the pod."""
+        """Announce that kube-scheduler is going to nominate the pod."""
         if self.waits(name):
             self.extender.holds.nominate(self.pods[name], node, self.now_s)
 
@@ -128,7 +126,7 @@ class Pair:
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
-        self.extender.holds.nominees(self.now_s)  # as every filter call asks
+        self.extender.holds.nominees(self.now_s)  # as every filter call does
 
     def _reserve(self, node: str, reservations: dict[str, Reservation]) -> None:
         spec = replace(self.gpunodes[node].spec, reservations=reservations)
@@ -143,8 +141,6 @@ class Pair:
         version = str(next(self._versions))
         return replace(of, metadata=replace(of.metadata, resource_version=version))
 
-    # Steps of the console.
-
     def look(self) -> None:
         self.wire += [encode(line) for line in self.cursor.lines()]
 
@@ -156,7 +152,7 @@ class Pair:
         self.assume()
 
     def lose(self) -> None:
-        """The connection, and what it had not delivered."""
+        """Drop the connection with its undelivered lines."""
         self.wire.clear()
         self.connect()
 

@@ -1,4 +1,4 @@
-"""Common behaviour of all views of the debug API: errors, ETags and pages."""
+"""Tests the behaviour that all views of the debug API share: errors, ETags and pages."""
 
 import re
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_an_internal_error_is_logged_and_answered_without_details(fleet: Asked) 
 
 
 def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The path as it is requested, with its required parameters."""
+    """Return the path of a request with its required parameters."""
     for path, operations in fleet.get("/openapi.json").json()["paths"].items():
         for operation in operations.values():
             given = operation.get("parameters", ())
@@ -86,7 +86,7 @@ def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
-    """It is quoted to who gives a wrong one."""
+    """The example appears in the error about an invalid value."""
     for path, parameter in parameters(fleet):
         if parameter["in"] == "header":
             continue
@@ -100,7 +100,7 @@ def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/gpu-a", "/v1/drift"])
-def test_an_unchanged_answer_is_not_sent_again(fleet: Asked, path: str) -> None:
+def test_an_unchanged_response_is_not_sent_again(fleet: Asked, path: str) -> None:
     first = fleet.get(path)
     fleet.now_s += 1.0
     held = {"If-None-Match": f'"another", {first.headers["etag"]}'}
@@ -109,7 +109,7 @@ def test_an_unchanged_answer_is_not_sent_again(fleet: Asked, path: str) -> None:
     assert again.headers["etag"] == first.headers["etag"]
     assert fleet.get(path, {"If-None-Match": '"another"'}).status_code == 200
 
-    fleet.add_node("gpu-a")  # reported again
+    fleet.add_node("gpu-a")  # The node is reported again.
     newer = fleet.get(path, held)
     assert newer.status_code == 200
     assert newer.headers["etag"] != first.headers["etag"]
@@ -124,7 +124,7 @@ def test_a_report_that_becomes_stale_changes_the_etag(fleet: Asked) -> None:
 
 
 def test_processes_have_different_etags(fleet: Asked) -> None:
-    """It counts its generations from the start."""
+    """A process counts its generations from its start."""
     other = Asked()
     for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
         other.add_node(name)
@@ -133,7 +133,7 @@ def test_processes_have_different_etags(fleet: Asked) -> None:
     assert one.headers["etag"] != two.headers["etag"]
 
 
-def test_pages_contain_every_node_although_nodes_disappear_meanwhile(fleet: Asked) -> None:
+def test_pages_contain_every_node_even_if_nodes_disappear_meanwhile(fleet: Asked) -> None:
     seen, after = [], ""
     while after is not None:
         body = fleet.get(f"/v1/nodes?limit=2&continue={after}").json()
@@ -145,12 +145,12 @@ def test_pages_contain_every_node_although_nodes_disappear_meanwhile(fleet: Aske
         (["gpu-b", "gpu-c"], 5, 1),
         (["gpu-d"], 5, 0),
     ]
-    # A page goes on after a name, also one that is not there any more.
+    # A page continues after a name, even if that node is deleted.
     page = fleet.get("/v1/nodes?limit=2&continue=gpu-bb").json()
     assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
 
 
-def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
+def test_nodes_that_take_no_pods_come_first_and_then_the_fullest_across_pages(
     fleet: Asked,
 ) -> None:
     half = reservation({"GPU-gpu-c-0": 12 * GIB}, name="p")
@@ -249,7 +249,7 @@ def test_nodes_with_a_stale_report_are_sorted_first_and_found_by_their_reason(fl
     assert names("troubled=true") == stale
 
 
-def test_unknown_use_counts_as_nothing_in_fleet_totals() -> None:
+def test_unknown_use_counts_as_zero_in_fleet_totals() -> None:
     """A device reports -1 if its driver does not report the use."""
     fleet = Asked()
     lost = shared("GPU-b", used_bytes=-1, memory_bytes=-1)
@@ -259,7 +259,7 @@ def test_unknown_use_counts_as_nothing_in_fleet_totals() -> None:
     assert (model["devices"], model["used_bytes"]) == (2, 5 * GIB)
 
 
-def test_memory_that_compute_instances_share_counts_once_in_fleet_totals() -> None:
+def test_memory_shared_by_compute_instances_counts_once_in_fleet_totals() -> None:
     fleet = Asked()
     usage = {"model": "MIG 1c.3g.20gb", "used_bytes": 5 * GIB}
     node = gpunode(

@@ -1,4 +1,4 @@
-"""/v1/capacity counts the pods that filter would place."""
+"""Checks that /v1/capacity counts the pods that filter would place."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from tests.console.asking import Asked
 
 @pytest.fixture
 def fleet() -> Asked:
-    """Two nodes with two GPUs of 24 GiB and 4 replicas each; on the one 20 GiB are taken."""
+    """Two nodes with two GPUs of 24 GiB and 4 replicas each. One GPU has 20 GiB reserved."""
     asked = Asked()
     held = gpunode(
         shared("A", free=3, allocated=1),
@@ -29,8 +29,8 @@ def fleet() -> Asked:
 
 def test_the_count_is_not_free_memory_divided_by_the_size(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity?vram=8Gi&by_node=true").json()
-    # 76 GiB are left, and 8 of them nine times on devices with a replica; but after one pod on B
-    # the plugin could send the next one to A, which lacks the memory.
+    # 76 GiB are free, and 8 GiB fit nine times on devices with a replica. But after one pod on B
+    # the plugin could choose A next, which lacks the memory.
     assert (body["pods"], body["pods_at_least"], body["fullness"]) == (7, False, "fits")
     assert [(node["name"], node["pods"], node["reason"]) for node in body["nodes"]] == [
         ("empty", 6, None),

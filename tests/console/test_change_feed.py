@@ -1,4 +1,4 @@
-"""The change feed reports each change once, with its cause."""
+"""Checks that the change feed reports each change once, with its cause."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ class Looking:
 def looking() -> Looking:
     looking = Looking()
     looking.report()
-    assert looking.told() == []  # of the first look nothing is news
+    assert looking.told() == []  # The first snapshot reports no changes.
     return looking
 
 
@@ -64,7 +64,7 @@ def made(attempt: str = "ours-1", **other: Any) -> Reservation:
     return msgspec.structs.replace(held, attempt=attempt, **other)
 
 
-def test_no_change_gives_no_event(looking: Looking) -> None:
+def test_without_a_change_there_is_no_event(looking: Looking) -> None:
     looking.report()
     assert looking.told() == []
 
@@ -85,7 +85,7 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
     assert latest.message == "2.0 GiB on each of 2 GPUs that the pod could get"
 
 
-def test_a_reservation_that_was_assumed_is_made_when_it_is_written(looking: Looking) -> None:
+def test_an_assumed_reservation_is_reported_when_it_is_written(looking: Looking) -> None:
     held = looking.state.gpunode("n")
     assert held is not None
     looking.state.apply([HoldsSeen([HeldFor("uid-p", "n", Why.BINDING, made())])])

@@ -1,4 +1,4 @@
-"""/v1/costs: the GPU hours and the memory that namespaces held, used and left idle."""
+"""Tests /v1/costs: the GPU hours and the memory that namespaces held, used and left idle."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ ROUND_S = 10.0
 
 
 def recorded(asked: Asked, rounds: int, every_s: float = ROUND_S) -> HistoryRecorder:
-    """Record the state as it is now for some rounds; the first one only sets the time."""
+    """Record the current state for some rounds. The first round only sets the time."""
     recorder = HistoryRecorder(asked.cluster, asked.context.history, asked.context.wall_s)
     for number in range(rounds + 1):
         asked.now_s += every_s if number else 0.0
@@ -43,8 +43,9 @@ def costs(asked: Asked, query: str = "") -> dict[str, Any]:
 
 @pytest.fixture
 def team() -> Asked:
-    """On a shared GPU of 24 GiB, each with a quarter of it at least: an idle notebook that holds
-    half of the memory, and a trainer that is active and uses more than it reserved."""
+    """A shared GPU of 24 GiB with at least a quarter for each pod: an idle notebook that holds half
+    of the memory, and an active trainer that uses more than it reserved.
+    """
     return fleet(
         shared("A", free=2, allocated=2, sm_activity=SM),
         rows=[row("notebook", "A", 4, TWO_DAYS), row("trainer", "A", 8)],
@@ -64,7 +65,7 @@ def test_the_last_hour_has_held_used_and_idle_gpu_hours(team: Asked) -> None:
             "used_gpu_hours": pytest.approx(1 / 3 * minute, abs=1e-4),
             "idle_gpu_hours": pytest.approx(1 / 2 * minute, abs=1e-4),
             "unmeasured_gpu_hours": 0.0,
-            # 12 GiB and the 8 that the trainer uses; of these the notebook uses 4.
+            # 12 GiB plus the 8 GiB of the trainer. The notebook uses 4 GiB.
             "held_gib_days": pytest.approx(20 / 24 * minute, abs=1e-4),
             "unused_gib_days": pytest.approx(8 / 24 * minute, abs=1e-4),
             "unmeasured_gib_days": 0.0,
@@ -79,12 +80,12 @@ def test_a_share_of_a_gpu_costs_that_share_of_its_price(team: Asked) -> None:
     object.__setattr__(team.context, "gpu_hour_price", lambda: 3600.0)
     recorded(team, 6)
     (each,) = costs(team)["namespaces"]
-    # A minute of half a GPU and of a third.
+    # One minute of half a GPU and of a third.
     assert (each["cost"], each["idle_cost"]) == (50.0, 30.0)
 
 
-def test_shares_of_one_gpu_add_up_to_one_at_most() -> None:
-    """One pod holds nearly all memory, three others a replica each."""
+def test_shares_of_one_gpu_add_up_to_at_most_one() -> None:
+    """One pod holds nearly all memory, and three others hold a replica each."""
     names = ["big", "b", "c", "d"]
     asked = fleet(
         shared("A", free=0, allocated=4, sm_activity=SM),
@@ -95,7 +96,7 @@ def test_shares_of_one_gpu_add_up_to_one_at_most() -> None:
     assert recorder.held["ml"].gpus == pytest.approx(1.0)
 
 
-def test_a_whole_gpu_is_held_and_a_mig_device_is_a_part() -> None:
+def test_a_whole_gpu_is_held_and_a_mig_device_counts_as_its_part() -> None:
     asked = Asked()
     add(
         asked,
@@ -109,7 +110,7 @@ def test_a_whole_gpu_is_held_and_a_mig_device_is_a_part() -> None:
     assert (held.active_gpus, held.idle_gpus) == (1.0, 0.25)
 
 
-def test_without_sm_activity_it_is_not_known_whether_a_gpu_was_used() -> None:
+def test_without_sm_activity_the_use_of_a_gpu_is_unknown() -> None:
     unknown = msgspec.structs.replace(row("p", "A", 1), used_bytes=None)
     asked = fleet(
         shared("A", allocated=1, sm_activity=None),
@@ -120,7 +121,7 @@ def test_without_sm_activity_it_is_not_known_whether_a_gpu_was_used() -> None:
     assert held == Holdings(0.0, 0.0, 0.5, 0, 0, 12 * GIB)
 
 
-def test_pods_of_a_stale_report_hold_their_gpus_until_they_are_gone(team: Asked) -> None:
+def test_pods_of_a_stale_report_hold_their_gpus_until_they_are_deleted(team: Asked) -> None:
     team.now_s += STALE_AFTER_S + 1
     recorder = recorded(team, 1)
     assert recorder.held["ml"].unmeasured_gpus == pytest.approx(1 / 2 + 1 / 3)
@@ -131,19 +132,19 @@ def test_pods_of_a_stale_report_hold_their_gpus_until_they_are_gone(team: Asked)
     assert recorded(team, 1).held["ml"].unmeasured_gpus == pytest.approx(1 / 2)
 
 
-def test_a_pause_of_the_recorder_is_no_time_held(team: Asked) -> None:
+def test_a_pause_of_the_recorder_does_not_count_as_held_time(team: Asked) -> None:
     recorded(team, 1, every_s=1000.0)
     assert costs(team)["covered_s"] == 30.0
 
 
-def test_only_the_hour_is_kept(team: Asked) -> None:
+def test_only_the_last_hour_is_kept(team: Asked) -> None:
     recorded(team, 500)
     assert len(team.context.history.held.since(0.0)) == 60
     assert costs(team)["covered_s"] <= 3600.0
     assert costs(team, "?since=10m")["covered_s"] == pytest.approx(600.0, abs=60.0)
 
 
-def test_one_namespace_can_be_asked_for(team: Asked) -> None:
+def test_costs_can_be_limited_to_one_namespace(team: Asked) -> None:
     recorded(team, 6)
     assert [each["namespace"] for each in costs(team, "?namespace=ml")["namespaces"]] == ["ml"]
     other = costs(team, "?namespace=other")
@@ -158,7 +159,7 @@ def test_the_most_idle_namespace_comes_first(team: Asked) -> None:
     assert names == ["idle", "small", "busy"]
 
 
-def test_namespaces_beyond_the_limit_are_one_sum() -> None:
+def test_namespaces_beyond_the_limit_are_summed_up() -> None:
     parts = [{"a": Holdings(1.0), "b": Holdings(2.0)}, {"c": Holdings(3.0), "b": Holdings(2.0)}]
     assert summed(parts, most=1) == {"b": Holdings(4.0), OTHERS: Holdings(4.0)}
 
@@ -169,7 +170,9 @@ def test_a_longer_range_needs_prometheus(team: Asked) -> None:
     assert "set prometheus_url" in answer.json()["detail"]
 
 
-def test_series_that_repeat_or_lack_labels_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_series_and_series_without_labels_count_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     idle = {"namespace": "ml", "state": "idle"}
     found = [Found("gpus", "s", labels, [9.0, 1.0, None, 2.0]) for labels in (idle, idle, {})] + [
         Found("covered", "s", {}, [9.0, 60.0])
@@ -180,7 +183,7 @@ def test_series_that_repeat_or_lack_labels_count_once(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("since", ["2027-01-01T00:00:00Z", "yesterday"])
-def test_other_times_are_rejected(team: Asked, since: str) -> None:
+def test_invalid_times_are_rejected(team: Asked, since: str) -> None:
     assert team.get(f"/v1/costs?since={since}").status_code == 422
 
 
@@ -192,7 +195,7 @@ def test_only_viewers_may_read_costs() -> None:
     assert world.get("/v1/costs", "viewer").json()["namespaces"] == []
 
 
-def test_the_metrics_have_each_state(team: Asked) -> None:
+def test_the_metrics_have_a_series_for_each_state(team: Asked) -> None:
     recorder = recorded(team, 1)
     registry = CollectorRegistry()
     snapshot = team.cluster.snapshot()
@@ -212,8 +215,8 @@ def test_the_metrics_have_each_state(team: Asked) -> None:
     assert memory == [12 * GIB, 8 * GIB, 0]
 
 
-def test_pods_whose_names_are_not_known_have_no_empty_namespace(team: Asked) -> None:
-    """Prometheus would replace an empty one by the console's own."""
+def test_pods_with_unknown_names_have_no_empty_namespace(team: Asked) -> None:
+    """Prometheus would replace an empty label by the console's own namespace."""
     registry = CollectorRegistry()
     snapshot = team.cluster.snapshot()
     held = limited({f"team-{n}": Holdings(1.0) for n in range(300)} | {"": Holdings(2.0)})

@@ -1,4 +1,4 @@
-"""The views show the data on which filter decides."""
+"""Checks that the views show the data on which filter decides."""
 
 import asyncio
 import re
@@ -98,7 +98,7 @@ def test_unknown_pod_and_node_are_404_with_a_hint(server: Server) -> None:
         assert "detail" in reply.json()
 
 
-def test_probes_and_metrics_answer(server: Server) -> None:
+def test_probes_and_metrics_are_served(server: Server) -> None:
     assert (server.get("/healthz").status, server.get("/healthz").body) == (200, b"ok\n")
     assert server.get("/readyz").status == 200
     server.post("/filter", offer(pod("p", "50Gi"), "shared"))
@@ -109,10 +109,10 @@ def test_probes_and_metrics_answer(server: Server) -> None:
     assert 'headroom_verb_cpu_seconds_total{verb="bind"}' not in text
     assert 'headroom_rejected_nodes_total{reason="memory_on_any"} 1.0' in text
     assert "# TYPE headroom_overcommitted_bytes gauge" in text
-    assert "headroom_overcommitted_bytes{" not in text  # nothing is
+    assert "headroom_overcommitted_bytes{" not in text  # No node is ready.
 
 
-def test_api_describes_itself(server: Server) -> None:
+def test_the_api_serves_its_openapi_document(server: Server) -> None:
     paths = server.get("/openapi.json").json()["paths"]
     assert {"/v1/nodes", "/v1/nodes/{name}", "/v1/explain/pods/{namespace}/{name}"} <= set(paths)
 
@@ -133,7 +133,7 @@ def context(cluster: ClusterWriter) -> Context:
 
 
 class Owned(ClusterWriter):
-    """Records the thread on which a snapshot was requested, which is built if there is none."""
+    """Records the thread that requests a snapshot, as if the snapshot had to be built."""
 
     def __init__(self) -> None:
         super().__init__(Rules(), stale_after_s=90.0, epoch_s=0.0)
@@ -148,8 +148,8 @@ class Owned(ClusterWriter):
     "path",
     ["/metrics", "/v1/nodes", "/v1/nodes/n", "/v1/drift", "/v1/explain/pods/default/p"],
 )
-def test_only_the_event_loop_makes_snapshots(path: str) -> None:
-    """One that another thread makes while nodes are put hides those for good."""
+def test_only_the_event_loop_builds_snapshots(path: str) -> None:
+    """A snapshot built by another thread during a change would hide the changed nodes forever."""
 
     async def play() -> None:
         cluster = Owned()
@@ -165,7 +165,7 @@ def test_only_the_event_loop_makes_snapshots(path: str) -> None:
     asyncio.run(play())
 
 
-def test_a_view_of_many_nodes_comes_in_pieces_that_are_the_whole() -> None:
+def test_a_view_of_many_nodes_is_sent_in_pieces_that_form_the_whole() -> None:
     misses = ['a "word", and "pods":[] within', ""]
     whole = Listing(before=misses, pods=[Named(name=f"{n} é" * n) for n in range(400)], after=1)
     empty = whole.model_copy(update={"pods": []})
@@ -179,14 +179,14 @@ def test_a_view_of_many_nodes_comes_in_pieces_that_are_the_whole() -> None:
     chunks = []
     for chunk in chunked(json_parts(empty, "pods", views())):
         chunks.append(chunk)
-        assert sum(map(len, chunks)) + 10_000 > sum(map(len, told))  # made when it is sent
+        assert sum(map(len, chunks)) + 10_000 > sum(map(len, told))  # built while it is sent
     assert len(chunks) > 2
     assert b"".join(chunks).decode() == whole.model_dump_json()
     nothing = b"".join(json_parts(empty, "pods", iter(())))
     assert nothing.decode() == empty.model_dump_json()
 
 
-def test_how_late_the_loop_is_can_be_scraped(server: Server) -> None:
+def test_the_lag_of_the_event_loop_is_a_metric(server: Server) -> None:
     def samples() -> float:
         text = server.get("/metrics").body.decode()
         (count,) = (

@@ -1,4 +1,4 @@
-"""Decisions are selected by pod, node and time, and merged over all replicas."""
+"""Checks that decisions are selected by pod, node and time, and merged over all replicas."""
 
 import pytest
 
@@ -49,7 +49,9 @@ def ids(asked: Asked, query: str = "") -> list[str]:
         pytest.param("limit=2", [1, 3], id="a page"),
     ],
 )
-def test_decisions_are_found(asked: Asked, query: str, found: list[int]) -> None:
+def test_decisions_are_selected_by_pod_node_and_time(
+    asked: Asked, query: str, found: list[int]
+) -> None:
     assert ids(asked, query) == [f"uid-{number}.1" for number in found]
 
 
@@ -88,7 +90,7 @@ def followed(other: Asked, trouble: str = "") -> Followed:
     return Followed("10.0.0.7:8889", other.journal, state, 0.5, trouble)
 
 
-def test_an_unknown_decision_is_not_found_and_unanswered_extenders_are_named(asked: Asked) -> None:
+def test_an_unknown_decision_is_404_with_the_extenders_that_did_not_answer(asked: Asked) -> None:
     asked.followed = [followed(Asked(), "rejected")]
     answer = asked.get("/v1/decisions/uid-9.1")
     assert answer.status_code == 404

@@ -1,4 +1,4 @@
-"""/v1/defrag names pods to move, and changes nothing."""
+"""Checks that /v1/defrag returns pods to move, and changes nothing."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def state() -> ClusterWriter:
     return found
 
 
-def test_the_answer_names_the_moves_and_what_they_give(state: ClusterWriter) -> None:
+def test_the_answer_lists_the_moves_and_their_effect(state: ClusterWriter) -> None:
     shown = ask(console(state), "pod=default/new")
     (answer,) = shown["answers"]
     assert (answer["outcome"], answer["node"]) == ("move", "b")
@@ -55,7 +55,7 @@ def test_the_answer_names_the_moves_and_what_they_give(state: ClusterWriter) -> 
     assert shown["not_checked"] == [UNCHECKED]
 
 
-def test_all_waiting_pods_are_answered_equal_ones_together(state: ClusterWriter) -> None:
+def test_all_pending_pods_are_answered_with_equal_pods_in_one_group(state: ClusterWriter) -> None:
     state.apply(
         [
             PodSeen(newcomer(20, name="second", created="2026-11-21T02:00:00Z")),
@@ -69,13 +69,13 @@ def test_all_waiting_pods_are_answered_equal_ones_together(state: ClusterWriter)
     assert shown["unanswered"] == 0
 
 
-def test_a_node_is_freed(state: ClusterWriter) -> None:
+def test_a_whole_node_can_be_freed(state: ClusterWriter) -> None:
     (answer,) = ask(console(state), "free_node=true&node=n")["answers"]
     assert answer["message"] == "the GPUs of node n hold no pod after 2 pods are moved"
     assert (answer["pod"], answer["node"], answer["gain_bytes"]) == (None, "n", 24 * GIB)
 
 
-def test_a_search_without_time_says_so(
+def test_a_search_that_runs_out_of_time_reports_it(
     state: ClusterWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(defrag, "MOST_S", -1.0)
@@ -105,7 +105,7 @@ def test_a_pod_that_a_quota_could_reject_is_not_moved(
     assert reasons == ({"quota"} if outcome == "none" else set())
 
 
-def test_mistakes_in_the_question(state: ClusterWriter) -> None:
+def test_invalid_queries_are_rejected_with_a_message(state: ClusterWriter) -> None:
     asked = console(state)
     for query, status, detail in (
         ("pod=default/absent", 404, "pod default/absent is not known"),

@@ -1,4 +1,4 @@
-"""/v1/nodes/{name}/devices/{uuid}: one device and the pods on it."""
+"""Tests /v1/nodes/{name}/devices/{uuid}: one device and the pods on it."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def since(reservation: Reservation) -> Reservation:
 
 @pytest.fixture
 def fleet() -> Asked:
-    """GPU A: one pod runs, one ends, one is unreserved, one is gone; one is unconfirmed."""
+    """GPU A with a running, a terminating, an unreserved, a deleted and an unconfirmed pod."""
     asked = Asked()
     names = ("runs", "ends", "gone", "comes")
     reservations = {f"u-{name}": since(reservation({"A": 2 * GIB}, name=name)) for name in names}
@@ -106,7 +106,7 @@ def test_the_sharing_of_a_device_is_shown(fleet: Asked) -> None:
     assert instance["unattributed_processes"] is None  # unknown
 
 
-def test_an_unknown_device_is_answered_with_the_known_ones(fleet: Asked) -> None:
+def test_an_unknown_device_is_404_with_the_known_devices(fleet: Asked) -> None:
     for path, message in (
         ("/v1/nodes/n/devices/Z", "node n has no device Z; it reports: A, B, MIG-1"),
         ("/v1/nodes/m/devices/A", "node m is not known; GET /v1/nodes lists the known nodes"),
@@ -143,7 +143,7 @@ def capped(
     return list(explained)
 
 
-def test_a_limit_of_the_driver_counts_if_every_container_has_one() -> None:
+def test_a_driver_limit_counts_only_if_every_container_has_one() -> None:
     (cap,) = capped(shared("A"), a=2 * GIB, b=3 * GIB)
     assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == ("driver", 5 * GIB, True)
     assert cap["message"] == "capped at 5.0 GiB by the driver"
@@ -151,7 +151,7 @@ def test_a_limit_of_the_driver_counts_if_every_container_has_one() -> None:
         {},
         {"a": 2 * GIB},
         {"a": 2 * GIB, "b": None},
-        {"a": 2 * GIB, "b": 3 * GIB, "c": None},  # uses the device without a replica
+        {"a": 2 * GIB, "b": 3 * GIB, "c": None},  # It uses the device without a replica.
     ]
     for limits in unlimited:
         (cap,) = capped(shared("A"), **limits)
@@ -159,13 +159,13 @@ def test_a_limit_of_the_driver_counts_if_every_container_has_one() -> None:
         assert cap["message"] == "not capped: it can allocate more than it requests"
 
 
-def test_a_mig_device_caps_only_if_it_is_not_shared() -> None:
+def test_a_limit_on_a_mig_device_counts_only_if_the_device_is_not_shared() -> None:
     (cap,) = capped(mig("M", 1, memory_bytes=10 * GIB))
     assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == ("mig", 10 * GIB, True)
     assert cap["message"] == "capped at 10.0 GiB, the memory of its MIG device"
     replicas = mig("M", 1, sharing="time-slicing", replicas=Replicas(free=1, allocated=3))
     assert [each["capped"] for each in capped(replicas)] == [False]
-    # Two compute instances of one GPU instance have one memory.
+    # Two compute instances of one GPU instance share its memory.
     assert [each["capped"] for each in capped(mig("M", 1), mig("N", 1))] == [False, False]
 
 
@@ -178,7 +178,7 @@ def test_a_limit_of_mps_is_never_proven() -> None:
     )
 
 
-def test_a_pod_that_asks_for_a_limit_reads_that_nothing_enforces_it() -> None:
+def test_a_pod_that_requests_a_limit_reads_that_it_is_not_enforced() -> None:
     (cap,) = capped(shared("A"), share="limit")
     assert not cap["capped"]
     assert cap["message"] == (

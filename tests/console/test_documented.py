@@ -1,5 +1,6 @@
-"""docs/reference/api.md lists every endpoint, parameter and field of the debug API, and the
-OpenAPI document describes them."""
+"""Checks that docs/reference/api.md lists every endpoint, parameter and field of the debug API, and
+that the OpenAPI document describes them.
+"""
 
 import re
 from functools import cache
@@ -13,7 +14,7 @@ OF_EVERY_BODY = {"apiVersion", "generatedAt", "snapshot_generation"}
 
 
 def documented() -> dict[str, tuple[set[str], set[str]]]:
-    """Endpoint -> its parameters, the fields of its body."""
+    """Return the parameters and body fields of each endpoint."""
     _, _, rest = PAGE.read_text(encoding="utf-8").partition("\n## Endpoints\n")
     sections = rest.partition("\n## ")[0].split("\n### ")[1:]
     found = {}
@@ -32,7 +33,7 @@ def _column(text: str, heading: str) -> set[str]:
 
 @cache
 def openapi() -> dict[str, Any]:
-    """Return the document as a console serves it. It takes a second to compute."""
+    """The document as a console serves it, which takes a second to compute."""
     found: dict[str, Any] = Asked().get("/openapi.json").json()
     return found
 
@@ -60,7 +61,7 @@ def _fields(operation: dict[str, Any], document: dict[str, Any]) -> set[str]:
     return fields - OF_EVERY_BODY
 
 
-def test_the_page_and_the_description_agree() -> None:
+def test_the_page_and_the_openapi_document_agree() -> None:
     there, shown = described(), documented()
     assert set(shown) == set(there)
     for endpoint, (parameters, fields) in there.items():
@@ -73,14 +74,16 @@ def test_docstrings_of_fields_are_descriptions_in_the_openapi_document() -> None
     def message(schema: str, field: str) -> str:
         return str(schemas[schema]["properties"][field].get("description"))
 
-    # One line, several lines, a field that is a model, one of a base, one with an alias.
+    # Docstrings of one line and several lines, and fields with a model type, from a base, and with
+    # an alias.
     assert message("DeviceView", "free_bytes").startswith("Memory free for the next pod")
     assert message("DeviceView", "sm_activity_ratio").endswith("this is not device utilization.")
     assert message("ExplainBody", "last_decision").startswith("The last decision")
     assert message("FilterView", "replica") == "The replica that served it."
     assert message("NodesBody", "continue").startswith("Value of the query parameter")
     assert message("HeldView", "phase").startswith("waiting (reserved")
-    # A description that several models share, but not for a list of that name, and none.
+    # A description that several models share, which does not apply to a list, and a missing
+    # description.
     assert message("FilterView", "took_ms") == "Duration of the call."
     assert message("MapBody", "model") == "None"
     assert message("DeviceView", "replicas_allocated") == "None"

@@ -1,4 +1,4 @@
-"""Views of pods where kube-scheduler serves extended resources by DRA."""
+"""Tests views of pods when kube-scheduler serves extended resources by DRA."""
 
 from typing import Any
 
@@ -48,18 +48,19 @@ def explained(asked: Asked, name: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_pod_that_dra_serves_is_bound_without_a_reservation(asked: Asked) -> None:
+def test_a_pod_served_by_dra_is_bound_without_a_reservation(asked: Asked) -> None:
     found = explained(asked, "whole")
     assert found["message"] == "bound to node n; ResourceClaim p-extended holds its devices"
     (row,) = asked.get("/v1/pods?state=dra").json()["pods"]
     assert (row["name"], row["reserved_bytes"], row["used_bytes"]) == ("whole", 0, 5 * GIB)
     assert asked.get("/v1/pods?state=unreserved").json()["pods"] == []
-    # Neither the alert about pods without a reservation, nor the comparison with the agents.
+    # Neither the alert about pods without a reservation nor the comparison with the agents counts
+    # it.
     assert totals(asked.cluster.snapshot()).unreserved == 0
     assert set(asked.get("/v1/status").json()["mismatches"].values()) == {0}
 
 
-def test_a_pod_without_an_amount_fits_where_dra_serves_it(asked: Asked) -> None:
+def test_a_pod_without_a_memory_request_fits_on_a_node_with_dra(asked: Asked) -> None:
     found = explained(asked, "next")
     assert (found["verdict"], found["fits"]) == ("fits", 1)
     assert "free devices of DRA" in found["not_checked"]
@@ -72,7 +73,7 @@ def test_a_pod_without_an_amount_fits_where_dra_serves_it(asked: Asked) -> None:
     assert "free devices of DRA" in live["not_checked"]
 
 
-def test_a_pod_with_an_amount_learns_the_way_out(asked: Asked) -> None:
+def test_a_pod_with_a_memory_request_gets_a_suggestion(asked: Asked) -> None:
     found = explained(asked, "sized")
     assert {each["reason"]: each["nodes"] for each in found["reasons"]} == {
         "dra_manages": 1,
@@ -80,7 +81,7 @@ def test_a_pod_with_an_amount_learns_the_way_out(asked: Asked) -> None:
     }
 
 
-def test_capacity_counts_what_headroom_can_place(asked: Asked) -> None:
+def test_capacity_counts_only_pods_that_headroom_can_place(asked: Asked) -> None:
     """Only kube-scheduler can count the pods that DRA could serve."""
     found = asked.get("/v1/capacity").json()
     assert (found["pods"], found["space"]["fitting_nodes"]) == (0, 0)

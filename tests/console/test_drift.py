@@ -1,4 +1,4 @@
-"""/v1/drift and the metrics of drift: reserved and measured use, predicted and actual devices."""
+"""Tests /v1/drift and its metrics: reserved and measured use, predicted and actual devices."""
 
 import json
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def place(server: Server, name: str, vram: str) -> None:
 
 
 def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
-    """The agent reports these pods on the GPUs with these numbers; each uses 1 GiB."""
+    """Report these pods on the GPUs with these numbers. Each pod uses 1 GiB."""
     devices = [
         Device(
             uuid=f"GPU-shared-{n}",
@@ -84,7 +84,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
         assert (waiting["result"], waiting["observed"]) == ("waiting", [])
         assert waiting["predicted"] == ["GPU-shared-0", "GPU-shared-1"]
         report(server, a=0)
-        place(server, "b", "20Gi")  # GPU-shared-1 has fewer replicas taken
+        place(server, "b", "20Gi")  # GPU-shared-1 has fewer allocated replicas.
         report(server, a=0, b=0)
         shown = server.get("/v1/drift").json()
         a, b = sorted(shown["pods"], key=lambda each: str(each["name"]))
@@ -130,7 +130,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
 
 @pytest.mark.slow
 def test_drift_lists_the_chosen_and_the_actual_device() -> None:
-    """On a node whose agent makes the kubelet take the ledger's choice; other nodes have none."""
+    """Only nodes with a steering agent have a chosen device."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     with serving(FLEET) as server:
         report(server, steered)
@@ -161,7 +161,7 @@ def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     assert {on.uuid: on.reservation_bytes for on in shown.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
-def test_drift_shows_claims_of_dra_beside_measured_use() -> None:
+def test_drift_shows_claims_of_dra_next_to_measured_use() -> None:
     cluster = ClusterWriter(Rules(), 90.0, 0.0)
     node = GPUNode(metadata=ObjectMeta(name="n"), status=use_report(unattributed=1 << 30, a=9))
     cluster.apply([GPUNodeSeen(node, 0.0)])

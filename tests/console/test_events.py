@@ -1,4 +1,4 @@
-"""/v1/events streams changes to its clients; a slow client delays no other."""
+"""Checks that /v1/events streams changes to its clients, and that a slow client delays no other."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def open_feed() -> Feed:
     return Feed(lambda: 1_795_219_200.0, lambda: 7)
 
 
-def test_the_past_is_bounded_and_is_continued_after_a_number_or_a_time() -> None:
+def test_past_changes_are_limited_and_can_be_read_from_a_number_or_a_time_on() -> None:
     moments = iter(range(10_000))
     feed = Feed(lambda: float(next(moments)), lambda: 7)
     for number in range(5000):
@@ -41,7 +41,7 @@ def test_the_past_is_bounded_and_is_continued_after_a_number_or_a_time() -> None
     assert [each.at_s for each in feed.past(since_s=4998.0)] == [4998.0, 4999.0]
 
 
-def test_only_a_client_that_reads_nothing_is_dropped() -> None:
+def test_only_a_client_that_reads_nothing_is_disconnected() -> None:
     async def play() -> None:
         feed = open_feed()
         slow, quick = feed.join(), feed.join()
@@ -53,7 +53,7 @@ def test_only_a_client_that_reads_nothing_is_dropped() -> None:
     asyncio.run(play())
 
 
-def test_followers_are_bounded_and_free_their_slot_when_they_leave() -> None:
+def test_followers_are_limited_and_free_their_slot_when_they_disconnect() -> None:
     async def play() -> None:
         feed = open_feed()
         followers = [feed.join() for _ in range(MOST_FOLLOWERS)]
@@ -65,7 +65,7 @@ def test_followers_are_bounded_and_free_their_slot_when_they_leave() -> None:
     asyncio.run(play())
 
 
-def test_one_client_too_many_is_rejected_with_an_alternative() -> None:
+def test_a_client_beyond_the_limit_is_rejected_with_an_alternative() -> None:
     async def full() -> Feed:
         feed = open_feed()
         for _ in range(MOST_FOLLOWERS):
@@ -88,7 +88,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
             if len(sent) > 2:
-                await asyncio.Event().wait()  # its buffers are full
+                await asyncio.Event().wait()  # Its buffers are full.
 
         async def receive() -> dict[str, Any]:
             await asyncio.Event().wait()
@@ -123,7 +123,7 @@ def test_the_latest_changes_are_listed() -> None:
     assert asked.get("/v1/events?follow=false&since=2026-11-22T00:00:00Z").json()["events"] == []
 
 
-def test_the_stream_of_a_node_has_no_changes_of_others_and_ignores_since_after_an_id() -> None:
+def test_the_stream_of_a_node_has_only_its_changes_and_ignores_since_after_an_id() -> None:
     feed = open_feed()
     for node in "abab":
         feed.publish("report_lost", node=node)
@@ -143,7 +143,7 @@ class Stream:
         self.answer = answer
 
     def next(self, kind: str) -> dict[str, Any]:
-        """The next of this kind; others are passed over."""
+        """Return the next event of this kind, and skip other events."""
         fields: dict[str, str] = {}
         while True:
             line = self.answer.readline().decode()
@@ -170,7 +170,7 @@ def following(server: Server, **headers: str) -> Iterator[Stream]:
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_placed_is_followed_and_an_open_stream_keeps_no_server_from_ending() -> None:
+def test_a_pod_is_followed_until_it_is_bound_and_an_open_stream_does_not_block_shutdown() -> None:
     shown = pod("p", "12Gi")
     with contextlib.ExitStack() as after, serving(FLEET) as server:
         stream = after.enter_context(following(server))

@@ -1,4 +1,4 @@
-"""An explanation considers the nodes of the last attempt, and the obstacles of each."""
+"""Checks that an explanation considers the nodes of the last attempt with the obstacles of each."""
 
 from datetime import datetime, timedelta
 
@@ -36,13 +36,13 @@ def test_attempts_of_kube_scheduler_are_shown() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/score?pod=default/waits&node=a"])
-def test_a_score_names_them_too(path: str) -> None:
+def test_a_score_shows_them_too(path: str) -> None:
     body = asked(*node("a", tiny=2, small=9)).get(path).json()
     assert [held["name"] for held in body["live"]["node"]["blockers"]] == ["small", "tiny"]
 
 
 def closed(name: str, **spec: object) -> NodeSeen:
-    """The Node of that name with this spec: taints, or a cordon."""
+    """Return the Node of that name with this spec: taints, or a cordon."""
     wire = {"metadata": {"name": name, "labels": {"zone": name}}, "spec": spec}
     return NodeSeen(msgspec.convert(wire, Node))
 
@@ -51,7 +51,7 @@ TEAM = {"key": "team", "value": "x", "effect": "NoSchedule"}
 
 
 def waiting_with(**spec: object) -> Pod:
-    """The pod that waits, with more in its spec."""
+    """Return the pending pod with additional fields in its spec."""
     wire = msgspec.to_builtins(WAITS)
     wire["spec"] |= spec
     return msgspec.convert(wire, Pod)
@@ -60,7 +60,7 @@ def waiting_with(**spec: object) -> Pod:
 def record(
     fleet: Asked, *offered: str, waits: Pod = WAITS, at_s: float = WALL_S
 ) -> dict[str, object]:
-    """kube-scheduler asks about these nodes, and none takes the pod."""
+    """Record a filter call for the pod with these nodes, none of which fits."""
     snap = fleet.cluster.snapshot()
     rows = np.array([snap.row_of[name] for name in offered], np.int64)
     nodes = NodeSets().offered(snap.row_of, rows)
@@ -101,17 +101,17 @@ def test_a_node_that_kube_scheduler_left_out_does_not_count_as_fitting(
     assert [each["node"] for each in body["nearest"]] == ["a"]  # type: ignore[attr-defined]
 
 
-def test_advice_to_lower_is_of_the_nodes_that_the_pod_selects() -> None:
+def test_a_lower_request_is_suggested_only_for_nodes_that_the_pod_selects() -> None:
     waits = waiting_with(nodeSelector={"zone": "b"})
     fleet = asked(*node("a", some=12), *node("b", most=20), closed("a"), closed("b"), waits=waits)
     body = explained(fleet)
     lower = body["advice"][0]  # type: ignore[index]
-    assert lower["lower_to_bytes"] == 4 * GIB  # and not 12, as on a
+    assert lower["lower_to_bytes"] == 4 * GIB  # not 12, as on a
     obstacle = body["ineligible"][0]  # type: ignore[index]
     assert obstacle["message"] == "labels do not match the pod's nodeSelector zone=b"
 
 
-def test_two_obstacles_are_not_advised_away_as_if_they_were_one() -> None:
+def test_a_node_with_two_obstacles_gets_no_suggestion_for_only_one() -> None:
     waits = waiting_with(nodeSelector={"zone": "a"})
     fleet = asked(
         *node("a", whole=24), *node("b"), closed("a"), closed("b", taints=[TEAM]), waits=waits
@@ -119,12 +119,12 @@ def test_two_obstacles_are_not_advised_away_as_if_they_were_one() -> None:
     assert "eligible" not in kinds(explained(fleet))
 
 
-def test_without_an_eligible_node_the_first_cause_is_in_the_headline() -> None:
+def test_without_an_eligible_node_the_headline_has_the_first_cause() -> None:
     body = explained(asked(*node("a"), closed("a", unschedulable=True)))
     assert body["message"] == "no node is eligible: 1 node: cordoned"
 
 
-def test_the_nodes_of_the_last_filter_call_are_those_that_are_explained() -> None:
+def test_only_the_nodes_of_the_last_filter_call_are_explained() -> None:
     fleet = asked(*node("a", some=12), *node("b", most=20))
     body = record(fleet, "b")
     assert (body["left_out_nodes"], body["not_checked"]) == (1, [])
@@ -155,7 +155,7 @@ def test_without_a_filter_call_missing_checks_are_listed() -> None:
     )
 
 
-def test_a_scheduling_gate_and_another_scheduler_are_named() -> None:
+def test_a_scheduling_gate_and_another_scheduler_are_reported() -> None:
     gated = explained(asked(*node("a"), waits=waiting_with(schedulingGates=[{"name": "queue"}])))
     assert (gated["verdict"], gated["message"]) == (
         "gated",
@@ -177,7 +177,7 @@ def test_a_request_larger_than_every_device_has_its_own_message() -> None:
     )
 
 
-def test_a_cordoned_node_shows_at_once_though_no_snapshot_changes() -> None:
+def test_a_cordoned_node_is_shown_at_once_without_a_new_snapshot() -> None:
     fleet = asked(*node("a"))
     before = fleet.get("/v1/nodes")
     fleet.cluster.apply([closed("a", unschedulable=True, taints=[TEAM])])
@@ -186,7 +186,7 @@ def test_a_cordoned_node_shows_at_once_though_no_snapshot_changes() -> None:
     assert (shown["cordoned"], shown["taints"]) == (True, ["team=x:NoSchedule"])
 
 
-def test_pending_pods_are_listed_with_the_same_reasons() -> None:
+def test_pending_pods_are_listed_with_their_explained_reasons() -> None:
     fleet = asked(*node("a", whole=20), *node("b"), closed("b", unschedulable=True))
     (listed,) = fleet.get("/v1/pending").json()["pods"]
     body = explained(fleet)
@@ -203,7 +203,7 @@ def test_a_score_on_a_node_that_is_not_eligible_has_no_rank() -> None:
     assert (there["eligible"], there["fits"], there["rank"], there["wins"]) == (True, 1, 1, True)
 
 
-def test_the_decisions_about_an_earlier_pod_of_the_name_are_not_about_this_one() -> None:
+def test_decisions_about_an_earlier_pod_of_the_same_name_are_ignored() -> None:
     earlier = pod("16Gi", uid="u-earlier", name="waits")
     fleet = asked(*node("a", whole=20), waits=waiting_with(schedulerName="volcano"))
     body = record(fleet, "a", waits=earlier)

@@ -1,4 +1,4 @@
-"""A group of pods in the explanation of each of its pods: as one thing."""
+"""Checks that the explanation of each pod in a group covers the whole group."""
 
 import pytest
 from msgspec.structs import replace
@@ -22,7 +22,9 @@ def member(name: str, vram: str = "12Gi", node: str | None = None, group: str = 
 
 @pytest.fixture
 def fleet() -> Asked:
-    """Three pods of the group are bound, on two devices of 24 GiB; five wait. A third is free."""
+    """Three pods of the group are bound on two devices of 24 GiB, and five wait. A third device is
+    free.
+    """
     fleet = Asked()
     for name, uids in (("a", ["p0", "p1"]), ("b", ["p2"]), ("c", [])):
         held = {uid: reservation({name: 12 * GIB}, name=uid) for uid in uids}
@@ -42,7 +44,7 @@ def explained(fleet: Asked, name: str) -> str | None:
     return group
 
 
-def test_a_group_that_is_bound_in_part_says_what_it_waits_for_and_where_that_fits(
+def test_a_partly_bound_group_reports_what_it_waits_for_and_where_that_fits(
     fleet: Asked,
 ) -> None:
     part = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; "
@@ -56,8 +58,8 @@ def test_a_group_that_is_bound_in_part_says_what_it_waits_for_and_where_that_fit
     assert explained(fleet, "p0") == "3 of 3 pods of group train are bound"
 
 
-def test_the_overview_lists_a_group_as_one_thing(fleet: Asked) -> None:
-    """Its pods may differ, and belong to no controller."""
+def test_the_overview_lists_a_group_as_one_entry(fleet: Asked) -> None:
+    """Its pods may differ, and need no common controller."""
     fleet.cluster.apply([PodSeen(member("q1", "80Gi", group="other"))])
     listed = {each["owner_name"]: each for each in fleet.get("/v1/overview").json()["waiting"]}
     assert listed.keys() == {"train", "other", "alone"}
@@ -81,10 +83,10 @@ def test_the_overview_lists_a_group_as_one_thing(fleet: Asked) -> None:
     fleet.now_s += 60
     waiting = fleet.get("/v1/overview").json()["waiting"]
     verdicts = sorted(each["verdict"] for each in waiting if each["owner_name"] == "other")
-    assert verdicts == ["gated", "rejected"]  # not all of it fits
+    assert verdicts == ["gated", "rejected"]  # Not all of it fits.
 
 
-def test_the_list_of_pending_pods_has_the_group_of_each_pod(fleet: Asked) -> None:
+def test_the_list_of_pending_pods_shows_the_group_of_each_pod(fleet: Asked) -> None:
     pods = {each["name"]: each for each in fleet.get("/v1/pending").json()["pods"]}
     part = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi"
     assert pods["alone"]["group"] is None
@@ -104,7 +106,7 @@ def test_the_list_of_pending_pods_has_the_group_of_each_pod(fleet: Asked) -> Non
     ]
 
 
-def test_a_long_list_seeks_nodes_for_the_first_pods_only(
+def test_a_long_list_searches_nodes_only_for_the_first_pods(
     fleet: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headroom.console.views.pending.MOST_PLACED", 2)
@@ -118,7 +120,7 @@ def test_a_long_list_seeks_nodes_for_the_first_pods_only(
     )
 
 
-def test_sizes_are_counted_one_by_one(fleet: Asked) -> None:
+def test_pods_of_different_sizes_are_counted_separately(fleet: Asked) -> None:
     fleet.cluster.apply([PodSeen(member("q1", "80Gi", group="other"))])
     assert explained(fleet, "q1") == (
         "0 of 2 pods of group other are bound, waiting for 1 x 4Gi, 1 x 80Gi; "
@@ -142,8 +144,8 @@ def test_memory_that_is_held_for_the_group_counts_as_free_for_it(fleet: Asked) -
     assert sentence.endswith("3 of the first 5 would fit on c, b")
 
 
-def test_the_metric_counts_groups_that_are_bound_in_part(fleet: Asked) -> None:
-    """Neither a group that waits whole nor one that is bound whole counts."""
+def test_the_metric_counts_only_partly_bound_groups(fleet: Asked) -> None:
+    """Neither an unbound nor a completely bound group counts."""
     cluster, registry = fleet.cluster, CollectorRegistry()
     registry.register(FleetCollector(cluster, cluster.snapshot, Pending, 10, 90.0))
 
@@ -155,7 +157,7 @@ def test_the_metric_counts_groups_that_are_bound_in_part(fleet: Asked) -> None:
     assert count() == 0
 
 
-def test_a_group_of_kueue_is_shown_too(fleet: Asked) -> None:
+def test_a_group_of_kueue_is_also_shown(fleet: Asked) -> None:
     made = pod("12Gi", uid="k0", name="k0")
     labels = {"kueue.x-k8s.io/pod-group-name": "batch"}
     fleet.cluster.apply([PodSeen(replace(made, metadata=replace(made.metadata, labels=labels)))])
@@ -164,5 +166,5 @@ def test_a_group_of_kueue_is_shown_too(fleet: Asked) -> None:
     )
 
 
-def test_a_single_pod_has_no_group(fleet: Asked) -> None:
+def test_a_single_pod_shows_no_group(fleet: Asked) -> None:
     assert explained(fleet, "alone") is None

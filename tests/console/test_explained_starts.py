@@ -1,4 +1,4 @@
-"""Whether a pod that starts alone waits when it starts again, as its explanation has it."""
+"""Checks whether the explanation of a pod that starts alone shows that it waits to start again."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ OPENED = ContainerState(terminated=Terminated(exit_code=0))
 
 
 def engine(gate: ContainerState | None) -> Pod:
-    """``gate``: the state of its gate; None: the pod has none."""
+    """Return an engine. ``gate`` is the state of its gate, or None for a pod without a gate."""
     made = pod("4Gi", uid="u", name="llm", node="n", annotations={"headroom.gpu/startup": "alone"})
     if gate is None:
         return made
@@ -66,7 +66,7 @@ def engine(gate: ContainerState | None) -> Pod:
         ),
     ],
 )
-def test_a_pod_that_starts_alone_is_explained(
+def test_the_explanation_shows_whether_a_pod_that_starts_alone_waits(
     phase: Any, gate: ContainerState | None, start: str | None
 ) -> None:
     held = msgspec.structs.replace(reservation({"a": 4 * GIB}, name="llm"), phase=phase)

@@ -1,4 +1,4 @@
-"""/v1/map: all devices in columns, and later the nodes that changed."""
+"""Tests /v1/map: all devices in columns, and later only the changed nodes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ POOL = "karpenter.sh/nodepool"
 
 
 def add(asked: Asked, name: str, *, version: str = "1", used_gib: int = 6, **labels: str) -> None:
-    """A node with two GPUs of 24 GiB: one with 12 GiB reserved, one that is unhealthy."""
+    """Add a node with two GPUs of 24 GiB: one with 12 GiB reserved, and one unhealthy."""
     node = kube_node(name)
     node = msgspec.structs.replace(
         node, metadata=msgspec.structs.replace(node.metadata, labels=labels)
@@ -73,7 +73,7 @@ def test_nodes_are_grouped_by_any_label() -> None:
     assert named(body, "groups", "group") == ["east", "west"]
 
 
-def test_a_later_answer_has_the_nodes_that_changed() -> None:
+def test_a_later_answer_has_only_changed_nodes() -> None:
     asked = Asked()
     add(asked, "a")
     add(asked, "b")
@@ -85,7 +85,7 @@ def test_a_later_answer_has_the_nodes_that_changed() -> None:
     assert read(asked, f"?after={body['version']}")["node"] == []
 
 
-def test_a_later_answer_has_use_that_changed_within_the_reservation() -> None:
+def test_a_later_answer_includes_use_that_changed_within_the_reservation() -> None:
     asked = Asked()
 
     def report(version: str, used_gib: int) -> None:
@@ -106,7 +106,9 @@ def test_a_later_answer_has_use_that_changed_within_the_reservation() -> None:
     assert read(asked, f"?after={version}")["used"] == [38]
 
 
-def test_all_nodes_are_listed_again_if_one_was_added_or_the_version_is_of_another_process() -> None:
+def test_all_nodes_are_listed_again_after_an_added_node_or_with_a_version_of_another_process() -> (
+    None
+):
     asked = Asked()
     add(asked, "a")
     version = read(asked)["version"]
@@ -116,7 +118,7 @@ def test_all_nodes_are_listed_again_if_one_was_added_or_the_version_is_of_anothe
         assert (body["complete"], body["node"]) == (True, ["a", "b"])
 
 
-def test_cordoned_nodes_are_named_until_they_are_uncordoned_or_deleted() -> None:
+def test_cordoned_nodes_are_listed_until_they_are_uncordoned_or_deleted() -> None:
     asked = Asked()
     for name in "abc":
         node = msgspec.structs.replace(kube_node(name), spec=NodeSpec(unschedulable=True))
@@ -126,7 +128,7 @@ def test_cordoned_nodes_are_named_until_they_are_uncordoned_or_deleted() -> None
     assert read(asked)["cordoned"] == ["c"]
 
 
-def test_stale_nodes_are_named_although_nothing_else_changed() -> None:
+def test_stale_nodes_are_listed_even_without_another_change() -> None:
     asked = Asked()
     add(asked, "a")
     version = read(asked)["version"]

@@ -1,6 +1,7 @@
-"""Views count the memory that is held for pods that are not bound yet, as filter does.
+"""Checks that views count the memory held for pods that are not bound yet, as filter does.
 
-In random clusters with nominations, assumed binds and groups, filter decides what is right.
+The clusters are random, with nominations, assumed binds and groups. Filter gives the expected
+result.
 """
 
 import json
@@ -51,7 +52,7 @@ class Cluster:
         self.fleet.cluster.apply(events)
 
     def hold(self, kind: str, name: str, gib: int, priority: int, on: str) -> None:
-        """Hold memory of a node for a pod: it is nominated, or its bind is assumed."""
+        """Hold memory of a node for a pod by a nomination or an assumed bind."""
         nominated = on if kind == "nominated" else None
         held = waiting(name, gib, priority, nominated_node_name=nominated)
         if kind == "grouped":
@@ -81,7 +82,7 @@ class Cluster:
         return body
 
     def end(self, uid: str) -> None:
-        """Remove a running pod: its reservation, its rows and its memory."""
+        """Remove a running pod with its reservation, its rows and its memory."""
         for gpunode in self.fleet.cluster.gpunodes():
             assert gpunode.status is not None
             rest = {u: r for u, r in gpunode.spec.reservations.items() if u != uid}
@@ -119,7 +120,7 @@ ON_NODE = st.lists(SIZES, max_size=3).filter(lambda sizes: sum(sizes) <= 24)
 
 @hypothesis.settings(max_examples=examples(40), deadline=None)
 @hypothesis.given(ON_NODE, ON_NODE, HOLDS, SIZES, st.sampled_from([0, 5]))
-def test_views_agree_with_filter_and_following_any_suggestion_passes_filter(
+def test_views_agree_with_filter_and_a_pod_that_follows_a_suggestion_passes_filter(
     on_a: list[int],
     on_b: list[int],
     holds: list[tuple[str, int, int, str]],
@@ -166,8 +167,8 @@ def test_views_agree_with_filter_and_following_any_suggestion_passes_filter(
                 assert kind == "replicas", advice
 
 
-def test_views_do_not_count_what_a_pod_has_reserved_itself() -> None:
-    """Its bind was not finished. To other pods the memory is reserved."""
+def test_a_pods_own_reservation_does_not_count_against_it_in_views() -> None:
+    """Its bind was not finished. For other pods the memory is reserved."""
     cluster = Cluster([[], [22]])
     asked = waiting("asked", 20)
     gpunode = cluster.fleet.cluster.gpunode("a")
@@ -189,7 +190,7 @@ def test_views_do_not_count_what_a_pod_has_reserved_itself() -> None:
 
 @hypothesis.settings(max_examples=examples(300), deadline=None)
 @hypothesis.given(ON_NODE.filter(bool), HOLDS.filter(bool), SIZES)
-def test_a_rolling_update_that_ends_old_pods_as_suggested_passes_filter(
+def test_a_pod_passes_filter_after_a_rolling_update_ends_old_pods_as_suggested(
     sizes: list[int], holds: list[tuple[str, int, int, str]], gib: int
 ) -> None:
     asked = of_revision(waiting("asked", gib), "bbb")
@@ -214,7 +215,7 @@ def test_a_rolling_update_that_ends_old_pods_as_suggested_passes_filter(
             assert any(without(*ended).filter(asked)[0] for ended in ways), advice
 
 
-def test_the_pod_that_goes_first_is_named_with_the_end_of_its_hold() -> None:
+def test_the_pod_for_which_memory_is_held_is_reported_with_the_end_of_the_hold() -> None:
     cluster = Cluster([[], [22]])
     cluster.hold("nominated", "held", 20, 5, "a")
     cluster.apply(PodSeen(waiting("asked", 10)))
@@ -238,7 +239,7 @@ def test_the_pod_that_goes_first_is_named_with_the_end_of_its_hold() -> None:
     assert cluster.get("/v1/explain/pods/default/asked")["verdict"] == "fits"
 
 
-def test_a_pod_that_goes_before_the_nominee_is_not_told_to_wait() -> None:
+def test_a_pod_that_precedes_the_nominated_pod_is_not_asked_to_wait() -> None:
     cluster = Cluster([[], [22]])
     cluster.hold("nominated", "held", 20, 0, "a")
     cluster.apply(PodSeen(waiting("asked", 10, priority=5)))

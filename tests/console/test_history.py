@@ -1,4 +1,4 @@
-"""/v1/history: the last hour of devices, pods and the fleet, and how it is handed over."""
+"""Tests /v1/history: the last hour of devices, pods and the fleet, and its handover."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, us
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 from tests.server.test_auth import World
 
-#: Between two rounds of the recorder.
+#: Seconds between two rounds of the recorder.
 ROUND_S = 10.0
 
 
 class Recorded(Asked):
-    """A node with two GPUs of 24 GiB, whose history is recorded; a pod has reserved 8 GiB."""
+    """A node with two GPUs of 24 GiB and recorded history. A pod has reserved 8 GiB."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +92,7 @@ def test_a_device_has_a_value_for_each_report_that_changed_it() -> None:
     assert (of_pod["namespace"], of_pod["name"], of_pod["requested_bytes"]) == ("ml", "a", 8 * GIB)
 
 
-def test_a_stale_report_is_a_gap_and_not_a_value() -> None:
+def test_a_stale_report_leaves_a_gap() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
     asked.now_s += STALE_AFTER_S + 1
@@ -102,7 +102,7 @@ def test_a_stale_report_is_a_gap_and_not_a_value() -> None:
     assert series(body, "pod") == [5.0 * GIB, None, None]
 
 
-def test_a_pod_that_has_left_keeps_its_history() -> None:
+def test_a_deleted_pod_keeps_its_history() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
     asked.report(1.0, None)
@@ -110,7 +110,7 @@ def test_a_pod_that_has_left_keeps_its_history() -> None:
     assert series(body, "pod") == [5.0 * GIB, None, None]
 
 
-def test_the_fleet_has_sums_and_the_number_of_pending_pods() -> None:
+def test_the_history_of_the_fleet_has_sums_and_the_number_of_pending_pods() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
     asked.cluster.apply([PodSeen(pod("8Gi", uid="uid-b", name="b"))])
@@ -123,7 +123,7 @@ def test_the_fleet_has_sums_and_the_number_of_pending_pods() -> None:
     assert series(body, "pending_pods") == [0.0, 1.0]
 
 
-def test_a_known_device_and_a_known_pod_without_a_value_have_no_series() -> None:
+def test_a_known_device_or_pod_without_a_value_has_no_series() -> None:
     asked = Recorded()
     asked.add_node("m")
     for path in ("nodes/m/devices/GPU-m-0", "pods/ml/a"):
@@ -144,7 +144,7 @@ def test_unknown_devices_and_pods_are_404() -> None:
         assert message in answer.json()["detail"]
 
 
-def test_a_node_that_is_gone_keeps_its_history_for_an_hour() -> None:
+def test_a_deleted_node_keeps_its_history_for_an_hour() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
     asked.cluster.apply([GPUNodeGone("n"), NodeGone("n")])
@@ -154,26 +154,26 @@ def test_a_node_that_is_gone_keeps_its_history_for_an_hour() -> None:
     assert series(body, "used") == [6.0 * GIB, None, None]
 
 
-def test_a_device_that_grows_steadily_is_full_soon() -> None:
-    """10 minutes at 64 MiB each 10 s: 6.4 MiB/s, with 24 - 6 GiB left at the end."""
+def test_a_device_that_grows_steadily_is_predicted_to_be_full_soon() -> None:
+    """Use grows for 10 minutes by 64 MiB each 10 s (6.4 MiB/s), with 24 - 6 GiB free at the end."""
     asked = Recorded()
     for number in range(61):
         asked.report(2.25 + number / 16, 2.0 + number / 16)
     (found,) = asked.recorder.growing["n"]
     assert (found.device, found.namespace, found.name) == ("GPU-0", "ml", "a")
-    # The last round that looked was the 60th: 5.9375 GiB are used.
+    # The last recorded round was the 60th, with 5.9375 GiB in use.
     assert found.bytes_per_s == pytest.approx(6.4 * (1 << 20), rel=0.02)
     assert found.full_in_s == pytest.approx((24 - 5.9375) * 160, rel=0.02)
 
 
-def test_a_model_that_was_loaded_does_not_grow() -> None:
+def test_a_loaded_model_does_not_count_as_growth() -> None:
     asked = Recorded()
     for number in range(60):
         asked.report(2.0 if number < 30 else 20.0, 1.0)
     assert asked.recorder.growing == {}
 
 
-def test_a_caller_that_may_get_a_pod_may_read_its_history_and_no_other() -> None:
+def test_a_caller_that_may_get_a_pod_may_read_only_the_history_of_that_pod() -> None:
     world = World()
     world.reviews.rights["owner"] = {GetPod("ml", "a")}
     answer = world.get("/v1/history/pods/ml/a", "owner")

@@ -1,4 +1,4 @@
-"""A console counts the holds of the extenders that it follows."""
+"""Checks that a console counts the memory held by the extenders that it follows."""
 
 import asyncio
 import json
@@ -52,7 +52,9 @@ MAX_HOLDS = 1_000
 
 
 def counted(state: ClusterWriter) -> dict[str, object]:
-    """All that decides about room; who is charged first on a device does not."""
+    """Return everything that decides about free memory, but not the order of reservations on a
+    device.
+    """
     return {
         terms.name: replace(
             terms,
@@ -76,7 +78,7 @@ def left_to(state: ClusterWriter, of: Pod, now_s: float) -> dict[str, list[str]]
 
 @hypothesis.settings(max_examples=examples(375))
 @given(st.lists(STEPS, max_size=40))
-def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
+def test_a_console_that_has_caught_up_counts_the_same_holds_as_the_extender(
     steps: list[tuple[str, ...]],
 ) -> None:
     pair = Pair()
@@ -100,7 +102,7 @@ def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
         of = pair.pods[name]
         at_s = pair.now_s
         assert left_to(pair.console, of, at_s) == left_to(pair.extender, of, at_s)
-    pair.pass_s(EXPIRES_S)  # of filter's room for binds that did not come
+    pair.pass_s(EXPIRES_S)  # memory that filter held for binds that did not follow
     pair.catch_up()
     assert counted(pair.console) == counted(pair.extender)
 
@@ -127,7 +129,7 @@ def test_assumed_binds_of_several_extenders_are_added() -> None:
     assert [each.holds for each in console.holds.all(NOW_S) if each.uid == "of-a"] == [True]
 
 
-def test_assumed_binds_of_a_silent_extender_expire_and_of_a_gone_one_end_at_once() -> None:
+def test_assumed_binds_of_a_silent_extender_expire_and_those_of_a_deleted_one_end_at_once() -> None:
     assert holds_of([followed(line("a"), EXPIRES_S - 0.1)]).holds
     nothing = HoldsSeen(None)
     assert holds_of([followed(line("a"), EXPIRES_S)]) == nothing
@@ -136,7 +138,7 @@ def test_assumed_binds_of_a_silent_extender_expire_and_of_a_gone_one_end_at_once
     assert holds_of([followed(HoldsLine())]) == HoldsSeen(())
 
 
-def test_without_any_extender_a_console_goes_by_the_nominations_that_it_sees() -> None:
+def test_without_an_extender_a_console_counts_the_nominations_in_the_api_server() -> None:
     console = state()
     nominee = newcomer(8, name="nominee", nominated="n0")
     console.apply([NodeSeen(kube_node("n0")), PodSeen(nominee)])
@@ -147,7 +149,7 @@ def test_without_any_extender_a_console_goes_by_the_nominations_that_it_sees() -
     assert list(console.holds.nominees(NOW_S)) == ["n0"]
 
 
-def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first() -> None:
+def test_an_extender_sends_a_limited_number_of_holds_and_begun_binds_first() -> None:
     extender = state()
     for number in range(MAX_HOLDS + 10):
         extender.apply([PodSeen(newcomer(8, name=f"p{number}", nominated="n0"))])
@@ -166,7 +168,7 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
     assert copy.holds == sent
 
 
-def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
+def test_an_extender_streams_expected_started_and_ended_binds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(holds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
@@ -211,7 +213,7 @@ def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
     assert asyncio.run(play()) == (nothing, there, there, nothing)
 
 
-def test_a_console_counts_streamed_binds_and_an_extender_its_own() -> None:
+def test_a_console_counts_streamed_binds_and_an_extender_counts_its_own() -> None:
     streamed = line("uid-p")
     opening = StateLine("other", "1.2.3", 0.0, 7, "", "enforce")
 

@@ -1,4 +1,4 @@
-"""/v1/idle: pods that hold GPU memory and use no SM, and what that costs."""
+"""Tests /v1/idle: pods that hold GPU memory without SM activity, and their costs."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.builders import GIB, device, gpunode, kube_node, mig, pod, reservatio
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.server.test_auth import World
 
-#: Two days, and an hour, before the reports.
+#: Two days and one hour before the reports.
 TWO_DAYS, AN_HOUR = "2026-11-19T00:00:00Z", "2026-11-20T23:00:00Z"
 SM = SmActivity(0.0, "gpm")
 
@@ -29,7 +29,7 @@ def owned(of: Pod, kind: str, name: str, **labels: str) -> Pod:
 
 
 def fleet(*devices: Device, rows: list[Any], held: dict[str, dict[str, int]]) -> Asked:
-    """One node with these devices, whose pods hold ``held``: pod name -> device -> GiB."""
+    """A node with these devices. ``held`` has the GiB of each pod by device."""
     asked = Asked()
     add(asked, *devices, rows=rows, held=held)
     return asked
@@ -56,8 +56,9 @@ def row(name: str, on: str, gib: int, since: str = "", **more: Any) -> Any:
 
 @pytest.fixture
 def team() -> Asked:
-    """On a shared GPU of 24 GiB: a notebook since two days, a server since an hour, and a trainer
-    that is active."""
+    """A shared GPU of 24 GiB with a notebook idle for two days, a server idle for an hour, and an
+    active trainer.
+    """
     return fleet(
         shared("A", free=1, allocated=3, sm_activity=SM),
         rows=[
@@ -69,7 +70,7 @@ def team() -> Asked:
     )
 
 
-def test_idle_pods_are_listed_with_what_they_hold(team: Asked) -> None:
+def test_idle_pods_are_listed_with_the_memory_that_they_hold(team: Asked) -> None:
     body = team.get("/v1/idle?hours=0").json()
     first, second = body["pods"]
     assert first | {"uid": "", "node": ""} == {
@@ -116,7 +117,7 @@ def test_idle_pods_are_listed_with_what_they_hold(team: Asked) -> None:
         pytest.param("?namespace=other", [], id="another namespace"),
     ],
 )
-def test_the_list_has_limits(team: Asked, query: str, names: list[str]) -> None:
+def test_the_list_is_limited_in_length(team: Asked, query: str, names: list[str]) -> None:
     body = team.get(f"/v1/idle{query}").json()
     assert [each["name"] for each in body["pods"]] == names
     assert sum(each["pods"] for each in body["teams"]) == len(names)
@@ -129,7 +130,7 @@ def test_the_list_has_limits(team: Asked, query: str, names: list[str]) -> None:
         ("hours=-1", "greater than or equal to 0"),
     ],
 )
-def test_other_queries_are_rejected(team: Asked, query: str, says: str) -> None:
+def test_invalid_queries_are_rejected(team: Asked, query: str, says: str) -> None:
     answer = team.get(f"/v1/idle?{query}")
     assert answer.status_code == 422
     assert says in answer.text
@@ -139,11 +140,12 @@ def test_costs_are_shown_with_a_price(team: Asked) -> None:
     object.__setattr__(team.context, "gpu_hour_price", lambda: 2.5)
     body = team.get("/v1/idle").json()
     assert body["gpu_hour_price"] == 2.5
-    assert [each["cost"] for each in body["pods"]] == [60.0, 0.62]  # 24 h, and a quarter of one
+    # 24 hours, and a quarter of one hour
+    assert [each["cost"] for each in body["pods"]] == [60.0, 0.62]
     assert body["teams"][0]["cost"] == 60.62
 
 
-def test_owners_are_controllers_and_of_replica_sets_the_deployment() -> None:
+def test_owners_are_controllers_and_deployments_for_replica_sets() -> None:
     asked = fleet(
         shared("A", free=0, allocated=4, sm_activity=SM),
         rows=[row(name, "A", 2, TWO_DAYS) for name in ("a-7f9c-x", "a-7f9c-y", "job-1", "alone")],
@@ -175,7 +177,7 @@ def test_a_whole_gpu_is_held_even_if_little_of_it_is_requested() -> None:
     assert (each["gpu_ratio"], each["gpu_days"]) == (1.0, 2.0)
 
 
-def test_a_mig_device_is_a_part_of_its_gpu() -> None:
+def test_a_mig_device_counts_as_part_of_its_gpu() -> None:
     asked = fleet(
         mig("M1", 1, replicas=Replicas(allocated=1), sm_activity=SM),
         mig("M2", 2, memory_bytes=30 * GIB, sm_activity=SM),
@@ -187,7 +189,7 @@ def test_a_mig_device_is_a_part_of_its_gpu() -> None:
 
 
 def test_pods_of_stale_reports_are_not_listed(team: Asked) -> None:
-    """They may have become active since."""
+    """They may be active by now."""
     team.now_s = STALE_AFTER_S + 1
     assert team.get("/v1/idle").json()["pods"] == []
     assert team.get("/v1/idle/pods/ml/notebook").status_code == 404
@@ -207,7 +209,7 @@ def test_devices_without_sm_activity_are_counted() -> None:
         pytest.param("trainer", "", False, id="active"),
     ],
 )
-def test_one_pod_can_be_asked_for(team: Asked, name: str, query: str, idle: bool) -> None:
+def test_the_list_can_be_limited_to_one_pod(team: Asked, name: str, query: str, idle: bool) -> None:
     body = team.get(f"/v1/idle/pods/ml/{name}{query}").json()
     assert body["idle"] is idle
     since = {"notebook": TWO_DAYS, "server": AN_HOUR}.get(name)
@@ -215,7 +217,7 @@ def test_one_pod_can_be_asked_for(team: Asked, name: str, query: str, idle: bool
     assert (body["idle_s"] is None) == (since is None)
 
 
-def test_a_pod_is_idle_only_if_that_is_known_for_all_its_devices() -> None:
+def test_a_pod_is_idle_only_if_all_its_devices_are_known_to_be_idle() -> None:
     asked = Asked()
     rows = [row("p", "A", 1, TWO_DAYS), row("p", "B", 1, AN_HOUR), row("q", "B", 1, TWO_DAYS)]
     held = {"p": {"A": 1, "B": 1}, "q": {"B": 1, "C": 1}}
@@ -229,13 +231,13 @@ def test_a_pod_is_idle_only_if_that_is_known_for_all_its_devices() -> None:
     assert asked.get("/v1/idle/pods/ml/p").json()["idle"] is False
 
 
-def test_a_pod_that_no_report_shows_is_unknown(team: Asked) -> None:
+def test_a_pod_without_a_report_is_unknown(team: Asked) -> None:
     answer = team.get("/v1/idle/pods/ml/other")
     assert answer.status_code == 404
     assert "no fresh report of a node shows pod ml/other" in answer.text
 
 
-def test_who_may_read_a_pod_may_ask_whether_it_is_idle() -> None:
+def test_a_caller_that_may_get_a_pod_may_read_whether_it_is_idle() -> None:
     world = World()
     add(
         world.api,
@@ -251,7 +253,7 @@ def test_who_may_read_a_pod_may_ask_whether_it_is_idle() -> None:
     assert world.get("/v1/idle", "viewer").json()["pods"][0]["name"] == "p"
 
 
-def test_the_metric_has_the_gpus_of_each_namespace(
+def test_the_metric_has_the_idle_gpus_of_each_namespace(
     team: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.time", team.context.wall_s)

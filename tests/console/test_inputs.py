@@ -1,4 +1,4 @@
-"""/v1/inputs: the age of the inputs of the views. `source`: the origin of an answer."""
+"""Tests /v1/inputs, the age of the inputs of views, and `source`, the origin of an answer."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ def test_without_watches_and_journals_there_are_no_ages() -> None:
     assert inputs(Asked()) == {}
 
 
-def test_the_agent_that_was_silent_longest_gives_the_age_and_all_that_are_late_are_named() -> None:
+def test_the_longest_silent_agent_gives_the_age_and_all_late_agents_are_listed() -> None:
     asked = Asked()
     asked.add_node("old")
     asked.now_s = 5.0
@@ -34,7 +34,7 @@ def test_the_agent_that_was_silent_longest_gives_the_age_and_all_that_are_late_a
     assert (late["age_s"], late["message"]) == (91.0, "no heartbeat for 90 s from 1 node: old")
 
 
-def test_the_watch_that_was_silent_longest_gives_the_age_of_the_api_server() -> None:
+def test_the_longest_silent_watch_gives_the_age_of_the_api_server() -> None:
     def watched(*ages_s: float | None) -> Any:
         sources = [
             SourceView(

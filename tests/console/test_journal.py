@@ -1,4 +1,4 @@
-"""The journal keeps decisions within limits on number, age and bytes."""
+"""Checks that the journal keeps decisions within limits on number, age and bytes."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ from tests.serving import binding, offer
 from tests.serving import pod as sent
 from tests.state.states import EPOCH_S
 
-#: When the world begins.
+#: Start time of the test's clock.
 WALL_S = EPOCH_S + NOW_S
 ASKED = (Asked("main", "nvidia.com/gpu", 1, "8Gi", "annotation"),)
 
@@ -44,7 +44,7 @@ def filtered(at_s: float, fits: int = 3200) -> Filtered:
 
 
 def note(records: Records, number: int, at_s: float) -> None:
-    """A usual attempt: filter, prioritize with five candidates, and bind."""
+    """Record a usual attempt: filter, prioritize with five candidates, and bind."""
     uid = f"3f2b7c1e-aaaa-4bbb-8ccc-{number:012d}"
     node = f"gpu-a100-{number % 5000:04d}"
     best = tuple(
@@ -59,7 +59,7 @@ def note(records: Records, number: int, at_s: float) -> None:
 
 
 def test_the_reported_size_is_the_memory_in_use() -> None:
-    for most in (1, 4):  # decisions that were only filtered, and whole ones
+    for most in (1, 4):  # Decisions with only a filter call, and complete decisions.
         tracemalloc.start()
         records = Records(replace(DEFAULT_BOUNDS, size_bytes=1 << 40))
         for number in range(500):
@@ -83,7 +83,7 @@ def test_the_reported_size_is_the_memory_in_use() -> None:
         pytest.param(Bounds(age_s=4.5), 5, id="so old"),
     ],
 )
-def test_the_oldest_are_forgotten(bounds: Bounds, kept: int) -> None:
+def test_the_oldest_decisions_are_removed(bounds: Bounds, kept: int) -> None:
     records = Records(bounds)
     for number in range(10):
         note(records, number, 1000.0 + number)
@@ -94,7 +94,7 @@ def test_the_oldest_are_forgotten(bounds: Bounds, kept: int) -> None:
     assert records.size_bytes == sum(record.size_bytes for record in records.newest_first())
 
 
-def test_a_storm_of_retries_is_one_decision_and_displaces_no_other() -> None:
+def test_many_retries_of_one_pod_are_one_decision_and_displace_no_other() -> None:
     records = Records(Bounds(decisions=2))
     records.note("other.1", "default", "other", filtered(1.0), 1.0)
     for turn in range(1000):
@@ -115,7 +115,7 @@ def test_invalid_long_names_displace_no_other_decision() -> None:
     assert [record.name for record in records.newest_first()] == ["p"]
 
 
-def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> None:
+def test_all_verbs_of_an_attempt_are_one_record_whose_name_is_on_the_pod() -> None:
     world = World()
     shown = sent("half", "12Gi", version="1")
     shown["spec"]["priority"] = 5
@@ -157,7 +157,7 @@ def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> 
 
 
 @pytest.mark.parametrize("text", [None, "no json", "[]", '{"decision": 5}', "{}"])
-def test_a_placement_of_another_author_names_no_decision(text: str | None) -> None:
+def test_a_placement_annotation_of_another_author_refers_to_no_decision(text: str | None) -> None:
     annotations = {} if text is None else {"headroom.gpu/placement": text}
     shown: Pod = pod(annotations=annotations)
     assert decision_of(shown) == ""
@@ -168,7 +168,7 @@ def decision(uid: str, name: str = "p", annotation: str = "") -> Decision:
     return Decision(shown, f"{uid}.1", WALL_S, 7, 5, 2, {})
 
 
-def test_shown_pods_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_pods_are_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_SHOWN_BYTES", 100_000)
     journal = Journal()
     for number in range(50):
@@ -178,8 +178,8 @@ def test_shown_pods_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert journal.of_pod("default", "p49") is journal.of_uid("u49") is not None
 
 
-def test_a_pod_under_many_names_is_kept_once() -> None:
-    """The port takes any body: nothing ties the uid in it to one name."""
+def test_a_pod_with_many_names_is_kept_once() -> None:
+    """The port accepts any body, so a uid may come with several names."""
     journal = Journal()
     for number in range(100):
         journal.record(decision("u", f"p{number}"))
@@ -225,7 +225,7 @@ def test_no_pod_takes_more_memory_than_estimated(manifest: Callable[[int], dict[
     assert taken <= sum(map(pod_bytes, pods))
 
 
-def test_filter_keeps_no_annotation_that_nothing_reads() -> None:
+def test_filter_keeps_only_annotations_that_are_read() -> None:
     world = World()
     shown = sent("noted", "1Gi")
     shown["metadata"]["annotations"]["example.com/manifest"] = "x" * 200_000

@@ -1,4 +1,4 @@
-"""A console follows the journals of all extenders and answers for all."""
+"""Checks that a console follows the journals of all extenders and answers for all."""
 
 import contextlib
 import http.server
@@ -60,7 +60,7 @@ def state(replica: str = "other") -> bytes:
 def extender(
     lines: bytes = state(), status: int = 200, tls: ssl.SSLContext | None = None
 ) -> Iterator[tuple[str, type[Extender]]]:
-    """Its place, and what it was asked."""
+    """An extender's address, and the requests that it received."""
     handler = type(
         "Handler",
         (Extender,),
@@ -110,8 +110,10 @@ def test_a_follower_sends_its_own_token_and_reads_the_name_of_the_extender() -> 
         assert handler.seen == [("/v1/journal", "Bearer of-this-process")]
 
 
-def test_over_tls_an_extender_shows_a_certificate_of_the_ca_for_its_name(tmp_path: Path) -> None:
-    """A process with another name cannot pose as an extender, although the same CA signed it."""
+def test_over_tls_an_extender_needs_a_certificate_of_the_ca_for_its_name(tmp_path: Path) -> None:
+    """A process with another name cannot impersonate an extender, even with a certificate of this
+    CA.
+    """
     authority, another = Authority(tmp_path, "ca"), Authority(tmp_path, "another")
     signed = authority.sign("replica")  # for 127.0.0.1
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -131,7 +133,7 @@ def test_over_tls_an_extender_shows_a_certificate_of_the_ca_for_its_name(tmp_pat
         assert len(handler.seen) == asked, "a server that is not the extender was sent the token"
 
 
-def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
+def test_extenders_that_do_not_answer_are_listed_with_the_cause() -> None:
     gone = nobody_there()
     with (
         extender() as (place, _),
@@ -147,7 +149,7 @@ def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
         assert "could not be resolved" in reported["no.such.name.invalid"]
 
 
-def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_missed(
+def test_an_extender_that_restarts_at_its_address_keeps_its_decisions_and_is_not_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_follower, "RECONNECT_S", 0.05)
@@ -166,7 +168,7 @@ def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_
         assert "/v1/journal?replica=first&after=1" in asked
 
 
-def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
+def test_known_addresses_are_followed_while_their_name_is_not_resolved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_follower, "RESOLVE_S", 0.05)
@@ -186,14 +188,14 @@ def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
         assert len(found.now()) == 1
 
 
-def test_an_extender_finds_itself_among_the_others_and_does_not_follow_itself() -> None:
+def test_an_extender_recognises_itself_among_the_others_and_does_not_follow_itself() -> None:
     with extender(state("me")) as (place, handler), follows(place) as found:
         until(lambda: handler.seen and not found.now(), "it is recognised")
         assert len(handler.seen) == 1
 
 
 @pytest.mark.slow
-def test_decisions_of_an_extender_that_ended_are_kept() -> None:
+def test_decisions_of_an_ended_extender_are_kept() -> None:
     with contextlib.ExitStack() as running, contextlib.ExitStack() as first:
         one = first.enter_context(serving(FLEET))
         two = running.enter_context(beside(one))
@@ -231,13 +233,15 @@ def beside(other: Server, *more: str) -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_each_replica_answers_for_both() -> None:
-    """Filter and prioritize came to one, bind to the other; both keep fleets of their own."""
+    """Filter and prioritize were called on one replica, and bind on the other. Both keep their own
+    sets of nodes.
+    """
     shown, gone = pod("p", "12Gi"), nobody_there()
     with serving(FLEET) as one, beside(one, gone) as two:
         one.post("/filter", offer(shown, "a", "b", "unknown"))
         (best,) = one.post("/prioritize", offer(shown, "a", "b")).json()
         two.post("/filter", offer(pod("other", "1Gi"), "a"))
-        # It has the pod from its store, as every replica has it from the watch.
+        # Here the pod comes from the replica's store, and in a cluster from its watch.
         two.post("/filter", offer(shown, "a", "b"))
         assert two.post("/bind", binding(shown, best["Host"])).json()["Error"] == ""
 

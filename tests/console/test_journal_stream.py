@@ -1,4 +1,4 @@
-"""A follower of a journal ends up with the same decisions as the extender."""
+"""Checks that a follower of a journal ends up with the same decisions as the extender."""
 
 from collections.abc import Mapping
 
@@ -57,7 +57,7 @@ def decision(
 
 
 def read(copy: Copy, cursor: Cursor) -> list[bytes]:
-    """Have the copy read all lines; returns those that are about decisions."""
+    """Let the copy read all lines. Return the lines about decisions."""
     lines = list(cursor.lines())
     for line in lines:
         copy.take(encode(line))
@@ -73,7 +73,7 @@ def content(journal: Journal) -> list[tuple[object, ...]]:
     return [message(record) for record in journal.records.newest_first()]
 
 
-def test_a_reader_gets_parts_counts_pod_and_the_nodes_that_were_offered() -> None:
+def test_a_reader_gets_the_pod_the_counts_and_the_offered_nodes_in_parts() -> None:
     journal, sets = Journal(), NodeSets()
     rows = {"gpu-a": 0, "gpu-b": 1, "gpu-c": 2}
     decision(journal, pod("8Gi"), rows, [0, 2], sets)
@@ -93,7 +93,7 @@ def test_a_reader_gets_parts_counts_pod_and_the_nodes_that_were_offered() -> Non
     assert list(cursor.lines()) == []
 
 
-def test_a_decision_that_changes_is_sent_again_without_its_pod_and_counted_once() -> None:
+def test_a_changed_decision_is_sent_again_without_its_pod_and_counted_once() -> None:
     journal, sets = Journal(), NodeSets()
     copy, cursor = Copy(Journal()), Cursor(journal)
     decision(journal, pod("8Gi"), {"gpu-a": 0}, [0], sets)
@@ -108,7 +108,7 @@ def test_a_decision_that_changes_is_sent_again_without_its_pod_and_counted_once(
     assert (record.times(Filtered), record.node) == (2, "gpu-a")
 
 
-def test_a_reader_that_was_away_goes_on_after_the_last_decision_that_it_read() -> None:
+def test_a_reconnected_reader_continues_after_the_last_decision_that_it_read() -> None:
     journal, sets = Journal(), NodeSets()
     copy = Copy(Journal())
     decision(journal, pod("8Gi", uid="uid-1"), {"gpu-a": 0}, [0], sets)
@@ -138,7 +138,7 @@ def test_names_of_nodes_are_sent_when_they_change_and_only_the_last_sets_are_kep
     assert first.offered_nodes.names() is None
 
 
-def test_holds_are_sent_first_to_each_reader_and_then_when_they_change() -> None:
+def test_holds_are_sent_to_each_new_reader_and_again_when_they_change() -> None:
     now = HoldsLine()
     cursor = Cursor(Journal(), holds=lambda: now)
     copy = Copy(Journal())
@@ -157,7 +157,7 @@ def test_holds_are_sent_first_to_each_reader_and_then_when_they_change() -> None
     assert list(Cursor(Journal(), holds=lambda: now).lines()) == [now]
 
 
-def test_the_state_names_the_extender_and_the_schedulers_that_ask_it() -> None:
+def test_the_state_contains_the_name_of_the_extender_and_the_schedulers_that_call_it() -> None:
     copy = Copy(Journal())
     state = StateLine("r1", "1.2.3", AT_S, 9, "", "enforce", ("headroom", "other"))
     copy.take(encode(state))
@@ -177,7 +177,7 @@ def test_the_state_names_the_extender_and_the_schedulers_that_ask_it() -> None:
         encode(HoldsLine((HeldFor("u", "gpu-a", Why.NOMINATED),) * (MAX_HOLDS + 1))),
     ],
 )
-def test_a_line_that_cannot_be_read_is_an_error_and_changes_nothing(line: bytes) -> None:
+def test_an_invalid_line_is_an_error_and_changes_nothing(line: bytes) -> None:
     copy = Copy(Journal())
     with pytest.raises(BadLine):
         copy.take(line)
@@ -185,7 +185,7 @@ def test_a_line_that_cannot_be_read_is_an_error_and_changes_nothing(line: bytes)
     assert copy.holds is None
 
 
-def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
+def test_a_decision_that_refers_to_unknown_nodes_is_dropped() -> None:
     journal, sets = Journal(), NodeSets()
     decision(journal, pod("8Gi"), {"gpu-a": 0}, [0], sets)
     copy = Copy(Journal())
@@ -197,7 +197,7 @@ def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
     assert kept.offered_nodes is None
 
 
-@pytest.mark.parametrize("max_shown_bytes", [None, 5000])  # a pod takes 2021
+@pytest.mark.parametrize("max_shown_bytes", [None, 5000])  # a pod has 2021 bytes
 @settings(max_examples=examples(250), deadline=None)
 @example(
     [
@@ -223,7 +223,7 @@ def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
         max_size=40,
     )
 )
-def test_whenever_it_is_read_the_copy_ends_as_the_journal_is(
+def test_the_copy_equals_the_journal_whenever_it_is_read(
     max_shown_bytes: int | None, steps: list[tuple[int, str]]
 ) -> None:
     bounds = Bounds(decisions=4)

@@ -1,4 +1,4 @@
-"""Sums that follow changes by difference equal sums from scratch."""
+"""Checks that incrementally updated sums equal recomputed sums."""
 
 import random
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ def states(seed: int) -> Iterator[Asked]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_totals_by_model_equal_totals_from_scratch(seed: int) -> None:
+def test_totals_by_model_equal_recomputed_totals(seed: int) -> None:
     kept, largest = ModelSums(), 0
     for asked in states(seed):
         cluster, now_s = asked.cluster, asked.now_s
@@ -125,7 +125,7 @@ def test_totals_by_model_equal_totals_from_scratch(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_sums_of_teams_equal_sums_from_scratch(seed: int) -> None:
+def test_sums_of_teams_equal_recomputed_sums(seed: int) -> None:
     kept, rows, largest = TeamSums(), GpuPods(), 0
     for asked in states(seed):
         cluster = asked.cluster
@@ -142,7 +142,7 @@ def test_sums_of_teams_equal_sums_from_scratch(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_recorded_sums_equal_sums_from_scratch(seed: int) -> None:
+def test_recorded_sums_equal_recomputed_sums(seed: int) -> None:
     kept: HistoryRecorder | None = None
     largest = 0
     for asked in states(seed):
@@ -180,7 +180,7 @@ def test_each_change_of_a_node_counts_as_an_update(seed: int) -> None:
     assert unchanged > 100
 
 
-def test_a_round_that_was_not_finished_is_repeated() -> None:
+def test_an_unfinished_round_is_repeated() -> None:
     asked = Asked()
     asked.add_node("n0")
     asked.add_node("n1")
@@ -189,7 +189,7 @@ def test_a_round_that_was_not_finished_is_repeated() -> None:
     assert list(updated.since_last(snap)) == [0, 1]
 
 
-def test_sums_are_right_again_after_an_older_snapshot() -> None:
+def test_sums_are_correct_again_after_an_older_snapshot() -> None:
     asked = Asked()
     asked.add_node("n0")
     before = asked.cluster.snapshot()

@@ -1,4 +1,4 @@
-"""The debug API conforms to its OpenAPI description, also for invalid requests."""
+"""Checks that the debug API conforms to its OpenAPI document, also for invalid requests."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.fuzz.world import World
 
 _world = World()
 _app = _world.console
-#: Not from the description itself, because each worker would make it: 1 s of CPU.
+#: A constant, because computing the document takes each worker 1 s of CPU.
 OPERATIONS = [
     (method.lower(), route.path)
     for group in (_probes, _metrics, *(module.routes for module in _VIEWS), _world.journal_routes)
@@ -30,7 +30,8 @@ def test_every_described_endpoint_is_tested() -> None:
 
 @pytest.fixture(scope="module")
 def described() -> Any:
-    # Imported here, and without its pytest plugin: each worker would import it and make all cases.
+    # Imported here without its pytest plugin, because each worker would import it and make all
+    # cases.
     import schemathesis
 
     return schemathesis.openapi.from_asgi("/openapi.json", _app)
@@ -38,7 +39,7 @@ def described() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_endpoint_answers_as_it_is_described(described: Any, method: str, path: str) -> None:
+def test_every_endpoint_conforms_to_its_description(described: Any, method: str, path: str) -> None:
     from schemathesis import Case, checks
     from schemathesis.pytest import _test_builder as builder
 

@@ -1,4 +1,6 @@
-"""Overuse in the answers of the console: as a cause of waiting, and whether a pod is evicted."""
+"""Checks how the console shows overuse: as a cause of pending pods, and whether a pod is
+evicted.
+"""
 
 import numpy as np
 
@@ -17,7 +19,9 @@ from tests.console.test_suggestions import asked, explained, kinds
 
 
 def leaking_node(leaks: int, other: int = 12) -> list[Event]:
-    """One GPU of 24 GiB: pod leaky has reserved 4 GiB and uses more; pod other uses nothing."""
+    """One GPU of 24 GiB. Pod leaky uses more than its reservation of 4 GiB, and pod other uses
+    nothing.
+    """
     held = {
         f"u-{who}": since(reservation({"GPU-a": gib * GIB}, name=who))
         for who, gib in (("leaky", 4), ("other", other))
@@ -40,9 +44,9 @@ def leaking_node(leaks: int, other: int = 12) -> list[Event]:
     return [NodeSeen(kube_node("a")), *pods, GPUNodeSeen(report, 0.0)]
 
 
-def test_overuse_is_named_as_the_cause_of_waiting_if_the_pod_would_fit_without_it() -> None:
+def test_overuse_is_reported_as_the_cause_if_the_pod_would_fit_without_it() -> None:
     waits = pod("8Gi", uid="uw", name="waits")
-    body = explained(asked(*leaking_node(5), waits=waits))  # 7 GiB are free
+    body = explained(asked(*leaking_node(5), waits=waits))  # 7 GiB are free.
     (over,) = (one for one in body["advice"] if one["kind"] == "overuse")  # type: ignore[attr-defined]
     assert over["sentence"] == (
         "limit pod default/leaky on node a, which uses 1.0 GiB more than it reserved: without "
@@ -52,7 +56,7 @@ def test_overuse_is_named_as_the_cause_of_waiting_if_the_pod_would_fit_without_i
     assert explained(asked(*leaking_node(4), waits=waits))["verdict"] == "fits"
 
 
-def test_overuse_is_no_cause_if_the_pod_would_not_fit_without_it() -> None:
+def test_overuse_is_not_the_cause_if_the_pod_would_not_fit_without_it() -> None:
     body = explained(asked(*leaking_node(5), waits=pod("9Gi", uid="uw", name="waits")))
     assert body["verdict"] == "rejected"
     assert "overuse" not in kinds(body)
@@ -75,7 +79,7 @@ def test_why_and_the_node_show_whether_an_overusing_pod_is_evicted() -> None:
     assert explained(fleet)["overuse"] == []
 
 
-def test_a_caller_who_may_not_read_the_overusing_pod_does_not_learn_its_name() -> None:
+def test_a_caller_who_may_not_read_the_overusing_pod_does_not_get_its_name() -> None:
     waits = pod("8Gi", uid="uw", name="waits")
     (advice,) = suggested(waits)
     hidden = unnamed(advice, lambda namespace, name: False)
@@ -88,7 +92,7 @@ def test_a_caller_who_may_not_read_the_overusing_pod_does_not_learn_its_name() -
 
 
 def suggested(waits: Pod) -> list[Suggestion]:
-    """The suggestions about overuse for a pod that waits for the leaking one."""
+    """Return the suggestions about overuse for a pending pod."""
     fleet = asked(*leaking_node(5), waits=waits)
     snap = fleet.cluster.snapshot()
     request = fleet.cluster.understand(waits)

@@ -1,4 +1,4 @@
-"""/v1/overview: what is at risk, what waits, and what is broken, the most urgent first."""
+"""Tests /v1/overview: risks, pending pods and faults, in order of urgency."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def read(asked: Asked, query: str = "") -> dict[str, Any]:
 
 
 def add(asked: Asked, name: str, *devices: Device, held_gib: int = 0, used_gib: int = 0) -> None:
-    """A node whose first device has a pod with this reservation and use."""
+    """Add a node whose first device has a pod with this reservation and use."""
     first, uid = devices[0].uuid, f"uid-{name}"
     reservations = {uid: reservation({first: held_gib * GIB}, name=f"p-{name}")} if held_gib else {}
     rows = (
@@ -39,7 +39,7 @@ def of_job(of: Pod, created: str = "2026-11-20T23:00:00Z") -> Pod:
     return replace(of, metadata=metadata)
 
 
-def test_all_is_well_if_nothing_is_listed() -> None:
+def test_without_entries_the_fleet_is_ok() -> None:
     asked = Asked()
     asked.add_node("a")
     body = read(asked)
@@ -79,7 +79,7 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     first = read(asked, "?limit=1")
     assert [each["node"] for each in first["at_risk"]] == ["full"]
     assert first["totals"]["at_risk"] == 5
-    # The view of a device has the same entry.
+    # The view of a device has an equal entry.
     for risk in read(asked)["at_risk"]:
         path = f"/v1/nodes/{risk['node']}/devices/{risk['device']}"
         assert asked.get(path).json()["risk"] == risk
@@ -88,7 +88,7 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     assert pods["late"] == [{"namespace": "default", "name": "p-late"}]
 
 
-def test_a_pod_whose_use_overcommits_a_gpu_is_named() -> None:
+def test_a_pod_whose_use_overcommits_a_gpu_is_listed() -> None:
     asked = fleet(
         shared("A", free=2, allocated=2, used_bytes=20 * GIB),
         rows=[row("train", "A", 14), row("chat", "A", 6)],
@@ -104,7 +104,7 @@ def test_a_pod_whose_use_overcommits_a_gpu_is_named() -> None:
     )
 
 
-def test_waiting_pods_of_one_owner_and_request_are_one_group() -> None:
+def test_pending_pods_of_one_owner_with_equal_requests_are_one_group() -> None:
     asked = Asked()
     asked.add_node("a")
     pods = [
@@ -120,7 +120,7 @@ def test_waiting_pods_of_one_owner_and_request_are_one_group() -> None:
     assert (small["name"], small["pods"], small["oldest_s"]) == ("train-9", 1, 7200.0)
 
 
-def test_pods_of_one_owner_that_wait_for_different_causes_are_different_groups() -> None:
+def test_pods_of_one_owner_with_different_causes_are_different_groups() -> None:
     asked = Asked()
     asked.add_node("a")
     rejected, gated, elsewhere = (of_job(pod("30Gi", uid=f"u-{n}", name=f"p-{n}")) for n in "abc")
@@ -136,7 +136,7 @@ def test_pods_of_one_owner_that_wait_for_different_causes_are_different_groups()
     ]
 
 
-def test_the_cause_and_one_fix_are_given_for_each_group() -> None:
+def test_each_group_has_its_cause_and_one_fix() -> None:
     asked = Asked()
     asked.add_node("a")
     asked.journal.asked_by(["default-scheduler"])
@@ -150,7 +150,7 @@ def test_the_cause_and_one_fix_are_given_for_each_group() -> None:
     )
 
 
-def test_explanations_are_shared_until_a_pod_comes_or_some_seconds_have_passed() -> None:
+def test_explanations_are_shared_until_a_pod_is_added_or_some_seconds_have_passed() -> None:
     asked = Asked()
     asked.add_node("a")
     asked.cluster.apply([PodSeen(pod("30Gi", uid="u", name="p", created=None))])

@@ -1,4 +1,4 @@
-"""/v1/pods and /v1/pools: all pods in pages, and the totals of pools."""
+"""Tests /v1/pods and /v1/pools: all pods in pages, and the totals of pools."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, us
 from tests.console.asking import Asked
 from tests.console.test_teams import owned
 
-#: Pod -> node, GiB that it reserved, and GiB that it uses; None: no report shows it.
+#: Node, reserved GiB and used GiB of each pod. None means that no report shows it.
 BOUND: dict[str, tuple[str, int, int | None]] = {
     "half": ("a", 8, 4),
     "new": ("a", 6, None),
     "over": ("b", 4, 6),
     "idle": ("b", 10, 9),
 }
-IDLE_SINCE = "2026-11-20T22:00:00Z"  # two hours before the reports
+IDLE_SINCE = "2026-11-20T22:00:00Z"  # Two hours before the reports.
 
 
 def labelled(name: str, labels: dict[str, str]) -> Node:
@@ -137,7 +137,7 @@ def test_pods_are_listed_with_their_memory_and_all_their_states() -> None:
         ("?order=oldest&limit=1", ["late"]),
     ],
 )
-def test_pods_are_found_filtered_and_sorted(query: str, expected: list[str]) -> None:
+def test_pods_can_be_searched_filtered_and_sorted(query: str, expected: list[str]) -> None:
     assert names(query) == expected
 
 
@@ -153,7 +153,7 @@ def test_pages_show_each_pod_once_in_every_order(order: str) -> None:
     assert sorted(found) == ["half", "idle", "late", "new", "over", "stray"]
 
 
-def test_a_pod_with_a_reservation_that_is_not_bound_yet_is_listed_once() -> None:
+def test_a_reserved_pod_that_is_not_bound_yet_is_listed_once() -> None:
     asked = fleet()
     before = read("", asked)["sums"]
     late = msgspec.structs.replace(reservation({"GPU-c": 20 * GIB}, name="late"), namespace="web")
@@ -178,7 +178,7 @@ def test_a_pod_with_reservations_on_two_nodes_is_listed_on_both() -> None:
     assert [each["node"] for body in (first, second) for each in body["pods"]] == ["a", "c"]
 
 
-def test_a_pod_that_is_bound_later_is_listed_too() -> None:
+def test_a_pod_is_listed_after_it_is_bound() -> None:
     asked = fleet()
     assert read("?node=a", asked)["matching"] == 2
     asked.cluster.apply([PodSeen(owned("third", "default", "of-third", "a"))])
@@ -191,9 +191,9 @@ def test_pools_have_totals_by_model_or_by_a_label() -> None:
     shown = ("pool", "model", "nodes", "devices", "pods")
     assert [blue[key] for key in shown] == ["", "A100", 1, 2, 3]
     assert [none[key] for key in shown] == ["blue", "L4", 1, 2, 2]
-    # The unconfirmed pod counts once, not on each device that it could get.
+    # The unconfirmed pod counts once, not on each of its candidate devices.
     assert none["reservation_bytes"] == (8 + 6) * GIB
-    # The waiting pod may run in both pools, and counts in each.
+    # The pending pod can run in both pools, and counts in each.
     assert [(each["waiting_pods"], each["waiting_bytes"]) for each in (blue, none)] == [
         (1, 90 * GIB)
     ] * 2

@@ -1,4 +1,4 @@
-"""/v1/quotas shows hard, used and reserved memory of each quota."""
+"""Tests /v1/quotas, which shows hard, used and reserved memory of each quota."""
 
 from headroom.contract.kube import ObjectMeta
 from headroom.core.rules.pod_requests import QuotaStatus, ResourceQuota
@@ -23,7 +23,7 @@ QUOTAS = [
 ]
 
 
-def test_quotas_of_gpu_memory_are_listed_with_the_ledgers_sum() -> None:
+def test_quotas_of_gpu_memory_are_listed_with_the_sum_of_reservations() -> None:
     asked_for: list[str] = []
 
     def read(namespace: str) -> list[ResourceQuota]:
@@ -45,7 +45,7 @@ def test_quotas_of_gpu_memory_are_listed_with_the_ledgers_sum() -> None:
     assert asked_for == ["", "ml"]
 
 
-def test_quotas_that_cannot_be_read_are_an_error() -> None:
+def test_unreadable_quotas_are_an_error() -> None:
     answer = Asked(NOW_S, quotas=lambda namespace: None).get("/v1/quotas")
     assert (answer.status_code, answer.json()["detail"]) == (
         503,

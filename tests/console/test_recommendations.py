@@ -1,4 +1,6 @@
-"""/v1/recommendations: requests from profiles, and what they would free."""
+"""Tests /v1/recommendations: recommended requests from profiles, and the memory that they would
+free.
+"""
 
 import msgspec
 import pytest
@@ -23,7 +25,7 @@ from headroom.runtime.kube.profiles import Profiles
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 
-#: When the lives of these profiles ended.
+#: End of the runs in these profiles.
 ENDED_S = WALL_S - 3600
 
 
@@ -50,7 +52,7 @@ def profile(
 
 
 def recorded_profile(lives: list[Life]) -> VRAMProfile:
-    """Return a profile of the Deployment llm with these lives."""
+    """Return a profile of the Deployment llm with these runs."""
     kept = Profile()
     for life in lives:
         kept.container("main", "NVIDIA L4").record("p1", life)
@@ -75,7 +77,7 @@ def add_pod(asked: Asked, name: str, vram: str | None, owner: str = "llm") -> No
     asked.cluster.apply([PodSeen(msgspec.structs.replace(made, metadata=metadata))])
 
 
-def test_recommendation_with_its_basis_and_what_it_frees(asked: Asked) -> None:
+def test_a_recommendation_has_its_basis_and_the_memory_that_it_frees(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     add_pod(asked, "a", "16Gi")
     add_pod(asked, "b", "12Gi")
@@ -101,7 +103,7 @@ def test_recommendation_with_its_basis_and_what_it_frees(asked: Asked) -> None:
     assert found["setting"] == ""
 
 
-def test_few_lives_are_not_enough(asked: Asked) -> None:
+def test_too_few_runs_give_no_recommendation(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile(lives=2))])
     add_pod(asked, "a", "16Gi")
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
@@ -110,7 +112,7 @@ def test_few_lives_are_not_enough(asked: Asked) -> None:
     assert (found["pods"], found["reclaimable_bytes"]) == (1, 0)
 
 
-def test_lives_that_are_long_past_do_not_count(asked: Asked) -> None:
+def test_old_runs_do_not_count(asked: Asked) -> None:
     asked.now_s = 200 * DAY_S
     asked.context.profiles.apply([ProfileSeen(profile())])
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
@@ -118,7 +120,7 @@ def test_lives_that_are_long_past_do_not_count(asked: Asked) -> None:
     assert found["message"] == "5 lives, 1 h: no recommendation yet; they are too long ago"
 
 
-def test_self_sized_programs_are_told_which_setting_decides(asked: Asked) -> None:
+def test_self_sizing_programs_get_the_name_of_the_deciding_setting(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile(flat=True))])
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
     assert found["self_sized"]
@@ -134,7 +136,7 @@ def test_a_request_that_is_too_small_frees_a_negative_amount(asked: Asked) -> No
     assert body["teams"] == [{"namespace": "ml", "reclaimable_bytes": 0, "owners": []}]
 
 
-def test_pods_that_have_ended_free_nothing(asked: Asked) -> None:
+def test_ended_pods_free_no_memory(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     add_pod(asked, "a", "16Gi")
     (ended,) = asked.cluster.pods()
@@ -144,7 +146,7 @@ def test_pods_that_have_ended_free_nothing(asked: Asked) -> None:
     assert (found["pods"], found["reclaimable_bytes"]) == (0, 0)
 
 
-def test_lives_that_differ_too_much_get_the_whole_device(asked: Asked) -> None:
+def test_a_whole_device_is_recommended_if_runs_differ_too_much(asked: Asked) -> None:
     kept = Profile()
     for gib_used in (2, 20, 3, 15, 2):
         life = Life(gib_used * GIB, ENDED_S - 3600, ENDED_S, Ending.COMPLETED)
@@ -161,7 +163,7 @@ def test_lives_that_differ_too_much_get_the_whole_device(asked: Asked) -> None:
     )
 
 
-def test_one_namespace(asked: Asked) -> None:
+def test_recommendations_can_be_limited_to_one_namespace(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile()), ProfileSeen(profile(namespace="b"))])
     both = asked.get("/v1/recommendations").json()["recommendations"]
     assert [each["namespace"] for each in both] == ["b", "ml"]
@@ -226,13 +228,13 @@ def test_a_pod_counts_for_the_model_of_its_device(asked: Asked) -> None:
     body = asked.get("/v1/recommendations").json()
     by_model = {each["model"]: each for each in body["recommendations"]}
     assert {name: each["pods"] for name, each in by_model.items()} == {"NVIDIA L4": 1, "H200": 0}
-    # The annotation has one amount for all models: the largest.
+    # The annotation has one amount for all models, so it has the largest.
     assert (
         by_model["NVIDIA L4"]["reclaimable_bytes"] == 16 * GIB - by_model["H200"]["request_bytes"]
     )
 
 
-def test_a_pod_without_annotation_counts_with_its_reservation(asked: Asked) -> None:
+def test_a_pod_without_an_annotation_counts_with_its_reservation(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     bind(asked, "a", None, "GPU-n-0", reserved=12 * GIB)
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
@@ -257,7 +259,7 @@ def bind(
     asked.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(seen, 0.0), PodSeen(made)])
 
 
-def test_accepting_recommendations_makes_space_for_a_pending_pod(asked: Asked) -> None:
+def test_accepting_recommendations_frees_enough_memory_for_a_pending_pod(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     bind(asked, "a", "16Gi", "GPU-n-0")
     asked.cluster.apply([PodSeen(pod("12Gi", uid="u-waits", name="waits"))])
@@ -274,7 +276,7 @@ def test_accepting_recommendations_makes_space_for_a_pending_pod(asked: Asked) -
     )
 
 
-def test_pods_that_would_become_unschedulable_are_in_the_message() -> None:
+def test_the_message_names_pods_that_would_become_unschedulable() -> None:
     found = Outcome(
         pods=4,
         left_out=0,
@@ -303,7 +305,7 @@ def test_recommendations_of_another_namespace_are_not_accepted(asked: Asked) -> 
     assert found["message"] == "no bound pod would request another amount"
 
 
-def test_a_pending_pod_is_told_the_recommendation_with_which_it_fits(asked: Asked) -> None:
+def test_a_pending_pod_gets_the_recommendation_with_which_it_fits(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     bind(asked, "a", "12Gi", "GPU-n-0", reserved=12 * GIB)
     add_pod(asked, "waits", "16Gi")
@@ -327,7 +329,8 @@ def test_a_recommendation_that_does_not_fit_either_is_not_suggested(asked: Asked
     body = asked.get("/v1/explain/pods/ml/waits").json()
     assert body["verdict"] == "rejected"
     assert "recommended" not in [each["kind"] for each in body["advice"]]
-    # Lives of 8 GiB are recorded, so less is suggested with that, and without a command.
+    # Runs with 8 GiB are recorded, so a lower request is suggested with a warning, and without a
+    # command.
     (lower,) = [each for each in body["advice"] if each["kind"] == "lower"]
     assert lower["lower_to_bytes"] < 8 * GIB
     assert lower["sentence"].endswith(

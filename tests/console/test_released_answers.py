@@ -1,4 +1,4 @@
-"""The memory of an answer is freed when it was sent, without the garbage collector."""
+"""Checks that the memory of a sent response is freed without the garbage collector."""
 
 import gc
 import inspect
@@ -10,7 +10,7 @@ from tests.waiting import until
 
 
 def being_made() -> list[str]:
-    """Return the generators of the console made since the collector was disabled."""
+    """Return the generators of the console created since the collector was disabled."""
     return [
         each.gi_code.co_name
         for each in gc.get_objects(generation=0)
@@ -19,7 +19,7 @@ def being_made() -> list[str]:
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes", "/v1/fleet", "/v1/snapshot", "/v1/pending"])
-def test_it_is_freed_without_the_collector(path: str) -> None:
+def test_a_sent_response_is_freed_without_the_collector(path: str) -> None:
     asked = Asked()
     asked.add_node("a")
     gc.disable()

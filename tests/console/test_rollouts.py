@@ -1,4 +1,4 @@
-"""Suggestions for a new pod of a workload whose old pods fill the GPU."""
+"""Tests suggestions for a new pod of a workload whose old pods fill the GPU."""
 
 import json
 import shlex
@@ -14,17 +14,17 @@ from tests.builders import pod
 from tests.console.explained import asked, explained, kinds, node, owned
 
 HASH = "pod-template-hash"
-#: End of all suggestions.
+#: Last sentence of all suggestions.
 UNCHECKED = " (not checked: CPU, memory and other resources)"
 
 
 def full(old: Pod) -> list[Event]:
-    """Node a with ``old``, which holds 20 of 24 GiB."""
+    """Node a with pod ``old``, which holds 20 of 24 GiB."""
     return [PodSeen(old) if isinstance(event, PodSeen) else event for event in node("a", old=20)]
 
 
 def of(kind: str, name: str, label: str, old: str, new: str, **how: Any) -> dict[str, object]:
-    """Explain a pod of revision ``new`` beside one of revision ``old``."""
+    """Explain a pod of revision ``new`` next to a pod of revision ``old``."""
     placed = pod("20Gi", uid="u-old", name="old", node="a", phase="Running")
     waits = pod("20Gi", uid="uw", name="waits")
     return explained(
@@ -67,7 +67,7 @@ def test_other_controllers_that_start_new_pods_first_are_named(
 
 
 def test_a_larger_revision_needs_the_end_of_all_old_pods_on_the_gpu() -> None:
-    """A rolling update ends one of them, and waits for this pod then."""
+    """A rolling update ends one old pod, and then waits for this pod."""
 
     def old(name: str) -> Pod:
         placed = pod("12Gi", uid=f"u-{name}", name=name, node="a", phase="Running")
@@ -88,7 +88,7 @@ def test_a_larger_revision_needs_the_end_of_all_old_pods_on_the_gpu() -> None:
     assert json.loads(patch) == {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}}
 
 
-def test_memory_that_is_held_for_another_pod_is_not_offered_to_the_new_one() -> None:
+def test_memory_held_for_another_pod_is_not_offered_to_the_new_pod() -> None:
     """The nominated pod gets the memory when the old pod ends."""
     first = pod("20Gi", uid="u-first", name="first", priority=5)
     status = PodStatus(phase="Pending", nominated_node_name="a")
@@ -103,12 +103,12 @@ def test_memory_that_is_held_for_another_pod_is_not_offered_to_the_new_one() -> 
     assert "rollout" not in kinds(explained(asked(*full(old), held, waits=new)))
 
 
-def test_an_old_pod_that_is_being_deleted_is_waited_for() -> None:
+def test_the_new_pod_waits_for_an_old_pod_that_is_being_deleted() -> None:
     body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb", deleted=True)
     assert kinds(body) == ["lower", "wait"]
 
 
-def test_no_pod_waits_for_another_pod_of_its_revision() -> None:
+def test_a_pod_does_not_wait_for_another_pod_of_its_revision() -> None:
     """Its Deployment would create that pod again."""
     assert kinds(of("ReplicaSet", "llm-{}", HASH, "aaa", "aaa")) == ["lower"]
     assert kinds(of("StatefulSet", "llm", "controller-revision-hash", "aaa", "aaa")) == ["lower"]
@@ -118,7 +118,7 @@ def test_pods_of_one_job_wait_for_each_other() -> None:
     assert kinds(of("Job", "train", "job-name", "train", "train")) == ["lower", "wait"]
 
 
-def test_an_old_pod_whose_end_does_not_suffice_is_not_named() -> None:
+def test_an_old_pod_that_would_not_free_enough_memory_is_not_suggested() -> None:
     old = owned(
         pod("1Gi", uid="u-old", name="old", node="a", phase="Running"),
         "ReplicaSet",
@@ -133,7 +133,7 @@ def test_an_old_pod_whose_end_does_not_suffice_is_not_named() -> None:
     assert kinds(explained(asked(*events, waits=waits))) == ["lower", "wait"]
 
 
-def test_the_old_pod_is_found_behind_nearer_nodes() -> None:
+def test_the_old_pod_is_found_although_other_nodes_lack_less_memory() -> None:
     """Ten nodes lack less memory than the old pod's node."""
     old = owned(
         pod("20Gi", uid="u-old", name="old", node="a", phase="Running"),

@@ -1,4 +1,4 @@
-"""/v1/score: one pod on one node, compared with all other nodes, now and as decided."""
+"""Tests /v1/score: one pod on one node, compared with all other nodes, now and at the decision."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.console.asking import Asked
 
 @pytest.fixture
 def fleet() -> Asked:
-    """Pod bound holds 20 of 24 GiB on the node busy; pod waits wants 16 GiB."""
+    """Pod bound holds 20 of 24 GiB on the node busy. Pod waits requests 16 GiB."""
     asked = Asked()
     busy = gpunode(
         shared("A", free=3, allocated=1, used_bytes=18 * GIB),
@@ -58,7 +58,7 @@ def test_a_node_that_fits_shows_every_term_with_its_weight_and_its_rank(fleet: A
     }
     added = sum(term["contribution_ratio"] for term in live["terms"])
     assert live["score_ratio"] == pytest.approx(added)
-    # What was answered then is shown beside it, though it is not so any more.
+    # The recorded decision is shown next to it, although the state has changed.
     stored = body["stored"]
     assert stored["filter"]["reasons"][0]["reason"] == "memory_on_any"
     (kept,) = stored["prioritize"]["candidates"]
@@ -97,7 +97,9 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
         ("pod=default/waits", 422, "query node: "),
     ],
 )
-def test_missing_files_are_reported(fleet: Asked, query: str, status: int, message: str) -> None:
+def test_missing_parameters_are_reported(
+    fleet: Asked, query: str, status: int, message: str
+) -> None:
     answer = fleet.get(f"/v1/score?{query}")
     assert (answer.status_code, message in answer.json()["detail"]) == (status, True), answer.text
 
@@ -109,7 +111,7 @@ def test_missing_files_are_reported(fleet: Asked, query: str, status: int, messa
         ({"scheduler_name": "other"}, "spec.schedulerName is other"),
     ],
 )
-def test_a_pod_that_no_scheduler_of_ours_tries_wins_nowhere(
+def test_a_pod_that_kube_scheduler_does_not_try_wins_no_node(
     fleet: Asked, changed: dict[str, Any], message: str
 ) -> None:
     plain = pod("1Gi", uid="uh", name="held")

@@ -1,4 +1,6 @@
-"""Readers that ask for the same view within 0.25 s share one answer, if all may see the same."""
+"""Checks that readers of the same view within 0.25 s share one answer if they may see the same
+data.
+"""
 
 import contextlib
 import inspect
@@ -30,7 +32,7 @@ SHARED = (
 
 
 class Counted:
-    """Computes answers, each with its number as the body."""
+    """Computes answers whose body is their number."""
 
     def __init__(self, size: int = 0) -> None:
         self.calls, self._size = 0, size
@@ -52,7 +54,7 @@ def body_of(answers: SharedAnswers, compute: Callable[[], Response], **wanted: A
 
 
 @pytest.mark.parametrize("path", SHARED)
-def test_readers_within_a_quarter_second_get_one_answer_and_later_ones_the_change(
+def test_readers_within_a_quarter_second_get_one_answer_and_later_readers_get_the_change(
     path: str,
 ) -> None:
     asked = Asked(answers=SharedAnswers())
@@ -69,7 +71,7 @@ def test_readers_within_a_quarter_second_get_one_answer_and_later_ones_the_chang
     assert later["generatedAt"] == "2026-11-21T00:00:00.250+00:00"
 
 
-def test_an_etag_of_a_shared_answer_names_the_state_that_the_answer_shows() -> None:
+def test_an_etag_of_a_shared_answer_belongs_to_the_state_that_the_answer_shows() -> None:
     asked = Asked(answers=SharedAnswers())
     asked.add_node("a")
     asked.get("/v1/fleet")
@@ -81,14 +83,14 @@ def test_an_etag_of_a_shared_answer_names_the_state_that_the_answer_shows() -> N
     assert (later.status_code, later.json()["nodes"]) == (200, 2)
 
 
-def test_a_reader_waits_for_the_answer_that_another_one_computes() -> None:
+def test_a_reader_waits_for_the_answer_that_another_reader_computes() -> None:
     answers, both = SharedAnswers(), Barrier(2)
     bodies: list[bytes] = []
     counted = Counted()
 
     def compute() -> Response:
         with contextlib.suppress(BrokenBarrierError):
-            both.wait(0.2)  # passes only if two threads compute
+            both.wait(0.2)  # Passes only if two threads compute.
         return counted()
 
     threads = [Thread(target=lambda: bodies.append(body_of(answers, compute))) for _ in range(2)]
@@ -99,7 +101,7 @@ def test_a_reader_waits_for_the_answer_that_another_one_computes() -> None:
     assert bodies == [b"1", b"1"]
 
 
-def test_other_queries_and_encodings_have_other_answers() -> None:
+def test_other_queries_and_encodings_have_separate_answers() -> None:
     answers, counted = SharedAnswers(), Counted()
     wanted = [{}, {"query": "namespace=ml"}, {"encoding": "gzip"}]
     assert [body_of(answers, counted, **each) for each in wanted * 2] == [b"1", b"2", b"3"] * 2

@@ -1,4 +1,4 @@
-"""A replay of a snapshot gives the verdict of this process for every pod and node."""
+"""Checks that a replay of a snapshot gives the verdict of this process for every pod and node."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def evicted(of: Reservation) -> Reservation:
 
 
 def nodes() -> list[Event]:
-    """A node for each thing that can decide."""
+    """Nodes for everything that can affect a verdict."""
     sits = [use("u-sits", "GPU-full-0", 20 * GIB, replica="GPU-full-0::0", name="sits")]
     full = shared("GPU-full-0", free=3, allocated=1, used_bytes=20 * GIB)
     made = {
@@ -158,7 +158,7 @@ def fleet() -> Asked:
 
 
 def live(fleet: Asked, name: str) -> dict[str, str | None]:
-    """As one view shows each node."""
+    """Return each node as the view of a pod shows it."""
     found: dict[str, str | None] = {}
     namespace_ = "team" if name == "team" else "default"
     for row in fleet.cluster.snapshot().nodes:
@@ -179,7 +179,7 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
     assert answer.status_code == 200, answer.text
     file = folder / "snapshot.json"
     file.write_bytes(answer.content)
-    # All pending pods get a decision, so that one replay covers all of them.
+    # Every pending pod gets a decision, so that one replay covers all of them.
     body = json.loads(answer.content)
     body["decisions"] = [
         {**body["decisions"][0], "pod": each}
@@ -201,7 +201,7 @@ def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
             assert "headroom.gpu/vram" in shown["default/wrong"]["lines"][0]
             continue
         key = f"team/{name}" if name == "team" else f"default/{name}"
-        # Replays count a bind under way as a reservation.
+        # Replays count a started bind as a reservation.
         expected = {
             node: "memory_on_any" if reason == "held" else reason
             for node, reason in live(fleet, name).items()
@@ -212,12 +212,12 @@ def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
         reasons |= set(expected.values())
         if name in ("held", "forged"):
             assert (expected["gates"] == Reason.NO_GATE.code) is (name == "forged")
-    # The fleet is worth it: much of what can decide, decided.
+    # The fleet covers much: many kinds of reasons occurred.
     assert len(reasons) >= 14, reasons
 
 
 @pytest.mark.slow
-def test_a_redacted_snapshot_gives_the_same_verdicts_and_has_no_names(
+def test_a_redacted_snapshot_gives_equal_verdicts_and_has_no_names(
     fleet: Asked, tmp_path: Path
 ) -> None:
     plain = replayed(dumped(fleet, tmp_path))
@@ -267,8 +267,8 @@ def test_equal_states_give_equal_bytes_except_for_the_head(fleet: Asked) -> None
 
 
 def here(*arguments: str) -> Result:
-    """The same command in this process."""
-    # What a logger is made of is kept: it would write to the runner's file ever after.
+    """Run the command in this process."""
+    # The logger is kept, because it would otherwise write to the runner's file from now on.
     with mock.patch("structlog.configure"):
         return CliRunner().invoke(app, ["replay", *arguments])
 
@@ -301,7 +301,9 @@ def test_replay_counts_one_node_in_the_singular(tmp_path: Path) -> None:
         ("{}", "Object missing required field `head`"),
     ],
 )
-def test_replay_rejects_a_file_that_is_no_snapshot(tmp_path: Path, text: str, message: str) -> None:
+def test_replay_rejects_a_file_that_is_not_a_snapshot(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "snapshot.json"
     file.write_text(text)
     rejected = here(str(file))

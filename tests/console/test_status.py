@@ -1,4 +1,4 @@
-"""/v1/status: readiness, reports, mismatches, journal and peers."""
+"""Tests /v1/status: readiness, reports, mismatches, journal and peers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Suggestions help when they are followed, and explanations name the pods that block."""
+"""Checks that following a suggestion helps, and that explanations name the blocking pods."""
 
 import re
 from dataclasses import replace
@@ -22,12 +22,12 @@ from tests.console.explained import WAITS, asked, explained, kinds, node
 from tests.console.test_devices import SINCE
 
 
-def test_the_suggestion_waits_for_the_smallest_pod_whose_end_helps() -> None:
+def test_the_suggestion_is_to_wait_for_the_smallest_pod_that_frees_enough() -> None:
     fleet = asked(*node("a", tiny=2, large=13), *node("b", whole=20))
     body = explained(fleet)
     assert kinds(body) == ["lower", "wait"]
     lower, wait = body["advice"]  # type: ignore[misc]
-    # Not tiny, after which there are 11 GiB; nor whole, which is larger.
+    # Not pod tiny, which leaves only 11 GiB, and not pod whole, which is larger.
     assert (wait["node"], wait["wait_for"]["name"]) == ("a", "large")
     assert wait["wait_for"]["priority"] == 5
     assert wait["sentence"] == (
@@ -54,7 +54,7 @@ def test_the_pod_fits_after_following_a_suggestion() -> None:
     assert explained(asked(*events, waits=lowered))["verdict"] == "fits"
 
 
-def test_pods_that_block_the_nearest_nodes_are_listed_the_largest_first() -> None:
+def test_pods_that_block_the_nearest_nodes_are_listed_by_size() -> None:
     body = explained(asked(*node("a", tiny=2, small=9)))
     (nearest,) = body["nearest"]  # type: ignore[misc]
     assert [(held["name"], held["phase"]) for held in nearest["blockers"]] == [
@@ -64,8 +64,8 @@ def test_pods_that_block_the_nearest_nodes_are_listed_the_largest_first() -> Non
     assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["lines"]
 
 
-def test_a_pod_with_a_replica_but_without_memory_blocks_no_memory() -> None:
-    """A pod that chooses its devices itself may use others than that of its replica."""
+def test_a_pod_with_a_replica_but_without_memory_does_not_block_memory() -> None:
+    """A pod that chooses its devices itself may use other devices than its replica's."""
     *others, last = node("a", small=9)
     assert isinstance(last, GPUNodeSeen)
     report = last.gpunode.status
@@ -77,10 +77,10 @@ def test_a_pod_with_a_replica_but_without_memory_blocks_no_memory() -> None:
     assert [each["name"] for each in nearest["blockers"]] == ["small"]
 
 
-def test_a_node_with_only_one_fault_is_suggested_for_repair() -> None:
+def test_a_node_whose_only_obstacle_is_a_fault_is_suggested_for_repair() -> None:
     now = {"plugin": DISTRIBUTED, "observed_at": "2026-11-21T00:01:40+00:00"}
     sick = gpunode(shared("S", healthy=False, health_reason="XID 79"), name="sick", **now)
-    # Its memory would not do if it were healthy.
+    # It lacks memory even if it were healthy.
     small = gpunode(shared("M", memory_bytes=8 * GIB, healthy=False), name="small", **now)
     unknown = gpunode(
         shared("U", healthy=False, health_reason="no memory of its own", memory_bytes=0),
@@ -115,7 +115,7 @@ def test_a_node_with_only_one_fault_is_suggested_for_repair() -> None:
     }
 
 
-def test_memory_without_replicas_wants_more_replicas() -> None:
+def test_more_replicas_are_suggested_for_free_memory_without_replicas() -> None:
     body = explained(asked(*node("a", free=0, one=1), *node("b", free=0, two=1)))
     assert kinds(body)[-1] == "replicas"
     assert body["advice"][-1] == {  # type: ignore[index]
@@ -142,7 +142,7 @@ def test_memory_without_replicas_wants_more_replicas() -> None:
         (SmActivity(0.9, "gpm"), "raise or remove headroom.gpu/max-sm"),
     ],
 )
-def test_a_limit_of_sm_activity_that_alone_rejects_the_pod_is_named(
+def test_a_limit_of_sm_activity_is_reported_if_it_is_the_only_obstacle(
     activity: SmActivity | None, do: str
 ) -> None:
     busy = gpunode(shared("GPU-a", sm_activity=activity), name="a", plugin=DISTRIBUTED)
@@ -158,7 +158,7 @@ def test_a_limit_of_sm_activity_that_alone_rejects_the_pod_is_named(
     assert "activity" not in kinds(explained(asked(*events, waits=larger)))
 
 
-def test_a_suggestion_has_the_yaml_that_does_it() -> None:
+def test_a_suggestion_has_the_yaml_that_applies_it() -> None:
     body = explained(asked(*node("a", one=14)))
     fixes = {each["kind"]: each["fix"] for each in body["advice"]}  # type: ignore[attr-defined]
     assert fixes["lower"].startswith("metadata:\n  annotations:\n    headroom.gpu/vram: ")
@@ -167,12 +167,12 @@ def test_a_suggestion_has_the_yaml_that_does_it() -> None:
     assert fixes["wait"] is None
 
 
-def test_a_pod_that_fits_needs_no_advice() -> None:
+def test_a_pod_that_fits_gets_no_suggestion() -> None:
     body = explained(asked(*node("a")))
     assert (body["verdict"], kinds(body)) == ("fits", [])
 
 
-def test_equal_devices_are_one_line() -> None:
+def test_equal_devices_are_merged_into_one_line() -> None:
     uuids = [f"GPU-{number}" for number in range(8)]
     free = [shared(uuid, 2) for uuid in uuids]
     held = gpunode(*free, name="a", plugin=DISTRIBUTED)
@@ -210,7 +210,7 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
         pytest.param([quota("1", "2", "services")], "lower headroom.gpu/vram", id="of no pod"),
     ],
 )
-def test_nothing_that_a_quota_would_reject_is_suggested(
+def test_a_change_that_a_quota_would_reject_is_not_suggested(
     quotas: list[ResourceQuota], first: str
 ) -> None:
     fleet = Asked(quotas=lambda namespace: quotas)
@@ -221,15 +221,15 @@ def test_nothing_that_a_quota_would_reject_is_suggested(
     assert [each[: len(first)] for each in lowering] == [first]
 
 
-def test_quotas_that_cannot_be_read_are_not_checked() -> None:
+def test_unreadable_quotas_are_not_checked() -> None:
     fleet = Asked(quotas=lambda namespace: None)
     fleet.cluster.apply([*node("a", some=20), PodSeen(WAITS)])
     body = explained(fleet)
     assert "not checked: ResourceQuotas" in body["suggestions"][0]  # type: ignore[index]
 
 
-def test_waiting_helps_on_a_node_without_an_agent() -> None:
-    """No agent confirms there that a pod has ended, and its reservation is removed all the same."""
+def test_waiting_is_suggested_on_a_node_without_an_agent() -> None:
+    """There, a reservation is removed although no agent confirms that its pod has ended."""
     gfd = {"count": "1", "replicas": "4", "memory": "24576", "product": "L4"}
     labels = {f"nvidia.com/gpu.{name}": text for name, text in gfd.items()}
     labels |= {"nvidia.com/gpu.sharing-strategy": "time-slicing"}
@@ -257,7 +257,7 @@ def test_waiting_helps_on_a_node_without_an_agent() -> None:
     fleet.cluster.apply([ledger("2", {})])
     assert explained(fleet)["verdict"] == "fits"
 
-    # A pod that was deleted while no watch ran: the kubelet has ended it after 2 minutes.
+    # The pod was deleted while no watch ran, so the kubelet has ended it after 2 minutes.
     fleet.cluster.apply(
         [PodSeen(holder), ledger("3", reserved), PodGone("u-holder", is_last=False)]
     )
@@ -269,7 +269,7 @@ def test_waiting_helps_on_a_node_without_an_agent() -> None:
 
 
 @pytest.mark.parametrize("permitted", [True, False, None])
-def test_a_node_is_suggested_for_steering_if_the_plugins_choice_alone_rejects_the_pod(
+def test_steering_is_suggested_if_only_the_plugins_choice_rejects_the_pod(
     permitted: bool | None,
 ) -> None:
     plugin = msgspec.structs.replace(DISTRIBUTED, steering_permitted=permitted)
@@ -305,7 +305,7 @@ def test_a_node_is_suggested_for_steering_if_the_plugins_choice_alone_rejects_th
     assert explained(fleet)["verdict"] == "fits"
 
 
-def test_the_list_of_pending_pods_has_what_steering_would_place() -> None:
+def test_the_list_of_pending_pods_shows_pods_that_steering_would_place() -> None:
     plugin = msgspec.structs.replace(DISTRIBUTED, steering_permitted=True)
     full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
     devices = shared("next", free=4, **full), shared("other", free=3, allocated=1)
@@ -329,8 +329,8 @@ def test_the_list_of_pending_pods_has_what_steering_would_place() -> None:
     assert fleet.get("/v1/pending?steering=true&limit=1").json()["remaining"] == 1
 
 
-def test_a_pod_that_starts_alone_is_told_for_which_pod_it_waits() -> None:
-    """Node a has memory for it; node b has not."""
+def test_a_pod_that_starts_alone_shows_the_pod_that_it_waits_for() -> None:
+    """Node a has enough memory for it, node b does not."""
     *events, last = node("a", loads=8, runs=4)
     assert isinstance(last, GPUNodeSeen)
     spec = last.gpunode.spec

@@ -1,4 +1,4 @@
-"""/v1/teams: memory by namespace and owner, the most unused first."""
+"""Tests /v1/teams: memory by namespace and owner, sorted by unused memory."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def owned(name: str, namespace: str, owner: str, node: str | None = None) -> Pod
     return msgspec.structs.replace(of, metadata=metadata)
 
 
-#: Pod -> namespace, owner, and GiB that it reserved, uses and used at most.
+#: Namespace, owner, and reserved, used and peak GiB of each pod.
 PODS: dict[str, tuple[str, str, int, int | None, int]] = {
     "a-0": ("ml", "a", 8, 2, 3),
     "a-1": ("ml", "a", 8, 9, 9),
@@ -76,7 +76,7 @@ def test_owners_are_sorted_by_unused_memory() -> None:
         ("web", "StatefulSet", "c"),
     ]
     a, b, c = map(sums, body["owners"])
-    # a-1 uses more than it reserved, which does not reduce what a-0 leaves unused.
+    # a-1 uses more than it reserved, which does not reduce the unused memory of a-0.
     assert a == {
         **{
             "pods": 2,
@@ -93,12 +93,12 @@ def test_owners_are_sorted_by_unused_memory() -> None:
     assert (c["reserved"], c["used"], c["unused"], c["unmeasured_pods"]) == (4, 0, 0, 1)
 
 
-def test_namespaces_are_sums_of_their_owners() -> None:
+def test_namespaces_have_the_sums_of_their_owners() -> None:
     ml, web = map(sums, read()["teams"])
     assert (ml["pods"], ml["waiting_pods"], ml["reserved"], ml["unused"]) == (3, 2, 22, 7)
     assert (web["pods"], web["reserved"]) == (1, 4)
 
 
-def test_owners_of_one_namespace_are_selected_and_limited() -> None:
+def test_owners_can_be_limited_to_a_namespace_and_a_number() -> None:
     body = read("?namespace=ml&limit=1")
     assert (body["matching"], [each["name"] for each in body["owners"]]) == (2, ["a"])

@@ -1,4 +1,4 @@
-"""/v1/timeline/pods: the life of a pod, the oldest entry first."""
+"""Tests /v1/timeline/pods: the events of a pod's life, the oldest first."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def series(*gib: float | None, requested: int | None = 8) -> SeriesView:
     )
 
 
-def test_growth_has_an_entry_for_each_new_highest_use() -> None:
+def test_growth_has_an_entry_for_each_new_peak() -> None:
     at_s = [WALL_S + each for each in range(7)]
     found = growth(at_s, series(1, None, 1.4, 4, 2, 4.5, 9))
     assert [(each.at, each.kind, each.message) for each in found] == [
@@ -53,13 +53,13 @@ def test_growth_has_an_entry_for_each_new_highest_use() -> None:
     ]
 
 
-def test_an_unreserved_pod_grows_by_half_a_gib() -> None:
+def test_growth_of_an_unreserved_pod_is_reported_in_steps_of_half_a_gib() -> None:
     found = growth([WALL_S, WALL_S + 1, WALL_S + 2], series(1, 1.4, 1.5, requested=None))
     assert [each.at for each in found] == [stamp(WALL_S + 2)]
 
 
 @pytest.mark.parametrize("text", ["2026-1-21T00:40:41Z", "8", "0001-01-01T00:00:00+23:59"])
-def test_a_time_that_cannot_be_read_is_left_out(text: str) -> None:
+def test_an_invalid_time_is_omitted(text: str) -> None:
     asked = Asked()
     held = msgspec.structs.replace(reservation({"GPU-1": GIB}), since=text)
     asked.add_node("n")
@@ -69,14 +69,14 @@ def test_a_time_that_cannot_be_read_is_left_out(text: str) -> None:
     assert entries(asked) == []
 
 
-def test_a_pod_of_which_nothing_is_on_record_was_created() -> None:
+def test_a_pod_without_records_has_only_its_creation() -> None:
     asked = Asked()
     asked.cluster.apply([PodSeen(pod(created=CREATED))])
     assert entries(asked) == [("created", "the pod was created")]
     assert asked.get("/v1/timeline/pods/default/none").status_code == 404
 
 
-def test_attempts_binds_and_changes_are_in_the_order_of_time() -> None:
+def test_attempts_binds_and_changes_are_sorted_by_time() -> None:
     feed = Feed(lambda: WALL_S + 40, lambda: 1)
     asked = Asked(feed=feed)
     asked.add_node("a")

@@ -1,4 +1,4 @@
-"""A reader of one pod sees only those other pods that the API server permits."""
+"""Checks that a reader of one pod sees only those other pods that the API server permits."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ EXPLAIN = "/v1/explain/pods/ml/waits"
 VIEWS = (EXPLAIN, "/v1/decisions?pod=ml/waits", "/v1/score?pod=ml/waits&node=n")
 OWN, OWN_NAMESPACE = GetPod("ml", "waits"), GetPod("ml", "")
 WAITS = pod("14Gi", uid="u-waits", name="waits", namespace="ml")
-#: Namespace -> name of its pod and GiB that it holds; and one that came without Headroom.
+#: Name and GiB of the pod in each namespace, and an unreserved pod.
 HOLDERS = {"ml": ("colleague", 4), "secret-a": ("secret-one", 12), "secret-b": ("secret-two", 5)}
 STRAY = use("u-secret-stray", "GPU-n", GIB, namespace="secret-c", name="secret-stray")
 
@@ -40,7 +40,7 @@ def world(
     holders: dict[str, tuple[str, int]] = HOLDERS,
     answers: SharedAnswers | None = None,
 ) -> World:
-    """On the only GPU, of 24 GiB, other pods keep one out that waits, and leave for it."""
+    """Pods on the only GPU of 24 GiB, which keep a pending pod from fitting."""
     made = World(answers=answers)
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}
@@ -65,7 +65,7 @@ def read(made: World, path: str) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("path", VIEWS)
-def test_a_reader_of_one_pod_is_shown_no_other(path: str) -> None:
+def test_a_reader_of_one_pod_sees_no_other_pod(path: str) -> None:
     _, text = read(world(OWN), path)
     assert "secret" not in text
     assert "colleague" not in text
@@ -103,7 +103,7 @@ def test_hidden_pods_are_counted() -> None:
     ]
 
 
-def test_advice_to_wait_for_a_pod_does_not_name_it() -> None:
+def test_the_suggestion_to_wait_for_a_hidden_pod_does_not_name_it() -> None:
     (wait,) = (each for each in read(world(OWN), EXPLAIN)[0]["advice"] if each["kind"] == "wait")
     assert wait["wait_for"] is None
     assert wait["sentence"] == (

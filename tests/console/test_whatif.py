@@ -1,4 +1,4 @@
-"""/v1/whatif predicts placements and changes nothing."""
+"""Tests /v1/whatif, which predicts placements and changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,12 +26,14 @@ SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 @pytest.fixture
 def asked() -> Asked:
-    """Nodes a and b of two GPUs of 24 GiB; on a the pods a (20Gi), b (6Gi) and a daemon's."""
+    """Nodes a and b with two GPUs of 24 GiB. On a are the pods a (20Gi), b (6Gi) and a DaemonSet's
+    pod.
+    """
     return Asked(NOW_S, two_nodes())
 
 
 def ask(asked: Asked, **body: object) -> dict[str, Any]:
-    asked.cluster.snapshot()  # else the first question makes one
+    asked.cluster.snapshot()  # Otherwise the first request would create it.
     before = digest(asked.cluster)
     answer = asked.post("/v1/whatif", body)
     assert answer.status_code == 200, answer.text
@@ -61,7 +63,7 @@ def test_pods_are_placed_one_after_another_until_none_fits(asked: Asked) -> None
     assert (space["fullness_before"], space["fullness_after"]) == ("fits", "fragmented")
 
 
-def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:
+def test_nodes_are_removed_and_added_and_their_pods_move(asked: Asked) -> None:
     shown = ask(asked, drain=["a"], add=[{"like": "b"}], pods=[{"vram": "24Gi", "count": 3}])
     assert shown["added"] == ["b+1"]
     moved = [(each["pod"], each["leaves"]) for each in shown["placements"] if each["leaves"]]
@@ -70,11 +72,11 @@ def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:
     assert shown["placed"] + shown["rejected"] == 5
 
 
-def test_released_pods_and_more_replicas_make_the_pod_fit(asked: Asked) -> None:
+def test_a_pod_fits_after_pods_are_released_and_replicas_added(asked: Asked) -> None:
     body: dict[str, Any] = {"pods": [{"vram": "1Gi", "count": 24}]}
     assert ask(asked, **body)["placed"] == 8
     freed = ask(asked, **body, release=["default/a", "default/b"])
-    assert freed["placed"] == 15  # the daemon's pod has a replica
+    assert freed["placed"] == 15  # The DaemonSet's pod has a replica.
     assert ask(asked, **body, replicas={"b": 12})["placed"] == 24
 
 
@@ -89,15 +91,15 @@ def totals(shown: dict[str, Any], when: str) -> tuple[int, float, float, int, in
 
 
 def test_totals_count_pods_memory_and_gpus_before_and_after(asked: Asked) -> None:
-    # On a: a pod with 20 GiB of the first GPU, and two of 6 GiB and 1 GiB, each on either GPU. The
-    # first GPU counts as full, and 24 - 7 GiB are free on the second.
+    # On node a, a pod has 20 GiB of the first GPU, and two pods of 6 GiB and 1 GiB can be on either
+    # GPU. The first GPU counts as full, and 24 - 7 GiB are free on the second.
     before = (3, 27.0, 17.0 + 48.0, 2, 2)
-    # 8 GiB reserved on b: kept on both of its GPUs, but the pod will use only one of them.
+    # 8 GiB are reserved on both GPUs of b, but the pod will use only one of them.
     placed = ask(asked, pods=[{"vram": "8Gi"}])
     assert totals(placed, "before") == before
     assert totals(placed, "after") == (4, 35.0, 17.0 + 32.0, 3, 1)
-    # The pod of 20 GiB and that of 6 GiB move to b, each to a GPU of its own, and either GPU may
-    # get the larger one. The pod of a DaemonSet ends.
+    # The pods of 20 GiB and 6 GiB move to b, each to its own GPU. Either GPU may get the larger
+    # pod. The pod of the DaemonSet ends.
     drained = ask(asked, drain=["a"])
     assert totals(drained, "before") == before
     assert totals(drained, "after") == (2, 26.0, 48.0 - 2 * 20.0, 2, 0)
@@ -106,7 +108,7 @@ def test_totals_count_pods_memory_and_gpus_before_and_after(asked: Asked) -> Non
     assert totals(released, "after") == (1, 1.0, 3 * 48.0 - 2 * 1.0, 1, 5)
 
 
-def test_totals_before_are_those_of_the_fleet(asked: Asked) -> None:
+def test_totals_before_equal_the_totals_of_the_fleet(asked: Asked) -> None:
     shown = ask(asked, pods=[{"vram": "16Gi", "count": 3}])
     models = asked.get("/v1/fleet").json()["models"]
     assert shown["before"]["headroom_bytes"] == sum(each["headroom_bytes"] for each in models)
@@ -122,7 +124,7 @@ def test_a_pod_of_two_gpus_counts_on_both(asked: Asked) -> None:
     assert (after[3] - before[3], after[4] - before[4]) == (2, -2)
 
 
-def test_a_steered_node_takes_a_pod_that_the_plugin_could_place_badly() -> None:
+def test_a_steered_node_takes_a_pod_that_the_plugin_could_misplace() -> None:
     def held(uuid: str, used_gib: int) -> Device:
         used = {"used_bytes": used_gib * GIB, "unattributed_bytes": used_gib * GIB}
         return shared(uuid, free=3, allocated=1, **used)
@@ -189,7 +191,7 @@ def test_pods_that_a_quota_would_reject_are_not_placed(
     assert whys == ([(["default/train-2"], why)] if placed == 2 else [])
 
 
-def test_a_quota_of_memory_counts_each_pod() -> None:
+def test_a_memory_quota_counts_each_pod() -> None:
     resource = "requests.headroom.gpu/vram-bytes"
     status = QuotaStatus(hard={resource: "12Gi"}, used={resource: "2Gi"})
     memory = ResourceQuota(metadata=ObjectMeta(name="memory"), status=status)
@@ -199,8 +201,8 @@ def test_a_quota_of_memory_counts_each_pod() -> None:
     assert rejection["not_tried"] == f"ResourceQuota memory would reject it for {resource}"
 
 
-def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> None:
-    # Pods a and b of node a are deleted, and created again.
+def test_a_quota_counts_moved_and_ended_pods_as_the_api_server_does() -> None:
+    # Pods a and b of node a are deleted and created again.
     assert ask_with([quota("2", "2")], drain=["a"])["placed"] == 2
     lowered = ask_with([quota("1", "2")], drain=["a"])
     assert (lowered["placed"], lowered["rejected"]) == (1, 1)
@@ -209,7 +211,7 @@ def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> Non
     assert ask_with([quota("2", "2")], pods=sent, release=["default/a"])["placed"] == 1
 
 
-def test_a_size_belongs_to_no_namespace_and_no_quota_applies() -> None:
+def test_no_quota_applies_to_a_size_because_it_has_no_namespace() -> None:
     shown = ask_with([quota("0", "0")], pods=[{"vram": "1Gi"}])
     assert (shown["placed"], shown["not_checked"][1]) == (1, "ResourceQuotas")
 
@@ -221,7 +223,7 @@ def test_a_size_belongs_to_no_namespace_and_no_quota_applies() -> None:
         ({"schedulerName": "other"}, "spec.schedulerName is other, which is not known to call"),
     ],
 )
-def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
+def test_a_manifest_for_a_foreign_scheduler_is_not_placed(
     asked: Asked, spec: dict[str, Any], reported: str
 ) -> None:
     sent = pod("train", "1Gi")
@@ -265,7 +267,7 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
         ([], 422, "Example: "),
     ],
 )
-def test_an_invalid_question_is_rejected_with_the_place_of_the_mistake(
+def test_an_invalid_query_is_rejected_with_the_position_of_the_mistake(
     asked: Asked, body: object, status: int, reported: str
 ) -> None:
     answer = asked.post("/v1/whatif", body)
@@ -277,8 +279,8 @@ def test_a_body_that_is_too_large_is_rejected(asked: Asked) -> None:
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:headroom:problem:too-large")
 
 
-def test_a_body_that_is_not_sent_as_json_is_rejected_with_the_header() -> None:
-    """curl -d sends another type unless the header is given."""
+def test_a_body_that_is_not_sent_as_json_is_rejected_with_the_required_header() -> None:
+    """curl -d sends another content type unless the header is given."""
     transport = httpx.ASGITransport(Asked().app)
 
     async def sent() -> httpx.Response:
@@ -330,7 +332,7 @@ _before = digest(_same.cluster)
 
 @settings(max_examples=examples(150), deadline=None)
 @given(whatifs)
-def test_no_what_if_changes_anything(body: dict[str, Any]) -> None:
+def test_a_what_if_changes_nothing(body: dict[str, Any]) -> None:
     answer = _same.post("/v1/whatif", body)
     assert answer.status_code in (200, 422), answer.text
     assert digest(_same.cluster) == _before
@@ -347,7 +349,7 @@ nodes:
 
 
 @pytest.mark.slow
-def test_kube_schedulers_calls_place_pods_as_predicted() -> None:
+def test_pods_are_placed_by_kube_scheduler_calls_as_predicted() -> None:
     with serving(FLEET) as server:
         burst = [{"vram": vram, "count": 3} for vram in ("6Gi", "20Gi", "13Gi")]
         shown = server.debug_post("/v1/whatif", {"pods": burst}).json()

@@ -61,7 +61,7 @@ CLAIMED: dict[str, Any] = {
 NO_POD = {"namespace": "", "name": "", "uid": "", "claims": [], "claimed_bytes": 0}
 
 
-def test_drift_shows_claims_of_dra_beside_measured_use() -> None:
+def test_drift_shows_claims_of_dra_next_to_measured_use() -> None:
     within = CLAIMED | {"measured_bytes": None, "excess_bytes": 0}
     body = {"pods": [], "claims": [CLAIMED, within, CLAIMED | NO_POD]}
     table = tables.drift(body, None)

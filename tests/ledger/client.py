@@ -1,4 +1,4 @@
-"""A store over a client, called from the thread of a test, and what tests write with it."""
+"""A store over a client, called from the thread of a test, and the test's writes."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Replicas over one store that holds all objects of a small cluster.
 
-Each reconciliation has two steps: finding the work, and doing it, which can happen later, twice, or
-never. State, controllers, ledger and judge are the real ones. The tests simulate users, kubelets,
-agents and administrators.
+Each reconciliation has two steps: finding the work, and doing it. The second step can happen later,
+twice, or never. State, controllers, ledger and judge are the real implementations. The tests
+simulate users, kubelets, agents and administrators.
 """
 
 import itertools
@@ -77,7 +77,7 @@ class Replica:
         self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=WALL_S)
         self.name = name
         self.ledger: Ledger
-        #: While it is paused, no change is delivered to it.
+        #: While this is set, no change is delivered to the replica.
         self.paused: list[Event] | None = None
 
     def over(self, server: Server, wall_s: "Clock") -> None:
@@ -142,7 +142,7 @@ class Cluster:
         self.server._tell([NodeSeen(node)])
 
     def remove_node(self) -> None:
-        """Delete the Node, and its dependents like the garbage collector."""
+        """Delete the Node, and its dependents as the garbage collector does."""
         self.server._tell([NodeGone("n")])
         self.server.begin_to_delete("n")
 
@@ -189,8 +189,6 @@ class Cluster:
         )
         assert isinstance(judged, Placement) == (found is None)
         return found
-
-    # Reconciling, in two halves.
 
     def found_by(self, i: int) -> list[Chore]:
         state = self.replicas[i].state

@@ -1,4 +1,4 @@
-"""A store with a node and a pod, a ledger over it, and faults between them."""
+"""A store with a node and a pod, a ledger over it, and injected faults between them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -78,10 +78,10 @@ class StoreWithLease(EmbeddedStore):
 
 
 class Stage:
-    """A store with the node ``n`` and the pod ``p``, a ledger over it, and the seam between them.
+    """A store with the node ``n`` and the pod ``p``, a ledger over it, and a hook between them.
 
-    ``fault`` is called before and after each call of the ledger, and may do in the meantime what
-    others do, or lose a message.
+    ``fault`` is called before and after each call of the ledger. It may do what other clients do
+    meanwhile, or lose a message.
     """
 
     def __init__(self) -> None:
@@ -169,8 +169,6 @@ class Stage:
         finally:
             self._armed = False
 
-    # Writes of others.
-
     def rival_binds(self, node: str = "n") -> None:
         self.new_ledger("rival").bind(self.ask(self.pod(), node, held=False))
 
@@ -178,14 +176,16 @@ class Stage:
         self.store.admit(pod(**({"version": "101"} | changes)))
 
     def end_pod(self) -> None:
-        """Only here does a pod come bound: the store takes a newer one while it is not."""
+        """Replace the pod by an ended one, directly, because the store accepts newer versions only
+        of unbound pods.
+        """
         held = self.pod()
         self.store.delete_pod("a", "p")
         self.store.admit(msgspec.structs.replace(held, status=PodStatus(phase="Succeeded")))
 
 
 def once(operation: str, when: str, deed: Callable[[], object]) -> Fault:
-    """Return a fault that calls ``deed`` at the first such call."""
+    """Return a fault that calls ``deed`` at the first matching call."""
     left = [deed]
 
     def fault(*at: str) -> None:

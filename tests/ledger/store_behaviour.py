@@ -1,8 +1,8 @@
 """The behaviour that the bind protocol requires of every store.
 
 A test module derives from ``StoreBehaviour`` and provides the fixture ``stage``: a store, with the
-actions of users and agents. It runs for the in-memory store (test_embedded.py), for the store of
-the model checker, and for the real API server (test_kubernetes_store.py).
+actions of users and agents. The tests run for the in-memory store (test_embedded.py), for the store
+of the model checker, and for the real API server (test_kubernetes_store.py).
 """
 
 import threading
@@ -59,8 +59,6 @@ def reserving(attempt: str, uid: str = "uid-1") -> GPUNodeSpec:
 class StoreBehaviour:
     """The tests for every store. Subclasses define the fixture ``stage``."""
 
-    # GPUNodes.
-
     def new_gpunode(self, stage: Stage) -> GPUNode:
         return stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=stage.new_name())))
 
@@ -86,7 +84,7 @@ class StoreBehaviour:
             stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=created.name)))
         assert stage.store.read_gpunode(created.name) == created
 
-    def test_of_two_writes_on_one_version_the_first_wins(self, stage: Stage) -> None:
+    def test_the_first_of_two_writes_to_one_version_wins(self, stage: Stage) -> None:
         before = self.new_gpunode(stage)
         won = stage.store.write_spec(before, reserving("1"))
         assert won.spec == reserving("1")
@@ -96,7 +94,7 @@ class StoreBehaviour:
         assert stage.store.read_gpunode(before.name) == won
 
     def test_an_unchanged_write_keeps_the_version(self, stage: Stage) -> None:
-        """So every attempt writes a unique id."""
+        """Therefore every attempt writes a unique ID."""
         before = stage.store.write_spec(self.new_gpunode(stage), reserving("1"))
         again = stage.store.write_spec(before, reserving("1"))
         assert again.metadata.resource_version == before.metadata.resource_version
@@ -142,8 +140,6 @@ class StoreBehaviour:
         written = {f"{me}.{turn}" for me in range(writers) for turn in range(rounds)}
         assert after.spec.reservations.keys() == written
 
-    # Pods.
-
     def new_pod(self, stage: Stage, **annotations: str) -> Pod:
         return stage.new_pod(stage.new_name(), annotations)
 
@@ -169,7 +165,7 @@ class StoreBehaviour:
         assert stage.store.read_pod(pod.metadata.namespace, pod.metadata.name) is None
         assert pod.metadata.uid not in {pod.metadata.uid for pod in stage.store.list_pods()}
 
-    def test_annotations_arrive_with_the_node(self, stage: Stage) -> None:
+    def test_annotations_are_written_with_the_binding(self, stage: Stage) -> None:
         pod = self.new_pod(stage, **{"headroom.gpu/vram": "8Gi", "headroom.gpu/placement": "old"})
         stage.store.bind(binding(pod))
         bound = self.again(stage, pod)
@@ -209,7 +205,7 @@ class StoreBehaviour:
         with pytest.raises(StoreNotFound):
             stage.store.touch_pod(pod, "1")
 
-    def test_a_touch_makes_an_older_binding_fail(self, stage: Stage) -> None:
+    def test_a_touch_makes_a_binding_to_the_older_version_fail(self, stage: Stage) -> None:
         pod = self.new_pod(stage)
         touched = stage.store.touch_pod(pod, "1")
         assert touched.annotation(TOUCHED) == "1"
@@ -233,8 +229,8 @@ class StoreBehaviour:
         forged = msgspec.structs.replace(pod.metadata, resource_version=version)
         with pytest.raises(StoreConflict):
             stage.store.touch_pod(pod, "1")
-        # A version is never given twice, so this cannot happen. The API server would also reject
-        # the other uid, as a change of an immutable field.
+        # A version is never used twice, so this cannot happen. The API server would also reject the
+        # other uid, because the field is immutable.
         with pytest.raises((StoreConflict, StoreRejected)):
             stage.store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
         with pytest.raises(StoreConflict):

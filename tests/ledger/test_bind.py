@@ -1,4 +1,4 @@
-"""Every step of bind, with a fault at every call to the store."""
+"""Tests every step of bind, with a fault at every call to the store."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -48,15 +48,15 @@ class TestBind:
         assert stage.bind(ask) == Bound()
         assert stage.reserved == {"uid-p"}
 
-    def test_a_node_without_an_object_has_not_reported(self, stage: Stage) -> None:
+    def test_a_node_without_a_gpunode_counts_as_not_reported(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
 
-    def test_a_node_without_an_object_is_not_blamed_for_the_pod(self, stage: Stage) -> None:
+    def test_a_missing_gpunode_does_not_count_against_the_pod(self, stage: Stage) -> None:
         stage.store.admit(pod("bad", asked=-1))
         bound = stage.bind(stage.ask(pod("bad", asked=-1), "elsewhere"))
         assert bound == Declined(Reason.BAD_VRAM)
 
-    def test_a_pod_that_requests_no_gpu_is_bound_to_a_node_without_an_object(
+    def test_a_pod_that_requests_no_gpu_is_bound_to_a_node_without_a_gpunode(
         self, stage: Stage
     ) -> None:
         stage.store.admit(pod("plain", asked=0))
@@ -102,12 +102,12 @@ class TestBind:
         assert stage.bind() == Bound()
         assert stage.calls == ["write_spec", "read_gpunode", "write_spec", "bind"]
 
-    def test_a_gpunode_that_was_deleted_meanwhile_takes_no_pod(self, stage: Stage) -> None:
+    def test_a_gpunode_deleted_during_the_bind_takes_no_pod(self, stage: Stage) -> None:
         stage.fault = once("write_spec", "before", lambda: stage.store.delete_gpunode("n"))
         assert stage.bind() == Declined(Reason.NO_REPORT)
         assert (stage.calls, stage.pod().node) == (["write_spec", "read_gpunode"], "")
 
-    def test_a_gpunode_that_was_created_again_meanwhile_takes_the_pod(self, stage: Stage) -> None:
+    def test_a_gpunode_recreated_during_the_bind_takes_the_pod(self, stage: Stage) -> None:
         def recreate() -> None:
             stage.store.delete_gpunode("n")
             stage.new_node("n", initialised=True)
@@ -125,9 +125,7 @@ class TestBind:
         assert stage.bind() == Declined(Reason.MEMORY_ON_ANY)
         assert (stage.reserved, stage.pod().node) == ({"uid-q"}, "")
 
-    def test_a_pod_that_changed_after_filter_is_fitted_in_its_new_version(
-        self, stage: Stage
-    ) -> None:
+    def test_a_pod_changed_after_filter_is_fitted_in_its_new_version(self, stage: Stage) -> None:
         ask = stage.ask(pod())
         stage.replace_pod(asked=3)
         assert stage.bind(ask) == Bound()
@@ -135,7 +133,7 @@ class TestBind:
         (charge,) = stage.node().spec.reservations["uid-p"].charges
         assert charge.candidates == {"GPU-0": 3}
 
-    def test_it_gives_up_on_a_node_that_always_changes(self, stage: Stage) -> None:
+    def test_charging_gives_up_on_a_node_that_changes_every_time(self, stage: Stage) -> None:
         def report(operation: str, when: str) -> None:
             if (operation, when) == ("write_spec", "before"):
                 stage.store.report([("n", DEVICES)])
@@ -147,7 +145,7 @@ class TestBind:
 
 
 class TestBindingThatFails:
-    """Step 5: the store's answer, and the state of the pod."""
+    """Step 5, the Binding: the store's answer and the state of the pod decide."""
 
     FATES: Mapping[str, tuple[Callable[[Stage], object], str, bool]] = {
         "bound here by a rival": (lambda s: s.rival_binds(), "", True),
@@ -158,7 +156,7 @@ class TestBindingThatFails:
 
     @pytest.mark.parametrize("answer", [StoreRejected, StoreConflict, OutcomeUnknown])
     @pytest.mark.parametrize("fate", FATES)
-    def test_the_state_of_the_pod_decides(
+    def test_the_state_of_the_pod_decides_the_result(
         self, stage: Stage, fate: str, answer: type[StoreError]
     ) -> None:
         deed, words, kept = self.FATES[fate]
@@ -173,7 +171,7 @@ class TestBindingThatFails:
         assert outcome == Bound() if kept else isinstance(outcome, Failed)
         if isinstance(outcome, Failed):
             assert words in outcome.message
-        # Another scheduler may have bound it before it was deleted: then its containers may run.
+        # Another scheduler may have bound it before it was deleted, so its containers may run.
         may_run = fate in ("gone", "replaced")
         assert ("uid-p" in stage.reserved) == (kept or may_run)
 
@@ -195,7 +193,7 @@ class TestBindingThatFails:
         assert (stage.pod().node, stage.reserved) == ("", set())
         assert stage.pod().annotation(TOUCHED)
 
-    def test_a_pod_being_deleted_is_left_alone(self, stage: Stage) -> None:
+    def test_a_terminating_pod_is_not_bound(self, stage: Stage) -> None:
         dying = pod(version="101")
         metadata = msgspec.structs.replace(dying.metadata, deletion_timestamp="now")
         ask = stage.ask(pod())
@@ -224,7 +222,7 @@ class TestBindingThatFails:
 
 
 class TestFaultAtEveryCall:
-    """After any lost request or answer: no pod is bound without its reservation."""
+    """After any lost request or answer, no pod is bound without its reservation."""
 
     CALLS: tuple[str, ...] = ("read_gpunode", "read_pod", "write_spec", "bind", "touch_pod")
 
@@ -232,7 +230,7 @@ class TestFaultAtEveryCall:
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize("operation", CALLS)
     @pytest.mark.parametrize("always", [False, True])
-    def test_bind_then_remove(
+    def test_a_reservation_and_its_removal_are_consistent_after_a_fault(
         self, stage: Stage, operation: str, when: str, kind: type[StoreError], always: bool
     ) -> None:
         def fault(*at: str) -> None:
@@ -248,7 +246,7 @@ class TestFaultAtEveryCall:
         removed = stage.remove()
         assert not bound or (not removed and "uid-p" in stage.reserved)
         stage.fault = no_fault
-        # The store works again: nothing prevents the next attempt, or reconciling.
+        # The store works again, so the next attempt and reconciling succeed.
         assert stage.bind(ask) == Bound()
         assert stage.reserved == {"uid-p"}
         stage.store.delete_pod("a", "p")
@@ -258,7 +256,7 @@ class TestFaultAtEveryCall:
 
 
 class TestDeadline:
-    """kube-scheduler has forgotten its assumed bind and can choose another node."""
+    """kube-scheduler has dropped its assumed bind and can choose another node."""
 
     def ledger(self, stage: Stage, clock: list[float]) -> None:
         ids = (f"T-{number}" for number in itertools.count(1))

@@ -1,4 +1,4 @@
-"""Pods bound by another scheduler are reserved once, whatever happens concurrently."""
+"""Checks that pods bound by another scheduler are reserved once, whatever happens concurrently."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def charge(stage: Stage, node: str = "n") -> bool:
     return stage._watched(lambda: stage.ledger.charge(node, unreserved_pod))
 
 
-def test_it_is_charged_even_if_that_overcommits(stage: Stage) -> None:
+def test_an_unreserved_pod_is_charged_even_if_that_overcommits(stage: Stage) -> None:
     assert stage.bind()
     assert charge(stage)
     reservations = stage.node().spec.reservations
@@ -102,7 +102,7 @@ def test_a_failed_request_is_left_for_the_next_round(
     assert stage.reserved == {"uid-b"}
 
 
-def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
+def test_charging_gives_up_on_a_node_that_changes_every_time(stage: Stage) -> None:
     def conflict(operation: str, when: str) -> None:
         if (operation, when) == ("write_spec", "before"):
             raise StoreConflict("always")
@@ -112,7 +112,7 @@ def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
 
 
 def test_a_node_with_unknown_devices_is_skipped(stage: Stage) -> None:
-    """A reservation written now would have no candidates, so it would charge no device later."""
+    """A reservation without candidates would never charge a device."""
     stage.store.report([("n", GPUNodeStatus())])
     assert not charge(stage)
     assert stage.reserved == set()

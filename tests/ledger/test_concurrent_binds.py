@@ -1,4 +1,4 @@
-"""Concurrent binds of one node, and decisions that are cached between calls."""
+"""Tests concurrent binds of one node, and decisions that are cached between calls."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The in-memory store: the behaviour of every store, and its own."""
+"""Tests the in-memory store: the behaviour of every store, and its own."""
 
 import itertools
 import threading
@@ -24,7 +24,7 @@ def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "
 
 
 class EmbeddedStage:
-    """Pods have resource versions of their own, like the pods that kube-scheduler sends."""
+    """Pods have their own resource versions, like the pods that kube-scheduler sends."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -114,7 +114,7 @@ class TestPodsFromRequests:
         new = store.admit(pod(uid="uid-2"))
         assert told == [PodSeen(old), PodGone("uid-1", ended=True), PodSeen(new)]
 
-    def test_a_pod_being_deleted_is_not_bound(self, store: EmbeddedStore) -> None:
+    def test_a_terminating_pod_is_not_bound(self, store: EmbeddedStore) -> None:
         metadata = ObjectMeta(
             namespace="a", name="p", uid="u", resource_version="1", deletion_timestamp="now"
         )
@@ -141,7 +141,7 @@ class TestReports:
         with pytest.raises(StoreConflict):
             store.write_spec(before, reserving("1"))
 
-    def test_reports_with_one_unknown_node_are_all_rejected(self, store: EmbeddedStore) -> None:
+    def test_reports_are_all_rejected_if_one_node_is_unknown(self, store: EmbeddedStore) -> None:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
         with pytest.raises(StoreNotFound):
             store.report([("n", GPUNodeStatus()), ("nobody", GPUNodeStatus())])

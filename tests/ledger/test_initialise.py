@@ -1,4 +1,6 @@
-"""Nodes are initialised, after a fault at any call to the store; their finalizers are removed."""
+"""Checks that nodes are initialised after a fault at any call to the store, and their finalizers
+removed.
+"""
 
 from contextlib import suppress
 
@@ -23,7 +25,7 @@ class TestInitialise:
     def fresh(self, stage: Stage) -> None:
         stage.store.delete_gpunode("n")
 
-    def test_an_object_is_created_with_finalizer_and_owner_and_waits_for_a_report(
+    def test_a_gpunode_is_created_with_finalizer_and_owner_and_waits_for_a_report(
         self, stage: Stage
     ) -> None:
         assert stage.initialise("n") == []
@@ -37,7 +39,7 @@ class TestInitialise:
         assert stage.initialise("n") == ["n"]
         assert stage.node().spec.initialised
 
-    def test_a_report_without_devices_does_not_initialise(self, stage: Stage) -> None:
+    def test_a_report_without_devices_does_not_initialise_the_node(self, stage: Stage) -> None:
         stage.new_node("n", devices=False)
         assert stage.initialise("n") == []
         assert not stage.node().spec.initialised
@@ -46,7 +48,9 @@ class TestInitialise:
         stage.new_node("n")
         assert stage.bind() == Declined(Reason.NOT_INITIALISED)
 
-    def test_unbound_pods_of_ours_are_touched_and_bound_ones_charged(self, stage: Stage) -> None:
+    def test_unbound_pods_of_headroom_are_touched_and_bound_ones_are_charged(
+        self, stage: Stage
+    ) -> None:
         stage.new_node("n")
         for other in (pod("plain", asked=0), pod("q", node="n"), pod("far", node="m")):
             stage.store.admit(other)
@@ -74,7 +78,7 @@ class TestInitialise:
         assert stage.reserved == {"uid-p"}
 
     @pytest.mark.parametrize("operation", ["touch_pod", "list_pods"])
-    def test_a_pod_deleted_meanwhile_is_no_error(self, stage: Stage, operation: str) -> None:
+    def test_a_pod_deleted_meanwhile_is_not_an_error(self, stage: Stage, operation: str) -> None:
         stage.new_node("n")
         stage.fault = once(operation, "before", lambda: stage.store.delete_pod("a", "p"))
         assert stage.initialise("n") == ["n"]
@@ -86,7 +90,7 @@ class TestInitialise:
         stage.fault = once("write_spec", "before", lambda: stage.store.delete_gpunode("n"))
         assert stage.initialise("n", "m") == ["m"]
 
-    def test_an_agent_that_writes_its_status_meanwhile_delays_nothing(self, stage: Stage) -> None:
+    def test_a_concurrent_status_write_of_an_agent_delays_nothing(self, stage: Stage) -> None:
         stage.new_node("n")
         stage.store.admit(pod("on-n", node="n"))
         reports = iter(range(3))
@@ -102,7 +106,7 @@ class TestInitialise:
         assert stage.calls.count("write_spec") == 4
 
     def test_a_gpunode_recreated_meanwhile_is_left_for_the_next_round(self, stage: Stage) -> None:
-        """A Binding can still arrive whose reservation was on the old object."""
+        """A Binding can still arrive whose reservation was in the old GPUNode."""
         stage.new_node("n")
 
         def made_anew() -> None:
@@ -183,7 +187,7 @@ class TestInitialise:
             pytest.param(FEW_NODES, 2, id="more: the unbound, and all"),
         ],
     )
-    def test_pods_are_listed_by_node_or_all_together(
+    def test_pods_are_listed_by_node_or_all_at_once(
         self, stage: Stage, more: int, lists: int
     ) -> None:
         names = ["n", *(f"m{number}" for number in range(more))]

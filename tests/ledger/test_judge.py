@@ -1,4 +1,4 @@
-"""The judge decides on the same object that the conditional write uses."""
+"""Checks that the judge decides on the same object that the conditional write uses."""
 
 import pytest
 
@@ -30,10 +30,10 @@ def state() -> ClusterWriter:
     return state
 
 
-def test_an_unreserved_pod_is_charged_once_its_reservation_was_removed(
+def test_a_bound_pod_counts_although_its_reservation_was_removed(
     state: ClusterWriter,
 ) -> None:
-    """The object read from the store is ahead of the one that the watch has shown."""
+    """The GPUNode read from the store is newer than the one in the watch."""
     assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 

@@ -1,4 +1,4 @@
-"""Evictions and Events at a real API server, with the rights that are deployed."""
+"""Tests evictions and Events on a real API server, with the deployed rights."""
 
 import itertools
 from collections.abc import Iterator
@@ -110,16 +110,16 @@ def test_a_running_pod_is_evicted_only_if_its_budget_allows_it(
     assert not leaves(plane, pod)
 
 
-def test_a_quota_keeps_authors_from_exempting_their_pods(
+def test_a_quota_prevents_authors_from_exempting_their_pods(
     plane: ControlPlane, evictor: Blocking
 ) -> None:
-    """The quota of the documentation, for an author with all rights in the namespace."""
+    """This is the quota of the documentation, for an author with all rights in the namespace."""
     name, hard = "no-budgets", "count/poddisruptionbudgets.policy"
     assert f"{name} -n NAMESPACE --hard={hard}=0" in (ROOT / "docs/how-to/overuse.md").read_text()
     pod = bound(plane, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     plane.call("POST", quotas, {"metadata": {"name": name}, "spec": {"hard": {hard: "0"}}})
-    # As the controller of quotas writes it, which does not run here.
+    # The quota controller, which does not run here, would write this.
     status = {"status": {"hard": {hard: "0"}, "used": {hard: "0"}}}
     plane.call("PATCH", f"{quotas}/{name}/status", status, MERGE)
     with pytest.raises(ApiRefused, match=f"403.*exceeded quota: {name}"):
@@ -156,7 +156,7 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
 ) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
-    for _ in range(2):  # another replica writes the same
+    for _ in range(2):  # Another replica writes an equal Event.
         post = KubeEvents(api, lambda: 1_795_219_200.0).post
         assert post(pod_notice(pod, "InsufficientGPUMemory", "It does not fit.", key=""))
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
@@ -164,14 +164,14 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
     assert (event["type"], event["reason"]) == ("Warning", "InsufficientGPUMemory")
     assert event["message"] == "It does not fit."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
-    # The pod is assigned to the node that must be reported.
+    # The pod is assigned to the node that the Event must report.
     assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
 
 
-def test_repeated_notices_are_one_event_with_the_latest_message(
+def test_repeated_events_are_one_event_with_the_latest_message(
     plane: ControlPlane, api: KubeApi
 ) -> None:
-    """From two replicas, and again after the server has deleted the Event."""
+    """They come from two replicas, and again after the server has deleted the Event."""
     replicas = [KubeEvents(api, lambda at=at: at) for at in (1e9, 2e9)]  # type: ignore[misc]
     about = pod_subject(bound(plane))
     query = f"fieldSelector=involvedObject.uid={about.uid}"

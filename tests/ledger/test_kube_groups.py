@@ -1,4 +1,4 @@
-"""How many pods a group needs, and which pods it has, at a real API server."""
+"""Reads the minimum and the pods of a group from a real API server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def groups(plane: ControlPlane) -> Iterator[Blocking]:
 
 @pytest.fixture
 def podgroups(plane: ControlPlane) -> Iterator[None]:
-    """PodGroups of the Coscheduling plugin are served soon."""
+    """Wait until the PodGroups of the Coscheduling plugin are served."""
     names = {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"}
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
@@ -71,7 +71,7 @@ def test_a_group_of_the_coscheduling_plugin_has_the_pods_with_its_label(
     found = groups.read(TRAIN)
     assert found.minimum == 3
     assert sorted(pod.metadata.name for pod in found.pods) == ["train-0", "train-1"]
-    assert groups.read(TRAIN._replace(name="eval")) == Members(None, ())  # it has pods only
+    assert groups.read(TRAIN._replace(name="eval")) == Members(None, ())  # It has only pods.
 
 
 def created(plane: ControlPlane, body: dict[str, Any]) -> bool:
@@ -83,5 +83,5 @@ def created(plane: ControlPlane, body: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", GroupKind)
-def test_without_a_pod_group_the_minimum_is_not_known(groups: Blocking, kind: GroupKind) -> None:
+def test_the_minimum_is_unknown_without_a_pod_group(groups: Blocking, kind: GroupKind) -> None:
     assert groups.read(Group(kind, NAMESPACE, "none")) == Members(None, ())

@@ -1,4 +1,4 @@
-"""The store over a real API server, and over one with scripted faults."""
+"""Tests the store over a real API server, and over a server with scripted faults."""
 
 import dataclasses
 import itertools
@@ -94,7 +94,7 @@ class TestBehaviour(StoreBehaviour):
 
 
 class TestGPUNode:
-    def test_absent_object_is_none(self, store: Blocking) -> None:
+    def test_an_absent_gpunode_is_none(self, store: Blocking) -> None:
         assert store.read_gpunode("nobody") is None
 
     def test_creation_keeps_the_spec_and_strips_the_status(self, store: Blocking) -> None:
@@ -162,7 +162,7 @@ class TestGPUNode:
         assert kept(node.name)
         store.write_spec(node, GPUNodeSpec(initialised=True))
         assert not kept(node.name)
-        # Nor does the agent's report reset it.
+        # The agent's report does not reset it either.
         path, kind = f"{GPUNODES}/{node.name}/status", "application/merge-patch+json"
         plane.call("PATCH", path, {"status": {"agentVersion": "1"}}, kind)
         assert not kept(node.name)
@@ -181,7 +181,7 @@ class TestGPUNode:
         store.remove_finalizer(dying)
         assert store.read_gpunode(before.name) is None
 
-    def test_writing_the_spec_leaves_status_and_unknown_fields_alone(
+    def test_writing_the_spec_keeps_status_and_unknown_fields(
         self, store: Blocking, plane: ControlPlane
     ) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
@@ -221,7 +221,7 @@ class TestGPUNode:
 
 
 class TestBinding:
-    def test_annotations_arrive_with_the_node(
+    def test_annotations_are_written_with_the_binding(
         self, store: Blocking, api: KubeApi, plane: ControlPlane
     ) -> None:
         pod = new_pod(plane, {"headroom.gpu/vram": "8Gi", "headroom.gpu/placement": "old"})
@@ -246,7 +246,7 @@ class TestBinding:
             pytest.param({"resource_version": "1"}, id="an older version"),
         ],
     )
-    def test_a_precondition_that_fails_is_a_conflict(
+    def test_a_failed_precondition_is_a_conflict(
         self, store: Blocking, plane: ControlPlane, change: dict[str, str]
     ) -> None:
         pod = new_pod(plane)
@@ -278,7 +278,9 @@ class TestBinding:
 
 
 class TestTouch:
-    def test_it_makes_an_older_binding_fail(self, store: Blocking, plane: ControlPlane) -> None:
+    def test_a_touch_makes_a_binding_to_the_older_version_fail(
+        self, store: Blocking, plane: ControlPlane
+    ) -> None:
         pod = new_pod(plane)
         touched = store.touch_pod(pod, "attempt-1")
         assert touched.annotation(TOUCHED) == "attempt-1"
@@ -287,7 +289,9 @@ class TestTouch:
         store.bind(binding(touched))
         assert again(store, pod).node == "node-a"
 
-    def test_an_older_version_is_a_conflict(self, store: Blocking, plane: ControlPlane) -> None:
+    def test_touching_an_older_version_is_a_conflict(
+        self, store: Blocking, plane: ControlPlane
+    ) -> None:
         pod = new_pod(plane)
         store.touch_pod(pod, "1")
         with pytest.raises(StoreConflict, match=rf"annotate pod {NAMESPACE}/x\d+.*409"):
@@ -348,7 +352,9 @@ def test_the_pods_of_a_node_are_listed_until_they_end(
 
 
 def until_listed(list_them: Callable[[], list[BoundPod]], number: int) -> list[BoundPod]:
-    """Return the list once it has this many pods: it comes from the API server's cache."""
+    """Return the list when it has this number of pods, because it comes from the API server's
+    cache.
+    """
     found: list[BoundPod] = []
 
     def is_complete() -> bool:
@@ -371,7 +377,7 @@ def test_the_heartbeat_version_is_read(api: KubeApi, plane: ControlPlane, loop: 
 @pytest.mark.parametrize(
     ("token", "error", "words"),
     [
-        # A token that is just being rotated is known a moment later.
+        # A token that was just rotated is accepted a moment later.
         pytest.param("nobody", OutcomeUnknown, "401 Unauthorized", id="unknown"),
         pytest.param(
             STRANGER_TOKEN, StoreRejected, "403 Forbidden: pods .* is forbidden", id="no right"
@@ -392,7 +398,7 @@ def test_a_user_without_rights_is_rejected(
 def test_an_object_too_large_for_etcd_is_a_permanent_error(
     store: Blocking, plane: ControlPlane
 ) -> None:
-    """The API server answers 409 for a Binding and 500 for a write of the object."""
+    """The API server returns 409 for a Binding and 500 for a write of the GPUNode."""
     env = [{"name": "FILLS", "value": "x" * 1_000} for _ in range(1_515)]
     containers = [{"name": "main", "image": "none", "env": env}]
     large = msgspec.convert(

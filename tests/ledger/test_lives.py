@@ -1,4 +1,6 @@
-"""Life cycles of nodes and pods: only pods that may hold memory are charged, and all of those."""
+"""Checks over the life cycles of nodes and pods that exactly the pods that may hold memory are
+charged.
+"""
 
 import pytest
 
@@ -8,7 +10,7 @@ from tests.builders import GIB, device, shared, use
 from tests.ledger.lives import Cluster
 
 FULL = Reason.MEMORY_ON_ANY
-#: The first does not show the pod any more and is marked, one may have been taken before the mark.
+#: Two samples, because the first without the pod may have been taken before it was marked.
 SAMPLES = 3
 
 
@@ -18,10 +20,10 @@ def test_a_recreated_node_takes_pods_after_remaining_pods_are_charged() -> None:
     assert cluster.bind("p") == Bound()
     cluster.create("q", "1Gi")
     cluster.remove_node()
-    cluster.tidy()  # the object is let go
+    cluster.tidy()  # The finalizer is removed.
     assert cluster.server.read_gpunode("n") is None
     cluster.add_node()
-    cluster.tidy()  # it is created again, and waits for a report
+    cluster.tidy()  # The GPUNode is created again, and waits for a report.
     assert cluster.bind("q") == Declined(Reason.NO_REPORT)
     cluster.report()
     assert cluster.fits("1Gi") is Reason.NOT_INITIALISED
@@ -36,7 +38,8 @@ def test_a_node_deleted_with_its_pods_has_no_reservations() -> None:
     cluster.bind("p")
     cluster.remove_node()
     cluster.tidy()
-    cluster.server.delete_by_force("p")  # as the garbage collector does with pods of no node
+    # The garbage collector deletes pods of missing nodes in the same way.
+    cluster.server.delete_by_force("p")
     cluster.add_node()
     cluster.tidy()
     cluster.report()
@@ -46,7 +49,7 @@ def test_a_node_deleted_with_its_pods_has_no_reservations() -> None:
 
 
 def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
-    """The reservation was made on an object that is deleted."""
+    """The reservation was in a GPUNode that is deleted."""
     cluster = Cluster()
     late = cluster.create("p")
     cluster.remove_node()
@@ -60,22 +63,24 @@ def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
     assert touched.metadata.resource_version != late.metadata.resource_version
 
 
-def test_renamed_gpus_are_charged_the_reservations_of_the_old_ones() -> None:
-    """A GPU was replaced, or MIG reconfigured: a pending pod can be given any of them."""
+def test_reservations_of_removed_gpus_are_charged_to_their_replacements() -> None:
+    """A GPU was replaced or MIG was reconfigured, so a pending pod can get any of the new
+    devices.
+    """
     cluster = Cluster(shared("a"), shared("b"))
     cluster.create("p")
     cluster.bind("p")
     cluster.report(shared("c"), shared("d"))
     cluster.tidy()
     assert cluster.reserved == {"p"}
-    # One of the two is in use, and it is unknown which.
+    # One of the two is in use, and it is unknown which one.
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
     cluster.report(pods=[use("p", "d", 16 * GIB)])
     assert cluster.fits("24Gi") is not None
     assert cluster.fits("8Gi") is None
 
 
-def test_fewer_gpus_are_charged_all_reservations() -> None:
+def test_all_reservations_are_charged_to_the_remaining_gpus() -> None:
     cluster = Cluster(device("a"), device("b"))
     for name in ("p", "q"):
         cluster.create(name)
@@ -84,7 +89,7 @@ def test_fewer_gpus_are_charged_all_reservations() -> None:
     cluster.tidy()
     assert cluster.reserved == {"p", "q"}
     assert cluster.fits("1Gi") is not None
-    # One of them never got a device, and is rejected by the kubelet.
+    # One of them never got a device, and the kubelet rejects it.
     cluster.ends("q", "Failed")
     cluster.report(pods=[use("p", "a", 16 * GIB)])
     cluster.tidy()
@@ -96,7 +101,7 @@ def test_after_a_reboot_pods_are_charged_before_they_are_reported_again() -> Non
     cluster.create("p")
     cluster.bind("p")
     cluster.report(shared("a", free=3, allocated=1), shared("b"), pods=[use("p", "a", 16 * GIB)])
-    # It comes up: no pod holds anything yet, and this time it can be the other device.
+    # After the boot, no pod holds a device, and the pod can now get the other device.
     cluster.report(shared("a"), shared("b"))
     cluster.tidy()
     assert cluster.reserved == {"p"}
@@ -115,8 +120,8 @@ def test_a_pod_rejected_by_the_kubelet_after_a_reboot_is_not_charged() -> None:
 
 
 @pytest.mark.parametrize("i", range(2), ids=["by the one that bound it", "by the other"])
-def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_one(i: int) -> None:
-    """Same name, new uid; the containers of the first may run on."""
+def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_pod(i: int) -> None:
+    """The name is the same, but the uid is new. The containers of the old pod may still run."""
     cluster = Cluster()
     cluster.create("web-0", "10Gi", uid="first")
     cluster.bind("web-0")
@@ -128,7 +133,7 @@ def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_one(i: int) 
     assert cluster.reserved == {"first", "second"}
     cluster.create("web-1", "10Gi")
     assert cluster.bind("web-1") != Bound()
-    # A sample from after the removal shows the second only.
+    # A sample from after the removal shows only the second pod.
     for _ in range(SAMPLES):
         cluster.report(pods=[use("second", "a", 10 * GIB)])
         cluster.tidy()
@@ -136,7 +141,7 @@ def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_one(i: int) 
     assert cluster.bind("web-1") == Bound()
 
 
-def test_a_stateful_pod_that_ended_frees_memory_for_its_successor() -> None:
+def test_an_ended_stateful_pod_frees_memory_for_its_successor() -> None:
     cluster = Cluster()
     for uid in ("first", "second", "third"):
         cluster.create("web-0", "24Gi", uid=uid)

@@ -1,4 +1,6 @@
-"""Concurrent binds of one node are reserved with one write, and do not affect each other."""
+"""Checks that concurrent binds of one node are reserved with one write, and do not affect each
+other.
+"""
 
 import asyncio
 import itertools
@@ -22,7 +24,7 @@ from tests.blocking import Faraway
 from tests.ledger.stage import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
 
-#: Fault at the start of the n-th write of reservations, or after it.
+#: Fault before or after the n-th write of reservations.
 Deeds = dict[tuple[int, str], Callable[[], Awaitable[None]]]
 
 
@@ -58,8 +60,9 @@ class Crowd:
                 await deed()
 
     def bind(self, *together: int, held: bool = True) -> dict[str, Outcome | Exception]:
-        """Bind p0, which asks for 1; while it is being written come p1, p2 ... that ask for these;
-        what became of each."""
+        """Bind p0, which requests 1 byte. While it is being written, bind p1, p2 and so on, which
+        request ``together``. Return the result of each bind.
+        """
         pods = [
             self.store.admit(pod(f"p{i}", asked=asked)) for i, asked in enumerate((1, *together))
         ]
@@ -78,7 +81,7 @@ class Crowd:
             await self.comes(each, number, held)
 
     async def comes(self, asked: Pod, takers: int, held: bool = True) -> None:
-        """It is bound as well, and waits for its turn: there are so many then."""
+        """Start another bind. Return when it is queued, so that ``takers`` binds are pending."""
         self.attempts.append(asyncio.create_task(self.attempt(asked, held)))
         await until_then(lambda: pending_binds(self.ledger) >= takers, "it waits")
 
@@ -128,8 +131,8 @@ def test_queued_binds_are_reserved_with_one_write(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_each_bind_is_fitted_after_those_before_it(crowd: Crowd, held: bool) -> None:
-    """1 and 5 of 10 bytes leave 4: not the next 5, but the 3 after it."""
+def test_each_bind_is_fitted_after_the_binds_before_it(crowd: Crowd, held: bool) -> None:
+    """1 and 5 of 10 bytes leave 4 bytes. The next 5 do not fit, but the 3 after that do."""
     outcomes = crowd.bind(5, 5, 3, held=held)
     assert outcomes["p2"] == Declined(Reason.MEMORY_ON_ANY, "100")
     assert crowd.bound() == ["p0", "p1", "p3"]
@@ -156,7 +159,7 @@ def test_all_binds_are_reserved_after_any_fault_of_the_write(
     assert crowd.reservations.keys() == {f"uid-{name}" for name in all_of(4)}
 
 
-def test_no_bind_is_declined_for_a_failed_reservation(crowd: Crowd) -> None:
+def test_no_bind_is_declined_because_of_a_reservation_that_failed(crowd: Crowd) -> None:
     """p2 does not fit with p1, but p1's write fails, so p2 fits."""
     looks = itertools.count()
 
@@ -211,7 +214,7 @@ def test_two_attempts_for_one_pod_make_one_reservation(crowd: Crowd) -> None:
 
 
 def test_a_cancelled_bind_does_not_affect_the_others(crowd: Crowd) -> None:
-    """As at shutdown. Here p1 is cancelled while it also reserves p2."""
+    """A shutdown cancels binds. Here p1 is cancelled while it also reserves p2."""
     pods = [crowd.store.admit(pod(f"p{i}", asked=2)) for i in range(3)]
 
     async def one_is_cancelled() -> None:

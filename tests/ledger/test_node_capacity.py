@@ -1,4 +1,4 @@
-"""Binds to a node that another scheduler has filled since kube-scheduler chose it."""
+"""Tests binds to a node that another scheduler has filled since kube-scheduler chose it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -91,7 +91,7 @@ def test_a_node_that_another_scheduler_has_filled_is_declined(node: Node) -> Non
     node.pods = [on_node("other")]
     assert node.bind() == Declined(Reason.NODE_FILLED)
     assert not node.stage.pod().node
-    # Nothing is held for it: kube-scheduler may choose another node next.
+    # No memory is held for it, because kube-scheduler may choose another node next.
     assert not node.stage.reserved
     node.pods = []
     assert node.bind() == Bound()
@@ -112,12 +112,12 @@ def test_other_pods_do_not_prevent_the_bind(node: Node, pods: list[BoundPod]) ->
     assert node.bind() == Bound()
 
 
-def test_pods_that_the_kubelet_has_accepted_count_beside_a_new_one(node: Node) -> None:
+def test_pods_accepted_by_the_kubelet_count_together_with_a_new_pod(node: Node) -> None:
     node.pods = [on_node("old", cpu="20", started=True), on_node("new", cpu="9")]
     assert node.bind() == Declined(Reason.NODE_FILLED)
 
 
-def test_a_node_that_is_not_known_is_not_checked(stage: Stage) -> None:
+def test_an_unknown_node_is_not_checked(stage: Stage) -> None:
     node = Node(stage, allocatable=None)
     node.pods = [on_node("other")]
     assert node.bind() == Bound()
@@ -130,7 +130,7 @@ def test_mode_observe_binds_without_a_check(node: Node) -> None:
     assert node.lists == 0
 
 
-def test_a_list_that_fails_is_repeated(node: Node) -> None:
+def test_a_failed_list_is_repeated(node: Node) -> None:
     node.error = StoreTimeout("no answer")
     assert node.bind() == Bound()
     assert node.lists == 2
@@ -144,7 +144,7 @@ def test_pods_that_are_being_bound_count_for_later_ones(node: Node) -> None:
     with capacity.arriving(first, "n"), capacity.arriving(second, "n"):
         assert not now(capacity.exceeded(first, "n"))
         assert now(capacity.exceeded(second, "n"))
-        # When the list shows the first one, it counts once.
+        # When the list shows the first pod, it counts once.
         node.pods.append(on_node("uid-first", cpu="58"))
         assert not now(capacity.exceeded(second, "n"))
     with capacity.arriving(second, "n"):

@@ -1,4 +1,4 @@
-"""GPUNodes at the API server: size, unknown fields, and request priority."""
+"""Tests GPUNodes in the API server: size, unknown fields, and request priority."""
 
 import contextlib
 import copy
@@ -33,11 +33,11 @@ from tests.waiting import PATIENCE_S, until
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
 FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
-#: etcd takes no larger request by default.
+#: Default limit of etcd for one request.
 ETCD_BYTES = 1_572_864
 
 
-#: Maximum number of pods of a kubelet by default.
+#: Default maximum number of pods of a kubelet.
 KUBELET_PODS = 110
 
 
@@ -104,12 +104,12 @@ def test_a_full_node_stays_below_the_etcd_limit(
 ) -> None:
     size = len(encode_gpunode(full(devices, pods, candidates)))
     assert size <= most_kib << 10 < ETCD_BYTES
-    assert size > (most_kib << 10) // 2  # the bound is not far too high
+    assert size > (most_kib << 10) // 2  # The estimate is not far too high.
 
 
 @pytest.fixture
 def store(plane: ControlPlane) -> Iterator[Blocking]:
-    # The API server takes its time for the largest objects there are.
+    # The API server takes long for the largest objects.
     configuration = plane.configuration()
     api = KubeApi(configuration)
     with Loop() as loop:
@@ -130,7 +130,7 @@ def existing(plane: ControlPlane, name: str) -> Iterator[None]:
         try:
             return bool(plane.call("POST", GPUNODES, body))
         except ApiRefused as err:
-            if "503" not in str(err):  # as long as it turns to another schema
+            if "503" not in str(err):  # The API server takes this long to switch to another schema.
                 raise
             return False
 
@@ -142,7 +142,7 @@ def existing(plane: ControlPlane, name: str) -> Iterator[None]:
 
 
 def newer_crd() -> dict[str, Any]:
-    """The CRD of a future version, in which every part has unknown fields."""
+    """Return the CRD of a future version with unknown fields in every part."""
     crd = copy.deepcopy(crd_manifest())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     reservation = schema["spec"]["properties"]["reservations"]["additionalProperties"]
@@ -178,7 +178,7 @@ def test_fields_of_a_newer_version_survive_our_writes(
                 plane.call("PATCH", path, {"spec": spec}, merge)
                 after = plane.call("PATCH", f"{path}/status", {"status": status}, merge)
             except ApiRefused as err:
-                if "503" not in str(err):  # as above
+                if "503" not in str(err):  # for the reason given above
                     raise
                 return False
             return "later" in after["spec"]
@@ -208,10 +208,10 @@ def test_fields_of_a_newer_version_survive_our_writes(
     assert found["status"]["devices"] == []
 
 
-def test_one_object_holds_the_maximum_of_pods_of_a_kubelet(
+def test_one_gpunode_holds_the_maximum_number_of_pods_of_a_kubelet(
     plane: ControlPlane, store: Blocking, record_property: Callable[[str, object], None]
 ) -> None:
-    """Also with what the API server adds to it, and where each could be on any of 112 devices."""
+    """This includes the API server's additions, and each pod has 112 candidate devices."""
     most = full(112, KUBELET_PODS, 112)
     with existing(plane, "full"):
         held = store.read_gpunode("full")
@@ -244,7 +244,7 @@ def test_a_gpunode_too_large_for_etcd_is_not_changed(plane: ControlPlane, store:
 
 @pytest.fixture(scope="module")
 def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
-    """The deployed objects, applied; names of flow schemas and levels by their uid."""
+    """Apply the deployed objects. Yield the names of flow schemas and levels by uid."""
     manifests = list(yaml.safe_load_all((ROOT / "deploy/base/flowcontrol.yaml").read_text()))
     names: dict[str, str] = {}
     for manifest in manifests:

@@ -1,4 +1,4 @@
-"""In observe mode, every pod is bound as requested, and its actual use is charged."""
+"""Checks that in mode observe, every pod is bound as requested, and its actual use is charged."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_a_pod_that_does_not_fit_is_bound_and_charged_like_an_unreserved_pod(
     assert stage.bind(stage.ask(pod("q"))) == Bound(despite=Reason.MEMORY_ON_ANY)
     assert stage.pod("q").node == "n"
     assert stage.pod("q").annotation(PLACEMENT) is None
-    assert stage.charged("uid-q") == (6, [ADOPTED])  # 12 of 10: the truth
+    assert stage.charged("uid-q") == (6, [ADOPTED])  # 12 of 10 bytes, which is the actual use.
     stage.observes = False
     stage.store.admit(pod("r", asked=1))
     assert stage.bind(stage.ask(pod("r", asked=1))) == Declined(Reason.MEMORY_ON_ANY)
@@ -93,7 +93,7 @@ def test_a_failed_write_does_not_prevent_a_bind(stage: Observing, kind: type[Sto
     stage.fault = fault
     assert isinstance(stage.bind(stage.ask(pod())), Bound)
     assert stage.pod().node == "n"
-    assert stage.reserved == set()  # an unreserved pod, which is charged when it is seen
+    assert stage.reserved == set()  # The pod is unreserved, and is charged when the watch shows it.
 
 
 @pytest.mark.parametrize("kind", TROUBLES)
@@ -115,7 +115,7 @@ def test_after_any_fault_the_answer_matches_the_state(
         assert stage.charged(f"uid-{name}")[0] == 6
 
 
-def test_a_pod_that_is_gone_or_elsewhere_is_not_bound(stage: Observing) -> None:
+def test_a_deleted_pod_or_a_pod_on_another_node_is_not_bound(stage: Observing) -> None:
     gone = stage.ask(pod("gone"))
     assert stage.bind(gone) == Failed("pod a/gone does not exist")
     stage.new_node("other", initialised=True)

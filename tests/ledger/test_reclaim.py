@@ -1,4 +1,6 @@
-"""Reservations are removed and kept, pods requeued, and departures noticed."""
+"""Checks which reservations are removed or kept, that pods are requeued, and that ended pods are
+noticed.
+"""
 
 from collections.abc import Callable
 
@@ -20,7 +22,7 @@ from tests.ledger.stage import DEVICES, RESOURCE, WALL_S, Stage, adopt, once, po
 class TestRemove:
     @pytest.fixture
     def reserved(self, stage: Stage) -> Stage:
-        """Reserve the pod without binding it, as after a crash."""
+        """Reserve memory for the pod without binding it, as after a crash."""
         stage.fault = lambda *at: raises(OutcomeUnknown)() if at[0] == "bind" else None
         stage.bind()
         stage.fault = no_fault
@@ -33,7 +35,9 @@ class TestRemove:
         assert not stage.remove()
         assert (stage.pod(), stage.node()) == before
 
-    def test_an_unbound_pod_is_touched_first(self, reserved: Stage) -> None:
+    def test_an_unbound_pod_is_touched_before_its_reservation_is_removed(
+        self, reserved: Stage
+    ) -> None:
         assert reserved.remove()
         assert reserved.calls == ["read_gpunode", "read_pod", "touch_pod", "write_spec"]
         assert not reserved.reserved
@@ -51,7 +55,7 @@ class TestRemove:
             pytest.param(lambda s: (s.rival_binds(), s.end_pod()), id="ended"),
         ],
     )
-    def test_a_pod_that_can_never_use_it_is_not_touched(
+    def test_a_pod_that_can_never_use_its_reservation_is_not_touched(
         self, reserved: Stage, deed: Callable[[Stage], object]
     ) -> None:
         reserved.new_node("m", initialised=True)
@@ -67,13 +71,13 @@ class TestRemove:
             pytest.param(lambda s: s.replace_pod(uid="heir"), id="replaced"),
         ],
     )
-    def test_a_deleted_pod_may_still_run(
+    def test_the_reservation_of_a_deleted_pod_that_may_still_run_is_kept(
         self, stage: Stage, deed: Callable[[Stage], object]
     ) -> None:
         assert stage.bind() == Bound()
         deed(stage)
         assert not stage.remove()
-        late = stage.bind(stage.ask(pod(), held=False))  # an attempt that comes to the same end
+        late = stage.bind(stage.ask(pod(), held=False))  # Another attempt has the same result.
         assert isinstance(late, Failed)
         assert stage.reserved == {"uid-p"}
 
@@ -116,14 +120,14 @@ class TestRemove:
 
     @pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "touch_pod", "write_spec"])
     @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreRejected])
-    def test_a_store_that_does_not_answer_keeps_the_reservation(
+    def test_the_reservation_is_kept_if_the_store_does_not_answer(
         self, reserved: Stage, operation: str, kind: type[StoreError]
     ) -> None:
         reserved.fault = once(operation, "before", raises(kind))
         assert not reserved.remove()
         assert reserved.reserved == {"uid-p"}
 
-    def test_other_reservations_stay(self, reserved: Stage) -> None:
+    def test_other_reservations_are_kept(self, reserved: Stage) -> None:
         reserved.store.admit(pod("q", asked=4))
         assert reserved.bind(reserved.ask(pod("q", asked=4))) == Bound()
         assert reserved.remove()
@@ -165,7 +169,7 @@ class TestDeparture:
         stage.bind()
         return stage
 
-    def test_the_heartbeat_is_read_after_the_pod_was_gone(self, bound: Stage) -> None:
+    def test_the_heartbeat_is_read_after_the_pod_was_deleted(self, bound: Stage) -> None:
         bound.store.delete_pod("a", "p")
         assert bound.departed_by() == "41"
         assert bound.calls == ["read_pod", "read_heartbeat_version"]
@@ -179,7 +183,7 @@ class TestDeparture:
         assert bound.calls == ["read_pod"]
 
     @pytest.mark.parametrize("operation", ["read_pod", "read_heartbeat_version"])
-    def test_without_an_answer_no_pod_is_gone(self, bound: Stage, operation: str) -> None:
+    def test_without_an_answer_no_pod_counts_as_gone(self, bound: Stage, operation: str) -> None:
         bound.store.delete_pod("a", "p")
         bound.fault = once(operation, "before", raises(OutcomeUnknown))
         assert bound.departed_by() is None
@@ -198,7 +202,7 @@ class TestRequeue:
     def test_two_replicas_requeue_a_pod_once(self, stage: Stage) -> None:
         theirs = stage.ledger.requeue(pod())
         before = stage.pod()
-        assert stage.ledger.requeue(pod()) == theirs  # as before the other replica requeued it
+        assert stage.ledger.requeue(pod()) == theirs  # from before the other replica requeued it
         assert stage.pod() == before
         assert stage.ledger.requeue(before) != theirs
 
@@ -217,13 +221,15 @@ class TestRequeue:
         assert stage.ledger.requeue(pod()) is None
         assert stage.pod() == before
 
-    def test_a_deleted_pod_is_no_error(self, stage: Stage) -> None:
+    def test_a_deleted_pod_is_not_an_error(self, stage: Stage) -> None:
         stage.store.delete_pod("a", "p")
         assert stage.ledger.requeue(pod()) is None
 
 
 class TestReservedMemory:
-    def test_it_adds_up_every_replica_at_its_largest_candidate(self, stage: Stage) -> None:
+    def test_the_need_of_a_pod_is_the_sum_of_its_replicas_at_their_largest_candidate(
+        self, stage: Stage
+    ) -> None:
         def two_of(pod: Pod, gpunode: GPUNode) -> Placement:
             half_gib = (1 << 29) * int(pod.annotation(VRAM) or 0)
             candidates = {"GPU-0": 5, "GPU-1": half_gib}

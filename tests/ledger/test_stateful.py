@@ -1,9 +1,9 @@
 """Random sequences over an in-memory store: no overcommitment, and no leaked reservations.
 
 Binds run one after the other, but each of their calls can be lost or can conflict with another
-change of the same pod. The parts are wired as in the extender: the state that follows the store's
-watch, the judge, the controllers, and the ledger. The state machine decides when watch events
-arrive; until then, the state is behind the store.
+change of the same pod. The components are connected as in the extender: the state that follows the
+store's watch, the judge, the controllers, and the ledger. The state machine decides when watch
+events arrive. Until then, the state is behind the store.
 """
 
 import itertools
@@ -60,9 +60,9 @@ class Cluster(RuleBasedStateMachine):
         self.wall_s = 0.0
         self.numbers = itertools.count(1)
         self.untold: list[Event] = []
-        #: Operation, before or after it, and what happens then, once.
+        #: Operation, before or after it, and the fault that happens once at this point.
         self.fault: tuple[str, str, str] | None = None
-        #: The pod that is being bound, and to which node.
+        #: The pod that is being bound, and its node.
         self.being_bound = ("p1", "n1")
         self.store = EmbeddedStore(self.untold.extend, lambda: 0.0, self.on_the_way)
         self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
@@ -96,7 +96,7 @@ class Cluster(RuleBasedStateMachine):
             self.rival.bind(BindRequest("a", name, pod.metadata.uid, rivals[what], pod, None))
 
     def unhurt(self, work: Callable[[], object]) -> None:
-        """Run without the fault, which is only for the ledger."""
+        """Run without the fault, which only affects the ledger."""
         fault, self.fault = self.fault, None
         work()
         self.fault = fault
@@ -145,7 +145,7 @@ class Cluster(RuleBasedStateMachine):
             self.user_makes_or_changes_a_pod(name, 6)
         pod = self.pods()[name]
         self.being_bound = name, node
-        # What this replica holds may be old, or nothing.
+        # The copy in this replica may be old or missing.
         held = pod if fresh else self.state.pod(pod.metadata.uid)
         ask = BindRequest("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
         outcome = self.ledger.bind(ask)
@@ -163,7 +163,7 @@ class Cluster(RuleBasedStateMachine):
         pod = self.pods().get(name)
         if pod is not None and pod.node:
             ended = msgspec.structs.replace(pod, status=PodStatus(phase="Succeeded"))
-            # The store has no hand for it, and takes no newer version of a bound pod.
+            # Direct access, because the store accepts no newer version of a bound pod.
             self.unhurt(lambda: (self.store.delete_pod("a", name), self.store.admit(ended)))
 
     @rule(name=names_of_nodes)
@@ -207,7 +207,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def chores(self) -> None:
         for found in orphans(self.state, self.wall_s, ORPHAN_AFTER_S):
-            # All pods are seen to come and go here, and end before they go.
+            # This replica sees all pods, which end before they are deleted.
             assert isinstance(found, Orphan)
             self.ledger.remove(found.node, found.uid, found.left)
         if waiting := uninitialised(self.state):

@@ -1,4 +1,4 @@
-"""Every answer of an API server to a write has an error that states what is certain."""
+"""Checks that the error of every API server response to a write states what is certain."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version
 
 
 def _lost_after_it_was_read(exchange: Exchange) -> None:
-    """Read the request, and close the connection without an answer."""
+    """Read the request, and close the connection without a response."""
 
 
 def _broken_off(exchange: Exchange) -> None:
@@ -109,7 +109,7 @@ class TestOutcome:
             "500 Because: server's words"
         )
 
-    def test_a_failed_connection_is_unknown(self, loop: Loop) -> None:
+    def test_a_failed_connection_has_an_unknown_result(self, loop: Loop) -> None:
         with scripted_server() as server:
             configuration = server.configuration()
         with (
@@ -118,14 +118,14 @@ class TestOutcome:
         ):
             store.bind(binding(POD))
 
-    def test_an_invalid_answer_is_unknown(self, loop: Loop) -> None:
+    def test_an_invalid_response_has_an_unknown_result(self, loop: Loop) -> None:
         with (
             scripted_server(_nonsense, _nonsense, _nonsense) as server,
             over(server.configuration(), loop) as store,
         ):
             with pytest.raises(OutcomeUnknown, match="pod a/p: the answer cannot be read") as err:
                 store.read_pod("a", "p")
-            assert not isinstance(err.value, StoreTimeout)  # of another pod it may be read
+            assert not isinstance(err.value, StoreTimeout)  # A read of another pod is allowed.
             with pytest.raises(OutcomeUnknown, match="read GPUNode n: the answer cannot be read"):
                 store.read_gpunode("n")
             with pytest.raises(OutcomeUnknown, match="list pods"):

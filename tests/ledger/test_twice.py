@@ -1,4 +1,4 @@
-"""Reconciliation by any replica, twice, late or never, has the same result."""
+"""Checks that reconciliation by any replica, twice, late or never, has the same result."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def an_ended_pod(cluster: Cluster) -> None:
 
 
 def an_orphan(cluster: Cluster) -> None:
-    """An old reservation of a pod that was never bound."""
+    """Leave an old reservation of a pod that was never bound."""
     cluster.create("p")
     promise_only(cluster)
     cluster.clock.passed_s += ORPHAN_AFTER_S + 1
@@ -26,7 +26,7 @@ def an_orphan(cluster: Cluster) -> None:
 
 
 def promise_only(cluster: Cluster) -> None:
-    """A bind that crashed between its two writes."""
+    """Crash in a bind between its two writes."""
 
     class Crash(Exception):
         pass
@@ -54,7 +54,7 @@ def a_pod_deleted_by_force(cluster: Cluster) -> None:
 def a_pod_proved_to_have_left(cluster: Cluster) -> None:
     a_pod_deleted_by_force(cluster)
     for i in range(2):
-        cluster.done_by(i, cluster.found_by(i))  # each marks for itself
+        cluster.done_by(i, cluster.found_by(i))  # Each replica marks it.
     cluster.report()
     cluster.report()
 
@@ -101,12 +101,12 @@ def test_two_replicas_have_the_same_result_as_one(scene: str) -> None:
 
     alone.done_by(0, alone.found_by(0))
     for i in range(2):
-        both.done_by(i, tasks[i])  # the second has its findings from before the first acted
+        both.done_by(i, tasks[i])  # The second replica has findings from before the first acted.
     assert list(both.content()) == list(alone.content())
     for _ in range(2):
         again.done_by(1, tasks[1])
     assert list(again.content()) == list(alone.content())
-    # And the next bind finds a consistent state: reservations, bound pods and free memory agree.
+    # The next bind finds a consistent state: reservations, bound pods and free memory agree.
     for cluster in (alone, both):
         cluster.tidy()
         cluster.tidy()
@@ -114,7 +114,7 @@ def test_two_replicas_have_the_same_result_as_one(scene: str) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_work_of_a_crashed_replica_is_done_by_the_other(scene: str) -> None:
+def test_work_of_a_crashed_replica_is_done_by_the_other_replica(scene: str) -> None:
     make, _ = SCENES[scene]
     alone, with_idler = Cluster(replicas=1), Cluster()
     for cluster in (alone, with_idler):
@@ -142,7 +142,7 @@ def replaced_meanwhile(cluster: Cluster) -> None:
 
 
 def seen_after_all(cluster: Cluster) -> None:
-    """The pod is reported as running, after the proof that it was gone."""
+    """Report the pod as running after it was proven to be gone."""
     cluster.report(pods=[use("p", "a", GIB)])
 
 
@@ -180,6 +180,6 @@ def test_a_pod_bound_by_us_is_not_adopted() -> None:
     bound = cluster.server.read_pod("default", "p")
     assert bound is not None
     assert bound.annotation(PLACEMENT)
-    # A replica that has the pod and not its reservation.
+    # This replica has the pod but not its reservation.
     assert cluster.replicas[1].ledger.charge("n", bound)
     assert cluster.node.spec.reservations["p"].flags == []

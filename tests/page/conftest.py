@@ -1,4 +1,4 @@
-"""A real browser and an embedded server with a full fleet that has faults."""
+"""A real browser, and an embedded server with a full fleet that has faults."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from tests.serving import Server, serving
 from tests.waiting import PATIENCE_S
 
 GIB = 1 << 30
-#: More than one page of nodes holds.
+#: More nodes than fit on one page.
 FLEET = """\
 nodes:
   - {name: l4, count: 60, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
   - {name: h100, gpus: 8, memory: 80Gi, model: H100, sharing: time-slicing, replicas: 4}
 """
 
-#: Elements with text of their own whose contrast is below the 4.5 of WCAG AA.
+#: Elements with their own text whose contrast is below the 4.5 of WCAG AA.
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgb = colour => {
@@ -57,7 +57,7 @@ CONTRASTS = """() => {
 }"""
 
 
-# As long as it runs no other test of the process may run an event loop.
+# While it runs, no other test of the process can run an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     try:
@@ -90,7 +90,7 @@ def server() -> Iterator[Server]:
 
 
 class Looked:
-    """A page, and what the browser complained of or asked elsewhere."""
+    """A page, with the browser's errors and its requests to other hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page, self.address = page, address
@@ -116,7 +116,8 @@ class Looked:
         return self.page
 
 
-# One for all tests of a module, because a new one takes a second of CPU; the page stores nothing.
+# Shared by all tests of a module, because a new context takes a second of CPU. The page stores
+# nothing.
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Page:
     page = browser.new_page()
@@ -134,7 +135,7 @@ def readings(window: Page, server: Server) -> Iterator[Looked]:
     for event, listener in heard.items():
         window.on(event, listener)
     yield found
-    # A refresh may be answered by a route of the test at this moment.
+    # A route of the test may answer a refresh at this moment.
     window.unroute_all(behavior="ignoreErrors")
     for event, listener in heard.items():
         window.remove_listener(event, listener)
@@ -169,7 +170,7 @@ def place(server: Server, name: str, vram: str, node: str) -> None:
 def report(
     server: Server, node: str, *devices: dict[str, Any], pods: Sequence[PodUse] = ()
 ) -> None:
-    """The agent reports its L4s as given from now on, with defaults for the other fields."""
+    """Let the agent report these L4s, with defaults for the other fields."""
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
         plugin=Plugin(allocation_policy="distributed", device_list_strategy="envvar"),

@@ -1,4 +1,4 @@
-"""The map of the fleet and the plots of a GPU in Chromium: groups, zoom, names, marks."""
+"""Tests the map of the fleet and the plots of a GPU in Chromium: groups, zoom, names and marks."""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
 
 
 def titles(page: Page) -> list[str]:
-    """Draw the map again, and return the texts that it writes into its canvas."""
+    """Draw the map again. Return the texts that it writes into its canvas."""
     page.evaluate(
         """() => {
             window.written = [];
@@ -55,14 +55,14 @@ def titles(page: Page) -> list[str]:
 
 
 def until_grouped(page: Page, groups: list[str]) -> None:
-    """Wait until the map has these groups; it can be drawn twice before the texts are read."""
+    """Wait until the map has these groups, because it may draw several times."""
     until(
         lambda: list(dict.fromkeys(text for text in titles(page) if "GPU" in text)) == groups,
         f"a map with the groups {groups}",
     )
 
 
-def test_the_map_is_grouped_by_the_label_that_the_reader_types(readings: Looked) -> None:
+def test_the_map_is_grouped_by_the_typed_label(readings: Looked) -> None:
     page = readings.open("/fleet")
     expect(page.locator("#found")).to_have_text("11 GPUs on 5 nodes")
     label = page.get_by_label("Label")
@@ -84,7 +84,7 @@ def test_the_map_is_grouped_by_the_label_that_the_reader_types(readings: Looked)
     page.reload()
     expect(page.locator("#found")).to_have_text("11 GPUs on 5 nodes")
     until_grouped(page, groups)
-    # The arrow keys lead from group to group.
+    # The arrow keys move from group to group.
     page.get_by_role("listbox").focus()
     tile = page.get_by_role("option", include_hidden=True)
     for node in ("east-0000", "west", "none"):
@@ -92,7 +92,7 @@ def test_the_map_is_grouped_by_the_label_that_the_reader_types(readings: Looked)
         page.keyboard.press("ArrowDown")
 
 
-def test_the_zoom_of_the_map_is_in_the_url_and_shows_names_from_the_fifth_step(
+def test_the_zoom_of_the_map_is_in_the_url_and_names_appear_from_the_fifth_step_on(
     readings: Looked,
 ) -> None:
     page = readings.open("/fleet?zoom=0")
@@ -114,7 +114,7 @@ def test_the_zoom_of_the_map_is_in_the_url_and_shows_names_from_the_fifth_step(
     assert page.get_by_role("listbox").bounding_box()["height"] == heights[5]  # type: ignore[index]
 
 
-def test_a_gpu_without_an_index_and_mig_devices_are_opened_by_the_start_of_their_uuid(
+def test_gpus_without_an_index_and_mig_devices_are_opened_by_a_prefix_of_their_uuid(
     readings: Looked, server: Server
 ) -> None:
     instance = {"kind": "mig", "index": 0, "parent": "GPU-other"}
@@ -145,7 +145,7 @@ def test_a_gpu_without_an_index_and_mig_devices_are_opened_by_the_start_of_their
 
 
 def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server: Server) -> None:
-    """The event is that of ``feed``: tests/console/test_change_feed.py."""
+    """The event has the form of ``feed`` (tests/console/test_change_feed.py)."""
     report(server, "east-0000", {"used_bytes": 6 * GIB, "unattributed_bytes": 6 * GIB}, {})
     evicted: list[dict[str, Any]] = []
 
@@ -172,14 +172,14 @@ def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server:
     expect(entry).to_have_text(re.compile(r"^E \d\d:\d\d to be evicted: team-a/leaks$"))
     expect(entry.get_by_role("link")).to_have_attribute("href", "#/pod/team-a/leaks")
     for plot in (memory, detail.get_by_role("group", name="SM activity")):
-        # The line and its letter are in the middle of the last hour, and nowhere else.
+        # The line and its letter are only in the middle of the last hour.
         shares = reddest(plot)
         assert len(shares) > 20
         assert all(share == pytest.approx(0.5, abs=0.03) for share in shares)
 
 
 def reddest(plot: Any) -> list[float]:
-    """Return where the plot has the colour of the mark: shares of the width of the plotted area."""
+    """Return the positions of the mark's colour in the plot, as shares of its width."""
     shares: list[float] = plot.evaluate(
         """element => {
             const probe = element.appendChild(document.createElement("i"));

@@ -1,4 +1,4 @@
-"""The page in Chromium: overview, map, nodes and pools."""
+"""Tests the page in Chromium: overview, map, nodes and pools."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_the_fleet_is_shown_in_totals_and_pages(readings: Looked) -> None:
     expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
 
 
-def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
+def test_the_overview_links_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     page = readings.open("/overview")
     risk = page.get_by_role("region", name="At risk")
     expect(risk).to_contain_text("All is well: no GPU is overcommitted")
@@ -47,7 +47,7 @@ def test_the_overview_leads_to_the_gpu_and_to_the_pod(readings: Looked) -> None:
     expect(marked).to_have_text(re.compile(r"^X \d\d:\d\d GPU unhealthy XID 79$"))
 
 
-def test_lists_of_the_overview_without_entries_say_that_all_is_well(readings: Looked) -> None:
+def test_empty_lists_of_the_overview_show_that_all_is_well(readings: Looked) -> None:
     def empty(route: Route) -> None:
         body = route.fetch().json()
         assert (len(body["waiting"]), len(body["broken"])) == (1, 1)
@@ -64,7 +64,7 @@ def test_lists_of_the_overview_without_entries_say_that_all_is_well(readings: Lo
         expect(page.get_by_role("region", name=name)).to_contain_text(well)
 
 
-def test_a_gpu_shows_modes_taints_cordons_and_the_memory_of_no_pod(readings: Looked) -> None:
+def test_a_gpu_shows_modes_taints_cordons_and_unattributed_memory(readings: Looked) -> None:
     def changed(route: Route) -> None:
         body = route.fetch().json()
         if "device" in body:
@@ -103,14 +103,15 @@ def test_pools_are_summed_by_model(readings: Looked) -> None:
     expect(l4).to_contain_text("1 unhealthy")
 
 
-def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
+def test_the_map_works_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
     readings.page.emulate_media(color_scheme="dark")
     page = readings.open("/fleet?group=model&colour=used")
     expect(page.locator("#found")).to_have_text("128 GPUs on 61 nodes")
     page.get_by_role("listbox").focus()
     tile = page.get_by_role("listbox", name="GPUs").get_by_role("option")
     expect(tile).to_have_text("h100 GPU 0, H100 80.0 GiB: 0 % reserved, 0 % in use, SM unknown")
-    for _ in range(2):  # the second line of the node's tiles, then the first node of the next group
+    # The second line of the node's tiles, then the first node of the next group.
+    for _ in range(2):
         page.keyboard.press("ArrowDown")
     expect(tile).to_contain_text("l4-0000 GPU 0, L4 24.0 GiB: 29 % reserved")
     page.keyboard.press("Enter")
@@ -128,7 +129,7 @@ def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: 
     expect(detail).to_be_visible()
 
 
-def test_tiles_are_drawn_in_the_colours_of_their_states(readings: Looked) -> None:
+def test_tiles_have_the_colours_of_their_states(readings: Looked) -> None:
     page = readings.open("/fleet")
     drawn = page.evaluate(TILES)
     healthy, closed, unhealthy, cordoned, over = drawn["tiles"]
@@ -136,14 +137,14 @@ def test_tiles_are_drawn_in_the_colours_of_their_states(readings: Looked) -> Non
     assert healthy == {"corner": plain, "middle": plain, "edge": plain}
     assert closed == {"corner": plain, "middle": line, "edge": plain}
     assert unhealthy == {"corner": text, "middle": text, "edge": plain}
-    # The line begins in the lower left corner, and the corner is the upper left one.
+    # The line begins in the lower left corner. The corner mark is in the upper left.
     assert cordoned == {"corner": plain, "middle": text, "edge": plain}
     assert over == {"corner": bad, "middle": plain, "edge": bad}
     assert drawn["dimmed"][3] == 0x26
     assert drawn["between"] == [0, 0, 0, 0]
 
 
-#: Draws one node a state in a canvas with two pixels for each CSS pixel, and returns pixels.
+#: Draws one node for each state in a canvas with two pixels per CSS pixel. Returns the pixels.
 TILES = """async () => {
   const {layOut, painter} = await import("./page/tiles.js");
   const number = ([r, g, b, a]) => new Uint32Array(new Uint8Array([r, g, b, a]).buffer)[0];
@@ -188,14 +189,14 @@ def test_a_bar_has_an_accessible_description(readings: Looked) -> None:
         return found
 
     until(lambda: all(width > 0 for _, width in widths()), "bars that are laid out")
-    # 64 MiB of unattributed use are ignored on each device, so the bar does not show them.
+    # Up to 64 MiB of unattributed use are ignored on each device, so the bar does not show them.
     (unattributed, free) = widths()
     assert (unattributed[0], free[0]) == ("unattributed", "free")
     assert unattributed[1] / free[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 
 
 def test_an_unknown_use_is_not_shown_as_a_number(readings: Looked) -> None:
-    """The driver does not report the use of some devices; the API has -1 for them."""
+    """The driver does not report the use of some devices, and the API has -1 for them."""
 
     def unmeasured(route: Route) -> None:
         answer = route.fetch()
@@ -241,7 +242,7 @@ def test_a_pod_shows_a_proven_limit_and_whether_it_is_evicted(readings: Looked) 
     page.locator("summary").click()
     expect(holders.first).to_contain_text("(may be here); capped at 7.0 GiB by the driver")
     expect(holders.first).to_contain_text("7.0 GiB; evicted within seconds")
-    expect(holders.last).not_to_contain_text("capped")  # on the other device that it could get
+    expect(holders.last).not_to_contain_text("capped")  # On the other candidate device.
     expect(holders.last).not_to_contain_text("evicted")
 
 
@@ -250,7 +251,7 @@ def test_nodes_with_faults_are_found_and_opened_by_keyboard(readings: Looked) ->
     page.get_by_label("only where something is wrong").check()
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.get_by_label("Search").focus()
-    for _ in range(2):  # the box to tick, the node
+    for _ in range(2):  # The checkbox, then the node.
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     devices = page.get_by_role("table", name="Devices of l4-0059")
@@ -273,12 +274,14 @@ def test_changes_appear_without_closing_opened_rows(readings: Looked, server: Se
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_a_row_that_is_replaced_as_it_is_opened_is_open(readings: Looked, server: Server) -> None:
+def test_a_row_that_is_replaced_while_it_is_opened_stays_open(
+    readings: Looked, server: Server
+) -> None:
     page = readings.open("/nodes")
     page.get_by_label("Search").fill("l4-0008")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     expect(page.locator("#live")).to_contain_text("live")
-    # The event that it was opened comes too late.
+    # The toggle event arrives too late.
     page.evaluate(
         """const row = document.querySelector("details");
         row.addEventListener("toggle", event => event.stopImmediatePropagation(), {capture: true});

@@ -1,4 +1,4 @@
-"""The page while things change: nothing that the reader has open, selected or scrolled is lost."""
+"""Checks that updates of the page keep what the reader has opened, selected or scrolled."""
 
 import re
 from typing import Any
@@ -17,14 +17,14 @@ def uses(server: Server, node: str, used_gib: int) -> None:
 
 
 def select(page: Page, text: str) -> None:
-    """Select the text of the first element that has just this text."""
+    """Select the text of the first element with exactly this text."""
     page.get_by_text(text, exact=True).first.evaluate(
         "element => document.getSelection().selectAllChildren(element)"
     )
     assert page.evaluate(SELECTED) == text
 
 
-def test_a_report_changes_the_open_gpu_and_keeps_scroll_and_selection(
+def test_a_report_updates_the_open_gpu_and_keeps_scroll_and_selection(
     readings: Looked, server: Server
 ) -> None:
     uses(server, "l4-0010", 3)
@@ -44,9 +44,7 @@ def test_a_report_changes_the_open_gpu_and_keeps_scroll_and_selection(
     assert detail.evaluate("element => element.scrollTop") == scrolled
 
 
-def test_a_report_changes_one_node_and_leaves_the_others_alone(
-    readings: Looked, server: Server
-) -> None:
+def test_a_report_updates_only_the_rows_of_its_node(readings: Looked, server: Server) -> None:
     page = readings.open("/nodes")
     page.get_by_label("Search").fill("l4-001")
     expect(page.locator("#found")).to_have_text("1 to 10 of 10 nodes")
@@ -64,12 +62,12 @@ def test_a_report_changes_one_node_and_leaves_the_others_alone(
     assert page.evaluate("scrollY") == 200
 
 
-def test_totals_follow_a_report_that_comes_right_after_they_were_read(
+def test_totals_follow_a_report_that_arrives_right_after_they_were_read(
     readings: Looked, server: Server
 ) -> None:
     page = readings.open("/overview")
     expect(page.locator("#live")).to_contain_text("live")
-    # Without an event the page reads again after 5 s: no such timer starts here.
+    # Without an event, the page reads again after 5 s. That timer does not run here.
     page.evaluate("() => { window.started = setTimeout; }")
     page.evaluate("() => { setTimeout = (call, ms) => ms >= 5000 ? 0 : started(call, ms); }")
     try:
@@ -81,10 +79,10 @@ def test_totals_follow_a_report_that_comes_right_after_they_were_read(
         page.evaluate("() => { setTimeout = started; }")
 
 
-def test_a_lost_stream_is_shown_and_the_page_is_read_again_without_it(
+def test_a_lost_stream_is_shown_and_the_page_refreshes_without_it(
     readings: Looked, server: Server
 ) -> None:
-    """The stream ends at once, and the browser opens it again after a minute only."""
+    """The stream ends at once, and the browser reconnects only after a minute."""
     body = "retry: 60000\n\n"
     readings.page.route(
         "**/v1/events", lambda route: route.fulfill(content_type="text/event-stream", body=body)
@@ -97,7 +95,7 @@ def test_a_lost_stream_is_shown_and_the_page_is_read_again_without_it(
     expect(detail).to_contain_text("4.0 GiB in use")
 
 
-def test_a_console_that_hangs_is_shown_and_the_page_goes_on_when_it_answers(
+def test_a_hanging_console_is_shown_and_the_page_continues_when_it_answers(
     readings: Looked,
 ) -> None:
     page = readings.open("/overview")
@@ -106,7 +104,7 @@ def test_a_console_that_hangs_is_shown_and_the_page_goes_on_when_it_answers(
     held: list[Route] = []
     hangs = True
     page.route("**/v1/overview?*", lambda route: held.append(route) if hangs else route.continue_())
-    # The stream of events stays open, as it does on a connection that is lost on the way.
+    # The event stream stays open, as on a connection that is lost silently.
     since = re.compile(r"Not up to date since [\d:]+ \S+: the console does not answer")
     expect(live).to_have_text(since)
     expect(live).to_have_class("bad")
@@ -116,7 +114,7 @@ def test_a_console_that_hangs_is_shown_and_the_page_goes_on_when_it_answers(
     expect(live).to_have_text(re.compile(r"As of [\d:]+ \S+, live"))
 
 
-def test_a_console_that_lost_the_api_server_shows_since_when(readings: Looked) -> None:
+def test_a_console_without_the_api_server_shows_since_when(readings: Looked) -> None:
     page = readings.open("/overview")
     live = page.locator("#live")
     expect(live).to_contain_text("live")
@@ -128,7 +126,7 @@ def test_a_console_that_lost_the_api_server_shows_since_when(readings: Looked) -
     expect(live).to_have_text(re.compile(r"As of [\d:]+ \S+, live"))
 
 
-def test_a_lost_console_leaves_what_the_reader_has_open(readings: Looked) -> None:
+def test_losing_the_console_keeps_what_the_reader_has_opened(readings: Looked) -> None:
     readings.expected = "Failed to load resource"
     for where, content, read in (
         ("/pod/team-a/large", "no node can take the pod", "/v1/explain/"),
@@ -145,10 +143,10 @@ def test_a_lost_console_leaves_what_the_reader_has_open(readings: Looked) -> Non
         page.unroute("**/v1/**")
 
 
-def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
+def test_two_clicks_lead_from_the_overview_to_the_full_gpu_and_the_pod_at_fault(
     readings: Looked, server: Server
 ) -> None:
-    """Which GPU is out of memory, and whose fault is it?"""
+    """At 3 a.m., an SRE asks which GPU is out of memory, and because of which pod."""
     place(server, "victim", "7Gi", "l4-0020")
     place(server, "leaks", "7Gi", "l4-0020")
     pods = [
@@ -177,7 +175,7 @@ def test_at_3_am_one_click_leads_to_the_gpu_and_one_to_the_pod_at_fault(
     expect(page.locator(".verdict")).to_have_class("verdict bad")
 
 
-def test_nodes_gpus_and_pods_link_to_the_dashboard_of_the_settings(readings: Looked) -> None:
+def test_nodes_gpus_and_pods_link_to_the_configured_dashboard(readings: Looked) -> None:
     template = "https://grafana.example/d/x?var-node={node}&var-gpu={uuid}&from={from_ms}"
 
     def with_template(route: Route) -> None:

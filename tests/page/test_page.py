@@ -1,4 +1,4 @@
-"""The page in Chromium: what all of its views have in common."""
+"""Tests the page in Chromium: behaviour that all views share."""
 
 import re
 from pathlib import Path
@@ -24,14 +24,14 @@ def test_changes_are_listed_with_their_cause(readings: Looked) -> None:
     expect(unhealthy).to_contain_text("XID 79")
 
 
-def test_it_receives_every_kind_of_change() -> None:
+def test_the_page_receives_every_kind_of_change() -> None:
     script = (ROOT / "headroom/console/page/app.js").read_text(encoding="utf-8")
     received = set(re.findall(r'"(\w+)"', script.partition("const KINDS = [")[2].partition("]")[0]))
     assert received == KINDS.keys()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(readings: Looked, scheme: Any) -> None:
+def test_text_has_enough_contrast_in_light_and_dark_mode(readings: Looked, scheme: Any) -> None:
     readings.page.emulate_media(color_scheme=scheme)
     page = readings.open("/nodes")
     page.locator("summary").first.click()
@@ -40,7 +40,7 @@ def test_text_stands_out_in_light_and_dark(readings: Looked, scheme: Any) -> Non
     assert faint == []
 
 
-def test_a_telephone_shows_it_without_scrolling_sideways(readings: Looked) -> None:
+def test_a_phone_shows_the_page_without_horizontal_scrolling(readings: Looked) -> None:
     readings.page.set_viewport_size({"width": 390, "height": 800})
     page = readings.open("/nodes")
     expect(page.locator("summary").first).to_be_visible()
@@ -62,13 +62,13 @@ def test_a_telephone_shows_it_without_scrolling_sideways(readings: Looked) -> No
     ):
         readings.open(where)
         page.reload()
-        expect(page.locator("#live")).to_contain_text("As of")  # the view has been read
+        expect(page.locator("#live")).to_contain_text("As of")  # The view has been read.
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 800
 
 
 @pytest.mark.parametrize(("motion", "seconds"), [("reduce", "0s"), ("no-preference", "0.3s")])
-def test_bars_move_only_if_the_reader_allows_motion(
+def test_bars_are_animated_only_if_the_reader_allows_motion(
     readings: Looked, motion: Any, seconds: str
 ) -> None:
     readings.page.emulate_media(reduced_motion=motion)
@@ -78,10 +78,10 @@ def test_bars_move_only_if_the_reader_allows_motion(
 
 
 @pytest.mark.slow
-def test_a_gone_extender_is_shown_and_earlier_data_stays(
+def test_a_missing_extender_is_shown_and_earlier_data_stays(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And that it only observed."""
+    """The page also shows that it was in mode observe."""
     monkeypatch.setenv("HEADROOM_MODE", "observe")
     page: Page = browser.new_page()
     with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]") as server:
@@ -97,7 +97,7 @@ def test_a_gone_extender_is_shown_and_earlier_data_stays(
 
 
 @pytest.mark.slow
-def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
+def test_the_age_of_each_input_is_shown_and_outdated_inputs_are_marked(
     browser: Browser, tmp_path: Path
 ) -> None:
     nobody = f"127.0.0.1:{free_ports(1)[0]}"
@@ -114,7 +114,7 @@ def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
     page.close()
 
 
-def test_nothing_but_its_own_files_may_be_loaded(server: Server) -> None:
+def test_only_the_pages_own_files_may_be_loaded(server: Server) -> None:
     for path in ("/", "/page/app.js", "/page/page.css"):
         answered = server.get(path)
         assert answered.status == 200

@@ -1,4 +1,4 @@
-"""The page in Chromium: pods, pending pods, explanations and what-if."""
+"""Tests the page in Chromium: pods, pending pods, explanations and what-if."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.page.conftest import CONTRASTS, Looked, ask
 from tests.serving import Server
 
 
-def test_pods_are_found_by_what_the_url_says(readings: Looked) -> None:
+def test_pods_are_searched_by_the_parameters_in_the_url(readings: Looked) -> None:
     page = readings.open("/pods?state=waiting")
     status = page.get_by_role("status").filter(has_text="found")
     expect(status).to_have_text(
@@ -35,7 +35,7 @@ def test_pods_are_found_by_what_the_url_says(readings: Looked) -> None:
     assert page.url.endswith("#/pods")
 
 
-def test_a_user_learns_in_two_clicks_why_a_pod_is_pending_and_what_helps(
+def test_a_user_finds_in_two_clicks_why_a_pod_is_pending_and_what_helps(
     readings: Looked, server: Server
 ) -> None:
     page = readings.open("/overview")
@@ -46,7 +46,7 @@ def test_a_user_learns_in_two_clicks_why_a_pod_is_pending_and_what_helps(
         "no node can take the pod: it needs 90.0 GiB, larger than any GPU that it may use "
         "(80.0 GiB)"
     )
-    # The page, the API and `kubectl headroom why` show the same sentences.
+    # The page, the API and `kubectl headroom why` show equal sentences.
     body = server.get("/v1/explain/pods/team-a/large").json()
     assert why(body)[0] == f"Pod team-a/large: {verdict.inner_text()}"
     lower = page.get_by_role("listitem").filter(has_text=body["suggestions"][0])
@@ -63,7 +63,7 @@ def test_a_user_learns_in_two_clicks_why_a_pod_is_pending_and_what_helps(
     assert page.evaluate(CONTRASTS) == []
 
 
-def test_500_pending_pods_take_at_most_six_screens_of_a_phone(readings: Looked) -> None:
+def test_500_pending_pods_fill_at_most_six_screens_of_a_phone(readings: Looked) -> None:
     def many(route: Route) -> None:
         body = route.fetch().json()
         limit = int(re.search(r"limit=(\d+)", route.request.url)[1])  # type: ignore[index]
@@ -77,7 +77,7 @@ def test_500_pending_pods_take_at_most_six_screens_of_a_phone(readings: Looked) 
     expect(page.get_by_role("link", name="team-a/large")).to_have_count(10)
     expect(page.get_by_role("button", name="Next")).to_be_enabled()
     assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 844
-    # The reason, and the link to this view, are not beside the screen.
+    # The reason and the link to this view are within the screen.
     reason = page.get_by_text("no node can take the pod").first
     for found in (reason, page.get_by_role("link", name="Pending 1")):
         box = found.bounding_box()
@@ -112,7 +112,7 @@ def test_a_pod_on_a_device_links_to_its_explanation(readings: Looked) -> None:
     expect(page.get_by_role("table", name="Annotations")).to_contain_text("headroom.gpu/placement")
 
 
-def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(readings: Looked) -> None:
+def test_a_pending_pod_links_to_the_arithmetic_of_the_nearest_node(readings: Looked) -> None:
     page = readings.open("/pending")
     waits = page.get_by_role("table", name="Pending pods")
     expect(waits).to_contain_text("10.0 GiB short on h100")
@@ -135,14 +135,14 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(readings: 
     box = sums.get_by_text("10.0 GiB").bounding_box()
     assert box is not None
     assert box["x"] + box["width"] <= 390
-    # Nothing reduces the memory of these devices, so no column is about that.
+    # Nothing reduces the memory of these devices, so there is no such column.
     memory, headroom, room, needs, short = map(gib, first[1:6])
     assert memory == headroom
     assert needs - room == short == 10
 
 
-def test_the_last_decision_names_the_extender_and_the_verb_that_ranked(readings: Looked) -> None:
-    """Another extender than that of filter may have ranked the nodes."""
+def test_the_last_decision_shows_the_extender_and_the_verb_that_ranked(readings: Looked) -> None:
+    """Another extender than filter's may have ranked the nodes."""
     by_filter = False
 
     def ranked(route: Route) -> None:
@@ -170,7 +170,7 @@ def gib(text: str) -> float:
 
 
 def test_an_unknown_pod_is_reported(readings: Looked) -> None:
-    readings.expected = "404"  # the browser itself writes it to its console
+    readings.expected = "404"  # The browser writes it to its console.
     page = readings.open("/pod")
     page.get_by_role("textbox", name="Pod").fill("team-a/unknown")
     page.get_by_role("button", name="Why?").click()
@@ -204,12 +204,12 @@ def test_what_if_shows_placements(readings: Looked) -> None:
     expect(page.get_by_label("Nodes to add")).to_have_attribute("aria-invalid", "true")
 
 
-def test_what_if_compares_the_cluster_before_and_after_all_kinds_of_change(
+def test_what_if_compares_the_cluster_before_and_after_each_kind_of_change(
     readings: Looked, server: Server
 ) -> None:
     page = readings.open("/what-if?count=10&vram=60Gi&drain=l4-0000&replicas=l4-0002%3D8")
     rows = page.get_by_role("table", name="Before and after").get_by_role("row")
-    # Eight of the pods get a GPU each; the pods of the drained node move to another one.
+    # Eight of the pods get a GPU each. The pods of the drained node move to another node.
     bound = server.get("/v1/pods?state=bound").json()["matching"]
     expect(rows.nth(1).get_by_role("cell")).to_have_text(
         ["Pods placed", str(bound), str(bound + 8), "+8"]
@@ -228,7 +228,7 @@ def test_what_if_compares_the_cluster_before_and_after_all_kinds_of_change(
     assert page.evaluate(CONTRASTS) == []
     page.reload()
     expect(rows.nth(2)).to_contain_text("+5")
-    # `kubectl headroom whatif` prints the same words and figures.
+    # `kubectl headroom whatif` prints equal words and figures.
     asked = {
         "pods": [{"count": 13, "vram": "60Gi", "gpus": 1}],
         **{"drain": ["l4-0000"], "replicas": {"l4-0002": 8}, "modes": {"l4-0001": "steered"}},
@@ -254,20 +254,20 @@ def test_a_group_is_one_row_of_the_pending_page(readings: Looked) -> None:
 
     readings.page.route("**/v1/pending?*", with_group)
     rows = readings.open("/pending").get_by_role("table", name="Pending pods").get_by_role("row")
-    expect(rows).to_have_count(3)  # with the head
+    expect(rows).to_have_count(3)  # Including the header.
     expect(rows.last).to_contain_text("team-a/train-3")
     expect(rows.last).to_contain_text("5 pods of group train")
     expect(rows.last).to_contain_text(message)
 
 
-def test_the_pending_page_shows_what_steering_would_place(readings: Looked) -> None:
+def test_the_pending_page_shows_pods_that_steering_would_place(readings: Looked) -> None:
     sentence = "1 pending pod with 16.0 GiB waits; steering 1 node would place it"
     to_do = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
 
     def with_steering(route: Route) -> None:
         response = route.fetch()
         body = response.json()
-        assert body["steering"] is None  # the only pending pod is larger than any GPU
+        assert body["steering"] is None  # The only pending pod is larger than any GPU.
         body["steering"] = {"sentence": sentence, "to_do": to_do}
         route.fulfill(response=response, json=body)
 
@@ -276,7 +276,7 @@ def test_the_pending_page_shows_what_steering_would_place(readings: Looked) -> N
     expect(page.get_by_text(f"{sentence}. To do: {to_do}")).to_be_visible()
 
 
-def test_names_are_text_whatever_they_hold(readings: Looked, server: Server) -> None:
+def test_names_are_shown_as_text_and_not_as_html(readings: Looked, server: Server) -> None:
     name = "<img src=x onerror=alert(1)>"
     ask(server, name, "90Gi", ["h100"])
     try:

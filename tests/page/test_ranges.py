@@ -1,4 +1,4 @@
-"""The ranges of the plots in Chromium: the last hour, and longer ones from Prometheus."""
+"""Tests the ranges of the plots in Chromium: the last hour, and longer ranges from Prometheus."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def with_prometheus(page: Page) -> None:
-    """Let the settings have a Prometheus, which the server does not have."""
+    """Configure a Prometheus that does not exist."""
 
     def settings(route: Route) -> None:
         body = route.fetch().json()
@@ -27,7 +27,7 @@ def with_prometheus(page: Page) -> None:
 
 
 def recorded(route: Route, days: float, *series: dict[str, Any]) -> None:
-    """Answer as Prometheus: three values of each series, from so many days ago until now."""
+    """Answer like Prometheus, with three values of each series over this number of days."""
     now_s = datetime.now(UTC).timestamp()
     body = route.fetch(url=route.request.url.partition("?")[0]).json()
     body |= {"source": "prometheus", "series": series, "resolution_s": 1680.0}
@@ -35,7 +35,7 @@ def recorded(route: Route, days: float, *series: dict[str, Any]) -> None:
 
 
 def run(server: Server, name: str, node: str, used_gib: int) -> None:
-    """Place a pod of 7Gi, and report its use."""
+    """Bind a pod of 7Gi, and report its use."""
     place(server, name, "7Gi", node)
     use = PodUse(
         uid=f"uid-{name}",
@@ -50,7 +50,7 @@ def run(server: Server, name: str, node: str, used_gib: int) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _history(server: Server) -> None:
-    """Start to record before the first test, because the console records a value every 10 s."""
+    """Start recording before the first test, because the console records a value every 10 s."""
     report(server, "l4-0030", {"used_bytes": 6 * GIB, "unattributed_bytes": 6 * GIB}, {})
     run(server, "ranged", "l4-0031", 5)
     run(server, "slowed", "l4-0033", 3)
@@ -58,11 +58,11 @@ def _history(server: Server) -> None:
 
 
 def in_words(page: Page, plot: str) -> Locator:
-    """Return the sentence below a plot, which has the figures of its first line."""
+    """Return the sentence below a plot, which describes its first line."""
     return page.get_by_role("group", name=plot).locator("p")
 
 
-def test_the_plots_of_a_gpu_show_longer_ranges_only_with_prometheus(readings: Looked) -> None:
+def test_the_plots_of_a_gpu_offer_longer_ranges_only_with_prometheus(readings: Looked) -> None:
     page = readings.open("/fleet/l4-0030/0")
     detail = page.get_by_role("complementary", name="l4-0030 GPU 0, L4")
     memory, chosen = detail.get_by_role("group", name="Memory"), detail.get_by_label("Plots of")
@@ -76,7 +76,7 @@ def test_the_plots_of_a_gpu_show_longer_ranges_only_with_prometheus(readings: Lo
         if not asked[-1]:
             route.continue_()
             return
-        # The reservation and SM activity of this GPU are not in Prometheus.
+        # Prometheus has no reservation and SM activity of this GPU.
         used = {"kind": "used", "unit": "bytes", "values": [9 * GIB, 2 * GIB, 3 * GIB]}
         recorded(route, 6, used)
 
@@ -97,7 +97,7 @@ def test_the_plots_of_a_gpu_show_longer_ranges_only_with_prometheus(readings: Lo
     assert asked.count("7d") == 1
 
 
-def test_a_range_that_cannot_be_read_is_a_sentence(readings: Looked) -> None:
+def test_an_unreadable_range_is_shown_as_a_sentence(readings: Looked) -> None:
     readings.expected = "503"
     with_prometheus(readings.page)
     page = readings.open("/overview")
@@ -151,7 +151,7 @@ def test_the_plots_of_a_pod_show_the_last_hour_and_with_prometheus_longer_ranges
     expect(
         page.get_by_text("Source: prometheus. SM activity is shown for the last hour only.")
     ).to_be_visible()
-    # The choice stays while the page reads the pod again.
+    # The choice stays while the page refreshes the pod.
     with page.expect_response("**/v1/explain/pods/**"):
         pass
     expect(memory).to_contain_text("at most 9.0 GiB")
@@ -165,7 +165,7 @@ def test_the_plots_of_a_pod_show_the_last_hour_and_with_prometheus_longer_ranges
     assert asked.count("24h") == 1
 
 
-def test_a_prometheus_that_answers_again_is_shown_within_seconds(readings: Looked) -> None:
+def test_a_recovered_prometheus_is_shown_within_seconds(readings: Looked) -> None:
     fails = True
     reason = "Prometheus cannot be read: Connection refused"
 
@@ -189,7 +189,7 @@ def test_a_prometheus_that_answers_again_is_shown_within_seconds(readings: Looke
     expect(page.get_by_text(reason)).to_be_hidden()
 
 
-def test_costs_that_cannot_be_read_are_read_again_within_seconds(readings: Looked) -> None:
+def test_unreadable_costs_are_retried_within_seconds(readings: Looked) -> None:
     fails = True
 
     def costs(route: Route) -> None:
@@ -209,14 +209,14 @@ def test_costs_that_cannot_be_read_are_read_again_within_seconds(readings: Looke
     expect(failure).to_be_hidden()
 
 
-def test_a_slow_prometheus_does_not_hold_up_the_rest_of_a_view(
+def test_a_slow_prometheus_does_not_delay_the_rest_of_a_view(
     readings: Looked, server: Server
 ) -> None:
     waiting: list[Route] = []
     used = itertools.count(1)
 
     def wait_for(read: re.Pattern[str]) -> None:
-        """Wait until the page reads its view again, which it does at once after a report."""
+        """Wait until the page refreshes its view, which it does right after a report."""
         with readings.page.expect_response(read):
             report(server, "l4-0034", {"used_bytes": next(used) * GIB}, {})
 
@@ -238,10 +238,10 @@ def test_a_slow_prometheus_does_not_hold_up_the_rest_of_a_view(
         page = readings.open(where)
         page.get_by_label("Plots of").select_option("the last 6 hours")
         expect(page.get_by_text("Reading Prometheus …")).to_be_visible()
-        for _ in range(2):  # the first can have begun before the choice
+        for _ in range(2):  # The first request may have begun before the choice.
             wait_for(read)
         (slow,) = waiting
-        # An answer that comes after another choice is not shown.
+        # A response that arrives after another choice is not shown.
         page.get_by_label("Plots of").select_option("the last hour")
         expect(page.get_by_text("Source: console.")).to_be_visible()
         slow.fulfill(status=503, json={"detail": "too old"})

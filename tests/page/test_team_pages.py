@@ -1,11 +1,11 @@
-"""The page in Chromium: teams, quotas, idle pods, costs and recommendations."""
+"""Tests the page in Chromium: teams, quotas, idle pods, costs and recommendations."""
 
 from playwright.sync_api import Route, expect
 
 from tests.page.conftest import CONTRASTS, Looked
 
 
-def test_teams_are_sorted_and_found_by_what_the_url_says(readings: Looked) -> None:
+def test_teams_are_sorted_and_searched_by_the_parameters_in_the_url(readings: Looked) -> None:
     page = readings.open("/teams?sort=waiting_pods")
     status = page.get_by_role("status").filter(has_text="team-a")
     expect(status).to_have_text("team-a comes first by waiting pods: 1 pod.")
@@ -18,8 +18,8 @@ def test_teams_are_sorted_and_found_by_what_the_url_says(readings: Looked) -> No
     assert page.url.endswith("#/teams?sort=waiting_pods&find=other")
 
 
-def test_the_quotas_of_a_namespace_are_under_its_teams(readings: Looked) -> None:
-    """The embedded server has no quotas, so the test answers for it."""
+def test_the_quotas_of_a_namespace_are_below_its_teams(readings: Looked) -> None:
+    """The embedded server has no quotas, so the test answers in its place."""
     row = {
         **{"namespace": "team-a", "name": "gpu-memory", "resource": "requests.headroom.gpu/vram"},
         **{"hard_bytes": 12 << 30, "used_bytes": 12 << 30, "reserved_bytes": 7 << 30},
@@ -38,7 +38,7 @@ def test_the_quotas_of_a_namespace_are_under_its_teams(readings: Looked) -> None
     )
     assert page.evaluate(CONTRASTS) == []
     assert asked == ["quotas?namespace=team-a"]
-    # The page refreshes every few seconds, and reads the quotas once a minute.
+    # The page refreshes every few seconds, but reads quotas once a minute.
     refresh = """async () => {
         const {quotas} = await import("./page/quotas.js"), found = quotas("");
         await found.refresh(); await found.refresh();
@@ -47,7 +47,7 @@ def test_the_quotas_of_a_namespace_are_under_its_teams(readings: Looked) -> None
     assert (page.evaluate(refresh), asked[1:]) == (1, ["quotas"])
 
 
-def test_quotas_that_cannot_be_read_are_a_sentence(readings: Looked) -> None:
+def test_unreadable_quotas_are_shown_as_a_sentence(readings: Looked) -> None:
     detail = "the ResourceQuotas cannot be read: see the log of the console"
     readings.expected = "503"
     readings.page.route(
@@ -58,7 +58,7 @@ def test_quotas_that_cannot_be_read_are_a_sentence(readings: Looked) -> None:
     expect(page.get_by_role("table", name="By namespace")).to_be_visible()
 
 
-def test_a_lead_learns_in_three_clicks_which_team_wastes_most(readings: Looked) -> None:
+def test_a_team_lead_finds_in_three_clicks_which_team_wastes_most(readings: Looked) -> None:
     sums = {"pods": 1, "waiting_pods": 0, "reserved_bytes": 8 << 30, "used_bytes": 2 << 30}
     sums |= {"peak_bytes": 3 << 30, "overuse_bytes": 0, "unmeasured_pods": 0}
     ml = {"namespace": "team-a", **sums, "unused_bytes": 6 << 30}
@@ -83,7 +83,7 @@ def test_a_lead_learns_in_three_clicks_which_team_wastes_most(readings: Looked) 
     expect(page.locator(".verdict")).to_have_text("bound to node l4-0000")
 
 
-def test_the_idle_page_shows_who_holds_what(readings: Looked) -> None:
+def test_the_idle_page_shows_which_pods_hold_memory(readings: Looked) -> None:
     sums = {"held_bytes": 12 << 30, "gpus_ratio": 0.5, "gpu_days": 1.0, "cost": 60.0}
     team = {"namespace": "team-a", "pods": 1, **sums}
     idle_pod = {
@@ -101,7 +101,7 @@ def test_the_idle_page_shows_who_holds_what(readings: Looked) -> None:
         route.fulfill(json=body)
 
     page = readings.open("/idle")
-    # This server's devices measure no SM activity.
+    # The devices of this server measure no SM activity.
     status = page.get_by_role("status").filter(has_text="Not checked")
     expect(status).to_have_text(
         "No such pod. Not checked: 128 devices without a measurement of SM activity."
@@ -161,7 +161,7 @@ def test_the_idle_page_has_the_costs_of_a_range(readings: Looked) -> None:
 
 
 def test_the_recommendations_page_simulates_on_request(readings: Looked) -> None:
-    """The server records no lives, so the test answers for it."""
+    """The server records no runs, so the test answers in its place."""
     freed = {"namespace": "team-a", "reclaimable_bytes": 21 << 30}
     team = {**freed, "owners": [{**freed, "kind": "StatefulSet", "name": "nb", "pods": 3}]}
     row = {

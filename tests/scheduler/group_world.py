@@ -32,7 +32,7 @@ from tests.scheduler.verbs_on import verbs_on
 
 T = TypeVar("T")
 NEVER_STALE_S = 1e12
-#: As shipped.
+#: The shipped value.
 DEADLINE_S = 4.0
 
 
@@ -62,7 +62,7 @@ class Gang:
     sizes: Sequence[int]
     minimum: int
     gpus: int = 1
-    #: The node that its owner prefers.
+    #: The node that the pod's owner prefers.
     prefers: str = ""
     #: Whether it is a group of the Coscheduling plugin.
     label: bool = False
@@ -88,14 +88,14 @@ class World:
         self.shapes = {f"n{i}": shape for i, shape in enumerate(shapes)}
         self.store = EmbeddedStore(self._deliver, lambda: self.clock.now_s)
         self.extenders: list[Extender] = []
-        #: Pod -> the GiB and the GPUs that it requests.
+        #: GiB and number of GPUs that each pod requests.
         self.asked: dict[str, tuple[int, int]] = {}
-        #: Pod -> node, for pods whose node a scheduler has chosen and whose bind is not answered
+        #: Node of each pod whose node a scheduler has chosen and whose bind has not been answered
         #: yet.
         self.assumed: dict[str, str] = {}
-        #: Seconds that the API server takes for each of the next writes of reservations.
+        #: Durations of the API server's next writes of reservations, in seconds.
         self.stalls_s: list[float] = []
-        #: Pod -> the node that its owner prefers.
+        #: The node that each pod's owner prefers.
         self.preferred: dict[str, str] = {}
         for _ in range(extenders):
             self._add_extender()
@@ -174,8 +174,6 @@ class World:
     def close(self) -> None:
         self.loop.close()
 
-    # Changes that users make.
-
     def create(
         self,
         name: str,
@@ -215,14 +213,12 @@ class World:
         if node is not None:
             self.run(self._ledger.reservations.remove(node, name, left=True))
 
-    # Questions to the cluster.
-
     def bound(self) -> dict[str, str]:
-        """Return pod -> node."""
+        """Return the node of each bound pod."""
         return {each.metadata.name: each.node for each in self.store.list_pods() if each.node}
 
     def members(self, gang: Gang) -> int:
-        """Return how many pods of the group are bound."""
+        """Return the number of bound pods in the group."""
         return len(self.bound().keys() & set(gang.pods))
 
     def free(self, node: str) -> int:
@@ -239,8 +235,6 @@ class World:
             assert sum(gpus for _, gpus in here) <= shape.replicas * shape.gpus
             if shape.gpus == 1:
                 assert sum(gib for gib, _ in here) <= shape.gib
-
-    # Steps of schedulers.
 
     async def choose(self, name: str, by: Extender) -> str | None:
         """Return the node that a scheduler chooses for the pod."""

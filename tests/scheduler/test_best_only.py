@@ -1,4 +1,6 @@
-"""With ``filter_best_only``, filter returns only the node that prioritize would have named."""
+"""Tests ``filter_best_only``, with which filter returns only the node that prioritize would rank
+first.
+"""
 
 import json
 from collections.abc import Iterator
@@ -55,9 +57,10 @@ def test_filter_returns_the_node_that_prioritize_would_rank_first(
     assert kept == {"metadata": {"name": winner["Host"], "labels": {"of": winner["Host"]}}}
 
 
-def test_the_best_node_is_named_only_if_it_is_offered(best_only: Server) -> None:
-    """This includes another offered node with a name of equal length, because then the offered
-    names have as many bytes as the names of all nodes."""
+def test_the_best_node_is_returned_only_if_it_is_offered(best_only: Server) -> None:
+    """One case offers another node with a name of equal length, so that the offered names have as
+    many bytes as the names of all nodes.
+    """
     shown = pod("p", "20Gi")
     (best,) = asked(best_only, shown)["NodeNames"]
     others = [name for name in NAMES if name != best]

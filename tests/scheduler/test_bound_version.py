@@ -1,5 +1,6 @@
-"""Bind uses the version of the pod that filter decided about. If the watch has this version, bind
-uses the watched copy."""
+"""Checks that bind uses the version of the pod that filter decided about. If the watch has this
+version, bind uses the watched copy.
+"""
 
 import asyncio
 import json
@@ -32,7 +33,7 @@ class Recording:
 
 
 def bound(watched: dict[str, Any], *filtered: dict[str, Any]) -> Pod | None:
-    """Return the pod that the ledger gets after these calls of filter."""
+    """Return the pod that the ledger gets after these filter calls."""
     cluster, ledger = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S), Recording()
     cluster.apply(full_node("n", plugin=DISTRIBUTED))
     cluster.apply([PodSeen(msgspec.convert(watched, Pod))])

@@ -1,4 +1,4 @@
-"""The rejected nodes on which kube-scheduler 1.38 may search for victims."""
+"""Tests the rejected nodes on which kube-scheduler 1.38 may search for victims."""
 
 import json
 import random
@@ -119,7 +119,7 @@ def test_victims_are_added_to_candidates_that_have_none() -> None:
 def test_no_pod_is_evicted_if_memory_became_free_after_filter() -> None:
     world = Preempting({"freed": [[On("a", 10, 3)]]})
     assert world.preempted(important("12Gi"), {"freed": []}) == {}
-    # The same is true if kube-scheduler offers another node, whose victims are not needed either.
+    # This also holds if kube-scheduler offers another node, whose victims are not needed either.
     world = Preempting({"freed": [[On("a", 10, 3)]], "lower": [[On("b", 20, 3)]]})
     assert world.preempted(important("12Gi"), {"freed": [], "lower": []}) == {}
 
@@ -151,7 +151,7 @@ def test_a_scheduler_that_calls_preempt_always_gets_candidates() -> None:
         world.preempted(important(), {"mixed": []})
 
 
-def test_there_is_no_second_search_until_a_node_has_gained_headroom() -> None:
+def test_a_failed_search_is_not_repeated_until_a_node_has_gained_headroom() -> None:
     world = Preempting({"n": [[On("a", 10, 3), On("b", 10, 9)]]})
 
     def candidates(shown: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Calls of kube-scheduler about nodes where it allocates GPUs by DRA itself."""
+"""Tests calls of kube-scheduler about nodes where it allocates GPUs by DRA itself."""
 
 import json
 from typing import Any
@@ -46,8 +46,9 @@ def scores(verbs: Verbs, of: Pod, names: list[str]) -> dict[str, int]:
 
 
 def test_the_node_with_the_device_plugin_is_preferred() -> None:
-    """This is also true with a policy that prefers empty nodes, because it is not known how full
-    the nodes with DRA are."""
+    """This also applies to a policy that prefers empty nodes, because the use of nodes with DRA is
+    unknown.
+    """
     for policy in ("spread", "pack"):
         whole = pod(None, annotations={POLICY: policy})
         verbs = verbs_on(cluster(free=4), lambda: NOW_S)
@@ -64,8 +65,8 @@ def test_kube_scheduler_chooses_among_nodes_with_dra() -> None:
         assert scores(verbs, pod(None), ["dra-1", "dra-2"]) == {}
 
 
-def test_pods_without_an_amount_pass_as_long_as_kube_scheduler_offers_the_node() -> None:
-    """Pods whose binds are assumed take no memory that Headroom counts."""
+def test_pods_without_a_memory_request_pass_while_kube_scheduler_offers_the_node() -> None:
+    """Their assumed binds hold no memory that Headroom counts."""
     verbs = verbs_on(cluster(free=0), lambda: NOW_S)
     for number in range(4):
         of = pod(None, uid=f"u{number}", name=f"p{number}")

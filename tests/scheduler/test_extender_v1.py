@@ -1,4 +1,4 @@
-"""Encoded answers can be decoded, whatever the names."""
+"""Checks that encoded answers can be decoded, whatever the names."""
 
 import json
 
@@ -55,6 +55,6 @@ def test_every_node_passes_or_is_rejected_with_a_sentence(
 
 
 @given(st.text())
-def test_no_text_has_verbs_that_kube_scheduler_would_format(text: str) -> None:
+def test_messages_contain_no_format_verbs_of_go(text: str) -> None:
     assert "%" not in go_text(text)
     assert len(go_text(text)) <= 1000

@@ -19,7 +19,7 @@ from tests.state.states import EPOCH_S, STALE_AFTER_S
 def test_filter_logs_its_duration_in_milliseconds() -> None:
     cluster, journal = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S), Journal()
     cluster.apply(full_node("n", plugin=DISTRIBUTED))
-    seconds = itertools.count(NOW_S)  # each look at the clock takes a second
+    seconds = itertools.count(NOW_S)  # Each reading of the clock takes a second.
     verbs = verbs_on(cluster, lambda: next(seconds), journal=journal, epoch_s=EPOCH_S)
     with capture_logs() as logs:
         verbs.filter(json.dumps(offer(pod("p", "8Gi"), "n")).encode())

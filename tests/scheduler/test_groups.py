@@ -1,4 +1,6 @@
-"""A group of pods either reaches its minimum or holds no memory. The checks read only the store."""
+"""Checks that a group of pods either reaches its minimum or holds no memory. The checks read only
+the store.
+"""
 
 import asyncio
 import random
@@ -11,10 +13,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.scheduler.group_world import DEADLINE_S, Extender, Gang, Shape, World
 
-#: Longer than the holds of a rejected group last.
+#: Longer than the holds of a rejected group.
 AFTER_S = 0.3
-#: Longer than the holds of a group of the Coscheduling plugin last if kube-scheduler itself rejects
-#: the group.
+#: Longer than the holds of a group of the Coscheduling plugin that kube-scheduler itself rejects.
 AFTER_PLUGIN_S = 5.1
 
 NewWorld = Callable[..., World]
@@ -125,7 +126,7 @@ def test_the_coscheduling_plugin_may_let_pods_wait_longer_than_their_memory_is_h
         here.check()
 
 
-def test_the_coscheduling_plugin_may_begin_again_with_another_pod(world: NewWorld) -> None:
+def test_the_coscheduling_plugin_may_restart_a_group_with_another_pod(world: NewWorld) -> None:
     """The pod that had no node in the last attempt is tried first."""
     here, gang = world(halves(2)), Gang("g", [12] * 4, 4, label=True)
     here.create_gang(gang)
@@ -143,7 +144,7 @@ def test_the_coscheduling_plugin_may_begin_again_with_another_pod(world: NewWorl
     here.check()
 
 
-def test_a_pod_whose_node_another_extender_chose_does_not_divide_its_group(
+def test_a_pod_whose_node_another_extender_chose_does_not_split_its_group(
     world: NewWorld,
 ) -> None:
     """Its bind is called between the binds of the other pods. One of these has lost its memory, so
@@ -243,7 +244,7 @@ def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_group_is_bound_whole_if_its_calls_go_to_two_extenders(
+def test_a_group_is_bound_completely_if_its_calls_go_to_two_extenders(
     world: NewWorld, seed: int
 ) -> None:
     """Each extender holds memory only for the pods in its own calls. The ledger declines other
@@ -276,9 +277,7 @@ def test_a_group_is_bound_whole_if_its_calls_go_to_two_extenders(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_of_two_groups_that_compete_for_memory_is_bound_whole(
-    world: NewWorld, seed: int
-) -> None:
+def test_one_of_two_competing_groups_is_bound_completely(world: NewWorld, seed: int) -> None:
     """Two schedulers, each with an extender, choose nodes for one group each and bind at the same
     time. They try the groups again until one of the groups is bound."""
     here = world(halves(3), 2, seed)
@@ -290,7 +289,7 @@ def test_one_of_two_groups_that_compete_for_memory_is_bound_whole(
         chosen = [
             await here.cycle(gang, by) for gang, by in zip(gangs, here.extenders, strict=True)
         ]
-        here.assumed.clear()  # each scheduler has a cache of its own
+        here.assumed.clear()  # Each scheduler has its own cache.
         await asyncio.gather(*map(here.bind_all, chosen, here.extenders))
 
     async def insist(gang: Gang, by: Extender) -> None:
@@ -308,8 +307,10 @@ def test_one_of_two_groups_that_compete_for_memory_is_bound_whole(
     here.check()
 
 
-def test_fifty_groups_at_once_are_bound_whole_or_not_at_all(world: NewWorld) -> None:
-    """All groups that fit are bound whole, in one attempt each. The other groups hold no memory."""
+def test_fifty_concurrent_groups_are_bound_completely_or_not_at_all(world: NewWorld) -> None:
+    """All groups that fit are bound completely, in one attempt each. The other groups hold no
+    memory.
+    """
     here = world(halves(40))
     gangs = [Gang(f"g{i}", [12] * 2, 2) for i in range(50)]
     for gang in gangs:

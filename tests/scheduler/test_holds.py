@@ -1,5 +1,6 @@
-"""Filter keeps memory for pods whose bind is expected. Cached results for a kind of pods equal new
-computations."""
+"""Checks that filter holds memory for expected binds, and that cached results for a kind of pods
+equal new computations.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +95,7 @@ def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> 
             state.holds.forget(who.metadata.uid)
 
 
-def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> None:
+def test_equal_pods_on_an_unchanged_node_are_checked_once() -> None:
     state = cluster()
     held = HeldMemory(state)
     with looks() as looked:
@@ -104,7 +105,7 @@ def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> Non
             state.holds.assume(who, wanted(state, who), "n", NOW_S)
         for number in range(3):
             asked(state, named("8Gi", f"q{number}"), held=held)
-        assert looked.call_count == 2  # beside one, then beside two
+        assert looked.call_count == 2  # next to one pod, then next to two
         asked(state, named("9Gi", "another"), held=held)
         assert looked.call_count == 3
         state.apply([BindBegun(named("8Gi", "bound"), "n")])
@@ -115,8 +116,8 @@ def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> Non
         assert looked.call_count == 5
 
 
-def test_a_kind_is_checked_once_on_each_node_that_a_large_group_holds() -> None:
-    """Each further pod causes only one check, on the node that was chosen last."""
+def test_each_further_pod_of_a_large_group_checks_only_the_last_chosen_node() -> None:
+    """The results for the other nodes are cached."""
     state = ClusterWriter(Rules(), 90.0, EPOCH_S)
     names = [f"n{i}" for i in range(40)]
     for name in names:
@@ -133,7 +134,7 @@ def test_a_kind_is_checked_once_on_each_node_that_a_large_group_holds() -> None:
     assert looked.call_count == 39
 
 
-def test_answers_beside_a_pod_with_its_own_variable_are_cached_only_for_that_pod() -> None:
+def test_results_next_to_a_pod_with_its_own_variable_are_cached_only_for_that_pod() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin()))
     held = HeldMemory(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
@@ -149,7 +150,7 @@ def test_answers_beside_a_pod_with_its_own_variable_are_cached_only_for_that_pod
         assert looked.call_count == 2
 
 
-def test_a_pod_s_own_reservation_does_not_count_against_it() -> None:
+def test_a_pods_own_reservation_does_not_count_against_it() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     node = gpunode(shared("A"))
     held = replace(
@@ -319,7 +320,7 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     state.apply([BindBegun(first, "n")])
     assert state.holds.binding_to("n")["first"].phase == "starting"
     state.holds.forget("first")
-    assert asked(state, second) is None  # the snapshot has it
+    assert asked(state, second) is None  # The snapshot has it.
     row = np.zeros(1, np.int64)
     verdict = fit(wanted(state, second), state.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING

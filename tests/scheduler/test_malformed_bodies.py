@@ -1,4 +1,6 @@
-"""No malformed body makes the server crash, hang, show internals or place a pod wrongly."""
+"""Checks that no malformed body makes the server crash, hang, show internals or place a pod
+wrongly.
+"""
 
 import json
 import socket
@@ -88,7 +90,7 @@ def test_a_body_without_nodes_is_rejected_with_the_reason(
     reply = server.post(f"/{verb}", body)
     too_large = len(body) > 16 << 20
     assert reply.status == (200 if verb == "filter" else 413 if too_large else 400)
-    if too_large:  # the limit, and where it is set
+    if too_large:  # The limit and its setting.
         assert "body is larger than 16Mi" in error_of(reply)
         assert "max_body" in error_of(reply)
     error = error_of(reply)
@@ -145,13 +147,13 @@ def test_an_unknown_node_is_rejected_with_a_reason(server: Server) -> None:
     assert answer["FailedAndUnresolvableNodes"] == {"nowhere": "node is not known to Headroom"}
 
 
-def test_no_node_is_rejected_if_none_is_offered(server: Server) -> None:
+def test_an_empty_list_of_nodes_has_an_empty_result(server: Server) -> None:
     answer = server.post("/filter", offer(pod("p", "1Gi"))).json()
     assert (answer["NodeNames"], answer["FailedAndUnresolvableNodes"]) == ([], {})
     assert server.post("/prioritize", offer(pod("p", "1Gi"))).json() == []
 
 
-def test_a_node_that_is_named_twice_is_answered_once(server: Server) -> None:
+def test_a_node_that_is_offered_twice_is_returned_once(server: Server) -> None:
     answer = server.post("/filter", offer(pod("p", "90Gi"), "gpu-a", "gpu-a")).json()
     assert answer["NodeNames"] == []
     assert list(answer["FailedAndUnresolvableNodes"]) == ["gpu-a"]
@@ -196,11 +198,11 @@ def test_an_invalid_annotation_is_rejected_on_all_nodes_with_one_sentence(
     assert len(reported["message"]) < 400
 
 
-def test_a_client_that_disconnects_midway_does_no_harm(server: Server) -> None:
+def test_a_client_that_disconnects_midway_has_no_effect(server: Server) -> None:
     url = urlsplit(server.verbs)
     with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-    time.sleep(0.3)  # until the server has seen it go
+    time.sleep(0.3)  # Until the server has noticed the disconnect.
     assert server.post("/filter", offer(pod("p", "1Gi"), "gpu-a")).json()["NodeNames"] == ["gpu-a"]
     assert "Traceback" not in server.log.read_text()
 

@@ -1,5 +1,5 @@
-"""In a thousand random clusters, no pod is evicted if it could have stayed, or if the preemptor
-does not fit afterwards.
+"""Checks in a thousand random clusters that no pod is evicted if it could have stayed, or if the
+preemptor does not fit afterwards.
 
 The test simulates the known behaviour of kube-scheduler. It rejects nodes by counts, proposes the
 victims that its counts require, takes the best of the returned nodes, evicts the victims, and tries
@@ -39,12 +39,12 @@ PLUGINS = (
     Plugin(),
     Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU]),
 )
-#: Node -> the pods on each of its devices.
+#: The pods on each device of each node.
 Layout = dict[str, list[list[On]]]
 
 
 class World:
-    """One extender with this layout. The memory of pods that are gone is free."""
+    """One extender with this layout. The memory of deleted pods is free."""
 
     def __init__(self, layout: Layout, plugin: Plugin) -> None:
         self.now_s = NOW_S
@@ -173,8 +173,7 @@ def play(seed: int) -> tuple[int, bool]:
     assert all(priority_of[uid] < priority for uid in uids)
     after = {**layout, node: without(layout[node], uids)}
     assert counts_allow(after[node], gib, mirrored), "kube-scheduler's own filters reject it"
-    # A pod that could have stayed was also evicted needlessly. This is checked for some of the
-    # cases.
+    # An evicted pod that could have stayed is also needless. This is checked for some of the cases.
     for uid in uids if seed % 5 == 0 else ():
         kept = without(layout[node], uids - {uid})
         enough = counts_allow(kept, gib, mirrored)

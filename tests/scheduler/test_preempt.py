@@ -1,5 +1,6 @@
-"""Preempt adds nodes that filter rejected, holds them for the preemptor, and records its
-decisions."""
+"""Checks that preempt adds nodes that filter rejected, holds them for the preemptor, and records
+its decisions.
+"""
 
 import json
 from typing import Any
@@ -35,7 +36,7 @@ def world() -> World:
     return World(layout, DISTRIBUTED)
 
 
-def test_a_node_that_was_rejected_in_the_same_cycle_is_added(world: World) -> None:
+def test_a_node_rejected_in_the_same_cycle_is_added(world: World) -> None:
     shown = important("new", "22Gi")
     assert world.fitting(shown, ["small"]) == []
     answer = world.preempted(shown, {"full": ["a"]})
@@ -56,7 +57,7 @@ def test_the_node_is_held_for_the_preemptor_after_the_answer(world: World) -> No
     assert world.fitting(equal, ["full"]) == []
     rejected = world.journal.of_uid("uid-equal")
     assert rejected is not None
-    assert not rejected.sure  # it is requeued when the hold ends
+    assert not rejected.sure  # The preemptor is requeued when the hold ends.
     assert world.fitting(higher, ["full"]) == ["full"]
     assert world.fitting(shown, ["full"]) == []
     # The node is not given to another preemptor either.

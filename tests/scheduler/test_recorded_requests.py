@@ -1,4 +1,6 @@
-"""Requests of real kube-schedulers are answered in their format, with offered nodes only."""
+"""Checks that requests of real kube-schedulers are answered in their format, with offered nodes
+only.
+"""
 
 import gzip
 import json
@@ -87,7 +89,7 @@ def test_filter_passes_or_rejects_each_offered_node(server: Server, path: Path) 
 @pytest.mark.parametrize("path", of_verb("prioritize"))
 def test_prioritize_scores_only_the_best_node(server: Server, path: Path) -> None:
     body, reply = send(server, path)
-    # kube-scheduler assumes 0 for nodes that are not named.
+    # kube-scheduler assumes 0 for missing nodes.
     (crowned,) = reply.json()
     assert crowned.keys() == {"Host", "Score"}
     assert crowned["Host"] in offered_names(body)
@@ -102,12 +104,12 @@ def test_bind_binds_to_the_given_node(server: Server, path: Path) -> None:
     pods = server.get(f"/v1/explain/pods/default/{body['PodName']}").json()
     assert pods["bound_to"] == body["Node"]
     assert pods["uid"] == body["PodUID"]
-    # kube-scheduler calls bind again if the answer was lost, and gets an equal answer.
+    # kube-scheduler calls bind again after a lost answer, and gets an equal answer.
     assert send(server, path)[1].json() == {"Error": ""}
 
 
 @pytest.mark.parametrize("path", of_verb("preempt"))
-def test_preempt_names_victims_by_uid_on_offered_nodes_only(server: Server, path: Path) -> None:
+def test_preempt_returns_victims_by_uid_on_offered_nodes_only(server: Server, path: Path) -> None:
     body, reply = send(server, path)
     answer = reply.json()
     assert set(answer) == {"NodeNameToMetaVictims"}

@@ -1,5 +1,6 @@
-"""The retries of pods that were rejected together are spread. The test simulates kube-scheduler's
-queue."""
+"""Checks that retries of pods that were rejected together are spread. The test simulates
+kube-scheduler's queue.
+"""
 
 import heapq
 import json
@@ -34,7 +35,7 @@ class Queue:
         self._pace = pace
         self._due = [(0.0, f"pod-{number}") for number in range(pods)]
         self._rejected, self._errors = Counter[str](), Counter[str]()
-        #: Second -> pods that were tried.
+        #: Pods that were tried in each second.
         self.tried: dict[int, list[str]] = {}
         self.errors = 0
 
@@ -123,7 +124,7 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
     crowd[-1]["status"]["nominatedNodeName"] = "full"
 
     def asked(shown: dict[str, Any]) -> str:
-        """Return the Error; empty if the pod is rejected."""
+        """Return the Error, or an empty string if the pod is rejected."""
         answer = json.loads(world.verbs.filter(json.dumps(offer(shown, "full")).encode()))
         assert not answer["NodeNames"]
         assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])

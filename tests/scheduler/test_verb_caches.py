@@ -1,4 +1,4 @@
-"""Caches of the verbs change no answer."""
+"""Checks that caches of the verbs change no answer."""
 
 import json
 from datetime import datetime
@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import pod
 
-#: Makes the reports of the builders fresh.
+#: Makes the reports of the builders current.
 EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
 NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
@@ -66,7 +66,7 @@ class Calls(RuleBasedStateMachine):
         offered = data.draw(st.permutations(list(self.state.snapshot().names)))
         has_new = bool(offered) and data.draw(st.booleans())
         if has_new:
-            offered[0] = "?" * len(offered[0])  # offered instead of another one
+            offered[0] = "?" * len(offered[0])  # offered instead of another node
         self.serial += 1
         asked = pod(f"p{self.serial}", vram)
         args = {"Pod": asked, "Nodes": None, "NodeNames": offered}
@@ -109,7 +109,7 @@ def test_rows_that_moved_since_filter_are_found_again() -> None:
         calls.report(name, 0)
     calls.filter("1Gi", ["a", "b", "c"])
     assert calls.last == ["a", "b", "c"]
-    calls.lose("a")  # the last node takes over its row
+    calls.lose("a")  # The last node takes over its row.
     calls.report("c", 20)
     calls.prioritize_what_passed("1Gi")
 

@@ -1,4 +1,4 @@
-"""The verbs are called over HTTP as kube-scheduler calls them, until the pod is bound."""
+"""Calls the verbs over HTTP as kube-scheduler does, until the pod is bound."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -66,17 +66,18 @@ def test_bind_checks_again_if_another_filter_call_came_first(server: Server) -> 
     assert bind(server, second, "shared") == "insufficient GPU memory on any device"
 
 
-def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> None:
-    """It is kept for only a quarter of a second, so a busy machine may need several tries."""
+def test_filter_holds_memory_for_the_pod_that_is_bound_next(server: Server) -> None:
+    """The hold lasts only a quarter of a second, so a busy machine may need several tries."""
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
 
     def one_after_the_other() -> tuple[list[str], list[str]]:
         return passed(server, first, "shared"), passed(server, second, "shared", "large")
 
     eventually(lambda: one_after_the_other() == (["shared"], ["large"]))
-    assert passed(server, first, "shared") == ["shared"]  # its own memory does not count against it
+    # Its own memory does not count against it.
+    assert passed(server, first, "shared") == ["shared"]
     assert passed(server, first, "unknown-node") == []
-    assert passed(server, second, "shared") == ["shared"]  # the first bind is no longer expected
+    assert passed(server, second, "shared") == ["shared"]  # The first bind is no longer expected.
     assert passed(server, first, "large", "shared", "pair")
     assert passed(server, second, "unknown-node") == []
 
@@ -90,7 +91,7 @@ def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> N
     eventually(lambda: passed(server, second, "shared") == ["shared"])
 
 
-def test_filter_keeps_memory_on_the_node_that_prioritize_ranked_first(server: Server) -> None:
+def test_filter_holds_memory_on_the_node_that_prioritize_ranked_first(server: Server) -> None:
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
 
     def one_after_the_other() -> list[str]:
@@ -112,7 +113,7 @@ def test_a_pod_that_requests_no_gpu_passes_on_every_node(server: Server) -> None
     ]
 
 
-def test_whole_nodes_that_pass_are_returned_whole(server: Server) -> None:
+def test_whole_nodes_that_pass_are_returned_unchanged(server: Server) -> None:
     nodes = [{"metadata": {"name": name, "labels": {"n": name}}} for name in ("large", "shared")]
     args = {"Pod": pod("whole-nodes", "40Gi"), "Nodes": {"items": nodes}, "NodeNames": None}
     answer = server.post("/filter", args).json()
@@ -152,7 +153,7 @@ def filtered(server: Server, shown: dict[str, Any], *nodes: dict[str, Any]) -> d
     }
 
 
-def test_an_autoscalers_template_is_answered_as_a_new_empty_node(server: Server) -> None:
+def test_an_autoscalers_template_counts_as_a_new_empty_node(server: Server) -> None:
     plain, reserving, capacity_only = template("plain"), template("reserving"), template("capacity")
     reserving["metadata"]["annotations"] = {"headroom.gpu/reserve": "10Gi"}
     del capacity_only["status"]["allocatable"]
@@ -174,14 +175,14 @@ def test_an_autoscalers_template_is_answered_as_a_new_empty_node(server: Server)
 def test_a_template_is_not_recorded(server: Server) -> None:
     shown = pod("imagined", "16Gi")
     args = {"Pod": shown, "Nodes": {"items": [template("new")]}, "NodeNames": None}
-    for _ in range(2):  # the first call does not hold memory against the second call
+    for _ in range(2):  # The first call does not hold memory against the second call.
         assert filtered(server, shown, template("new")) == {"new": ""}
     assert server.post("/prioritize", args).json() == []
     assert server.get("/v1/decisions").json()["decisions"] == []
-    assert passed(server, shown, "new", "shared") == ["shared"]  # the name is still unknown
+    assert passed(server, shown, "new", "shared") == ["shared"]  # The name is still unknown.
 
 
-def test_a_template_among_known_nodes_is_answered_too(server: Server) -> None:
+def test_a_template_is_accepted_together_with_known_nodes(server: Server) -> None:
     known, first = {"metadata": {"name": "shared"}}, pod("first", "20Gi")
     assert filtered(server, first, known) == {"shared": ""}
     assert bind(server, first, "shared") == ""
@@ -193,7 +194,7 @@ def test_a_template_among_known_nodes_is_answered_too(server: Server) -> None:
     assert ranked.json() == []
 
 
-def test_a_template_that_cannot_be_read_stays_unknown(server: Server) -> None:
+def test_an_unreadable_template_stays_unknown(server: Server) -> None:
     unreadable = {"metadata": {"name": "odd", "labels": {"nvidia.com/gpu.count": 4}}}
     answers = filtered(server, pod("any", "8Gi"), unreadable, template("new"))
     assert answers == {"odd": "node is not known to Headroom", "new": ""}
@@ -202,15 +203,15 @@ def test_a_template_that_cannot_be_read_stays_unknown(server: Server) -> None:
 def test_concurrent_binds_never_reserve_more_memory_than_a_device_has(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
-        assert passed(server, shown, "large", "pair")  # it is not known yet which pods fit
+        assert passed(server, shown, "large", "pair")  # Which pods fit is not known yet.
     with ThreadPoolExecutor(24) as pool:
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
-    assert errors.count("") == 4  # memory for 8 pods, but the plugin has 4 replicas
+    assert errors.count("") == 4  # There is memory for 8 pods, but the plugin has 4 replicas.
     (device,) = devices(server, "large")
     assert device["unconfirmed_bytes"] == 40 * GI
 
 
-def test_only_the_winner_gets_the_maximum_score(server: Server) -> None:
+def test_only_the_best_node_gets_the_maximum_score(server: Server) -> None:
     scores = server.post("/prioritize", offer(pod("p", "20Gi"), "large", "shared", "pair")).json()
     assert scores == [{"Host": "shared", "Score": 10}]
 
@@ -233,7 +234,8 @@ def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     assert result("unknown-node", "large") == [{"Host": "large", "Score": 10}]
     assert result("unknown-node", "or-that") == []
     passed(server, holder, "large")
-    assert bind(server, holder, "large") == ""  # this leaves 50 of 80 GiB; node pair has 48
+    # This leaves 50 of 80 GiB. Node pair has 48 GiB free.
+    assert bind(server, holder, "large") == ""
     assert result("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
     before = {name: devices(server, name) for name in ("shared", "pair")}
     # No bind is expected and no decision is recorded, because Headroom does not manage this pod.
@@ -303,7 +305,7 @@ def test_a_contradictory_report_makes_its_device_unhealthy_with_a_reason(server:
     }
 
 
-def test_a_pod_without_an_annotation_takes_its_replicas_share(server: Server) -> None:
+def test_a_pod_without_an_annotation_requests_its_replicas_share(server: Server) -> None:
     shown = pod("plain")
     assert passed(server, shown, "shared", "whole") == ["shared", "whole"]
     bind(server, shown, "shared")
