@@ -64,15 +64,11 @@ def failures(extender: Extender, loop: str) -> float:
 @pytest.mark.parametrize(
     ("where", "method"),
     [
-        (ClusterWriter, "_apply"),
-        (ClusterWriter, "_weigh_again"),
         (ClusterWriter, "settle"),
         (NodeWeigher, "terms_of"),
         (DeletedPods, "node_seen"),
         (BackOffs, "gpunode_seen"),
         (Activities, "node_weighed"),
-        (Extender, "_note_begun"),
-        (Extender, "_count_predictions"),
         (RequeueController, "react"),
         (ReconcileController, "react"),
     ],
